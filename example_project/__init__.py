@@ -1,0 +1,1 @@
+"""A small tea shop that delivers its events through django_outbox."""

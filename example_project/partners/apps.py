@@ -1,0 +1,9 @@
+"""Other companies' services, imitated: a card processor and a courier."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class PartnersConfig(AppConfig):
+    name = "example_project.partners"
