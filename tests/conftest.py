@@ -1,0 +1,67 @@
+"""What every test gets: the database's name in the header, and nothing left running behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from asgiref.sync import SyncToAsync
+from django.db import connections
+
+from tests import databases
+
+GRACE = 5  # seconds for what is ending already when its test returns
+
+
+def pytest_report_header() -> str:
+    return f"database: {databases.vendor()}"
+
+
+@pytest.fixture
+def database_env(transactional_db: None) -> dict[str, str]:
+    """Return the environment in which a child process meets this test's databases."""
+    settings = {alias: connections[alias].settings_dict for alias in connections}
+    return {
+        **os.environ,
+        **databases.environment(settings),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fail a test that leaves a thread or a child process behind."""
+    threads, children = set(threading.enumerate()), set(_children())
+    yield
+    left = _threads_left(threads) + _children_left(children)
+    if left:
+        pytest.fail(f"left running: {', '.join(left)}", pytrace=False)
+
+
+def _threads_left(before: set[threading.Thread]) -> list[str]:
+    new = set(threading.enumerate()) - before - _threads_of_asgiref()
+    for thread in new:
+        thread.join(GRACE)
+    return [f"thread {thread.name}" for thread in new if thread.is_alive()]
+
+
+def _threads_of_asgiref() -> set[threading.Thread]:
+    """``sync_to_async`` keeps one thread for the life of the process."""
+    return set(SyncToAsync.single_thread_executor._threads)
+
+
+def _children_left(before: set[psutil.Process]) -> list[str]:
+    """Name what still runs, then end it: the next test shall not pay for this one."""
+    _, alive = psutil.wait_procs(set(_children()) - before, timeout=GRACE)
+    left = [f"process {child.pid} {' '.join(child.cmdline())}" for child in alive]
+    for child in alive:
+        child.kill()
+    psutil.wait_procs(alive, timeout=GRACE)
+    return left
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)

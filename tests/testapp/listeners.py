@@ -1,0 +1,1 @@
+"""Listeners that worker processes of the test suite find by autodiscovery."""
