@@ -1,0 +1,107 @@
+"""Transactional outbox for Django: an event written with its transaction reaches its listeners."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .engine.drain import drain
+    from .engine.worker import Worker
+    from .events import GLOBAL, Event
+    from .exceptions import (
+        DuplicateEvent,
+        InvalidEvent,
+        ListenerAlreadyRegistered,
+        ListenerTimeout,
+        NoActiveTransaction,
+        OutboxError,
+        PayloadError,
+        PayloadTooLarge,
+        Recoverable,
+        RetryAfter,
+        UnroutableEvent,
+        Unrecoverable,
+    )
+    from .outcomes import Dead, Defer, Done
+    from .registry import ANY, listener
+    from .retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
+    from .writer import write, write_many
+
+# Resolved at first use (PEP 562): ``import django_outbox`` must work before apps are loaded.
+_ROOMS = {
+    "drain": "engine.drain",
+    "Worker": "engine.worker",
+    "GLOBAL": "events",
+    "Event": "events",
+    "DuplicateEvent": "exceptions",
+    "InvalidEvent": "exceptions",
+    "ListenerAlreadyRegistered": "exceptions",
+    "ListenerTimeout": "exceptions",
+    "NoActiveTransaction": "exceptions",
+    "OutboxError": "exceptions",
+    "PayloadError": "exceptions",
+    "PayloadTooLarge": "exceptions",
+    "Recoverable": "exceptions",
+    "RetryAfter": "exceptions",
+    "UnroutableEvent": "exceptions",
+    "Unrecoverable": "exceptions",
+    "Dead": "outcomes",
+    "Defer": "outcomes",
+    "Done": "outcomes",
+    "ANY": "registry",
+    "listener": "registry",
+    "Exponential": "retry",
+    "Fixed": "retry",
+    "Jittered": "retry",
+    "Linear": "retry",
+    "RetryPolicy": "retry",
+    "write": "writer",
+    "write_many": "writer",
+}
+
+__all__ = [
+    "ANY",
+    "GLOBAL",
+    "Dead",
+    "Defer",
+    "Done",
+    "DuplicateEvent",
+    "Event",
+    "Exponential",
+    "Fixed",
+    "InvalidEvent",
+    "Jittered",
+    "Linear",
+    "ListenerAlreadyRegistered",
+    "ListenerTimeout",
+    "NoActiveTransaction",
+    "OutboxError",
+    "PayloadError",
+    "PayloadTooLarge",
+    "Recoverable",
+    "RetryAfter",
+    "RetryPolicy",
+    "UnroutableEvent",
+    "Unrecoverable",
+    "Worker",
+    "drain",
+    "listener",
+    "write",
+    "write_many",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

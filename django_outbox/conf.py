@@ -1,0 +1,196 @@
+"""The one dict ``OUTBOX``, read late into one frozen ``Settings`` and dropped when it changes."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+DAY = 86400.0
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # 63 characters less our longest name
+
+Rule = Callable[[Any], str | None]  # None, or what was expected
+
+
+def number(least: float, *, above: bool = False, optional: bool = False) -> Rule:
+    """Expect a number (never a bool) of at least, or above, ``least``."""
+    expected = f"a number {'above' if above else 'of at least'} {least:g}" + " or None" * optional
+
+    def rule(value: Any) -> str | None:
+        if value is None:
+            return None if optional else expected
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return expected
+        return None if (value > least if above else value >= least) else expected
+
+    return rule
+
+
+def integer(least: int) -> Rule:
+    def rule(value: Any) -> str | None:
+        good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return None if good else f"a whole number of at least {least}"
+
+    return rule
+
+
+def one_of(*choices: Any) -> Rule:
+    return lambda value: None if value in choices else f"one of {list(choices)}"
+
+
+def text(value: Any) -> str | None:
+    return None if isinstance(value, str) else "a str"
+
+
+def flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "True or False"
+
+
+def identifier(value: Any) -> str | None:
+    good = value in ("", None) or (isinstance(value, str) and IDENTIFIER.fullmatch(value))
+    return None if good else "a plain identifier (letters, digits, underscores; 40 characters)"
+
+
+def paths(value: Any) -> str | None:
+    good = isinstance(value, (list, tuple)) and all(isinstance(path, str) for path in value)
+    return None if good else "a list of dotted paths"
+
+
+def weights(value: Any) -> str | None:
+    good = isinstance(value, (list, tuple)) and len(value) == 2 and not any(map(integer(1), value))
+    return None if good else "a pair of whole numbers (hot, cold), each at least 1"
+
+
+def doorbell(value: Any) -> str | None:
+    good = value is None or isinstance(value, str) or (isinstance(value, dict) and "kind" in value)
+    return None if good else 'a str, a dict with "kind", or None'
+
+
+def anything(value: Any) -> str | None:
+    return None
+
+
+def setting(default: Any, rule: Rule) -> Any:
+    return field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every key of ``OUTBOX`` with its default; durations are seconds."""
+
+    MODE: str = setting("multi_node", one_of("multi_node", "single_node", "ordered", "writer_only"))
+    ENABLED: bool = setting(True, flag)
+    EMBEDDED: bool = setting(False, flag)
+    WORKERS: int = setting(4, integer(1))  # threads that run listeners
+    PROCESSES: int = setting(1, integer(1))
+    ASYNC_CONCURRENCY: int = setting(100, integer(1))
+    HOT_QUEUE_CAPACITY: int = setting(1000, integer(1))  # offers not yet claimed
+    COLD_QUEUE_CAPACITY: int = setting(1000, integer(1))  # claimed events waiting for a thread
+    FAIRNESS: tuple[int, int] = setting((2, 1), weights)  # hot : cold when both wait
+    MAX_ATTEMPTS: int = setting(10, integer(1))  # executions, for policies that give none
+    RETRY: Any = setting(None, anything)  # policy, dotted path or dict; None: Exponential()
+    POLL_INTERVAL: float = setting(5.0, number(0, above=True))
+    POLL_BATCH_SIZE: int = setting(500, integer(1))
+    PROBE_INTERVAL: float = setting(0.2, number(0, above=True))
+    SKIP_RECENT: float = setting(0.0, number(0))
+    LEASE: float = setting(30.0, number(0, above=True))
+    MAX_RESCUES: int = setting(5, integer(2))
+    DRAIN_TIMEOUT: float = setting(5.0, number(0))
+    LOCK_WAIT: float = setting(2.0, number(0, above=True))
+    DEFER_LIMIT: float | None = setting(None, number(0, above=True, optional=True))
+    RETENTION_DONE: float | None = setting(7 * DAY, number(0, optional=True))
+    RETENTION_DEAD: float | None = setting(None, number(0, optional=True))
+    RETENTION_INBOX: float | None = setting(7 * DAY, number(0, optional=True))
+    RETENTION_UNIQUE: float | None = setting(7 * DAY, number(0, optional=True))
+    PURGE_BATCH_SIZE: int = setting(500, integer(1))
+    PURGE_INTERVAL: float = setting(3600.0, number(0, above=True))
+    MAX_PAYLOAD_BYTES: int = setting(1_048_576, integer(1))
+    UNROUTABLE: str = setting("dead", one_of("dead", "retry", "ignore"))
+    UNROUTABLE_GRACE: float = setting(600.0, number(0))
+    DOORBELL: Any = setting("auto", doorbell)
+    DOORBELL_INTERVAL: float = setting(0.01, number(0))
+    ORDERING: str = setting("aggregate", one_of("aggregate", "global"))
+    STOP_ON_FIRST_FAILURE: bool = setting(True, flag)
+    ON_DEAD: str = setting("continue", one_of("continue", "block"))
+    SERIALIZER: Any = setting(None, anything)  # dotted path; None: JSON
+    WRITER_HOOKS: tuple[str, ...] = setting((), paths)
+    CONTEXT_PROVIDERS: tuple[str, ...] = setting((), paths)
+    INTERCEPTORS: tuple[str, ...] = setting((), paths)
+    SIGNAL_BRIDGE: bool = setting(True, flag)
+    LISTENER_MODULE: str = setting("listeners", text)
+    TABLE_PREFIX: str = setting("", identifier)
+    SCHEMA: str | None = setting(None, identifier)  # PostgreSQL only; must exist
+    METRICS_NAMESPACE: str = setting("outbox", identifier)
+    REDACT: tuple[str, ...] = setting((), paths)
+
+
+RULES: Mapping[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Settings)}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault in ``OUTBOX``: what is wrong and what to do."""
+
+    message: str
+    hint: str
+
+
+def problems() -> list[Problem]:
+    """Return every fault in ``settings.OUTBOX``, for the system checks."""
+    raw = getattr(django_settings, "OUTBOX", {})
+    if not isinstance(raw, Mapping):
+        return [Problem(f"OUTBOX is {raw!r}; expected a dict.", "Write OUTBOX = {…} in settings.")]
+    found = []
+    for key, value in raw.items():
+        if key not in RULES:
+            near = difflib.get_close_matches(str(key).upper(), RULES, n=1)
+            hint = f'Did you mean "{near[0]}"?' if near else "See the settings reference."
+            found.append(Problem(f"OUTBOX[{key!r}] is not a setting.", hint))
+        elif expected := RULES[key](value):
+            message = f'OUTBOX["{key}"] is {value!r}; expected {expected}.'
+            found.append(Problem(message, f'Correct OUTBOX["{key}"] or leave it out.'))
+    return found
+
+
+@lru_cache(maxsize=1)
+def current() -> Settings:
+    """Return the settings in force; ``ImproperlyConfigured`` names everything that is wrong."""
+    if faults := problems():
+        raise ImproperlyConfigured(" ".join(f"{each.message} {each.hint}" for each in faults))
+    return Settings(**getattr(django_settings, "OUTBOX", {}))
+
+
+def _reset(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX":
+        current.cache_clear()
+
+
+setting_changed.connect(_reset, dispatch_uid="django_outbox.conf")
+
+
+def _names() -> tuple[str, str]:
+    """Return prefix and schema, or none where they are unfit: the checks report those."""
+    raw = getattr(django_settings, "OUTBOX", {})
+    raw = raw if isinstance(raw, Mapping) else {}
+    prefix, schema = raw.get("TABLE_PREFIX") or "", raw.get("SCHEMA") or ""
+    return "" if identifier(prefix) else prefix, "" if identifier(schema) else schema
+
+
+def table_name(name: str) -> str:
+    """Return the ``db_table`` of one of our tables, for models and migrations alike."""
+    prefix, schema = _names()
+    return f'"{schema}"."{prefix}{name}"' if schema else f"{prefix}{name}"
+
+
+def index_name(name: str) -> str:
+    """Return an index name of at most 30 characters that differs from prefix to prefix."""
+    prefix, schema = _names()
+    return f"{name}_{hashlib.sha256(f'{schema}.{prefix}'.encode()).hexdigest()[:8]}"

@@ -1,0 +1,147 @@
+"""Columns and indexes that mean the same on every database, though they are declared apart."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Func, Index, Q
+from django.utils.dateparse import parse_datetime
+
+from ..events import as_utc
+
+# MySQL's default collation holds "Order-1" equal to "order-1 ", and a utf8mb3 schema refuses emoji;
+# "C" spares PostgreSQL the locale in every comparison.
+COLLATIONS = {"mysql": "utf8mb4_bin", "postgresql": "C"}
+
+
+class ExactText:
+    """Mixin of text columns that compare byte by byte."""
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
+        parameters: dict[str, Any] = super().db_parameters(connection)  # type: ignore[misc]
+        return {**parameters, "collation": COLLATIONS.get(connection.vendor)}
+
+
+class ExactCharField(ExactText, models.CharField):  # type: ignore[type-arg]
+    """varchar; without the second ``_like`` index that PostgreSQL would get for uniqueness."""
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        kind = "character varying" if connection.vendor == "postgresql" else "varchar"
+        return f"{kind}({self.max_length})"
+
+
+class ExactTextField(ExactText, models.TextField):  # type: ignore[type-arg]
+    """Unbounded text."""
+
+
+class UTCDateTimeField(models.DateTimeField):  # type: ignore[type-arg]
+    """An instant: stored UTC and read aware, whatever USE_TZ, TIME_ZONE or the session say."""
+
+    def get_internal_type(self) -> str:
+        return "UTCDateTimeField"  # no converter of a backend knows it, so none shifts it
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str:
+        return {"postgresql": "timestamp with time zone", "mysql": "datetime(6)"}.get(
+            connection.vendor, "datetime"
+        )
+
+    def get_prep_value(self, value: Any) -> Any:
+        value = models.Field.get_prep_value(self, value)
+        value = self.to_python(value)
+        return as_utc(value) if isinstance(value, datetime) else value
+
+    def get_db_prep_value(
+        self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
+    ) -> Any:
+        if hasattr(value, "resolve_expression"):
+            return value
+        value = value if prepared else self.get_prep_value(value)
+        return value if value is None else to_database(value, connection)
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        """Read PostgreSQL's instants as UTC; with USE_TZ=False its driver answers local time."""
+        if compiler.connection.vendor == "postgresql":
+            return f"({sql}) AT TIME ZONE 'UTC'", params
+        return sql, params
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> datetime | None:
+        return from_database(value)
+
+
+class DatabaseNow(Func):
+    """The database's clock, the only one that due times and leases know.
+
+    Django's ``Now()`` was hours off on MySQL and SQLite.
+    """
+
+    output_field = UTCDateTimeField()
+    template = "CURRENT_TIMESTAMP"
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, template="STATEMENT_TIMESTAMP()", **context)
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'now')"
+        return super().as_sql(compiler, connection, template=template, **context)
+
+
+class PendingIndex(Index):
+    """An index that is partial where the database can, and plain where it cannot.
+
+    ``where`` is kept out of ``condition`` so that Django does not warn (W037) on MariaDB;
+    ``plain_fields`` are the columns to index there instead. ``unique`` spares the rows outside
+    ``where`` an entry in every row version, which a unique column would cost them.
+    """
+
+    def __init__(
+        self,
+        *expressions: Any,
+        where: Q,
+        plain_fields: tuple[str, ...] = (),
+        unique: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(*expressions, **options)
+        self.where, self.plain_fields, self.unique = where, tuple(plain_fields), unique
+
+    def deconstruct(self) -> Any:
+        path, expressions, options = super().deconstruct()
+        own = {"where": self.where, "plain_fields": self.plain_fields, "unique": self.unique}
+        return path, expressions, {**options, **own}
+
+    def create_sql(self, model: Any, schema_editor: Any, using: str = "", **options: Any) -> Any:
+        if schema_editor.connection.features.supports_partial_indexes:
+            index = Index(fields=self.fields, name=self.name, condition=self.where)
+        else:
+            index = Index(fields=self.plain_fields or self.fields, name=self.name)
+        if self.unique:
+            plain = schema_editor.sql_create_index
+            options["sql"] = plain.replace("CREATE INDEX", "CREATE UNIQUE INDEX")
+        return index.create_sql(model, schema_editor, using, **options)
+
+
+def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
+    """Return an aware instant in the form that this database stores."""
+    value = value.astimezone(timezone.utc)
+    if connection.vendor == "postgresql":
+        return value
+    return value.replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+def from_database(value: Any) -> datetime | None:
+    """Return a stored instant as an aware UTC datetime."""
+    if isinstance(value, str):
+        value = parse_datetime(value)
+    if value is None:
+        return None
+    return (
+        value.replace(tzinfo=timezone.utc)
+        if value.tzinfo is None
+        else value.astimezone(timezone.utc)
+    )

@@ -1,0 +1,74 @@
+"""PostgreSQL: one statement a claim, arrays, SKIP LOCKED."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..outcomes import Decision
+from .optimistic import FENCE_OF_E, INSTANTS, Claim, Optimistic, Row
+from .sqlite import values
+
+
+class PostgreSQL(Optimistic):
+    now = "statement_timestamp()"
+    plus = "statement_timestamp() + %s * interval '1 second'"
+    bound = 500
+
+    def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
+        """Lease rows in one statement; MATERIALIZED holds the planner to the LIMIT."""
+        table = self._table(connection)
+        where, where_params = self._where(connection, claim)
+        set_sql, set_params = self._lease(claim)
+        found = ", ".join(_utc(f"e.{name}") if name in INSTANTS else f"e.{name}"
+                          for name in claim.columns)  # fmt: skip
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"WITH due AS MATERIALIZED (SELECT event_id, available_at AS due_at, "
+                f"locked_by AS was FROM {table} WHERE {where} "
+                "ORDER BY available_at, event_id LIMIT %s FOR UPDATE SKIP LOCKED) "
+                f"UPDATE {table} e SET {set_sql} FROM due WHERE e.event_id = due.event_id "
+                f"RETURNING {found}, {_utc('due.due_at')}, due.was, {_utc('e.locked_at')}",
+                [*where_params, claim.limit, *set_params],
+            )
+            rows = cursor.fetchall()
+        rows.sort(key=lambda row: (row[-3], row[0]))
+        return list(rows)
+
+    def _settle(
+        self, connection: BaseDatabaseWrapper, me: str, decisions: Sequence[tuple[str, Decision]]
+    ) -> int:
+        row = "(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text)"
+        return self._run(
+            connection,
+            "WITH v (event_id, status, spent, delay, error, progress) AS "
+            f"(VALUES {', '.join([row] * len(decisions))}) "
+            f"UPDATE {self._table(connection)} e SET status = v.status, "
+            "attempts = e.attempts + v.spent, rescues = 0, "
+            f"available_at = {self.now} + v.delay * interval '1 second', "
+            f"done_at = CASE WHEN v.delay IS NULL THEN {self.now} END, "
+            "last_error = COALESCE(v.error, e.last_error), "
+            "progress = COALESCE(v.progress, e.progress), locked_by = NULL, locked_at = NULL "
+            f"FROM v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
+            [value for each in decisions for value in values(*each)] + [me],
+        )
+
+    def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
+        options = {**settings.get("OPTIONS", {})}
+        options.pop("pool", None)
+        options.pop("isolation_level", None)  # READ COMMITTED is the default
+        if not settings.get("DISABLE_SERVER_SIDE_CURSORS"):  # a transaction pooler takes no options
+            waits = f"-c lock_timeout={_ms(lock_wait)} -c idle_in_transaction_session_timeout=10000"
+            options["options"] = f"{options.get('options', '')} {waits}".strip()
+        settings["OPTIONS"] = options
+
+
+def _ms(seconds: float) -> int:
+    return max(int(seconds * 1000), 1)
+
+
+def _utc(column: str) -> str:
+    """Read an instant without a time zone: with USE_TZ=False the driver would answer local time."""
+    return f"{column} AT TIME ZONE 'UTC'"

@@ -1,0 +1,47 @@
+"""SQLite: one writer at a time, the host's clock as 26 characters of UTC text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..outcomes import Decision
+from .optimistic import FENCE_OF_E, Optimistic, _plain
+
+
+class SQLite(Optimistic):
+    """The optimistic claim as it is: each of its statements takes the one write lock by itself.
+
+    RETURNING would not save the SELECT, because here it cannot tell the due time it overwrote.
+    The clock is SQLite's own, so that no process can have another; it counts milliseconds.
+    """
+
+    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
+    plus = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
+    bound = 500
+
+    def _settle(
+        self, connection: BaseDatabaseWrapper, me: str, decisions: Sequence[tuple[str, Decision]]
+    ) -> int:
+        rows = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(decisions))
+        due = self.plus.replace("%s", "v.delay")
+        return self._run(
+            connection,
+            f"WITH v (event_id, status, spent, delay, error, progress) AS (VALUES {rows}) "
+            f"UPDATE {self._table(connection)} AS e SET status = v.status, "
+            f"attempts = e.attempts + v.spent, rescues = 0, available_at = {due}, "
+            f"done_at = CASE WHEN v.delay IS NULL THEN {self.now} END, "
+            "last_error = COALESCE(v.error, e.last_error), "
+            "progress = COALESCE(v.progress, e.progress), locked_by = NULL, locked_at = NULL "
+            f"FROM v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
+            [value for each in decisions for value in values(*each)] + [me],
+        )
+
+
+def values(event_id: str, decision: Decision) -> tuple[object, ...]:
+    """One row of a settle, in the order of the VALUES list."""
+    return (
+        event_id, _plain(decision.status), decision.spent, decision.delay, decision.error,
+        decision.progress,
+    )  # fmt: skip

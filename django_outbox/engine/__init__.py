@@ -1,0 +1,1 @@
+"""The machines; each knows only the queues or the table."""

@@ -1,0 +1,182 @@
+"""The one gate: what is offered and what is due is leased here, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import deque
+from datetime import datetime, timedelta
+from itertools import cycle
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .. import dialects
+from ..conf import Settings
+from ..delivery import Lease, lost, take
+from ..dialects.optimistic import Claim
+from ..events import Event
+from ..signals import announce, event_rescued
+from .queues import Decisions, Held, Offers, Ready
+
+logger = logging.getLogger("django_outbox")
+
+MARGIN = timedelta(seconds=1)  # below the low watermark: what committed late lies there
+SUSPECTS_AMONG = 2000  # rows due first in which a sweep looks for a suspect
+
+
+class Claimer:
+    """Leases events as there is room, hot and cold alike. One thread only."""
+
+    def __init__(
+        self,
+        *,
+        alias: str,
+        me: str,
+        settings: Settings,
+        offers: Offers,
+        held: Held,
+        ready: Ready,
+        decisions: Decisions,
+        hears: bool,
+    ) -> None:
+        self.alias, self.me, self.settings = alias, me, settings
+        self.offers, self.held, self.ready, self.decisions = offers, held, ready, decisions
+        hot, cold = settings.FAIRNESS
+        self._one_suspect = Claim(me=me, lease=held.lease, limit=1, suspects=True)
+        self._turns = cycle([True] * hot + [False] * cold)  # True: hot
+        # Where no ring is sure to be heard, a look at the index takes its place.
+        self._pause = settings.POLL_INTERVAL if hears else min(
+            settings.PROBE_INTERVAL, settings.POLL_INTERVAL
+        )  # fmt: skip
+        self._look_at = 0.0  # monotonic; when the table is looked at next
+        self._sweep_at = 0.0  # monotonic; when next without the watermark, and for suspects
+        self._low: datetime | None = None  # oldest due time of a full claim; None: unbounded
+        self._alone: float | None = None  # monotonic; since when claims rest for a suspect's sake
+        self._solo = False  # the suspect is in our hands
+        self._rung = False  # set by any thread, cleared by ours
+        self._expected: deque[float] = deque()  # monotonic due times that others tell us of
+        self.hungry = False  # waiting for room; whoever makes some wakes us
+
+    def ring(self) -> None:
+        """Note that the table has news."""
+        self._rung = True
+
+    def expect(self, delay: float) -> None:
+        """Note that something will be due in ``delay`` seconds."""
+        self._expected.append(time.monotonic() + delay)
+
+    def step(self) -> float:
+        """Make one claim, if there is room and reason; return the seconds to wait."""
+        if self._alone is not None:
+            return self._claim_suspect(self._alone)
+        self.hungry = True
+        room = self._room()
+        if not room:
+            return self._pause
+        self.hungry = False
+        now = time.monotonic()
+        if self._rung:
+            self._rung, self._look_at = False, 0.0
+        while self._expected:
+            self._look_at = min(self._look_at, self._expected.popleft())
+        if len(self.offers) and (now < self._look_at or next(self._turns)):
+            self._claim_hot(room)
+            return 0.0
+        if now >= self._look_at:
+            self._claim_due(room, now)
+            return 0.0
+        return self._look_at - now
+
+    def _room(self) -> int:
+        """Free places; a claim waits until it can take a fair part of a batch."""
+        capacity = self.settings.COLD_QUEUE_CAPACITY
+        room = min(capacity - len(self.ready), 2 * capacity - len(self.held))
+        worthwhile = min(self.settings.POLL_BATCH_SIZE, capacity) // 2
+        return room if room >= worthwhile or not len(self.ready) else 0
+
+    def _claim_hot(self, room: int) -> None:
+        events = {event.event_id: event for event in self.offers.take(min(room, 500))}
+        self._claim(
+            Claim(me=self.me, lease=self.held.lease, limit=len(events), ids=[*events]), events
+        )
+
+    def _claim_due(self, room: int, now: float) -> None:
+        limit = min(room, self.settings.POLL_BATCH_SIZE)
+        sweep = now >= self._sweep_at
+        if sweep:
+            self._sweep_at = now + self.settings.POLL_INTERVAL * random.uniform(0.8, 1.2)
+            if dialects.of(self._connection).has_suspect(
+                self._connection, me=self.me, among=SUSPECTS_AMONG
+            ):
+                self._alone = now  # after this claim, so that others get their turn
+        low = None if sweep else self._low
+        oldest, count = self._claim(
+            Claim(
+                me=self.me,
+                lease=self.held.lease,
+                limit=limit,
+                low=low,
+                skip_recent=self.settings.SKIP_RECENT,
+            )
+        )
+        if count >= limit:
+            self._low = oldest - MARGIN if oldest else None
+            return
+        self._low = None
+        if low is None:
+            self._rest(now)
+
+    def _rest(self, now: float) -> None:
+        """Nothing more is due: sleep until the poll, or until the next row falls due."""
+        pause = self._pause * random.uniform(0.8, 1.2)
+        due = dialects.of(self._connection).seconds_to_next_due(self._connection)
+        if due is not None:
+            pause = min(pause, due + 0.001)
+        self._look_at = now + max(pause, 0.001)
+
+    def _claim(
+        self, claim: Claim, hot: dict[str, Event] | None = None
+    ) -> tuple[datetime | None, int]:
+        """Lease, take in and pass on; return the oldest due time and the number of rows."""
+        deadline = self.held.deadline(time.monotonic())
+        rows = dialects.of(self._connection).claim(self._connection, claim)
+        leases = [
+            take(row, claim.columns, deadline=deadline, me=self.me, hot=hot and hot.get(row[0]))
+            for row in rows
+        ]
+        for lease in self.held.add(leases):
+            if lease.rescued:
+                self._note_rescue(lease)
+            if lease.rescues >= self.settings.MAX_RESCUES:
+                self.decisions.put((lease, lost(lease.rescues)))
+            else:
+                self.ready.put(lease)
+        return (leases[0].due_at if leases else None), len(rows)
+
+    def _claim_suspect(self, since: float) -> float:
+        """Once the hands are empty, lease one suspect by itself and wait until it is settled.
+
+        Whatever takes longer than a lease ends the wait; the next sweep comes back to it.
+        """
+        if not self.held.wait_empty(0.05):
+            if time.monotonic() - since > self.held.lease:
+                self._alone, self._solo = None, False
+            return 0.0
+        _, count = (None, 0) if self._solo else self._claim(self._one_suspect)
+        self._alone, self._solo = (time.monotonic(), True) if count else (None, False)
+        if not count:
+            self._sweep_at = self._look_at = 0.0  # there may be another
+        return 0.0
+
+    def _note_rescue(self, lease: Lease) -> None:
+        logger.warning(
+            "rescued event_id=%s event_type=%s rescues=%d",
+            lease.event.event_id, lease.event.event_type, lease.rescues,
+        )  # fmt: skip
+        announce(event_rescued, sender=self.alias, event=lease.event, rescues=lease.rescues)
+
+    @property
+    def _connection(self) -> BaseDatabaseWrapper:
+        return connections[self.alias]

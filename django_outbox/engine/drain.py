@@ -1,0 +1,158 @@
+"""``drain()``: everything due, delivered in the calling thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .. import dialects
+from ..conf import Settings, current
+from ..delivery import Lease, deliver, lost, take
+from ..dialects.optimistic import Claim
+from ..events import as_utc
+from ..models import OutboxEvent
+from ..outcomes import Decision
+from .heartbeat import Heartbeat
+from .loops import Loop
+from .queues import Held
+from .settler import Settled, tell, write
+from .worker import new_owner
+
+ESCAPING = (KeyboardInterrupt, SystemExit)  # they end the caller, not the event
+
+
+def drain(using: str | None = None, limit: int | None = None, at: datetime | None = None) -> int:
+    """Deliver what is due, and what becomes due meanwhile; return the number of deliveries.
+
+    ``using`` is the alias (default: the router's), ``limit`` the most deliveries, ``at`` an instant
+    to take for the database's now. Outside a transaction a heartbeat keeps the leases; inside one
+    (a ``TestCase``) everything happens on that connection, each delivery in a savepoint.
+    """
+    alias = using or router.db_for_write(OutboxEvent)
+    connection = connections[alias]
+    inside = connection.in_atomic_block or dialects.is_in_memory(connection)
+    return _Drain(alias, at=at and as_utc(at)).run(limit, inside=inside)
+
+
+class _Drain:
+    def __init__(self, alias: str, *, at: datetime | None) -> None:
+        self.alias, self.at = alias, at
+        self.settings: Settings = current()
+        self.me = new_owner()
+        self.held = Held(self.settings.LEASE)
+        self.later: dict[str, float] = {}  # seconds of delay that each event was given so far
+        self.over: list[str] = []  # events that are not to come again in this drain
+        self.horizon = 0.0  # seconds between the database's now and ``at``
+
+    def run(self, limit: int | None, *, inside: bool) -> int:
+        if inside:
+            return self._deliver_all(connections[self.alias], limit, chunk=1, inside=True)
+        own = dialects.engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
+        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held)
+        loop = Loop(
+            f"outbox-{self.alias}-drain-heartbeat", beat.step, alias=self.alias,
+            lock_wait=self.settings.LOCK_WAIT,
+        )  # fmt: skip
+        loop.start()
+        try:
+            return self._deliver_all(own, limit, chunk=self.settings.POLL_BATCH_SIZE, inside=False)
+        finally:
+            loop.stop()
+            loop.join()
+            own.close()
+
+    def _deliver_all(
+        self, connection: BaseDatabaseWrapper, limit: int | None, *, chunk: int, inside: bool
+    ) -> int:
+        if self.at is not None:
+            self.horizon = (self.at - dialects.of(connection).clock(connection)).total_seconds()
+        count = 0
+        while limit is None or count < limit:
+            room = chunk if limit is None else min(chunk, limit - count)
+            leases = self._claim(connection, room)
+            if not leases:
+                break
+            count += self._deliver(connection, leases, inside=inside)
+        return count
+
+    def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
+        """Lease what is due; a suspect comes last, and alone."""
+        for suspects in (False, True):
+            claim = Claim(
+                me=self.me, lease=self.held.lease, limit=1 if suspects else limit, at=self.at,
+                exclude=self.over, suspects=suspects,
+            )  # fmt: skip
+            deadline = self.held.deadline(time.monotonic())
+            rows = dialects.of(connection).claim(connection, claim)
+            if rows:
+                leases = [take(row, claim.columns, deadline=deadline, me=self.me) for row in rows]
+                return self.held.add(leases)
+        return []
+
+    def _deliver(
+        self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inside: bool
+    ) -> int:
+        settled: Settled = []
+        try:
+            for lease in leases:
+                if inside or self.held.wait_current(lease, lambda: False):
+                    settled.append((lease, self._decide(lease, inside=inside)))
+        finally:
+            self._settle(connection, settled)
+            rest = self.held.unstarted()
+            if rest:
+                dialects.of(connection).release(connection, me=self.me, ids=rest)
+            self.held.drop([lease.event.event_id for lease in leases])
+        return len(settled)
+
+    def _decide(self, lease: Lease, *, inside: bool) -> Decision:
+        if lease.rescues >= self.settings.MAX_RESCUES:
+            decision = lost(lease.rescues)
+        elif inside:
+            with savepoint(connections[self.alias]):
+                decision = deliver(lease, alias=self.alias, escaping=ESCAPING)
+        else:
+            decision = deliver(lease, alias=self.alias, escaping=ESCAPING)
+        lease.started_at = time.monotonic()
+        self._note_delay(lease.event.event_id, decision)
+        return decision
+
+    def _note_delay(self, event_id: str, decision: Decision) -> None:
+        """An event comes again only while the delays it was given lie within ``at``."""
+        if decision.delay is None:
+            return
+        self.later[event_id] = self.later.get(event_id, 0.0) + decision.delay
+        beyond = self.at is not None and self.later[event_id] > self.horizon
+        if decision.delay == 0 or beyond:
+            self.over.append(event_id)
+
+    def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
+        if settled:
+            write(settled, connection=connection, me=self.me, settings=self.settings)
+            tell(settled, alias=self.alias)
+
+
+@contextmanager
+def savepoint(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Undo what a listener broke in the surrounding transaction, and only that."""
+    if not connection.in_atomic_block:
+        yield
+        return
+    depth, names = len(connection.atomic_blocks), len(connection.savepoint_ids)
+    connection.errors_occurred = False
+    sid = connection.savepoint()
+    try:
+        yield
+    finally:
+        leaked = len(connection.atomic_blocks) > depth
+        del connection.atomic_blocks[depth:], connection.savepoint_ids[names:]
+        if leaked or connection.needs_rollback or connection.errors_occurred:
+            connection.needs_rollback = False
+            connection.savepoint_rollback(sid)
+        else:
+            connection.savepoint_commit(sid)

@@ -1,0 +1,94 @@
+"""A named daemon thread that repeats one step, survives every error and stops when told."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+from django.db import connections
+from django.db.utils import Error as DatabaseError
+
+from .. import dialects
+
+logger = logging.getLogger("django_outbox")
+
+BACKOFF = (0.1, 5.0)  # seconds after the first error in a row, and at most
+
+
+class Loop:
+    """Repeats ``step`` on a connection of the engine's own.
+
+    ``step`` returns the seconds to wait before the next one, 0 for at once; ``wake`` cuts the wait.
+    """
+
+    def __init__(
+        self, name: str, step: Callable[[], float], *, alias: str, lock_wait: float
+    ) -> None:
+        self.name = name
+        self._step = step
+        self._alias = alias
+        self._lock_wait = lock_wait
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._errors = 0  # in a row; owner: the thread
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Ask the thread to end after its step; harmless when repeated."""
+        self._stopping.set()
+        self._woken.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end; return whether it came."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        connection = dialects.engine_connection(self._alias, lock_wait=self._lock_wait)
+        connections[self._alias] = connection
+        try:
+            while not self._stopping.is_set():
+                pause = self._try()
+                if pause > 0:
+                    self._woken.wait(pause)
+                self._woken.clear()
+        finally:
+            connection.close()
+            del connections[self._alias]
+
+    def _try(self) -> float:
+        try:
+            pause = self._step()
+        except Exception as error:
+            return self._failed(error)
+        if self._errors:
+            logger.warning("%s works again after %d errors", self.name, self._errors)
+        self._errors = 0
+        return pause
+
+    def _failed(self, error: Exception) -> float:
+        """Report at a bounded rate, make the connection anew, back off."""
+        self._errors += 1
+        if isinstance(error, DatabaseError):
+            connections[self._alias].close()
+        first, most = BACKOFF
+        pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
+        if self._errors & (self._errors - 1) == 0:  # 1, 2, 4, 8 …
+            logger.error(
+                "%s failed error=%s times=%d next_try=%.1fs", self.name, error, self._errors, pause,
+                exc_info=None if isinstance(error, DatabaseError) else error,
+            )  # fmt: skip
+        return pause * random.uniform(0.8, 1.2)

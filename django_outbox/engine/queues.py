@@ -1,0 +1,169 @@
+"""What lies between the machines: offers, leases waiting, leases held, decisions to settle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from ..delivery import Lease
+from ..events import Event
+from ..outcomes import Decision
+
+T = TypeVar("T")
+
+SAFE_PART = 0.8  # of a lease: nothing is started later than this without a renewal
+
+
+class Waiting(Generic[T]):
+    """An unbounded queue with a batch take; whoever feeds it keeps the bound."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
+    def put(self, item: T) -> None:
+        self._queue.put(item)
+
+    def take(self, timeout: float) -> T | None:
+        """Return the next item, or None after ``timeout`` seconds or when woken to stop."""
+        try:
+            return self._queue.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def take_all(self, most: int) -> list[T]:
+        """Return what waits now, at most ``most``, without waiting."""
+        found: list[T] = []
+        while len(found) < most:
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                break
+            if item is not None:
+                found.append(item)
+        return found
+
+    def wake(self, takers: int = 1) -> None:
+        """Let that many waiting takers look up."""
+        for _ in range(takers):
+            self._queue.put(None)
+
+
+class Offers:
+    """The hot queue: committed events of this process, not yet claimed; bounded, never blocking."""
+
+    def __init__(
+        self, capacity: int, *, wake: Callable[[], None], look: Callable[[], None]
+    ) -> None:
+        self._capacity = capacity
+        self._events: deque[Event] = deque()  # appended by writers, taken by the claimer
+        self._open = True
+        self._wake = wake
+        self.look = look
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def offer(self, event: Event) -> bool:
+        if not self._open or len(self._events) >= self._capacity:
+            return False
+        self._events.append(event)
+        self._wake()
+        return True
+
+    def take(self, most: int) -> list[Event]:
+        found = []
+        while self._events and len(found) < most:
+            found.append(self._events.popleft())
+        return found
+
+    def close(self) -> None:
+        self._open = False
+
+
+class Held:
+    """Every lease of this worker, from its claim to its settle; nothing claimed is forgotten."""
+
+    def __init__(self, lease: float) -> None:
+        self.lease = lease  # seconds
+        self._leases: dict[str, Lease] = {}
+        self._changed = threading.Condition()  # guards the dict and every deadline in it
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def deadline(self, since: float) -> float:
+        """Return until when a lease asked for at ``since`` (monotonic) is surely ours."""
+        return since + SAFE_PART * self.lease
+
+    def add(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Take leases in; return the new ones. One that is held already was only renewed."""
+        new = []
+        with self._changed:
+            for lease in leases:
+                known = self._leases.setdefault(lease.event.event_id, lease)
+                if known is lease:
+                    new.append(lease)
+                else:
+                    known.deadline = lease.deadline
+            self._changed.notify_all()
+        return new
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Forget leases: settled, released or lost."""
+        with self._changed:
+            for event_id in ids:
+                self._leases.pop(event_id, None)
+            self._changed.notify_all()
+
+    def to_renew(self, now: float) -> list[str]:
+        """Return the leases that are older than a third of their time."""
+        limit = now + SAFE_PART * self.lease - self.lease / 3
+        with self._changed:
+            return [key for key, each in self._leases.items() if each.deadline <= limit]
+
+    def renewed(self, ids: Collection[str], deadline: float) -> None:
+        with self._changed:
+            for event_id in ids:
+                if lease := self._leases.get(event_id):
+                    lease.deadline = deadline
+            self._changed.notify_all()
+
+    def is_current(self, lease: Lease) -> bool:
+        """Say whether the lease may be started now."""
+        return self._has(lease) and time.monotonic() < lease.deadline
+
+    def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
+        """Wait until the lease is renewed (True), or lost or given up (False)."""
+        with self._changed:
+            while self._has(lease) and not give_up():
+                if time.monotonic() < lease.deadline:
+                    return True
+                self._changed.wait(0.1)
+        return False
+
+    def wait_empty(self, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._leases, timeout)
+
+    def unstarted(self) -> list[str]:
+        with self._changed:
+            return [key for key, each in self._leases.items() if not each.started_at]
+
+    def running(self) -> list[Lease]:
+        with self._changed:
+            return [each for each in self._leases.values() if each.started_at]
+
+    def _has(self, lease: Lease) -> bool:
+        return self._leases.get(lease.event.event_id) is lease
+
+
+Ready = Waiting[Lease]
+Decisions = Waiting[tuple[Lease, Decision]]

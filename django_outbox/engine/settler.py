@@ -1,0 +1,139 @@
+"""Group commit: one thread writes all decisions that wait, one statement per kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import DataError, IntegrityError
+
+from .. import dialects
+from ..conf import Settings
+from ..delivery import Lease
+from ..outcomes import Decision, Status
+from ..signals import announce, event_dead, event_settled, lease_lost
+from .queues import Decisions, Held
+
+logger = logging.getLogger("django_outbox")
+
+BATCH = 1000
+LOOK_UP = 1.0  # seconds
+
+Settled = list[tuple[Lease, Decision]]
+
+
+class Settler:
+    """Takes whatever waits, one at once under light load, a batch under heavy load; no timer.
+
+    A database error keeps the decisions and settles them again: no listener is run anew for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        alias: str,
+        me: str,
+        settings: Settings,
+        held: Held,
+        decisions: Decisions,
+        made_room: Callable[[], None],
+        expect: Callable[[float], None],
+    ) -> None:
+        self._alias, self._me, self._settings = alias, me, settings
+        self._held, self._decisions, self._made_room = held, decisions, made_room
+        self._expect = expect
+        self._waiting: Settled = []  # taken and not written yet; owner: the thread
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not len(self._decisions)
+
+    def step(self) -> float:
+        if not self._waiting:
+            first = self._decisions.take(LOOK_UP)
+            if first is None:
+                return 0.0
+            self._waiting = [first]
+        self._waiting += self._decisions.take_all(BATCH - len(self._waiting))
+        write(
+            self._waiting,
+            connection=connections[self._alias],
+            me=self._me,
+            settings=self._settings,
+        )
+        settled, self._waiting = self._waiting, []
+        self._held.drop([lease.event.event_id for lease, _ in settled])
+        delays = [each.delay for _, each in settled if each.delay is not None]
+        if delays:
+            self._expect(min(delays))
+        self._made_room()
+        tell(settled, alias=self._alias)
+        return 0.0
+
+
+def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
+    """Write decisions; where the database refuses a row, one by one, so that it spoils no other."""
+    try:
+        _write(batch, connection=connection, me=me, settings=settings)
+    except (DataError, IntegrityError):
+        if len(batch) == 1:
+            _write([_plainer(batch[0])], connection=connection, me=me, settings=settings)
+            return
+        for each in batch:
+            write([each], connection=connection, me=me, settings=settings)
+
+
+def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
+    dialect = dialects.of(connection)
+    done = [lease.event.event_id for lease, each in batch if each.status is Status.DONE]
+    others = [(lease.event.event_id, each) for lease, each in batch
+              if each.status is not Status.DONE]  # fmt: skip
+    count = 0
+    if done and settings.RETENTION_DONE == 0:
+        count += dialect.delete_done(connection, me=me, ids=done)
+    if done and count < len(done):
+        count += dialect.settle_done(connection, me=me, ids=done)
+    if others:
+        count += dialect.settle(connection, me=me, decisions=others)
+    if count < len(batch):
+        missing = len(batch) - count
+        logger.warning("lost leases: %d of %d settles had another owner", missing, len(batch))
+        announce(lease_lost, sender=connection.alias, count=missing)
+
+
+def _plainer(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
+    """The same decision with an error text that any database takes."""
+    lease, decision = each
+    logger.error("settle refused, error text dropped event_id=%s", lease.event.event_id)
+    error = decision.error and decision.error.encode("ascii", "replace").decode()
+    return lease, Decision(
+        status=decision.status, delay=decision.delay, spent=decision.spent, error=error,
+        outcome=decision.outcome,
+    )  # fmt: skip
+
+
+def tell(settled: Settled, *, alias: str) -> None:
+    """Log and announce what was settled."""
+    listened = bool(event_settled.receivers)
+    for lease, decision in settled:
+        if decision.status is not Status.DONE:
+            _log(lease, decision)
+        if decision.status is Status.DEAD:
+            announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
+        if listened:
+            announce(
+                event_settled, sender=alias, event=lease.event, outcome=decision.outcome,
+                duration=lease.duration, lag=(lease.now - lease.due_at).total_seconds(),
+            )  # fmt: skip
+
+
+def _log(lease: Lease, decision: Decision) -> None:
+    level = {"dead": logging.ERROR, "retry": logging.WARNING}.get(decision.outcome, logging.INFO)
+    logger.log(
+        level,
+        "%s event_id=%s event_type=%s attempt=%d error=%s",
+        decision.outcome, lease.event.event_id, lease.event.event_type,
+        lease.event.attempts + decision.spent, (decision.error or "").partition("\n")[0],
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""``Worker``: assembles the machines of one alias, starts them in order and stops them in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
+
+from .. import dialects, hooks
+from ..conf import current
+from ..models import OutboxEvent
+from ..signals import announce, worker_started, worker_stopped
+from .claimer import Claimer
+from .dispatcher import Dispatcher
+from .heartbeat import Heartbeat
+from .loops import Loop
+from .purger import Purger
+from .queues import Decisions, Held, Offers, Ready
+from .settler import Settler
+
+logger = logging.getLogger("django_outbox")
+
+
+class Worker:
+    """Delivers the events of one database alias from threads of this process.
+
+    Use it as a context manager, or ``start()`` and ``stop()``; both may be repeated. A stopped
+    worker is not started again: make a new one. Keyword arguments stand for the settings of the
+    same name, for this worker alone.
+
+    Raises ``ImproperlyConfigured`` for an in-memory SQLite database, which no thread can reach, and
+    ``RuntimeError`` if this process already has a worker for the alias.
+    """
+
+    def __init__(
+        self,
+        *,
+        using: str | None = None,
+        workers: int | None = None,
+        poll_interval: float | None = None,
+        drain_timeout: float | None = None,
+        purge: bool = True,
+    ) -> None:
+        self.alias = using or router.db_for_write(OutboxEvent)
+        given = {"WORKERS": workers, "POLL_INTERVAL": poll_interval, "DRAIN_TIMEOUT": drain_timeout}
+        self.settings = replace(
+            current(), **{name: value for name, value in given.items() if value is not None}
+        )
+        self.id = new_owner()
+        self._purge = purge
+        self._state = "new"
+        self._assemble()
+
+    def _assemble(self) -> None:
+        settings, alias = self.settings, self.alias
+        self._held = Held(settings.LEASE)
+        self._ready, self._decisions = Ready(), Decisions()
+        self._offers = Offers(settings.HOT_QUEUE_CAPACITY, wake=self._wake, look=self.look)
+        parts: dict[str, Any] = {"alias": alias, "held": self._held}
+        self._claimer = Claimer(
+            me=self.id, settings=settings, offers=self._offers, ready=self._ready,
+            decisions=self._decisions, hears=False, **parts,
+        )  # fmt: skip
+        self._dispatcher = Dispatcher(
+            workers=settings.WORKERS, ready=self._ready, decisions=self._decisions,
+            made_room=self._made_room, **parts,
+        )  # fmt: skip
+        self._settler = Settler(
+            me=self.id, settings=settings, decisions=self._decisions, made_room=self._made_room,
+            expect=self._expect, **parts,
+        )  # fmt: skip
+        self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
+        heartbeat = Heartbeat(me=self.id, **parts)
+        self._settling = self._loop("settler", self._settler.step)
+        self._beating = self._loop("heartbeat", heartbeat.step)
+        self._claiming = self._loop("claimer", self._claimer.step)
+        self._purging = self._loop("purger", self._purger.step)
+
+    def _loop(self, name: str, step: Callable[[], float]) -> Loop:
+        return Loop(
+            f"outbox-{self.alias}-{name}", step, alias=self.alias, lock_wait=self.settings.LOCK_WAIT
+        )
+
+    # -- start and stop --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start all threads and return; harmless if they run, ``RuntimeError`` once stopped."""
+        if self._state == "running":
+            return
+        if self._state == "stopped":
+            raise RuntimeError("This worker was stopped. Make a new Worker and start that one.")
+        if dialects.is_in_memory(connections[self.alias]):
+            raise ImproperlyConfigured(
+                f"The database {self.alias!r} is in memory, where no worker thread can reach it. "
+                "Use a file, or deliver with drain() in this thread."
+            )
+        if self.alias in hooks.slot.queues:
+            raise RuntimeError(f"This process already has a worker for {self.alias!r}.")
+        self._state = "running"
+        hooks.slot.queues[self.alias] = self._offers
+        try:
+            for part in (self._dispatcher, self._settling, self._beating, self._claiming):
+                part.start()
+            if self._purge:
+                self._purging.start()
+        except BaseException:
+            self.stop(timeout=0)
+            raise
+        logger.info("worker started id=%s alias=%s", self.id, self.alias)
+        announce(worker_started, sender=self.alias, worker_id=self.id)
+
+    def stop(
+        self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Claim no more, finish what runs within ``timeout`` seconds, settle, release the rest.
+
+        Return whether nothing had to be abandoned. ``hurry`` may cut the wait short.
+        """
+        if self._state != "running":
+            self._state = "stopped"
+            return True
+        self._state = "stopped"
+        until = time.monotonic() + (self.settings.DRAIN_TIMEOUT if timeout is None else timeout)
+
+        def give_up() -> bool:
+            return hurry() or time.monotonic() > until
+
+        self._close_the_gate()
+        finished = self._dispatcher.join(give_up)
+        settled = self._settle_the_rest(give_up)
+        released = self._release_unstarted()
+        self._beating.stop()
+        self._beating.join(2)
+        self._purging.join(2)
+        logger.info("worker stopped id=%s alias=%s released=%d", self.id, self.alias, released)
+        announce(worker_stopped, sender=self.alias, worker_id=self.id)
+        return finished and settled
+
+    def _close_the_gate(self) -> None:
+        self._offers.close()
+        if hooks.slot.queues.get(self.alias) is self._offers:
+            del hooks.slot.queues[self.alias]
+        self._purger.stopping = True
+        self._purging.stop()
+        self._claiming.stop()
+        self._dispatcher.stop()
+        self._claiming.join(2)
+
+    def _settle_the_rest(self, give_up: Callable[[], bool]) -> bool:
+        while not self._settler.idle and not give_up():
+            time.sleep(0.002)
+        self._settling.stop()
+        self._decisions.wake()
+        return self._settling.join(2) and self._settler.idle
+
+    def _release_unstarted(self) -> int:
+        ids = self._held.unstarted()
+        self._held.drop(ids)
+        if not ids:
+            return 0
+        connection = dialects.engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
+        try:
+            return dialects.of(connection).release(connection, me=self.id, ids=ids)
+        except Exception as error:
+            logger.error("release failed; the leases end by themselves error=%s", error)
+            return 0
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- news ------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Have the claimer look at the table now."""
+        self._claimer.ring()
+        self._claiming.wake()
+
+    def _expect(self, delay: float) -> None:
+        self._claimer.expect(delay)
+        self._claiming.wake()
+
+    def _wake(self) -> None:
+        self._claiming.wake()
+
+    def _made_room(self) -> None:
+        if self._claimer.hungry:
+            self._claiming.wake()
+
+
+def new_owner() -> str:
+    """Return a name that no other process start has: it is the fence of every settle."""
+    return f"{socket.gethostname()[:80]}-{os.getpid()}-{secrets.token_hex(6)}"

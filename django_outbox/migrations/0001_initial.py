@@ -1,0 +1,253 @@
+"""All tables of the outbox; names follow OUTBOX["TABLE_PREFIX"] and OUTBOX["SCHEMA"]."""
+
+import django_outbox.dialects.fields
+from django.db import migrations, models
+
+from django_outbox.conf import index_name, table_name
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.CreateModel(
+            name="OutboxWorker",
+            fields=[
+                (
+                    "id",
+                    django_outbox.dialects.fields.ExactCharField(
+                        max_length=128, primary_key=True, serialize=False
+                    ),
+                ),
+                ("hostname", django_outbox.dialects.fields.ExactCharField(max_length=255)),
+                ("pid", models.IntegerField()),
+                ("started_at", django_outbox.dialects.fields.UTCDateTimeField()),
+                ("heartbeat_at", django_outbox.dialects.fields.UTCDateTimeField()),
+                ("info", django_outbox.dialects.fields.ExactTextField(null=True)),
+            ],
+            options={
+                "verbose_name": "outbox worker",
+                "verbose_name_plural": "outbox workers",
+                "db_table": table_name("outbox_worker"),
+            },
+        ),
+        migrations.CreateModel(
+            name="OutboxEvent",
+            fields=[
+                (
+                    "event_id",
+                    django_outbox.dialects.fields.ExactCharField(
+                        max_length=36, primary_key=True, serialize=False, verbose_name="event id"
+                    ),
+                ),
+                (
+                    "event_type",
+                    django_outbox.dialects.fields.ExactCharField(
+                        max_length=128, verbose_name="event type"
+                    ),
+                ),
+                (
+                    "aggregate_type",
+                    django_outbox.dialects.fields.ExactCharField(
+                        db_default="__GLOBAL__",
+                        default="__GLOBAL__",
+                        max_length=64,
+                        verbose_name="aggregate type",
+                    ),
+                ),
+                (
+                    "aggregate_id",
+                    django_outbox.dialects.fields.ExactCharField(
+                        blank=True, max_length=128, null=True, verbose_name="aggregate id"
+                    ),
+                ),
+                (
+                    "tenant_id",
+                    django_outbox.dialects.fields.ExactCharField(
+                        blank=True, max_length=64, null=True, verbose_name="tenant id"
+                    ),
+                ),
+                ("payload", django_outbox.dialects.fields.ExactTextField(verbose_name="payload")),
+                (
+                    "headers",
+                    django_outbox.dialects.fields.ExactTextField(
+                        blank=True, null=True, verbose_name="headers"
+                    ),
+                ),
+                (
+                    "status",
+                    models.SmallIntegerField(
+                        choices=[(0, "new"), (1, "done"), (2, "retry"), (3, "dead")],
+                        db_default=0,
+                        default=0,
+                        verbose_name="status",
+                    ),
+                ),
+                ("attempts", models.IntegerField(db_default=0, default=0, verbose_name="attempts")),
+                (
+                    "rescues",
+                    models.SmallIntegerField(db_default=0, default=0, verbose_name="rescues"),
+                ),
+                (
+                    "occurred_at",
+                    django_outbox.dialects.fields.UTCDateTimeField(verbose_name="occurred at"),
+                ),
+                (
+                    "created_at",
+                    django_outbox.dialects.fields.UTCDateTimeField(verbose_name="created at"),
+                ),
+                (
+                    "deliver_at",
+                    django_outbox.dialects.fields.UTCDateTimeField(
+                        blank=True, null=True, verbose_name="deliver at"
+                    ),
+                ),
+                (
+                    "first_due_at",
+                    django_outbox.dialects.fields.UTCDateTimeField(
+                        blank=True, null=True, verbose_name="first due at"
+                    ),
+                ),
+                (
+                    "available_at",
+                    django_outbox.dialects.fields.UTCDateTimeField(
+                        blank=True, null=True, verbose_name="due at"
+                    ),
+                ),
+                (
+                    "done_at",
+                    django_outbox.dialects.fields.UTCDateTimeField(
+                        blank=True, null=True, verbose_name="done at"
+                    ),
+                ),
+                (
+                    "last_error",
+                    django_outbox.dialects.fields.ExactTextField(
+                        blank=True, null=True, verbose_name="last error"
+                    ),
+                ),
+                (
+                    "result",
+                    django_outbox.dialects.fields.ExactTextField(
+                        blank=True, null=True, verbose_name="result"
+                    ),
+                ),
+                (
+                    "locked_by",
+                    django_outbox.dialects.fields.ExactCharField(
+                        blank=True, max_length=128, null=True, verbose_name="locked by"
+                    ),
+                ),
+                (
+                    "locked_at",
+                    django_outbox.dialects.fields.UTCDateTimeField(
+                        blank=True, null=True, verbose_name="locked at"
+                    ),
+                ),
+                (
+                    "key",
+                    django_outbox.dialects.fields.ExactCharField(
+                        blank=True, max_length=255, null=True, verbose_name="key"
+                    ),
+                ),
+                ("seq", models.BigIntegerField(blank=True, null=True, verbose_name="seq")),
+                (
+                    "unique_key",
+                    django_outbox.dialects.fields.ExactCharField(
+                        blank=True,
+                        max_length=255,
+                        null=True,
+                        verbose_name="unique key",
+                    ),
+                ),
+                (
+                    "progress",
+                    django_outbox.dialects.fields.ExactTextField(
+                        blank=True, null=True, verbose_name="progress"
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "outbox event",
+                "verbose_name_plural": "outbox events",
+                "db_table": table_name("outbox_event"),
+                "permissions": [
+                    ("replay_outboxevent", "Can replay outbox events"),
+                    ("discard_outboxevent", "Can discard outbox events"),
+                    ("edit_outboxevent", "Can edit and replay outbox events"),
+                ],
+                "indexes": [
+                    django_outbox.dialects.fields.PendingIndex(
+                        fields=["available_at", "event_id"],
+                        name=index_name("outbox_event_due"),
+                        plain_fields=(),
+                        where=models.Q(("available_at__isnull", False)),
+                    ),
+                    django_outbox.dialects.fields.PendingIndex(
+                        fields=["key", "seq"],
+                        name=index_name("outbox_event_key"),
+                        plain_fields=("key", "done_at", "seq"),
+                        where=models.Q(("key__isnull", False), ("status__in", [0, 2, 3])),
+                    ),
+                    django_outbox.dialects.fields.PendingIndex(
+                        fields=["unique_key"],
+                        where=models.Q(("unique_key__isnull", False)),
+                        unique=True,
+                        name=index_name("outbox_event_unique"),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="OutboxInbox",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("source", django_outbox.dialects.fields.ExactCharField(max_length=128)),
+                ("message_id", django_outbox.dialects.fields.ExactCharField(max_length=255)),
+                ("received_at", django_outbox.dialects.fields.UTCDateTimeField()),
+            ],
+            options={
+                "verbose_name": "received message",
+                "verbose_name_plural": "received messages",
+                "db_table": table_name("outbox_inbox"),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("source", "message_id"), name=index_name("outbox_inbox_once")
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="OutboxStream",
+            fields=[
+                (
+                    "key",
+                    django_outbox.dialects.fields.ExactCharField(
+                        max_length=255, primary_key=True, serialize=False
+                    ),
+                ),
+                ("seq", models.BigIntegerField()),
+                ("due_at", django_outbox.dialects.fields.UTCDateTimeField(null=True)),
+                (
+                    "locked_by",
+                    django_outbox.dialects.fields.ExactCharField(max_length=128, null=True),
+                ),
+                ("locked_at", django_outbox.dialects.fields.UTCDateTimeField(null=True)),
+            ],
+            options={
+                "verbose_name": "outbox stream",
+                "verbose_name_plural": "outbox streams",
+                "db_table": table_name("outbox_stream"),
+                "indexes": [
+                    django_outbox.dialects.fields.PendingIndex(
+                        fields=["due_at"],
+                        name=index_name("outbox_stream_due"),
+                        plain_fields=(),
+                        where=models.Q(("due_at__isnull", False)),
+                    )
+                ],
+            },
+        ),
+    ]

@@ -1,0 +1,65 @@
+"""What a listener may answer, and the one Decision that every delivery ends in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+from .exceptions import seconds
+
+
+class Status(IntEnum):
+    """The column ``status``; the numbers are part of the table's contract."""
+
+    NEW = 0  # written, deferred or replayed; no failure on record
+    DONE = 1  # final
+    RETRY = 2  # failed at least once, due again
+    DEAD = 3  # final until a person replays it
+
+
+UNSETTLED = (Status.NEW, Status.RETRY)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The event is done; the same as answering ``None``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Not yet: look again after ``delay`` (seconds or timedelta). Costs no attempt.
+
+    Raises ``ValueError`` for a negative delay or one that is no duration.
+    """
+
+    delay: float | timedelta  # seconds once constructed
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delay", seconds(self.delay, of="Defer"))
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Give up: the event is dead at once. Costs no attempt; ``reason`` is kept as its error."""
+
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str):
+            raise ValueError(f"Dead got the reason {self.reason!r}; expected a str.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the settler writes: one row's next state."""
+
+    status: Status
+    delay: float | None = None  # seconds from the database's now; None: not due any more
+    spent: int = 0  # attempts that this delivery cost
+    error: str | None = None  # None keeps what the row has
+    progress: str | None = None  # fan-out: JSON per listener; None keeps what the row has
+    outcome: str = "done"  # done · retry · deferred · dead · released: for signals and logs
+
+
+DONE = Decision(status=Status.DONE)

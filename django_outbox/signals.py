@@ -1,0 +1,35 @@
+"""What the core announces: past tense, sent robustly, skipped when nobody listens.
+
+``sender`` is always the database alias. Logging and metrics are receivers of these.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.dispatch import Signal
+
+logger = logging.getLogger("django_outbox")
+
+event_written = Signal()  # event
+event_queued = Signal()  # event: taken by the hot queue of this process
+event_dropped = Signal()  # event: the hot queue was full; the row stays due
+event_started = Signal()  # event, listener
+event_settled = Signal()  # event, outcome, duration (seconds in the listener), lag (seconds)
+event_rescued = Signal()  # event, rescues
+event_dead = Signal()  # event, cause
+events_replayed = Signal()  # count
+events_purged = Signal()  # count
+lease_lost = Signal()  # count: settles or renewals refused because another owner holds the row
+worker_started = Signal()  # worker_id
+worker_stopped = Signal()  # worker_id
+
+
+def announce(signal: Signal, *, sender: str, **facts: Any) -> None:
+    """Send robustly and log what a receiver raised; nothing is paid when nobody listens."""
+    if not signal.receivers:
+        return
+    for receiver, answer in signal.send_robust(sender=sender, **facts):
+        if isinstance(answer, Exception):
+            logger.error("receiver failed receiver=%r", receiver, exc_info=answer)

@@ -1,0 +1,268 @@
+"""One write: checked, serialised once, inserted in the caller's transaction, handed over after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from . import dialects, doorbell, hooks
+from .conf import current
+from .events import ABSENT, GLOBAL, Event, check_text
+from .exceptions import DuplicateEvent, InvalidEvent, NoActiveTransaction
+from .signals import announce, event_dropped, event_queued, event_written
+
+if TYPE_CHECKING:
+    from .models import OutboxEvent
+
+logger = logging.getLogger("django_outbox")
+
+STATEMENT_BYTES = 4 * 1024 * 1024  # MariaDB drops the connection above max_allowed_packet
+PARAMS_PER_ROW = 12
+STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol ends at 65,535
+
+Row = tuple[Event, str, str | None]  # event, payload text, headers text
+
+
+def write(
+    event_type: Any,
+    payload: Any = None,
+    *,
+    aggregate: Any = None,
+    aggregate_type: Any = None,
+    aggregate_id: str | None = None,
+    tenant_id: str | None = None,
+    headers: Any = None,
+    key: Any = None,
+    event_id: Any = None,
+    occurred_at: datetime | None = None,
+    available_at: datetime = ABSENT,  # type: ignore[assignment]
+    deliver_after: float | timedelta = ABSENT,  # type: ignore[assignment]
+    unique_key: str | None = None,
+    on_duplicate: Literal["raise", "ignore"] = "raise",
+    using: str | None = None,
+) -> str | None:
+    """Write one event in the current transaction and return its id.
+
+    ``event_type`` is a str, an enum member or an ``Event``. ``deliver_after`` is seconds or a
+    timedelta. ``using`` is the database alias; default: the router's for ``OutboxEvent``.
+
+    Raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, ``InvalidEvent`` (also
+    ``PayloadTooLarge``) for what cannot be stored, both before any SQL, and ``DuplicateEvent`` if
+    the ``event_id`` or ``unique_key`` exists, unless ``on_duplicate="ignore"``, which returns the
+    existing event's id. None of them poisons the transaction.
+    """
+    if on_duplicate not in ("raise", "ignore"):
+        raise ValueError(f"on_duplicate is {on_duplicate!r}; expected 'raise' or 'ignore'.")
+    if not isinstance(event_type, Event):
+        event_type = Event(
+            event_type=event_type,
+            payload=payload,
+            aggregate=aggregate,
+            aggregate_type=GLOBAL if aggregate_type is None else aggregate_type,
+            aggregate_id=aggregate_id,
+            tenant_id=tenant_id,
+            headers=headers,
+            key=key,
+            event_id=event_id,
+            occurred_at=occurred_at,  # type: ignore[arg-type]
+            available_at=available_at,
+            deliver_after=deliver_after,
+            unique_key=unique_key,
+        )
+    elif any(
+        value is not None and value is not ABSENT
+        for value in (payload, aggregate, aggregate_type, aggregate_id, tenant_id, headers, key,
+                      event_id, occurred_at, available_at, deliver_after, unique_key)
+    ):  # fmt: skip
+        raise InvalidEvent("write got an Event and further fields; expected them in the Event.")
+    connection = _connection(using)
+    row = _row(event_type)
+    require_transaction(connection)
+    if not _insert(connection, [row]):
+        if on_duplicate == "ignore":
+            return _existing(connection, event_type)
+        raise _duplicate([event_type])
+    _hand_over(connection, [row])
+    return event_type.event_id
+
+
+def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str]:
+    """Write events in the current transaction, all or none, and return their ids in order.
+
+    One INSERT (in parts of at most 4 MB) and one on-commit callback. Raises as ``write`` does.
+    """
+    events = list(events)
+    for event in events:
+        if not isinstance(event, Event):
+            raise InvalidEvent(f"write_many got {event!r}; expected Event instances.")
+    connection = _connection(using)
+    rows = [_row(event) for event in events]
+    require_transaction(connection)
+    if not rows:
+        return []
+    if any(_may_clash(event) for event in events):
+        with transaction.atomic(using=connection.alias):
+            if _insert(connection, rows) < len(rows):
+                raise _duplicate([event for event in events if _may_clash(event)])
+    else:
+        _insert(connection, rows)
+    _hand_over(connection, rows)
+    return [event.event_id for event in events]
+
+
+def require_transaction(connection: BaseDatabaseWrapper) -> None:
+    """Raise ``NoActiveTransaction`` unless business code opened a transaction here.
+
+    Blocks that a TestCase opened do not count, so that a forgotten ``atomic()`` fails in tests too.
+    """
+    if _in_transaction(connection):
+        return
+    others = [each.alias for each in connections.all(initialized_only=True)
+              if _in_transaction(each)]  # fmt: skip
+    hint = (
+        f" A transaction is active on {others}; did you mean using= one of them?" if others else ""
+    )
+    raise NoActiveTransaction(
+        f"An event was written outside a transaction on {connection.alias!r}. Expected "
+        "transaction.atomic() around the business change and the write, so that both commit or "
+        f"neither does.{hint}"
+    )
+
+
+def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    return connection.in_atomic_block and any(
+        not block._from_testcase for block in connection.atomic_blocks
+    )
+
+
+def _connection(using: str | None) -> BaseDatabaseWrapper:
+    return connections[router.db_for_write(_model()) if using is None else using]
+
+
+def _model() -> type[OutboxEvent]:
+    # Inside the function, for users import write from their own models.py while apps load.
+    from .models import OutboxEvent
+
+    return OutboxEvent
+
+
+def _row(event: Event) -> Row:
+    """Check and serialise; nothing has touched the database yet."""
+    if event.key is not None:
+        raise InvalidEvent(
+            "key= was given, but this release delivers without order. Leave the key out."
+        )
+    text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
+    check_text(text, most=current().MAX_PAYLOAD_BYTES)
+    headers = msgspec.json.encode(dict(event.headers)).decode() if event.headers else None
+    return event, text, headers
+
+
+def _may_clash(event: Event) -> bool:
+    return event._own_id or event.unique_key is not None
+
+
+def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> int:
+    dialect = dialects.of(connection)
+    may_clash = any(_may_clash(event) for event, _, _ in rows)
+    return sum(
+        dialect.insert(connection, part, may_clash=may_clash)
+        for part in _parts(rows, connection.features.max_query_params)
+    )
+
+
+def _parts(rows: list[Row], max_params: int | None) -> Iterator[list[Row]]:
+    """Cut rows into statements below 4 MB and the database's number of parameters."""
+    most = min(max_params or STATEMENT_PARAMS, STATEMENT_PARAMS) // PARAMS_PER_ROW
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        length = 4 * (len(row[1]) + len(row[2] or "")) + 1000
+        if part and (len(part) >= most or size + length > STATEMENT_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    yield part
+
+
+def _existing(connection: BaseDatabaseWrapper, event: Event) -> str:
+    rows = _model().objects.using(connection.alias)
+    found = rows.filter(event_id=event.event_id).values_list("pk", flat=True).first()
+    if found is None and event.unique_key is not None:
+        found = rows.filter(unique_key=event.unique_key).values_list("pk", flat=True).first()
+    if found is None:  # committed after the snapshot of a REPEATABLE READ transaction
+        raise _duplicate([event])
+    return str(found)
+
+
+def _duplicate(events: list[Event]) -> DuplicateEvent:
+    names = ", ".join(
+        f"event_id {event.event_id!r}" if event.unique_key is None
+        else f"unique_key {event.unique_key!r} (event_id {event.event_id!r})"
+        for event in events[:5]
+    )  # fmt: skip
+    return DuplicateEvent(
+        f"An event with the same identity is already stored; nothing was written. Given: {names}. "
+        'Expected identities that are new, or on_duplicate="ignore".'
+    )
+
+
+# -- after the commit ------------------------------------------------------------------------------
+
+
+class _AfterCommit:
+    """The one callback of a transaction, alias and savepoint level: what it wrote is handed over."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.events: list[Event] | None = []  # None once it ran
+        self.others = False  # wrote something that is not offered
+
+    def __call__(self) -> None:
+        events, self.events = self.events, None
+        alias = self.connection.alias
+        queue = hooks.slot.queues.get(alias)
+        if queue is None:
+            doorbell.ring(self.connection)
+            return
+        for event in events or ():
+            taken = queue.offer(event)
+            self.others = self.others or not taken
+            announce(event_queued if taken else event_dropped, sender=alias, event=event)
+        if self.others:
+            queue.look()
+
+
+def _hand_over(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
+    settings = current()
+    if event_written.receivers:
+        for event, _, _ in rows:
+            announce(event_written, sender=connection.alias, event=event)
+    if not settings.ENABLED or settings.MODE == "writer_only":
+        return
+    callback = _callback(connection)
+    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed]
+    callback.others = callback.others or len(hot) < len(rows)
+    if connection.alias in hooks.slot.queues and callback.events is not None:
+        loads = hooks.serializer().loads
+        room = max(settings.HOT_QUEUE_CAPACITY - len(callback.events), 0)
+        callback.events += [event.written(text, loads) for event, text, _ in hot[:room]]
+        callback.others = callback.others or len(hot) > room
+
+
+def _callback(connection: BaseDatabaseWrapper) -> _AfterCommit:
+    level = set(connection.savepoint_ids)
+    for sids, function, *_ in islice(reversed(connection.run_on_commit), 20):
+        if isinstance(function, _AfterCommit) and sids == level and function.events is not None:
+            return function
+    callback = _AfterCommit(connection)
+    transaction.on_commit(callback, using=connection.alias, robust=True)
+    return callback
