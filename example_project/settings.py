@@ -38,7 +38,6 @@ OUTBOX = {
     # Quick enough to watch: 0.2, 0.4 and 0.8 s (each × 0.5 to 1.5), dead after the fourth try.
     # The default goes on for about 100 s, and a shop that earns money would try for hours.
     "RETRY": {"policy": "exponential", "base": 0.2, "max_attempts": 4},
-    "POLL_INTERVAL": 0.5,
 }
 
 MIDDLEWARE = [

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from django.core.management import call_command
 from django.test import Client, TestCase, override_settings
 from django.urls import reverse
@@ -21,6 +23,14 @@ from example_project.warehouse.models import Parcel, PickList
 NONE = {"NEW": 0, "DONE": 0, "RETRY": 0, "DEAD": 0}
 TRIES = 4
 AT_ONCE = {"RETRY": {"policy": "fixed", "delay": 0, "max_attempts": TRIES}}
+
+
+def setUpModule() -> None:
+    logging.disable(logging.ERROR)  # the failures and refusals here are meant
+
+
+def tearDownModule() -> None:
+    logging.disable(logging.NOTSET)
 
 
 def deliver() -> None:

@@ -34,6 +34,7 @@ class Facts:
     died: Counter[str] = field(default_factory=Counter)
     replayed: Counter[str] = field(default_factory=Counter)
     exit_code: int | None = None
+    complaints: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,7 @@ def expected(facts: Facts) -> Iterator[Expectation]:
         ("the parcel with the burner died", dict(+facts.died), {"parcel.requested": 1}),
         ("its replay is in the admin's log", logged(), facts.replayed.total()),
         ("the worker ended with exit code 0", facts.exit_code, 0),
+        ("the worker warned of nothing else", facts.complaints, []),
         ("nothing is left leased", OutboxEvent.objects.exclude(locked_by=None).count(), 0),
     ):
         yield Expectation(says=says, found=found, wanted=wanted)

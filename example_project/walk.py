@@ -52,6 +52,7 @@ def story(facts: Facts, worker: WorkerProcess) -> None:
     took = worker.wait_until(nothing_is_pending, "the replayed event is delivered")
     print(f"5. delivered {took:.1f} s later")
     facts.exit_code = worker.terminate()
+    facts.complaints = worker.complaints()[:3]
     print(f"6. the worker got SIGTERM and ended with exit code {facts.exit_code}\n")
 
 

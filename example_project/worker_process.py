@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,14 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             raise DemoFailed(f"The worker is still running {DEADLINE} s after SIGTERM.") from None
 
+    def complaints(self) -> list[str]:
+        """Return what the worker warned of, beside the failures that the demonstration provokes."""
+        loud = (line for line in self.lines() if re.search("WARNING|ERROR|Traceback", line))
+        return [line for line in loud if not re.search("django_outbox (retry|dead) event_id", line)]
+
+    def lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()
+
     def last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()
+        lines = self.lines()
         return "\n".join(f"  | {line}" for line in lines[-30:])
