@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db import transaction
+from django.db import NotSupportedError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
@@ -328,6 +328,20 @@ class Optimistic:
                 *each("error"), *each("progress"), *ids, me,
             ],
         )  # fmt: skip
+
+    # -- news ------------------------------------------------------------------------------------
+
+    notifies = False  # the database itself can ring
+
+    def notify(self, connection: BaseDatabaseWrapper, channel: str) -> None:
+        raise NotSupportedError(f"{connection.vendor} has no NOTIFY")
+
+    def listen(self, connection: BaseDatabaseWrapper, channel: str) -> None:
+        raise NotSupportedError(f"{connection.vendor} has no LISTEN")
+
+    def heard(self, connection: BaseDatabaseWrapper, timeout: float) -> bool:
+        """Wait for a notification on a listening connection; return whether one came."""
+        raise NotSupportedError(f"{connection.vendor} has no LISTEN")
 
     # -- the connection ----------------------------------------------------------------------------
 

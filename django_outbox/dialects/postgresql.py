@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,27 @@ class PostgreSQL(Optimistic):
             f"FROM v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
             [value for each in decisions for value in values(*each)] + [me],
         )
+
+    notifies = True
+
+    def notify(self, connection: BaseDatabaseWrapper, channel: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, '')", [channel])
+
+    def listen(self, connection: BaseDatabaseWrapper, channel: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {connection.ops.quote_name(channel)}")
+
+    def heard(self, connection: BaseDatabaseWrapper, timeout: float) -> bool:
+        driver = connection.connection
+        with connection.wrap_database_errors:
+            if hasattr(driver, "notifies") and callable(driver.notifies):
+                heard = [*driver.notifies(timeout=timeout, stop_after=1)]
+                return bool(heard)
+            select.select([driver], [], [], timeout)  # psycopg2
+            driver.poll()
+            heard, driver.notifies[:] = driver.notifies[:], []
+            return bool(heard)
 
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         options = {**settings.get("OPTIONS", {})}

@@ -39,17 +39,13 @@ class Claimer:
         held: Held,
         ready: Ready,
         decisions: Decisions,
-        hears: bool,
     ) -> None:
         self.alias, self.me, self.settings = alias, me, settings
         self.offers, self.held, self.ready, self.decisions = offers, held, ready, decisions
         hot, cold = settings.FAIRNESS
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, suspects=True)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
-        # Where no ring is sure to be heard, a look at the index takes its place.
-        self._pause = settings.POLL_INTERVAL if hears else min(
-            settings.PROBE_INTERVAL, settings.POLL_INTERVAL
-        )  # fmt: skip
+        self.hears = False  # rings surely arrive; set by the doorbell's thread
         self._look_at = 0.0  # monotonic; when the table is looked at next
         self._sweep_at = 0.0  # monotonic; when next without the watermark, and for suspects
         self._low: datetime | None = None  # oldest due time of a full claim; None: unbounded
@@ -74,7 +70,7 @@ class Claimer:
         self.hungry = True
         room = self._room()
         if not room:
-            return self._pause
+            return self.settings.POLL_INTERVAL
         self.hungry = False
         now = time.monotonic()
         if self._rung:
@@ -130,7 +126,9 @@ class Claimer:
 
     def _rest(self, now: float) -> None:
         """Nothing more is due: sleep until the poll, or until the next row falls due."""
-        pause = self._pause * random.uniform(0.8, 1.2)
+        # Where no ring is sure to be heard, a look at the index takes its place.
+        probe = self.settings.POLL_INTERVAL if self.hears else self.settings.PROBE_INTERVAL
+        pause = min(probe, self.settings.POLL_INTERVAL) * random.uniform(0.8, 1.2)
         due = dialects.of(self._connection).seconds_to_next_due(self._connection)
         if due is not None:
             pause = min(pause, due + 0.001)

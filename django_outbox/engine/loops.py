@@ -24,12 +24,19 @@ class Loop:
     """
 
     def __init__(
-        self, name: str, step: Callable[[], float], *, alias: str, lock_wait: float
+        self,
+        name: str,
+        step: Callable[[], float],
+        *,
+        alias: str,
+        lock_wait: float,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._step = step
         self._alias = alias
         self._lock_wait = lock_wait
+        self._close = close  # gives back what the step opened, in the same thread
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._errors = 0  # in a row; owner: the thread
@@ -66,6 +73,7 @@ class Loop:
                     self._woken.wait(pause)
                 self._woken.clear()
         finally:
+            self._close()
             connection.close()
             del connections[self._alias]
 

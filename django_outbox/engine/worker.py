@@ -15,13 +15,14 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
-from .. import dialects, hooks
+from .. import dialects, doorbell, hooks
 from ..conf import current
 from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from .claimer import Claimer
 from .dispatcher import Dispatcher
 from .heartbeat import Heartbeat
+from .listening import Listening
 from .loops import Loop
 from .purger import Purger
 from .queues import Decisions, Held, Offers, Ready
@@ -68,7 +69,7 @@ class Worker:
         parts: dict[str, Any] = {"alias": alias, "held": self._held}
         self._claimer = Claimer(
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
-            decisions=self._decisions, hears=False, **parts,
+            decisions=self._decisions, **parts,
         )  # fmt: skip
         self._dispatcher = Dispatcher(
             workers=settings.WORKERS, ready=self._ready, decisions=self._decisions,
@@ -84,11 +85,21 @@ class Worker:
         self._beating = self._loop("heartbeat", heartbeat.step)
         self._claiming = self._loop("claimer", self._claimer.step)
         self._purging = self._loop("purger", self._purger.step)
+        self._hearing: Loop | None = None
+        if (ear := doorbell.ear(alias)) is not None:
+            listening = Listening(
+                ear, interval=settings.DOORBELL_INTERVAL, look=self.look, expect=self._expect,
+                tell=self._hears,
+            )  # fmt: skip
+            self._hearing = self._loop("doorbell", listening.step, close=listening.close)
 
-    def _loop(self, name: str, step: Callable[[], float]) -> Loop:
+    def _loop(
+        self, name: str, step: Callable[[], float], close: Callable[[], None] = lambda: None
+    ) -> Loop:
         return Loop(
-            f"outbox-{self.alias}-{name}", step, alias=self.alias, lock_wait=self.settings.LOCK_WAIT
-        )
+            f"outbox-{self.alias}-{name}", step, alias=self.alias,
+            lock_wait=self.settings.LOCK_WAIT, close=close,
+        )  # fmt: skip
 
     # -- start and stop --------------------------------------------------------------------------
 
@@ -110,6 +121,8 @@ class Worker:
         try:
             for part in (self._dispatcher, self._settling, self._beating, self._claiming):
                 part.start()
+            if self._hearing is not None:
+                self._hearing.start()
             if self._purge:
                 self._purging.start()
         except BaseException:
@@ -141,6 +154,8 @@ class Worker:
         self._beating.stop()
         self._beating.join(2)
         self._purging.join(2)
+        if self._hearing is not None:
+            self._hearing.join(2)
         logger.info("worker stopped id=%s alias=%s released=%d", self.id, self.alias, released)
         announce(worker_stopped, sender=self.alias, worker_id=self.id)
         return finished and settled
@@ -151,6 +166,8 @@ class Worker:
             del hooks.slot.queues[self.alias]
         self._purger.stopping = True
         self._purging.stop()
+        if self._hearing is not None:
+            self._hearing.stop()
         self._claiming.stop()
         self._dispatcher.stop()
         self._claiming.join(2)
@@ -194,6 +211,9 @@ class Worker:
         """Have the claimer look at the table now."""
         self._claimer.ring()
         self._claiming.wake()
+
+    def _hears(self, sure: bool) -> None:
+        self._claimer.hears = sure
 
     def _expect(self, delay: float) -> None:
         self._claimer.expect(delay)

@@ -1,0 +1,47 @@
+"""The worker's ear at the doorbell: passes rings on to the claimer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..doorbell import Ear
+
+logger = logging.getLogger("django_outbox")
+
+LOOK_UP = 1.0  # seconds
+MARGIN = 0.005  # seconds; a writer that kept quiet during the interval has committed by then
+
+
+class Listening:
+    """Claims are asked for at each ring, and once more an interval later: bursts ring once."""
+
+    def __init__(
+        self, ear: Ear, *, interval: float, look: Callable[[], None],
+        expect: Callable[[float], None], tell: Callable[[bool], None],
+    ) -> None:  # fmt: skip
+        self._ear, self._again = ear, interval + MARGIN
+        self._look, self._expect, self._tell = look, expect, tell
+        self._open = False
+
+    def step(self) -> float:
+        try:
+            self._listen()
+        except BaseException:
+            self._open = False
+            self._tell(False)
+            raise
+        return 0.0
+
+    def _listen(self) -> None:
+        if not self._open:
+            self._ear.listen()
+            self._open = True
+            self._look()  # what was rung while nobody listened
+        if self._ear.wait(LOOK_UP):
+            self._look()
+            self._expect(self._again)
+        self._tell(self._ear.sure)
+
+    def close(self) -> None:
+        self._ear.close()
