@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         PayloadTooLarge,
         Recoverable,
         RetryAfter,
-        UnroutableEvent,
         Unrecoverable,
+        UnroutableEvent,
     )
     from .outcomes import Dead, Defer, Done
     from .registry import ANY, listener

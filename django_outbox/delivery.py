@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from . import hooks, registry, retry
 from .conf import Settings, current
 from .dialects.fields import from_database
 from .events import NO_HEADERS, Event, decode_headers, leased
-from .exceptions import PayloadError, RetryAfter, UnroutableEvent, Unrecoverable
+from .exceptions import PayloadError, RetryAfter, Unrecoverable, UnroutableEvent
 from .outcomes import DONE, Dead, Decision, Defer, Status
 from .registry import Listener
 from .signals import announce, event_started
@@ -51,7 +51,7 @@ def take(
     hot: Event | None = None,
 ) -> Lease:
     """Make a lease of a claimed row; a hot event brings its payload along."""
-    found = dict(zip(columns, row))
+    found = dict(zip(columns, row, strict=False))
     was = row[-2]
     due_at, now = from_database(row[-3]), from_database(row[-1])
     assert due_at is not None and now is not None
@@ -121,7 +121,7 @@ def _run(
         answer = async_to_sync(listener.call)(event) if listener.is_async else listener.call(event)
     except escaping:
         raise
-    except BaseException as error:  # SystemExit too: a listener does not end the worker
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
         answer = error
     return decide(
         answer,
@@ -214,7 +214,7 @@ def describe(error: BaseException) -> str:
     head = head.removeprefix("builtins.")[: ERROR_LENGTH // 2]
     try:
         trace = "".join(traceback.format_exception(error))
-    except Exception:  # an exception that cannot be printed must not cost its own settling
+    except Exception:  # noqa: BLE001 - what cannot be printed must be settled all the same
         trace = ""
     room = ERROR_LENGTH - len(head) - 1
     return clean(f"{head}\n{trace[-room:]}" if trace else head)
@@ -229,5 +229,5 @@ def clean(text: str) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
+    except Exception:  # noqa: BLE001 - as above
         return "(its message could not be read)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import lru_cache
+from functools import cache
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -26,7 +26,7 @@ def of(connection: BaseDatabaseWrapper) -> Optimistic:
     return _dialect(connection.vendor)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _dialect(vendor: str) -> Optimistic:
     return DIALECTS.get(vendor, Optimistic)()
 
@@ -45,4 +45,4 @@ def engine_connection(alias: str, *, lock_wait: float) -> BaseDatabaseWrapper:
 
 def is_in_memory(connection: BaseDatabaseWrapper) -> bool:
     """Say whether the database lives in this one connection, where no thread can reach it."""
-    return connection.vendor == "sqlite" and connection.is_in_memory_db()
+    return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ class MySQL(Optimistic):
         return f"{self._table(connection)} FORCE INDEX (PRIMARY)"
 
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
-        # At REPEATABLE READ the claims' gap locks gave 13 % of the business transactions a deadlock.
+        # At REPEATABLE READ the claims' gap locks gave 13 % of business transactions a deadlock.
         options = {**settings.get("OPTIONS", {}), "isolation_level": "read committed"}
         wait = f"SET SESSION innodb_lock_wait_timeout = {max(round(lock_wait), 1)}"
         options["init_command"] = "; ".join(filter(None, [options.get("init_command"), wait]))

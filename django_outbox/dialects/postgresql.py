@@ -9,8 +9,8 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..outcomes import Decision
-from .optimistic import FENCE_OF_E, INSTANTS, Claim, Optimistic, Row
-from .sqlite import values
+from .optimistic import Optimistic
+from .vocabulary import FENCE_OF_E, INSTANTS, Claim, Row, settle_values
 
 
 class PostgreSQL(Optimistic):
@@ -53,7 +53,7 @@ class PostgreSQL(Optimistic):
             "last_error = COALESCE(v.error, e.last_error), "
             "progress = COALESCE(v.progress, e.progress), locked_by = NULL, locked_at = NULL "
             f"FROM v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
-            [value for each in decisions for value in values(*each)] + [me],
+            [value for each in decisions for value in settle_values(*each)] + [me],
         )
 
     notifies = True

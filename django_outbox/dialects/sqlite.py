@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..outcomes import Decision
-from .optimistic import FENCE_OF_E, Optimistic, _plain
+from .optimistic import Optimistic
+from .vocabulary import FENCE_OF_E, settle_values
 
 
 class SQLite(Optimistic):
@@ -35,13 +36,5 @@ class SQLite(Optimistic):
             "last_error = COALESCE(v.error, e.last_error), "
             "progress = COALESCE(v.progress, e.progress), locked_by = NULL, locked_at = NULL "
             f"FROM v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
-            [value for each in decisions for value in values(*each)] + [me],
+            [value for each in decisions for value in settle_values(*each)] + [me],
         )
-
-
-def values(event_id: str, decision: Decision) -> tuple[object, ...]:
-    """One row of a settle, in the order of the VALUES list."""
-    return (
-        event_id, _plain(decision.status), decision.spent, decision.delay, decision.error,
-        decision.progress,
-    )  # fmt: skip

@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import dialects
 from ..conf import Settings
 from ..delivery import Lease, lost, take
-from ..dialects.optimistic import Claim
+from ..dialects.vocabulary import Claim
 from ..events import Event
 from ..signals import announce, event_rescued
 from .queues import Decisions, Held, Offers, Ready
@@ -141,7 +141,13 @@ class Claimer:
         deadline = self.held.deadline(time.monotonic())
         rows = dialects.of(self._connection).claim(self._connection, claim)
         leases = [
-            take(row, claim.columns, deadline=deadline, me=self.me, hot=hot and hot.get(row[0]))
+            take(
+                row,
+                claim.columns,
+                deadline=deadline,
+                me=self.me,
+                hot=hot.get(row[0]) if hot else None,
+            )
             for row in rows
         ]
         for lease in self.held.add(leases):

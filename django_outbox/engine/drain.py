@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import dialects
 from ..conf import Settings, current
 from ..delivery import Lease, deliver, lost, take
-from ..dialects.optimistic import Claim
+from ..dialects.vocabulary import Claim
 from ..events import as_utc
 from ..models import OutboxEvent
 from ..outcomes import Decision
@@ -145,7 +145,7 @@ def savepoint(connection: BaseDatabaseWrapper) -> Iterator[None]:
         return
     depth, names = len(connection.atomic_blocks), len(connection.savepoint_ids)
     connection.errors_occurred = False
-    sid = connection.savepoint()
+    sid = connection.savepoint() or ""
     try:
         yield
     finally:

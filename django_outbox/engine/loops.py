@@ -80,7 +80,7 @@ class Loop:
     def _try(self) -> float:
         try:
             pause = self._step()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - reported, and the thread lives on
             return self._failed(error)
         if self._errors:
             logger.warning("%s works again after %d errors", self.name, self._errors)

@@ -79,7 +79,7 @@ class Offers:
         return True
 
     def take(self, most: int) -> list[Event]:
-        found = []
+        found: list[Event] = []
         while self._events and len(found) < most:
             found.append(self._events.popleft())
         return found

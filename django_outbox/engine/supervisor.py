@@ -42,6 +42,5 @@ def run(aliases: Sequence[str | None], **options: Any) -> int:
         while not signals.first.wait(1.0):
             pass
     finally:
-        # A list, not a generator: every worker is stopped, whatever the first one says.
-        clean = all([worker.stop(hurry=signals.second.is_set) for worker in workers])
-    return 0 if clean and not signals.second.is_set() else 1
+        ends = [worker.stop(hurry=signals.second.is_set) for worker in workers]
+    return 0 if all(ends) and not signals.second.is_set() else 1

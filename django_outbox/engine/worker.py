@@ -52,7 +52,11 @@ class Worker:
         purge: bool = True,
     ) -> None:
         self.alias = using or router.db_for_write(OutboxEvent)
-        given = {"WORKERS": workers, "POLL_INTERVAL": poll_interval, "DRAIN_TIMEOUT": drain_timeout}
+        given: dict[str, Any] = {
+            "WORKERS": workers,
+            "POLL_INTERVAL": poll_interval,
+            "DRAIN_TIMEOUT": drain_timeout,
+        }
         self.settings = replace(
             current(), **{name: value for name, value in given.items() if value is not None}
         )
@@ -187,7 +191,7 @@ class Worker:
         connection = dialects.engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
         try:
             return dialects.of(connection).release(connection, me=self.id, ids=ids)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - stopping goes on
             logger.error("release failed; the leases end by themselves error=%s", error)
             return 0
         finally:

@@ -1,0 +1,53 @@
+"""A doorbell across hosts for databases that have none: Redis pub/sub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .ends import Ear, database_identity
+
+
+class Redis:
+    """Pub/sub; needs the extra ``redis``. ``{"kind": "redis", "url": "redis://…"}``."""
+
+    def __init__(self, alias: str, *, url: str = "redis://127.0.0.1:6379/0") -> None:
+        try:
+            import redis  # type: ignore[import-not-found,unused-ignore]
+        except ImportError as error:
+            raise ImproperlyConfigured(
+                'OUTBOX["DOORBELL"] "redis" needs: pip install django-transactional-outbox[redis]'
+            ) from error
+        self.client: Any = redis.Redis.from_url(
+            url, socket_timeout=1, socket_connect_timeout=1, health_check_interval=10
+        )
+        self.channel = f"django_outbox_{database_identity(alias)}"
+
+    def ring(self, connection: BaseDatabaseWrapper) -> None:
+        self.client.publish(self.channel, b"")
+
+    def ear(self) -> Ear:
+        return RedisEar(self)
+
+
+class RedisEar:
+    sure = False  # Redis keeps nothing for who was away
+
+    def __init__(self, bell: Redis) -> None:
+        self._bell = bell
+        self._pubsub: Any = None
+
+    def listen(self) -> None:
+        self.close()
+        self._pubsub = self._bell.client.pubsub(ignore_subscribe_messages=True)
+        self._pubsub.subscribe(self._bell.channel)
+
+    def wait(self, timeout: float) -> bool:
+        return self._pubsub.get_message(timeout=timeout) is not None
+
+    def close(self) -> None:
+        if self._pubsub is not None:
+            self._pubsub.close()
+            self._pubsub = None
