@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 DAY = 86400.0
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # 63 characters less our longest name
@@ -166,6 +167,19 @@ def current() -> Settings:
     if faults := problems():
         raise ImproperlyConfigured(" ".join(f"{each.message} {each.hint}" for each in faults))
     return Settings(**getattr(django_settings, "OUTBOX", {}))
+
+
+def resolve(name: str) -> Any:
+    """Return what a setting names: the object itself, or what its dotted path leads to."""
+    value = getattr(current(), name)
+    if not isinstance(value, str):
+        return value
+    try:
+        return import_string(value)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f'OUTBOX["{name}"] is {value!r}, which cannot be imported: {error}'
+        ) from error
 
 
 def _reset(*, setting: str, **kwargs: Any) -> None:

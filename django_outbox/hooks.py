@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
 
 from . import events, retry
-from .conf import current
+from .conf import current, resolve
 from .events import Event
 
 
@@ -68,19 +67,6 @@ def retry_policy() -> retry.RetryPolicy:
             f'OUTBOX["RETRY"] is {policy!r}; expected max_attempts, should_retry and delay.'
         )
     return policy
-
-
-def resolve(name: str) -> Any:
-    """Return what a setting names: the object itself, or what its dotted path leads to."""
-    value = getattr(current(), name)
-    if not isinstance(value, str):
-        return value
-    try:
-        return import_string(value)
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            f'OUTBOX["{name}"] is {value!r}, which cannot be imported: {error}'
-        ) from error
 
 
 def _reset(*, setting: str, **kwargs: Any) -> None:

@@ -14,8 +14,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
-from ..conf import current
-from ..hooks import resolve
+from ..conf import current, resolve
 from .ends import Doorbell, Ear
 from .local import Local
 from .postgres import Postgres

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ..doorbell import Ear
+from ..doorbell.ends import Ear
 
 logger = logging.getLogger("django_outbox")
 
