@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
@@ -50,17 +51,11 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
 
     def replay(self) -> int:
         """Make the dead events among these due again as if new; return how many."""
-        count = self._dead_rows().update(
-            status=Status.NEW,
-            attempts=0,
-            rescues=0,
-            available_at=DatabaseNow(),
-            first_due_at=DatabaseNow(),
-            done_at=None,
-            last_error=None,
-            locked_by=None,
-            locked_at=None,
-        )
+        rows = self._dead_rows()
+        count = 0
+        for pk, progress in rows.exclude(progress=None).values_list("pk", "progress"):
+            count += self._replay(rows.filter(pk=pk), progress=_what_succeeded(progress))
+        count += self._replay(rows.filter(progress=None))
         if count:
             announce(events_replayed, sender=self._write_alias(), count=count)
         return count
@@ -103,6 +98,20 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         """Return the seconds that the oldest due event has waited; None if nothing is due."""
         row = self.due().annotate(now=DatabaseNow()).values_list("available_at", "now").first()
         return max((row[1] - row[0]).total_seconds(), 0.0) if row else None
+
+    def _replay(self, rows: OutboxQuerySet, **values: str | None) -> int:
+        return rows.update(
+            status=Status.NEW,
+            attempts=0,
+            rescues=0,
+            available_at=DatabaseNow(),
+            first_due_at=DatabaseNow(),
+            done_at=None,
+            last_error=None,
+            locked_by=None,
+            locked_at=None,
+            **values,
+        )
 
     def _plain(self) -> OutboxQuerySet:
         """The same rows without order or slice, as UPDATE and DELETE need them."""
@@ -199,6 +208,16 @@ class OutboxEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
+
+
+def _what_succeeded(progress: str) -> str | None:
+    """Return the progress of a replayed row: listeners that are done are not run again."""
+    try:
+        entries = json.loads(progress)
+        done = {title: each for title, each in entries.items() if each["state"] == "done"}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # damaged: every listener runs
+    return json.dumps(done) if done else None
 
 
 def missing_table(alias: str | None) -> str | None:

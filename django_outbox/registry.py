@@ -45,6 +45,12 @@ class Listener:
         return self.aggregate_type, self.event_type, self.name
 
     @property
+    def title(self) -> str:
+        """Name the listener within an event's progress: it must outlive a deploy."""
+        kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
+        return f"{self.event_type}{kind} {self.name}".rstrip()
+
+    @property
     def is_async(self) -> bool:
         call = self.call
         return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
