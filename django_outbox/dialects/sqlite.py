@@ -27,14 +27,16 @@ class SQLite(Optimistic):
     ) -> int:
         rows = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(decisions))
         due = self.plus.replace("%s", "v.delay")
+        # Not as WITH v AS (…): the driver counts rows only if a statement begins with UPDATE.
         return self._run(
             connection,
-            f"WITH v (event_id, status, spent, delay, error, progress) AS (VALUES {rows}) "
             f"UPDATE {self._table(connection)} AS e SET status = v.status, "
             f"attempts = e.attempts + v.spent, rescues = 0, available_at = {due}, "
             f"done_at = CASE WHEN v.delay IS NULL THEN {self.now} END, "
             "last_error = COALESCE(v.error, e.last_error), "
             "progress = COALESCE(v.progress, e.progress), locked_by = NULL, locked_at = NULL "
-            f"FROM v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
+            "FROM (SELECT column1 AS event_id, column2 AS status, column3 AS spent, "
+            "column4 AS delay, column5 AS error, column6 AS progress "
+            f"FROM (VALUES {rows})) AS v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
             [value for each in decisions for value in settle_values(*each)] + [me],
         )

@@ -20,7 +20,7 @@ from ..outcomes import Decision
 from .heartbeat import Heartbeat
 from .loops import Loop
 from .queues import Held
-from .settler import Settled, tell, write
+from .settler import Settled, by_kind, tell, write
 from .worker import new_owner
 
 ESCAPING = (KeyboardInterrupt, SystemExit)  # they end the caller, not the event
@@ -132,9 +132,9 @@ class _Drain:
             self.over.append(event_id)
 
     def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
-        if settled:
-            write(settled, connection=connection, me=self.me, settings=self.settings)
-            tell(settled, alias=self.alias)
+        for part in by_kind(settled):
+            write(part, connection=connection, me=self.me, settings=self.settings)
+            tell(part, alias=self.alias)
 
 
 @contextmanager

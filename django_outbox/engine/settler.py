@@ -12,7 +12,7 @@ from django.db.utils import DataError, IntegrityError
 from .. import dialects
 from ..conf import Settings
 from ..delivery import Lease
-from ..outcomes import Decision, Status
+from ..outcomes import DONE, Decision, Status
 from ..signals import announce, event_dead, event_settled, lease_lost
 from .queues import Decisions, Held
 
@@ -57,20 +57,27 @@ class Settler:
                 return 0.0
             self._waiting = [first]
         self._waiting += self._decisions.take_all(BATCH - len(self._waiting))
-        write(
-            self._waiting,
-            connection=connections[self._alias],
-            me=self._me,
-            settings=self._settings,
-        )
-        settled, self._waiting = self._waiting, []
-        self._held.drop([lease.event.event_id for lease, _ in settled])
-        delays = [each.delay for _, each in settled if each.delay is not None]
+        for part in by_kind(self._waiting):
+            write(part, connection=connections[self._alias], me=self._me, settings=self._settings)
+            self._finish(part)
+        return 0.0
+
+    def _finish(self, part: Settled) -> None:
+        written = {lease.event.event_id for lease, _ in part}
+        self._waiting = [each for each in self._waiting if each[0].event.event_id not in written]
+        self._held.drop(written)
+        delays = [each.delay for _, each in part if each.delay is not None]
         if delays:
             self._expect(min(delays))
         self._made_room()
-        tell(settled, alias=self._alias)
-        return 0.0
+        tell(part, alias=self._alias)
+
+
+def by_kind(batch: Settled) -> list[Settled]:
+    """Part a batch into what one statement each can write: what is simply done, and the rest."""
+    done = [each for each in batch if each[1] is DONE]
+    others = [each for each in batch if each[1] is not DONE]
+    return [part for part in (done, others) if part]
 
 
 def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
@@ -86,17 +93,16 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
 
 
 def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
-    dialect = dialects.of(connection)
-    done = [lease.event.event_id for lease, each in batch if each.status is Status.DONE]
-    others = [(lease.event.event_id, each) for lease, each in batch
-              if each.status is not Status.DONE]  # fmt: skip
-    count = 0
-    if done and settings.RETENTION_DONE == 0:
-        count += dialect.delete_done(connection, me=me, ids=done)
-    if done and count < len(done):
-        count += dialect.settle_done(connection, me=me, ids=done)
-    if others:
-        count += dialect.settle(connection, me=me, decisions=others)
+    dialect, count = dialects.of(connection), 0
+    if batch[0][1] is not DONE:
+        decisions = [(lease.event.event_id, decision) for lease, decision in batch]
+        count = dialect.settle(connection, me=me, decisions=decisions)
+    else:
+        ids = [lease.event.event_id for lease, _ in batch]
+        if settings.RETENTION_DONE == 0:
+            count = dialect.delete_done(connection, me=me, ids=ids)
+        if count < len(ids):
+            count += dialect.settle_done(connection, me=me, ids=ids)
     if count < len(batch):
         missing = len(batch) - count
         logger.warning("lost leases: %d of %d settles had another owner", missing, len(batch))
