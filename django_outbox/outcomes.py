@@ -59,7 +59,9 @@ class Decision:
     spent: int = 0  # attempts that this delivery cost
     error: str | None = None  # None keeps what the row has
     progress: str | None = None  # fan-out: JSON per listener; None keeps what the row has
-    outcome: str = "done"  # done · retry · deferred · dead · released: for signals and logs
+    outcome: str = "done"  # done · retry · deferred · dead · lost: for signals and logs
+    written: bool = False  # committed already, with the effects of an atomic listener
 
 
 DONE = Decision(status=Status.DONE)
+LOST = Decision(status=Status.NEW, outcome="lost", written=True)  # another owner has the row

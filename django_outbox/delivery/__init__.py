@@ -3,29 +3,63 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
-from typing import Any
-
-from asgiref.sync import async_to_sync
+from datetime import datetime, timedelta
 
 from .. import hooks, registry
 from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
-from ..outcomes import DONE, Decision, Status
+from ..outcomes import DONE, LOST, Decision, Status
 from ..registry import Listener
-from ..signals import announce, event_started
+from .call import Call, Escaping
 from .decide import clean, dead, decide, describe, failed
 from .fanout import Progress
 from .lease import Lease, take
 
-__all__ = ["Lease", "decide", "deliver", "lost", "take"]
-
-Escaping = tuple[type[BaseException], ...]
+__all__ = ["Lease", "adeliver", "decide", "deliver", "is_async", "lost", "take"]
 
 
 def deliver(lease: Lease, *, alias: str, escaping: Escaping = ()) -> Decision:
     """Call the event's listeners and decide; whatever they raise is an answer, or ``escaping``."""
     settings = current()
+    listeners = _listeners(lease, settings)
+    if isinstance(listeners, Decision):
+        return listeners
+    started = time.monotonic()
+    try:
+        if len(listeners) == 1 and lease.progress is None:
+            one = Call(lease, listeners[0], lease.event.attempts, settings, alias, escaping)
+            return one.run(write=one.write_decision)
+        return _fan_out(lease, listeners, settings, alias, escaping)
+    finally:
+        lease.duration = time.monotonic() - started
+
+
+async def adeliver(lease: Lease, *, alias: str) -> Decision:
+    """Call the one ``async def`` listener of an event (``is_async``) and decide."""
+    settings = current()
+    listeners = _listeners(lease, settings)
+    if isinstance(listeners, Decision):
+        return listeners
+    started = time.monotonic()
+    try:
+        return await Call(lease, listeners[0], lease.event.attempts, settings, alias).arun()
+    finally:
+        lease.duration = time.monotonic() - started
+
+
+def is_async(lease: Lease) -> bool:
+    """Say whether the event belongs on the event loop: one listener, ``async def``."""
+    listeners = registry.route(lease.event.aggregate_type, lease.event.event_type)
+    return (
+        len(listeners) == 1
+        and listeners[0].is_async
+        and not listeners[0].atomic
+        and lease.progress is None
+    )
+
+
+def _listeners(lease: Lease, settings: Settings) -> tuple[Listener, ...] | Decision:
+    """Decode and route; what cannot be delivered at all is decided here."""
     try:
         if lease.fault is not None:
             raise lease.fault
@@ -33,16 +67,7 @@ def deliver(lease: Lease, *, alias: str, escaping: Escaping = ()) -> Decision:
     except PayloadError as error:
         return dead(describe(error))
     listeners = registry.route(lease.event.aggregate_type, lease.event.event_type)
-    if not listeners:
-        return unroutable(lease, settings)
-    started = time.monotonic()
-    try:
-        if len(listeners) == 1 and lease.progress is None:
-            attempts = lease.event.attempts
-            return _call(lease, listeners[0], attempts, settings, alias, escaping)
-        return _fan_out(lease, listeners, settings, alias, escaping)
-    finally:
-        lease.duration = time.monotonic() - started
+    return listeners or unroutable(lease, settings)
 
 
 def _fan_out(
@@ -55,44 +80,26 @@ def _fan_out(
     """Run every listener whose time has come; one that failed does not keep the others."""
     progress, error, started = Progress(lease.progress), None, time.monotonic()
 
-    def now() -> Any:
+    def now() -> datetime:
         return lease.now + timedelta(seconds=time.monotonic() - started)
 
     for listener in listeners:
         if progress.waits(listener.title, now()):
             continue
         attempts = progress.attempts(listener.title)
-        decision = _call(lease, listener, attempts, settings, alias, escaping)
+        call = Call(lease, listener, attempts, settings, alias, escaping)
+
+        def write(decision: Decision, call: Call = call) -> bool:
+            progress.note(call.listener.title, decision, now())
+            return call.write_progress(progress.text)
+
+        decision = call.run(write=write)
+        if decision is LOST:
+            return decision
         error = decision.error or error
-        progress.note(listener.title, decision, now())
+        if not decision.written:
+            progress.note(listener.title, decision, now())
     return progress.decision([each.title for each in listeners], lease.event, now(), error)
-
-
-def _call(
-    lease: Lease,
-    listener: Listener,
-    attempts: int,
-    settings: Settings,
-    alias: str,
-    escaping: Escaping,
-) -> Decision:
-    announce(event_started, sender=alias, event=lease.event, listener=listener)
-    answer: Any
-    try:
-        call = async_to_sync(listener.call) if listener.is_async else listener.call
-        answer = call(lease.event)
-    except escaping:
-        raise
-    except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
-        answer = error
-    return decide(
-        answer,
-        attempts=attempts,
-        policy=listener.retry or hooks.retry_policy(),
-        max_attempts=settings.MAX_ATTEMPTS,
-        age=lease.age,
-        defer_limit=settings.DEFER_LIMIT,
-    )
 
 
 def unroutable(lease: Lease, settings: Settings) -> Decision:

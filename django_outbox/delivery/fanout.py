@@ -35,6 +35,10 @@ class Progress:
         entry = self._entries.get(title, {})
         return entry.get("state", "due") != "due" or self._seconds(entry, now) > 0
 
+    @property
+    def text(self) -> str:
+        return msgspec.json.encode(self._entries).decode()
+
     def attempts(self, title: str) -> int:
         return self._entries.get(title, {}).get("attempts", 0)
 
@@ -60,7 +64,7 @@ class Progress:
         common = {
             "spent": spent - event.attempts,
             "error": error,
-            "progress": msgspec.json.encode(self._entries).decode(),
+            "progress": self.text,
         }
         if waiting:
             status = Status.RETRY if any(entry.get("failed") for entry in waiting) else Status.NEW

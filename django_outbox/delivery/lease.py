@@ -23,6 +23,7 @@ class Lease:
     """A claimed event, from its claim to its settle."""
 
     event: Event
+    owner: str  # who leased it: this worker
     due_at: datetime  # when it was due, for the lag
     now: datetime  # the database's clock at the claim
     rescued: bool  # taken over from a lost worker
@@ -32,6 +33,7 @@ class Lease:
     deadline: float  # monotonic; nothing is started later without a renewal. Owner: Held
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
     duration: float = 0.0  # seconds in listeners
+    cancelled: bool = False  # its task was cancelled by the worker, not by the listener
 
     @property
     def age(self) -> float:
@@ -67,6 +69,7 @@ def take(
     found["source"] = "cold" if hot is None else "hot"
     return Lease(
         event=leased(found, hooks.serializer().loads),
+        owner=me,
         due_at=due,
         now=_instant(now),
         rescued=was is not None and was != me,

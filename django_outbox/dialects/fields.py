@@ -134,10 +134,9 @@ def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
     return value.replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-def from_database(value: Any) -> datetime | None:
+def from_database(stored: Any) -> datetime | None:
     """Return a stored instant as an aware UTC datetime."""
-    if isinstance(value, str):
-        value = parse_datetime(value)
+    value: datetime | None = parse_datetime(stored) if isinstance(stored, str) else stored
     if value is None:
         return None
     return (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..outcomes import Decision
@@ -76,6 +78,15 @@ class PostgreSQL(Optimistic):
             driver.poll()
             heard, driver.notifies[:] = driver.notifies[:], []
             return bool(heard)
+
+    @contextmanager
+    def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        outermost = not connection.in_atomic_block
+        with transaction.atomic(using=connection.alias):
+            if outermost and connection.settings_dict["OPTIONS"].get("isolation_level"):
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            yield
 
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         options = {**settings.get("OPTIONS", {})}

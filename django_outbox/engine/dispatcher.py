@@ -11,11 +11,13 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone, translation
 
-from ..delivery import Lease, deliver
+from ..delivery import Lease, deliver, is_async
+from ..outcomes import Decision, Status
 from .queues import Decisions, Held, Ready
 
 logger = logging.getLogger("django_outbox")
 
+FAULT_DELAY = 5.0  # seconds until an event comes again after a fault of the worker's own
 LOOK_UP = 1.0  # seconds after which an idle thread looks whether it should end
 
 
@@ -31,9 +33,10 @@ class Dispatcher:
         ready: Ready,
         decisions: Decisions,
         made_room: Callable[[], None],
+        to_loop: Callable[[Lease], None],
     ) -> None:
         self._alias, self._held, self._ready, self._decisions = alias, held, ready, decisions
-        self._made_room = made_room
+        self._made_room, self._to_loop = made_room, to_loop
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name=f"outbox-{alias}-worker-{number}", daemon=True)
@@ -61,7 +64,11 @@ class Dispatcher:
         while not self._stopping.is_set():
             lease = self._ready.take(LOOK_UP)
             self._made_room()
-            if lease is not None and self._may_start(lease):
+            if lease is None:
+                continue
+            if is_async(lease):
+                self._to_loop(lease)
+            elif self._may_start(lease):
                 self._deliver(lease, hygiene)
         connections.close_all()
 
@@ -72,9 +79,14 @@ class Dispatcher:
 
     def _deliver(self, lease: Lease, hygiene: Hygiene) -> None:
         lease.started_at = time.monotonic()
-        hygiene.before()
-        decision = deliver(lease, alias=self._alias)
-        hygiene.after(lease)
+        try:
+            hygiene.before()
+            decision = deliver(lease, alias=self._alias)
+            hygiene.after(lease)
+        except Exception:
+            # Not the listener's fault, and no reason to lose the thread: look again later.
+            logger.exception("delivery failed event_id=%s", lease.event.event_id)
+            decision = Decision(status=Status.NEW, delay=FAULT_DELAY, outcome="deferred")
         self._decisions.put((lease, decision))
 
 

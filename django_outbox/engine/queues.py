@@ -138,12 +138,12 @@ class Held:
 
     def is_current(self, lease: Lease) -> bool:
         """Say whether the lease may be started now."""
-        return self._has(lease) and time.monotonic() < lease.deadline
+        return self.has(lease) and time.monotonic() < lease.deadline
 
     def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
         """Wait until the lease is renewed (True), or lost or given up (False)."""
         with self._changed:
-            while self._has(lease) and not give_up():
+            while self.has(lease) and not give_up():
                 if time.monotonic() < lease.deadline:
                     return True
                 self._changed.wait(0.1)
@@ -161,7 +161,8 @@ class Held:
         with self._changed:
             return [each for each in self._leases.values() if each.started_at]
 
-    def _has(self, lease: Lease) -> bool:
+    def has(self, lease: Lease) -> bool:
+        """Say whether the lease is still held."""
         return self._leases.get(lease.event.event_id) is lease
 
 

@@ -12,7 +12,7 @@ from django.db.utils import DataError, IntegrityError
 from .. import dialects
 from ..conf import Settings
 from ..delivery import Lease
-from ..outcomes import DONE, Decision, Status
+from ..outcomes import DONE, LOST, Decision, Status
 from ..signals import announce, event_dead, event_settled, lease_lost
 from .queues import Decisions, Held
 
@@ -74,10 +74,11 @@ class Settler:
 
 
 def by_kind(batch: Settled) -> list[Settled]:
-    """Part a batch into what one statement each can write: what is simply done, and the rest."""
+    """Part a batch: what its listener committed, what is simply done, and the rest."""
+    written = [each for each in batch if each[1].written]
     done = [each for each in batch if each[1] is DONE]
-    others = [each for each in batch if each[1] is not DONE]
-    return [part for part in (done, others) if part]
+    others = [each for each in batch if each[1] is not DONE and not each[1].written]
+    return [part for part in (written, done, others) if part]
 
 
 def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
@@ -93,20 +94,23 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
 
 
 def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
-    dialect, count = dialects.of(connection), 0
-    if batch[0][1] is not DONE:
-        decisions = [(lease.event.event_id, decision) for lease, decision in batch]
-        count = dialect.settle(connection, me=me, decisions=decisions)
-    else:
-        ids = [lease.event.event_id for lease, _ in batch]
-        if settings.RETENTION_DONE == 0:
-            count = dialect.delete_done(connection, me=me, ids=ids)
-        if count < len(ids):
-            count += dialect.settle_done(connection, me=me, ids=ids)
-    if count < len(batch):
-        missing = len(batch) - count
-        logger.warning("lost leases: %d of %d settles had another owner", missing, len(batch))
-        announce(lease_lost, sender=connection.alias, count=missing)
+    if batch[0][1].written:
+        _count_lost(sum(decision is LOST for _, decision in batch), batch, connection.alias)
+        return
+    count = dialects.of(connection).settle_all(
+        connection,
+        me=me,
+        decisions=[(lease.event.event_id, decision) for lease, decision in batch],
+        delete_done=settings.RETENTION_DONE == 0,
+    )
+    _count_lost(len(batch) - count, batch, connection.alias)
+
+
+def _count_lost(count: int, batch: Settled, alias: str) -> None:
+    """Report rows with another owner: this worker was thought lost, and they run again."""
+    if count > 0:
+        logger.warning("lost leases: %d of %d settles had another owner", count, len(batch))
+        announce(lease_lost, sender=alias, count=count)
 
 
 def _plainer(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
@@ -21,6 +21,7 @@ from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from .claimer import Claimer
 from .dispatcher import Dispatcher
+from .event_loop import EventLoop
 from .heartbeat import Heartbeat
 from .listening import Listening
 from .loops import Loop
@@ -29,6 +30,11 @@ from .queues import Decisions, Held, Offers, Ready
 from .settler import Settler
 
 logger = logging.getLogger("django_outbox")
+
+
+class Startable(Protocol):
+    def start(self) -> None:
+        """Start the threads."""
 
 
 class Worker:
@@ -75,9 +81,12 @@ class Worker:
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
             decisions=self._decisions, **parts,
         )  # fmt: skip
+        self._event_loop = EventLoop(
+            slots=settings.ASYNC_CONCURRENCY, decisions=self._decisions, **parts
+        )
         self._dispatcher = Dispatcher(
             workers=settings.WORKERS, ready=self._ready, decisions=self._decisions,
-            made_room=self._made_room, **parts,
+            made_room=self._made_room, to_loop=self._event_loop.put, **parts,
         )  # fmt: skip
         self._settler = Settler(
             me=self.id, settings=settings, decisions=self._decisions, made_room=self._made_room,
@@ -123,7 +132,7 @@ class Worker:
         self._state = "running"
         hooks.slot.queues[self.alias] = self._offers
         try:
-            for part in (self._dispatcher, self._settling, self._beating, self._claiming):
+            for part in self._machines():
                 part.start()
             if self._hearing is not None:
                 self._hearing.start()
@@ -134,6 +143,12 @@ class Worker:
             raise
         logger.info("worker started id=%s alias=%s", self.id, self.alias)
         announce(worker_started, sender=self.alias, worker_id=self.id)
+
+    def _machines(self) -> tuple[Startable, ...]:
+        """In the order of their start: whatever feeds another comes after it."""
+        return (
+            self._event_loop, self._dispatcher, self._settling, self._beating, self._claiming,
+        )  # fmt: skip
 
     def stop(
         self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
@@ -153,6 +168,7 @@ class Worker:
 
         self._close_the_gate()
         finished = self._dispatcher.join(give_up)
+        finished = self._event_loop.join(give_up) and finished
         settled = self._settle_the_rest(give_up)
         released = self._release_unstarted()
         self._beating.stop()
@@ -174,6 +190,7 @@ class Worker:
             self._hearing.stop()
         self._claiming.stop()
         self._dispatcher.stop()
+        self._event_loop.stop()
         self._claiming.join(2)
 
     def _settle_the_rest(self, give_up: Callable[[], bool]) -> bool:

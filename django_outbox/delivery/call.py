@@ -1,0 +1,122 @@
+"""One call of one listener, plain, awaited, or in one transaction with its decision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import connections
+
+from .. import dialects, hooks
+from ..conf import Settings
+from ..exceptions import ListenerTimeout
+from ..outcomes import LOST, Decision
+from ..registry import Listener
+from ..signals import announce, event_started
+from .decide import decide
+from .lease import Lease
+
+Escaping = tuple[type[BaseException], ...]
+
+
+class _Undo(Exception):
+    """Leaves an atomic listener's transaction with a decision."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A listener, the event for it, and how many executions came before."""
+
+    lease: Lease
+    listener: Listener
+    attempts: int
+    settings: Settings
+    alias: str
+    escaping: Escaping = ()
+
+    def run(self, *, write: Callable[[Decision], bool]) -> Decision:
+        """Call and decide; ``write`` commits an atomic listener's decision with its effects."""
+        self._announce()
+        return self._run_atomic(write) if self.listener.atomic else self._decide(self._answer())
+
+    async def arun(self) -> Decision:
+        """Await the listener on the event loop; past its timeout it is cancelled."""
+        self._announce()
+        timeout = self.listener.timeout
+        answer: Any
+        try:
+            answer = await asyncio.wait_for(self.listener.call(self.lease.event), timeout)
+        except asyncio.TimeoutError as error:
+            answer = ListenerTimeout(f"{self.listener.where} ran longer than {timeout} s: {error}")
+        except asyncio.CancelledError as error:
+            if self.lease.cancelled:  # by the worker, which stops
+                raise
+            answer = error
+        except BaseException as error:  # noqa: BLE001 - no listener ends the worker
+            answer = error
+        return self._decide(answer)
+
+    def write_decision(self, decision: Decision) -> bool:
+        """Settle on the listener's own connection; say whether the row was still ours."""
+        connection, event_id = connections[self.alias], self.lease.event.event_id
+        dialect = dialects.of(connection)
+        return (
+            dialect.settle_all(
+                connection,
+                me=self.lease.owner,
+                decisions=[(event_id, decision)],
+                delete_done=self.settings.RETENTION_DONE == 0,
+            )
+            == 1
+        )
+
+    def write_progress(self, text: str) -> bool:
+        """Keep a fan-out's progress on the listener's own connection, fenced alike."""
+        connection = connections[self.alias]
+        return dialects.of(connection).keep_progress(
+            connection, me=self.lease.owner, event_id=self.lease.event.event_id, progress=text
+        )
+
+    def _answer(self) -> Any:
+        call = self.listener.call
+        try:
+            return (async_to_sync(call) if self.listener.is_async else call)(self.lease.event)
+        except self.escaping:
+            raise
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
+            return error
+
+    def _run_atomic(self, write: Callable[[Decision], bool]) -> Decision:
+        connection = connections[self.alias]
+        try:
+            with dialects.of(connection).read_committed(connection):
+                answer = self._answer()
+                decision = self._decide(answer)
+                if isinstance(answer, BaseException):
+                    raise _Undo(decision)
+                if not write(decision):
+                    raise _Undo(LOST)
+        except _Undo as undo:
+            return undo.decision
+        except Exception as error:  # noqa: BLE001 - the commit was refused: a failure like any other
+            return self._decide(error)
+        return replace(decision, written=True)
+
+    def _decide(self, answer: Any) -> Decision:
+        return decide(
+            answer,
+            attempts=self.attempts,
+            policy=self.listener.retry or hooks.retry_policy(),
+            max_attempts=self.settings.MAX_ATTEMPTS,
+            age=self.lease.age,
+            defer_limit=self.settings.DEFER_LIMIT,
+        )
+
+    def _announce(self) -> None:
+        announce(event_started, sender=self.alias, event=self.lease.event, listener=self.listener)
