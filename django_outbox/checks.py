@@ -9,17 +9,19 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.recorder import MigrationRecorder
 
-from . import conf, hooks, registry
+from . import conf, dialects, hooks, registry
 from .conf import Settings
-from .models import OutboxEvent
+from .models import OutboxEvent, missing_table
 
 Configs = Sequence[AppConfig] | None
 
 
 @register("django_outbox")
 def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """E001 a setting is unknown or unfit; E002 a path leads nowhere; E003 and W004 of two that clash."""
+    """E001 a setting is unknown or unfit; E002 a path leads nowhere; E003 two of them clash."""
     faults = conf.problems()
     if faults:
         return [Error(each.message, hint=each.hint, id="django_outbox.E001") for each in faults]
@@ -89,32 +91,43 @@ def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 def check_databases(
     app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W021 SQLite without WAL; E022 SCHEMA on a database that has none."""
+    """W021 SQLite without WAL; E022 SCHEMA on a database that has none; W023 no tables yet."""
     found: list[CheckMessage] = []
-    for alias in set(databases or ()).intersection(_aliases()):
+    for alias in sorted(set(databases or ()).intersection(_aliases())):
         connection = connections[alias]
-        if connection.vendor == "sqlite" and not connection.is_in_memory_db():
-            with connection.cursor() as cursor:
-                cursor.execute("PRAGMA journal_mode")
-                journal = str(cursor.fetchone()[0])
-            if journal.lower() != "wal":
-                found.append(
-                    Warning(
-                        f"The SQLite database {alias!r} keeps its journal in {journal!r} mode, "
-                        "where readers wait for every writer.",
-                        hint='Set OPTIONS = {"init_command": "PRAGMA journal_mode=WAL"}.',
-                        id="django_outbox.W021",
-                    )
-                )
-        if connection.vendor != "postgresql" and not conf.problems() and conf.current().SCHEMA:
-            found.append(
-                Error(
-                    f'OUTBOX["SCHEMA"] is set, but {alias!r} is no PostgreSQL database.',
-                    hint='Leave it out; OUTBOX["TABLE_PREFIX"] works everywhere.',
-                    id="django_outbox.E022",
-                )
-            )
+        found += [*_journal(connection), *_schema(connection), *_tables(connection)]
     return found
+
+
+def _journal(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if connection.vendor != "sqlite" or dialects.is_in_memory(connection):
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode")
+        journal = str(cursor.fetchone()[0])
+    if journal.lower() != "wal":
+        yield Warning(
+            f"The SQLite database {connection.alias!r} keeps its journal in {journal!r} mode, "
+            "where readers wait for every writer.",
+            hint='Set OPTIONS = {"init_command": "PRAGMA journal_mode=WAL"}.',
+            id="django_outbox.W021",
+        )
+
+
+def _schema(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if connection.vendor != "postgresql" and not conf.problems() and conf.current().SCHEMA:
+        yield Error(
+            f'OUTBOX["SCHEMA"] is set, but {connection.alias!r} is no PostgreSQL database.',
+            hint='Leave it out; OUTBOX["TABLE_PREFIX"] works everywhere.',
+            id="django_outbox.E022",
+        )
+
+
+def _tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if not MigrationRecorder(connection).has_table():
+        return  # the first migrate of all, which checks too, needs no reminder
+    if missing := missing_table(connection.alias):
+        yield Warning(missing, hint="Migrate before writing.", id="django_outbox.W023")
 
 
 def _aliases() -> list[str]:

@@ -16,21 +16,26 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 DAY = 86400.0
+CENTURY = 36_525 * DAY  # more overflows some database's calendar
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # 63 characters less our longest name
 
 Rule = Callable[[Any], str | None]  # None, or what was expected
 
 
 def number(least: float, *, above: bool = False, optional: bool = False) -> Rule:
-    """Expect a number (never a bool) of at least, or above, ``least``."""
-    expected = f"a number {'above' if above else 'of at least'} {least:g}" + " or None" * optional
+    """Expect a number of seconds (never a bool) of at least, or above, ``least``."""
+    expected = (
+        f"a number {'above' if above else 'of at least'} {least:g}, at most a century of seconds"
+        f"{', or None' * optional}"
+    )
 
     def rule(value: Any) -> str | None:
         if value is None:
             return None if optional else expected
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return expected
-        return None if (value > least if above else value >= least) else expected
+        good = (value > least if above else value >= least) and value <= CENTURY
+        return None if good else expected
 
     return rule
 
@@ -47,8 +52,9 @@ def one_of(*choices: Any) -> Rule:
     return lambda value: None if value in choices else f"one of {list(choices)}"
 
 
-def text(value: Any) -> str | None:
-    return None if isinstance(value, str) else "a str"
+def module(value: Any) -> str | None:
+    good = isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
+    return None if good else "the name of a module"
 
 
 def flag(value: Any) -> str | None:
@@ -126,7 +132,7 @@ class Settings:
     CONTEXT_PROVIDERS: tuple[str, ...] = setting((), paths)
     INTERCEPTORS: tuple[str, ...] = setting((), paths)
     SIGNAL_BRIDGE: bool = setting(True, flag)
-    LISTENER_MODULE: str = setting("listeners", text)
+    LISTENER_MODULE: str = setting("listeners", module)
     TABLE_PREFIX: str = setting("", identifier)
     SCHEMA: str | None = setting(None, identifier)  # PostgreSQL only; must exist
     METRICS_NAMESPACE: str = setting("outbox", identifier)

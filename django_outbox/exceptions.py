@@ -19,6 +19,7 @@ Configuration faults are django's ImproperlyConfigured.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.db.transaction import TransactionManagementError
 
@@ -77,10 +78,9 @@ class Unrecoverable(Exception):
 
 def seconds(delay: float | timedelta, *, of: str) -> float:
     """Return a delay as seconds; ``ValueError`` unless it is a finite duration of zero or more."""
-    if isinstance(delay, timedelta):
-        delay = delay.total_seconds()
-    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e10:
+    value: Any = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e10:
         raise ValueError(
             f"{of} got the delay {delay!r}; expected seconds or a timedelta, zero or more."
         )
-    return float(delay)
+    return float(value)

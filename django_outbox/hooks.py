@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -10,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from . import events, retry
-from .conf import current, resolve
+from .conf import resolve
 from .events import Event
 
 
@@ -27,10 +29,28 @@ class HotQueue(Protocol):
 class Slot:
     """Where the writer finds the worker of this process, by database alias; empty after a fork."""
 
+    start: Callable[[str], None] | None = None  # set by EMBEDDED: starts a worker for an alias
+
     def __init__(self) -> None:
         self.queues: dict[str, HotQueue] = {}
+        self._forget()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.queues.clear)
+            os.register_at_fork(after_in_child=self._forget)
+
+    def queue(self, alias: str) -> HotQueue | None:
+        """Return the hot queue of this process; with EMBEDDED the first call starts its worker."""
+        if self.start is not None and alias not in self._asked:
+            with self._lock:
+                first = alias not in self._asked
+                self._asked.add(alias)
+            if first and alias not in self.queues:
+                self.start(alias)
+        return self.queues.get(alias)
+
+    def _forget(self) -> None:
+        self.queues.clear()
+        self._asked: set[str] = set()
+        self._lock = threading.Lock()
 
 
 slot = Slot()
@@ -46,27 +66,28 @@ class JSON:
 @lru_cache(maxsize=1)
 def serializer() -> Any:
     """Return the object with ``dumps`` and ``loads`` that ``SERIALIZER`` names."""
-    return resolve("SERIALIZER") if current().SERIALIZER else JSON
+    value = resolve("SERIALIZER")
+    if value is None:
+        return JSON
+    if not callable(getattr(value, "dumps", None)) or not callable(getattr(value, "loads", None)):
+        raise ImproperlyConfigured(
+            f'OUTBOX["SERIALIZER"] is {value!r}; expected an object with dumps and loads.'
+        )
+    return value
 
 
 @lru_cache(maxsize=1)
 def retry_policy() -> retry.RetryPolicy:
     """Return the policy of listeners that have none of their own."""
-    value = current().RETRY
+    value = resolve("RETRY")
     if value is None:
         return retry.Exponential()
-    if isinstance(value, dict):
-        try:
+    try:
+        if isinstance(value, Mapping):
             return retry.from_setting(value)
-        except ValueError as error:
-            raise ImproperlyConfigured(f'OUTBOX["RETRY"]: {error}') from error
-    value = resolve("RETRY")
-    policy = value() if isinstance(value, type) else value
-    if not isinstance(policy, retry.RetryPolicy):
-        raise ImproperlyConfigured(
-            f'OUTBOX["RETRY"] is {policy!r}; expected max_attempts, should_retry and delay.'
-        )
-    return policy
+        return retry.checked(value() if isinstance(value, type) else value)
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f'OUTBOX["RETRY"]: {error}') from error
 
 
 def _reset(*, setting: str, **kwargs: Any) -> None:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from .events import LENGTHS, type_name
-from .exceptions import ListenerAlreadyRegistered
-from .retry import RetryPolicy
+from .exceptions import ListenerAlreadyRegistered, seconds
+from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,14 +62,16 @@ class Listener:
         """Name the callable and its place: ``shop.listeners.reserve_stock (…/listeners.py:12)``."""
         call = inspect.unwrap(self.call)
         code = getattr(call, "__code__", None) or getattr(
-            getattr(type(call), "__call__", None), "__code__", None
+            getattr(type(call), "__call__", None), "__code__", None  # noqa: B004 - as in is_async
         )
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         return f"{label(call)}{place}"
 
     @property
     def fault(self) -> str | None:
-        """Say what is wrong with the signature; a listener takes one argument, the event."""
+        """Say why calling it with an event, its one argument, would fail or do nothing."""
+        if _makes_generator(self.call):
+            return f"{self.where} is a generator function: a call would run nothing of it."
         try:
             inspect.signature(self.call).bind(object())
         except TypeError:
@@ -97,9 +99,15 @@ def listener(
     ``event_type`` may be a pattern (``"order.*"``, ``"*"``). One listener per (aggregate type,
     event type, name): give each further one a ``name``, and it gets the event too.
 
-    Raises ``ListenerAlreadyRegistered`` for a second one and ``ValueError`` for a name that no
-    event can have.
+    Raises ``ListenerAlreadyRegistered`` for a second one and ``ValueError`` for a type that no
+    event can have, and for options that would fail with the first event.
     """
+    if retry is not None:
+        checked(retry)
+    if not isinstance(name, str):
+        raise ValueError(f"name is {name!r}; expected a str.")
+    if timeout is not None and seconds(timeout, of="timeout") == 0:
+        raise ValueError("timeout is 0; expected seconds above zero, or None.")
     kind = aggregate_type if aggregate_type is ANY else _checked(aggregate_type, "aggregate_type")
     pattern = _checked(event_type, "event_type")
 
@@ -165,6 +173,13 @@ def label(call: Callable[..., Any]) -> str:
     """Name a callable by module and qualified name."""
     named = call if hasattr(call, "__qualname__") else type(call)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _makes_generator(call: Callable[..., Any]) -> bool:
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
+    )
 
 
 def _checked(value: Any, column: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 ErrorTypes = tuple[type[BaseException], ...]
@@ -15,7 +16,9 @@ MAX_DELAY = 365 * 86400.0  # seconds; a due time beyond it overflows some databa
 class RetryPolicy(Protocol):
     """What the engine asks of a policy."""
 
-    max_attempts: int | None  # executions, the first one included; None: OUTBOX["MAX_ATTEMPTS"]
+    @property
+    def max_attempts(self) -> int | None:
+        """Executions, the first one included; None: ``OUTBOX["MAX_ATTEMPTS"]``."""
 
     def should_retry(self, exc: BaseException) -> bool:
         """Say whether this error is worth another execution."""
@@ -33,8 +36,7 @@ class _Selective:
     give_up_on: ErrorTypes = ()  # never these; wins over retry_on
 
     def __post_init__(self) -> None:
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise ValueError(f"max_attempts is {self.max_attempts}; expected at least 1 execution.")
+        _check(self)
 
     def should_retry(self, exc: BaseException) -> bool:
         if isinstance(exc, self.give_up_on):
@@ -55,7 +57,7 @@ class Exponential(_Selective):
         if self.base <= 0:
             return 0.0
         try:
-            raw = self.base * self.multiplier ** max(attempt - 1, 0)
+            raw = self.base * float(self.multiplier) ** max(attempt - 1, 0)
         except OverflowError:
             raw = self.cap
         return bounded(min(self.cap, raw) * random.uniform(*self.jitter))
@@ -75,10 +77,10 @@ class Fixed(_Selective):
         retry_on: ErrorTypes = (),
         give_up_on: ErrorTypes = (),
     ) -> None:
+        object.__setattr__(self, "wait", delay)
         _Selective.__init__(
             self, max_attempts=max_attempts, retry_on=retry_on, give_up_on=give_up_on
         )
-        object.__setattr__(self, "wait", delay)
 
     def delay(self, attempt: int) -> float:
         return bounded(self.wait)
@@ -102,6 +104,11 @@ class Jittered:
     policy: RetryPolicy
     jitter: float = 0.5  # seconds
 
+    def __post_init__(self) -> None:
+        checked(self.policy)
+        if not _amount(self.jitter):
+            raise ValueError(f"Jittered got jitter={self.jitter!r}; expected {_NUMBER[1]}.")
+
     @property
     def max_attempts(self) -> int | None:
         return self.policy.max_attempts
@@ -121,10 +128,13 @@ POLICIES: Mapping[str, type[Any]] = {
 
 
 def from_setting(value: Mapping[str, Any]) -> RetryPolicy:
-    """Build a policy from ``{"policy": "exponential", "base": 0.2, …}``; ``ValueError`` if unknown."""
+    """Build a policy from ``{"policy": "exponential", "base": 0.2, …}``.
+
+    Raises ``ValueError`` for a policy or an option that is unknown or unfit.
+    """
     options = dict(value)
     name = options.pop("policy", "exponential")
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise ValueError(f"the retry policy {name!r} is unknown; expected one of {[*POLICIES]}.")
     try:
         policy: RetryPolicy = POLICIES[name](**options)
@@ -135,4 +145,68 @@ def from_setting(value: Mapping[str, Any]) -> RetryPolicy:
 
 def bounded(delay: float) -> float:
     """Clamp a delay to what every database can add to its clock."""
-    return min(max(delay, 0.0), MAX_DELAY)
+    return min(delay, MAX_DELAY) if delay > 0 else 0.0  # 0 for NaN too
+
+
+def checked(value: Any) -> RetryPolicy:
+    """Return a policy; ``ValueError`` for anything else, a class of policies included."""
+    if isinstance(value, type) or not isinstance(value, RetryPolicy):
+        raise ValueError(
+            f"{value!r} is no retry policy; expected an object with max_attempts, should_retry and "
+            "delay, such as Exponential()."
+        )
+    return value
+
+
+def _check(policy: object) -> None:
+    """Refuse arguments that would fail only when an event has failed."""
+    for each in fields(policy):  # type: ignore[arg-type]
+        value = getattr(policy, each.name)
+        is_fit, expected = RULES[each.name]
+        if not is_fit(value):
+            raise ValueError(
+                f"{type(policy).__name__} got {each.name}={value!r}; expected {expected}."
+            )
+
+
+def _amount(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )
+
+
+def _range(value: Any) -> bool:
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(map(_amount, value))
+        and value[0] <= value[1]
+    )
+
+
+def _executions(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 1)
+
+
+def _errors(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(each, type) and issubclass(each, BaseException) for each in value
+    )
+
+
+_NUMBER = (_amount, "a finite number of at least 0")
+_ERRORS = (_errors, "a tuple of exception classes")
+RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "max_attempts": (_executions, "a whole number of executions, at least 1, or None"),
+    "retry_on": _ERRORS,
+    "give_up_on": _ERRORS,
+    "base": _NUMBER,
+    "cap": _NUMBER,
+    "multiplier": _NUMBER,
+    "wait": _NUMBER,
+    "step": _NUMBER,
+    "jitter": (_range, "two numbers of at least 0, the smaller one first"),
+}

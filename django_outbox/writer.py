@@ -1,4 +1,4 @@
-"""One write: checked, serialised once, inserted in the caller's transaction, handed over after it."""
+"""One write: checked, serialised once, inserted in the caller's transaction, handed over after."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import dialects, doorbell, hooks
 from .conf import current
-from .events import ABSENT, GLOBAL, Event, check_text
+from .events import ABSENT, GLOBAL, Event, check_text, encode_headers
 from .exceptions import DuplicateEvent, InvalidEvent, NoActiveTransaction
 from .signals import announce, event_dropped, event_queued, event_written
 
@@ -82,15 +81,16 @@ def write(
                       event_id, occurred_at, available_at, deliver_after, unique_key)
     ):  # fmt: skip
         raise InvalidEvent("write got an Event and further fields; expected them in the Event.")
+    event: Event = event_type
     connection = _connection(using)
-    row = _row(event_type)
+    row = _row(event)
     require_transaction(connection)
     if not _insert(connection, [row]):
         if on_duplicate == "ignore":
-            return _existing(connection, event_type)
-        raise _duplicate([event_type])
+            return _existing(connection, event)
+        raise _duplicate([event])
     _hand_over(connection, [row])
-    return event_type.event_id
+    return event.event_id
 
 
 def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str]:
@@ -138,7 +138,7 @@ def require_transaction(connection: BaseDatabaseWrapper) -> None:
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block and any(
-        not block._from_testcase for block in connection.atomic_blocks
+        not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks
     )
 
 
@@ -161,8 +161,7 @@ def _row(event: Event) -> Row:
         )
     text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
     check_text(text, most=current().MAX_PAYLOAD_BYTES)
-    headers = msgspec.json.encode(dict(event.headers)).decode() if event.headers else None
-    return event, text, headers
+    return event, text, encode_headers(event.headers)
 
 
 def _may_clash(event: Event) -> bool:
@@ -219,7 +218,7 @@ def _duplicate(events: list[Event]) -> DuplicateEvent:
 
 
 class _AfterCommit:
-    """The one callback of a transaction, alias and savepoint level: what it wrote is handed over."""
+    """The one callback of a transaction, alias and savepoint level: hands over what it wrote."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
@@ -229,7 +228,7 @@ class _AfterCommit:
     def __call__(self) -> None:
         events, self.events = self.events, None
         alias = self.connection.alias
-        queue = hooks.slot.queues.get(alias)
+        queue = hooks.slot.queue(alias)
         if queue is None:
             doorbell.ring(self.connection)
             return
@@ -251,7 +250,7 @@ def _hand_over(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
     callback = _callback(connection)
     hot = [row for row in rows if row[0].key is None and not row[0].is_delayed]
     callback.others = callback.others or len(hot) < len(rows)
-    if connection.alias in hooks.slot.queues and callback.events is not None:
+    if hooks.slot.queue(connection.alias) is not None and callback.events is not None:
         loads = hooks.serializer().loads
         room = max(settings.HOT_QUEUE_CAPACITY - len(callback.events), 0)
         callback.events += [event.written(text, loads) for event, text, _ in hot[:room]]

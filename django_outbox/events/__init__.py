@@ -1,0 +1,25 @@
+"""``Event``: what is written and what listeners see, with every rule that needs no database."""
+
+from __future__ import annotations
+
+from .event import ABSENT, Event, leased
+from .ids import new_id
+from .rules import GLOBAL, LENGTHS, NO_HEADERS, as_utc, type_name
+from .text import check_text, decode, decode_headers, encode, encode_headers
+
+__all__ = [
+    "ABSENT",
+    "GLOBAL",
+    "LENGTHS",
+    "NO_HEADERS",
+    "Event",
+    "as_utc",
+    "check_text",
+    "decode",
+    "decode_headers",
+    "encode",
+    "encode_headers",
+    "leased",
+    "new_id",
+    "type_name",
+]

@@ -1,0 +1,182 @@
+"""The frozen value itself: made and checked by a writer, or made of a stored row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass, field
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from ..exceptions import InvalidEvent, PayloadError
+from . import rules
+from .ids import new_id
+from .rules import GLOBAL, LENGTHS, NO_HEADERS
+from .text import decode
+
+T = TypeVar("T")
+
+
+class _Absent(Enum):
+    """Tells an argument that was not given from an explicit ``None``."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = _Absent.ABSENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event; immutable, checked when it is made, its payload decoded at first sight.
+
+    Raises ``InvalidEvent`` for values that no database could store alike, and ``TypeError`` for an
+    explicit ``None`` as a due time.
+    """
+
+    event_type: str
+    payload: Any = None
+    aggregate: InitVar[Any] = None  # a saved model instance: fills the two fields below
+    aggregate_type: str = GLOBAL
+    aggregate_id: str | None = None
+    tenant_id: str | None = None
+    headers: Mapping[str, str] = NO_HEADERS
+    key: str | None = None  # the stream; None: no order
+    seq: int | None = None  # place in the stream, given by the database
+    event_id: str = ""  # empty: a new ULID
+    occurred_at: datetime = ABSENT  # type: ignore[assignment]  # absent: now
+    available_at: datetime | None = ABSENT  # type: ignore[assignment]  # when it is (was) due
+    deliver_after: InitVar[float | timedelta] = ABSENT
+    unique_key: str | None = None
+    created_at: datetime | None = None  # database clock
+    deliver_at: datetime | None = None  # the delay the writer asked for
+    first_due_at: datetime | None = None
+    attempts: int = 0  # executions so far
+    source: str = ""  # "hot" or "cold" once delivered
+    _own_id: bool = field(default=False, repr=False, compare=False)  # the caller's event_id
+    _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
+    _text: str | None = field(default=None, repr=False, compare=False)  # the payload's exact JSON
+    _loads: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self, aggregate: Any, deliver_after: Any) -> None:
+        put = object.__setattr__.__get__(self)
+        put("event_type", rules.type_name(self.event_type, "event_type"))
+        put("aggregate_type", rules.type_name(self.aggregate_type, "aggregate_type"))
+        if aggregate is not None:
+            _fill_aggregate(put, self, aggregate)
+        put("_own_id", self.event_id not in ("", None))
+        put("event_id", rules.identity(self.event_id) if self._own_id else new_id())
+        put("key", rules.identity(self.key))
+        for name in LENGTHS:
+            put(name, rules.column(name, getattr(self, name)))
+        put("headers", rules.read_only_headers(self.headers))
+        _fill_times(put, self, deliver_after)
+
+    def __getattr__(self, name: str) -> Any:
+        """Fill the one slot that rows leave empty: the payload, decoded at first sight."""
+        if name != "payload" or self._text is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = (self._loads or decode)(self._text)
+        object.__setattr__(self, "payload", value)
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
+
+    @property
+    def is_delayed(self) -> bool:
+        """Say whether the writer asked for a later delivery."""
+        return self.key is None and (self.deliver_at is not None or self._delay is not None)
+
+    def payload_as(self, type_: type[T]) -> T:
+        """Return the payload as an instance of ``type_``, validated; ``PayloadError`` if unfit."""
+        try:
+            return msgspec.convert(self.payload, type_, strict=False)
+        except msgspec.ValidationError as error:
+            name = getattr(type_, "__qualname__", type_)
+            raise PayloadError(f"The payload of {self} does not fit {name}: {error}") from error
+
+    @classmethod
+    def from_json(cls, event_type: str, text: str, **fields: Any) -> Event:
+        """Make an event of ready JSON text, which is stored exactly as it is.
+
+        Raises ``InvalidEvent`` if the text is not JSON.
+        """
+        if not isinstance(text, str):
+            raise InvalidEvent(f"from_json got {type(text).__name__}; expected JSON text as str.")
+        try:
+            value = decode(text)
+        except PayloadError as error:
+            raise InvalidEvent(f"from_json got no valid JSON: {error}") from error
+        return cls(event_type=event_type, payload=value, _text=text, **fields)
+
+    def written(self, text: str, loads: Callable[[str], Any]) -> Event:
+        """Return the event as its listeners will see it: payload from ``text``, undecoded."""
+        return leased({**{name: getattr(self, name) for name in _KEPT}, "_text": text}, loads)
+
+
+for _name in ("aggregate", "deliver_after"):
+    delattr(Event, _name)  # the defaults of arguments; an event has no such attributes
+
+_KEPT = tuple(name for name in Event.__slots__ if name not in ("payload", "_text", "_loads"))
+_SLOTS: Mapping[str, Callable[[Event, Any], None]] = {
+    name: getattr(Event, name).__set__ for name in Event.__slots__
+}
+_EMPTY = {
+    "aggregate_type": GLOBAL,
+    "headers": NO_HEADERS,
+    **dict.fromkeys(
+        "aggregate_id tenant_id key seq unique_key created_at deliver_at first_due_at "
+        "available_at occurred_at _delay".split()
+    ),
+    "attempts": 0,
+    "source": "",
+    "_own_id": False,
+}
+
+
+def leased(row: Mapping[str, Any], loads: Callable[[str], Any]) -> Event:
+    """Make an event of a stored row without checking it again; the payload stays undecoded."""
+    event = object.__new__(Event)
+    for name, value in {**_EMPTY, **row, "_loads": loads}.items():
+        _SLOTS[name](event, value)
+    return event
+
+
+def _fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any) -> None:
+    if event.aggregate_type != GLOBAL or event.aggregate_id is not None:
+        raise InvalidEvent(
+            "aggregate= was given together with aggregate_type or aggregate_id; expected one form."
+        )
+    kind, pk = rules.aggregate(instance)
+    put("aggregate_type", kind)
+    put("aggregate_id", pk)
+
+
+def _fill_times(put: Callable[[str, Any], None], event: Event, deliver_after: Any) -> None:
+    occurred: Any = event.occurred_at
+    due: Any = event.available_at
+    if due is None or deliver_after is None:
+        raise TypeError("An explicit None is no due time; leave the argument out for 'at once'.")
+    if due is not ABSENT and deliver_after is not ABSENT:
+        raise InvalidEvent("available_at and deliver_after were both given; expected one of them.")
+    given = occurred is not ABSENT and occurred is not None
+    occurred = rules.instant("occurred_at", occurred) if given else datetime.now(timezone.utc)
+    if due is not ABSENT:
+        due = rules.instant("available_at", due)
+        if given and due < occurred:
+            raise InvalidEvent(f"available_at {due} lies before occurred_at {occurred}.")
+    elif deliver_after is not ABSENT:
+        delay = rules.delay(deliver_after)
+        if given:
+            due = rules.later(occurred, delay)
+        else:
+            put("_delay", delay.total_seconds())
+    put("occurred_at", occurred)
+    put("available_at", None if due is ABSENT else due)
+    put("deliver_at", event.available_at)

@@ -1,0 +1,112 @@
+"""The JSON text of payloads and headers: encoded once, checked, decoded at first sight."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from json import JSONEncoder
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from django.utils.functional import Promise
+
+from ..exceptions import InvalidEvent, PayloadError, PayloadTooLarge
+from .rules import NO_HEADERS
+
+MAX_NESTING = 100
+NOT_JSON = (bytes, bytearray, memoryview, set, frozenset)  # msgspec makes text and lists of them
+
+
+def encode(payload: Any) -> str:
+    """Return the payload as JSON text; ``InvalidEvent`` for what JSON or a database cannot hold.
+
+    The encoder of the standard library finds NaN and Infinity by itself; msgspec would write null.
+    """
+    try:
+        text = _encoder.encode(payload)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidEvent(
+            f"The payload cannot be written as JSON: {error}. Expected JSON values, dates, UUIDs, "
+            "Decimals, enums or dataclasses of these."
+        ) from error
+    except RecursionError:
+        raise _too_deep() from None
+    return text
+
+
+def decode(text: str) -> Any:
+    """Return the value of a JSON text; ``PayloadError`` if it is damaged."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
+        raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
+
+
+def encode_headers(headers: Mapping[str, str]) -> str | None:
+    """Return headers as JSON text; no headers are NULL."""
+    return msgspec.json.encode({**headers}).decode() if headers else None
+
+
+def decode_headers(text: str | None) -> Mapping[str, str]:
+    """Return stored headers; NULL, empty and JSON ``null`` are no headers."""
+    if not text or text == "null":
+        return NO_HEADERS
+    try:
+        return MappingProxyType(msgspec.json.decode(text, type=dict[str, str]))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise PayloadError(f"The stored headers cannot be decoded: {error}") from error
+
+
+def check_text(text: Any, *, most: int) -> None:
+    """Refuse payload text that is too large, nested too deep, or that some database refuses."""
+    if not isinstance(text, str):
+        raise InvalidEvent(f"The serializer made {type(text).__name__} of the payload, not str.")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidEvent(
+            f"The payload holds a lone surrogate ({error.reason}), which no database stores. "
+            "Expected valid Unicode text."
+        ) from None
+    if size > most:
+        raise PayloadTooLarge(
+            f"The payload has {size} bytes; at most {most} are allowed. Store the large part "
+            'elsewhere and send its address, or raise OUTBOX["MAX_PAYLOAD_BYTES"].'
+        )
+    if "\0" in text:  # JSON escapes it; another serializer may not
+        raise InvalidEvent("The payload's text holds a NUL character, which PostgreSQL refuses.")
+    if text.count("[") + text.count("{") > MAX_NESTING and _nesting(text) > MAX_NESTING:
+        raise _too_deep()
+
+
+def _default(value: Any) -> Any:
+    """Take one level apart; the encoder comes back with what is inside."""
+    if isinstance(value, Promise):  # a lazily translated text
+        return str(value)
+    if isinstance(value, NOT_JSON):
+        raise TypeError(f"{type(value).__name__} has no place in JSON")
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(f"{value!r} has no place in JSON")
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return msgspec.to_builtins(value, builtin_types=(bytes, bytearray, memoryview, Decimal))
+
+
+_encoder = JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_default)
+
+
+def _too_deep() -> InvalidEvent:
+    return InvalidEvent(f"The payload is nested deeper than {MAX_NESTING} levels. Flatten it.")
+
+
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

@@ -1,0 +1,210 @@
+"""The tables and their verbs; the claim itself is SQL of ``dialects``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from django.db import DatabaseError, ProgrammingError, connections, models, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from ..conf import index_name, table_name
+from ..dialects.fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
+from ..events import GLOBAL, LENGTHS
+from .verbs import OutboxQuerySet
+
+__all__ = [
+    "OutboxEvent",
+    "OutboxInbox",
+    "OutboxQuerySet",
+    "OutboxStream",
+    "OutboxWorker",
+    "missing_table",
+    "purge_batches",
+]
+
+ACTIVE: Final = "__outbox_active__"  # the stream row that is single_node's lease
+
+
+class OutboxEvent(models.Model):
+    """One event, from its transaction to its end. Verbs change rows, never ``save()``."""
+
+    class Status(models.IntegerChoices):
+        NEW = 0, _("new")
+        DONE = 1, _("done")
+        RETRY = 2, _("retry")
+        DEAD = 3, _("dead")
+
+    event_id = ExactCharField(_("event id"), max_length=LENGTHS["event_id"], primary_key=True)
+    event_type = ExactCharField(_("event type"), max_length=LENGTHS["event_type"])
+    aggregate_type = ExactCharField(
+        _("aggregate type"),
+        max_length=LENGTHS["aggregate_type"],
+        default=GLOBAL,
+        db_default=GLOBAL,
+    )
+    aggregate_id = ExactCharField(
+        _("aggregate id"), max_length=LENGTHS["aggregate_id"], null=True, blank=True
+    )
+    tenant_id = ExactCharField(
+        _("tenant id"), max_length=LENGTHS["tenant_id"], null=True, blank=True
+    )
+    payload = ExactTextField(_("payload"))
+    headers = ExactTextField(_("headers"), null=True, blank=True)
+    status = models.SmallIntegerField(
+        _("status"), choices=Status.choices, default=Status.NEW, db_default=Status.NEW
+    )
+    attempts = models.IntegerField(_("attempts"), default=0, db_default=0)
+    rescues = models.SmallIntegerField(_("rescues"), default=0, db_default=0)
+    occurred_at = UTCDateTimeField(_("occurred at"))
+    created_at = UTCDateTimeField(_("created at"))
+    deliver_at = UTCDateTimeField(_("deliver at"), null=True, blank=True)
+    first_due_at = UTCDateTimeField(_("first due at"), null=True, blank=True)
+    available_at = UTCDateTimeField(_("due at"), null=True, blank=True)
+    done_at = UTCDateTimeField(_("done at"), null=True, blank=True)
+    last_error = ExactTextField(_("last error"), null=True, blank=True)
+    result = ExactTextField(_("result"), null=True, blank=True)
+    locked_by = ExactCharField(_("locked by"), max_length=128, null=True, blank=True)
+    locked_at = UTCDateTimeField(_("locked at"), null=True, blank=True)
+    key = ExactCharField(_("key"), max_length=LENGTHS["key"], null=True, blank=True)
+    seq = models.BigIntegerField(_("seq"), null=True, blank=True)
+    unique_key = ExactCharField(
+        _("unique key"), max_length=LENGTHS["unique_key"], null=True, blank=True
+    )
+    progress = ExactTextField(_("progress"), null=True, blank=True)
+
+    objects = OutboxQuerySet.as_manager()
+
+    class Meta:
+        db_table = table_name("outbox_event")
+        verbose_name = _("outbox event")
+        verbose_name_plural = _("outbox events")
+        permissions = [
+            ("replay_outboxevent", "Can replay outbox events"),
+            ("discard_outboxevent", "Can discard outbox events"),
+            ("edit_outboxevent", "Can edit and replay outbox events"),
+        ]
+        indexes = [
+            PendingIndex(
+                fields=["available_at", "event_id"],
+                where=Q(available_at__isnull=False),
+                name=index_name("outbox_event_due"),
+            ),
+            PendingIndex(
+                fields=["key", "seq"],
+                where=Q(key__isnull=False, status__in=[0, 2, 3]),
+                plain_fields=("key", "done_at", "seq"),
+                name=index_name("outbox_event_key"),
+            ),
+            PendingIndex(
+                fields=["unique_key"],
+                where=Q(unique_key__isnull=False),
+                unique=True,
+                name=index_name("outbox_event_unique"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
+
+
+def missing_table(alias: str | None) -> str | None:
+    """Say what to do if the tables are not there; None if they are, or nobody can tell now."""
+    connection = connections[alias or router.db_for_write(OutboxEvent)]
+    table = OutboxEvent._meta.db_table
+    try:
+        if _has_table(connection, table):
+            return None
+    except DatabaseError:
+        return None  # the database is down; the worker waits for it
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()
+    return (
+        f"The database {connection.alias!r} has no table {table!r}. "
+        f"Run: manage.py migrate django_outbox --database {connection.alias}"
+    )
+
+
+def _has_table(connection: BaseDatabaseWrapper, table: str) -> bool:
+    if table.startswith('"'):  # introspection does not list another schema
+        try:
+            OutboxEvent.objects.using(connection.alias).exists()
+        except ProgrammingError:
+            return False
+        return True
+    with connection.cursor() as cursor:
+        return table in connection.introspection.table_names(cursor)
+
+
+def purge_batches(alias: str) -> Iterator[int]:
+    """Purge the table of this database; yield the size of each delete."""
+    return OutboxEvent.objects.using(alias).purge_batches()
+
+
+class OutboxStream(models.Model):
+    """The events of one key; ``seq`` is its version, ``due_at`` its due time or lease end."""
+
+    key = ExactCharField(max_length=LENGTHS["key"], primary_key=True)
+    seq = models.BigIntegerField()
+    due_at = UTCDateTimeField(null=True)
+    locked_by = ExactCharField(max_length=128, null=True)
+    locked_at = UTCDateTimeField(null=True)
+
+    class Meta:
+        db_table = table_name("outbox_stream")
+        verbose_name = _("outbox stream")
+        verbose_name_plural = _("outbox streams")
+        indexes = [
+            PendingIndex(
+                fields=["due_at"],
+                where=Q(due_at__isnull=False),
+                name=index_name("outbox_stream_due"),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return str(self.key)
+
+
+class OutboxWorker(models.Model):
+    """A live worker process, for people to look at; nothing correct depends on it."""
+
+    id = ExactCharField(max_length=128, primary_key=True)
+    hostname = ExactCharField(max_length=255)
+    pid = models.IntegerField()
+    started_at = UTCDateTimeField()
+    heartbeat_at = UTCDateTimeField()
+    info = ExactTextField(null=True)
+
+    class Meta:
+        db_table = table_name("outbox_worker")
+        verbose_name = _("outbox worker")
+        verbose_name_plural = _("outbox workers")
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class OutboxInbox(models.Model):
+    """A received message that was seen once (idempotent consumers)."""
+
+    id = models.BigAutoField(primary_key=True)
+    source = ExactCharField(max_length=128)
+    message_id = ExactCharField(max_length=255)
+    received_at = UTCDateTimeField()
+
+    class Meta:
+        db_table = table_name("outbox_inbox")
+        verbose_name = _("received message")
+        verbose_name_plural = _("received messages")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["source", "message_id"], name=index_name("outbox_inbox_once")
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.message_id}"
