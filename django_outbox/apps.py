@@ -23,6 +23,10 @@ class OutboxConfig(AppConfig):
 
         if not problems():  # else the checks say what is wrong
             discover(current().LISTENER_MODULE)
+            if current().EMBEDDED:
+                from .engine import embedded
+
+                embedded.install()
 
 
 def discover(name: str) -> None:

@@ -19,7 +19,7 @@ from ..conf import table_name
 from ..events import Event
 from ..outcomes import DONE, Decision
 from .fields import from_database, to_database
-from .vocabulary import FENCE, INNOCENT, Claim, Row, marks, plain
+from .vocabulary import ACTIVE, FENCE, INNOCENT, Claim, Row, marks, plain
 
 
 class Optimistic:
@@ -312,6 +312,34 @@ class Optimistic:
                 *each("error"), *each("progress"), *ids, me,
             ],
         )  # fmt: skip
+
+    # -- the one active worker ---------------------------------------------------------------------
+
+    def hold_active(self, connection: BaseDatabaseWrapper, *, me: str, lease: float) -> bool:
+        """Take or keep the lease of ``single_node``; say whether it is ours."""
+        stream = connection.ops.quote_name(table_name("outbox_stream"))
+        key = connection.ops.quote_name("key")
+        taken = self._run(
+            connection,
+            f"UPDATE {stream} SET locked_by = %s, locked_at = {self.now}, due_at = {self.plus} "
+            f"WHERE {key} = %s AND (locked_by = %s OR locked_by IS NULL OR due_at <= {self.now})",
+            [me, lease, ACTIVE, me],
+        )
+        if taken:
+            return True
+        sql = f"INSERT INTO {stream} ({key}, seq) VALUES (%s, 0)"
+        made = self._insert(connection, sql, [ACTIVE], may_clash=True)
+        return made == 1 and self.hold_active(connection, me=me, lease=lease)
+
+    def release_active(self, connection: BaseDatabaseWrapper, *, me: str) -> None:
+        stream = connection.ops.quote_name(table_name("outbox_stream"))
+        key = connection.ops.quote_name("key")
+        self._run(
+            connection,
+            f"UPDATE {stream} SET locked_by = NULL, due_at = NULL WHERE {key} = %s "
+            "AND locked_by = %s",
+            [ACTIVE, me],
+        )
 
     # -- news ------------------------------------------------------------------------------------
 

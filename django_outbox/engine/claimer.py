@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import cycle
 
@@ -39,10 +40,12 @@ class Claimer:
         held: Held,
         ready: Ready,
         decisions: Decisions,
+        may_claim: Callable[[], bool],
     ) -> None:
         self.alias, self.me, self.settings = alias, me, settings
         self.offers, self.held, self.ready, self.decisions = offers, held, ready, decisions
         hot, cold = settings.FAIRNESS
+        self._may_claim = may_claim  # False on the standby of single_node
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, suspects=True)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self.hears = False  # rings surely arrive; set by the doorbell's thread
@@ -65,6 +68,8 @@ class Claimer:
 
     def step(self) -> float:
         """Make one claim, if there is room and reason; return the seconds to wait."""
+        if not self._may_claim():
+            return min(self.settings.PROBE_INTERVAL, self.settings.POLL_INTERVAL)
         if self._alone is not None:
             return self._claim_suspect(self._alone)
         self.hungry = True

@@ -23,13 +23,14 @@ class EventLoop:
 
     def __init__(self, *, alias: str, slots: int, held: Held, decisions: Decisions) -> None:
         self._alias, self._slots, self._held, self._decisions = alias, slots, held, decisions
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop  # made at the start, closed by the thread
         self._waiting: deque[Lease] = deque()  # bounded by Held, as all that is claimed
         self._running: dict[asyncio.Task[None], Lease] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"outbox-{alias}-loop", daemon=True)
 
     def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     def put(self, lease: Lease) -> None:
@@ -43,7 +44,6 @@ class EventLoop:
     def join(self, give_up: Callable[[], bool]) -> bool:
         """Wait for what runs, then cancel it; return whether all ended by themselves."""
         if self._thread.ident is None:
-            self._loop.close()
             return True
         while self._running and not give_up():
             time.sleep(0.005)

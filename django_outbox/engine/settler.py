@@ -44,6 +44,7 @@ class Settler:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._made_room = held, decisions, made_room
         self._expect = expect
+        self.settled = 0  # deliveries so far; owner: the thread
         self._waiting: Settled = []  # taken and not written yet; owner: the thread
 
     @property
@@ -66,6 +67,7 @@ class Settler:
         written = {lease.event.event_id for lease, _ in part}
         self._waiting = [each for each in self._waiting if each[0].event.event_id not in written]
         self._held.drop(written)
+        self.settled += len(part)
         delays = [each.delay for _, each in part if each.delay is not None]
         if delays:
             self._expect(min(delays))

@@ -1,17 +1,25 @@
-"""What ``outbox_worker`` runs: workers until a signal, and the exit code."""
+"""What ``outbox_worker`` runs: workers until a signal, in one process or several; its exit code."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
+
+from django.db import connections
 
 from .worker import Worker
 
 logger = logging.getLogger("django_outbox")
+
+BACKOFF = (0.1, 30.0)  # seconds before a process that died is replaced, and at most
+HEALTHY = 10.0  # seconds after which a process counts as well started
+KILL_AFTER = 3.0  # seconds beyond DRAIN_TIMEOUT that a process gets to end
 
 
 class Signals:
@@ -21,26 +29,121 @@ class Signals:
         self.first = threading.Event()
         self.second = threading.Event()
 
-    def install(self) -> None:
+    def install(self, *, ignore_interrupt: bool = False) -> None:
         """Take the signals over, where this is the main thread and may."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._receive)
-            signal.signal(signal.SIGINT, self._receive)
+            signal.signal(signal.SIGTERM, self.receive)
+            # Ctrl-C reaches every process of the terminal, but children are told by their parent.
+            signal.signal(signal.SIGINT, signal.SIG_IGN if ignore_interrupt else self.receive)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int = 0, frame: FrameType | None = None) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def run(aliases: Sequence[str | None], **options: Any) -> int:
-    """Run one worker per alias until a signal; return 0 when drained, 1 when work was abandoned."""
+def run(aliases: Sequence[str | None], *, processes: int = 1, **options: Any) -> int:
+    """Run workers until a signal; return 0 when drained, 1 when work was abandoned."""
     signals = Signals()
     signals.install()
+    if processes == 1:
+        return serve(aliases, signals, **options)
+    connections.close_all()  # nothing of the database may be shared by a fork
+    return Supervisor(processes, lambda: _serve_as_child(aliases, options)).run(signals)
+
+
+def serve(aliases: Sequence[str | None], signals: Signals, **options: Any) -> int:
+    """Run one worker per alias in this process."""
     workers = [Worker(using=alias, **options) for alias in aliases]
     try:
         for worker in workers:
             worker.start()
-        while not signals.first.wait(1.0):
+        while not signals.first.wait(0.5) and not any(worker.is_spent for worker in workers):
             pass
     finally:
         ends = [worker.stop(hurry=signals.second.is_set) for worker in workers]
     return 0 if all(ends) and not signals.second.is_set() else 1
+
+
+def _serve_as_child(aliases: Sequence[str | None], options: dict[str, Any]) -> int:
+    signals = Signals()
+    signals.install(ignore_interrupt=True)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        signals.receive()  # the supervisor was killed; nobody would ever stop us
+
+    threading.Thread(target=watch, name="outbox-parent-watch", daemon=True).start()
+    return serve(aliases, signals, **options)
+
+
+class Supervisor:
+    """Keeps a number of processes alive: replaces the dead with backoff, passes signals on."""
+
+    def __init__(self, processes: int, main: Callable[[], int]) -> None:
+        self._main = main
+        self._slots = [_Slot() for _ in range(processes)]
+
+    def run(self, signals: Signals) -> int:
+        logger.info("supervisor started pid=%d processes=%d", os.getpid(), len(self._slots))
+        while not signals.first.wait(0.05):
+            for slot in self._slots:
+                slot.tend(self._main)
+        for slot in self._slots:
+            slot.tell(signal.SIGTERM)
+        told_twice = False
+        while any(slot.is_alive() for slot in self._slots):
+            if signals.second.wait(0.05) and not told_twice:
+                told_twice = True
+                for slot in self._slots:
+                    slot.tell(signal.SIGTERM)
+        return max((slot.code for slot in self._slots), default=0)
+
+
+class _Slot:
+    """The place of one process."""
+
+    def __init__(self) -> None:
+        self.code = 0  # of the last process that ended
+        self._pid = 0  # 0: none
+        self._started_at = 0.0  # monotonic
+        self._not_before = 0.0  # monotonic
+        self._deaths = 0  # in a row, each soon after its start
+
+    def tend(self, main: Callable[[], int]) -> None:
+        if not self.is_alive() and time.monotonic() >= self._not_before:
+            self._fork(main)
+
+    def is_alive(self) -> bool:
+        if not self._pid:
+            return False
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            self._note_end(os.waitstatus_to_exitcode(status))
+        return not pid
+
+    def tell(self, number: int) -> None:
+        if self._pid:
+            os.kill(self._pid, number)
+
+    def _fork(self, main: Callable[[], int]) -> None:
+        self._started_at = time.monotonic()
+        self._pid = os.fork()
+        if self._pid:
+            return
+        code = 1
+        try:
+            code = main()
+        except BaseException:
+            logger.exception("worker process failed")
+        finally:
+            os._exit(code)  # the parent's cleanup is not ours
+
+    def _note_end(self, code: int) -> None:
+        now = time.monotonic()
+        self._deaths = 0 if code == 0 or now - self._started_at > HEALTHY else self._deaths + 1
+        first, most = BACKOFF
+        pause = min(first * 2.0 ** min(self._deaths, 10), most) if self._deaths else 0.0
+        if code:
+            logger.error("worker process ended pid=%d code=%d next=%.1fs", self._pid, code, pause)
+        self._pid, self._not_before, self.code = 0, now + pause, abs(code)

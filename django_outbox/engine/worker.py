@@ -19,6 +19,7 @@ from .. import dialects, doorbell, hooks
 from ..conf import current
 from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
+from .active import Active
 from .claimer import Claimer
 from .dispatcher import Dispatcher
 from .event_loop import EventLoop
@@ -56,6 +57,7 @@ class Worker:
         poll_interval: float | None = None,
         drain_timeout: float | None = None,
         purge: bool = True,
+        max_events: int | None = None,
     ) -> None:
         self.alias = using or router.db_for_write(OutboxEvent)
         given: dict[str, Any] = {
@@ -67,7 +69,7 @@ class Worker:
             current(), **{name: value for name, value in given.items() if value is not None}
         )
         self.id = new_owner()
-        self._purge = purge
+        self._purge, self._max_events = purge, max_events
         self._state = "new"
         self._assemble()
 
@@ -77,9 +79,15 @@ class Worker:
         self._ready, self._decisions = Ready(), Decisions()
         self._offers = Offers(settings.HOT_QUEUE_CAPACITY, wake=self._wake, look=self.look)
         parts: dict[str, Any] = {"alias": alias, "held": self._held}
+        self._active: Active | None = None
+        if settings.MODE == "single_node":
+            self._active = Active(
+                alias=alias, me=self.id, lease=settings.LEASE, poll=settings.POLL_INTERVAL
+            )
+            self._holding = self._loop("active", self._active.step, close=self._active.release)
         self._claimer = Claimer(
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
-            decisions=self._decisions, **parts,
+            decisions=self._decisions, may_claim=self._active or always, **parts,
         )  # fmt: skip
         self._event_loop = EventLoop(
             slots=settings.ASYNC_CONCURRENCY, decisions=self._decisions, **parts
@@ -134,8 +142,6 @@ class Worker:
         try:
             for part in self._machines():
                 part.start()
-            if self._hearing is not None:
-                self._hearing.start()
             if self._purge:
                 self._purging.start()
         except BaseException:
@@ -144,11 +150,24 @@ class Worker:
         logger.info("worker started id=%s alias=%s", self.id, self.alias)
         announce(worker_started, sender=self.alias, worker_id=self.id)
 
-    def _machines(self) -> tuple[Startable, ...]:
+    def _machines(self) -> list[Startable]:
         """In the order of their start: whatever feeds another comes after it."""
-        return (
-            self._event_loop, self._dispatcher, self._settling, self._beating, self._claiming,
-        )  # fmt: skip
+        if self.settings.MODE == "writer_only":
+            return []
+        machines: list[Startable] = [
+            self._event_loop, self._dispatcher, self._settling, self._beating,
+        ]  # fmt: skip
+        if self._active is not None:
+            machines.append(self._holding)
+        machines.append(self._claiming)
+        if self._hearing is not None:
+            machines.append(self._hearing)
+        return machines
+
+    @property
+    def is_spent(self) -> bool:
+        """Say whether it has delivered ``max_events``, and should make way for a fresh one."""
+        return self._max_events is not None and self._settler.settled >= self._max_events
 
     def stop(
         self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
@@ -171,8 +190,10 @@ class Worker:
         finished = self._event_loop.join(give_up) and finished
         settled = self._settle_the_rest(give_up)
         released = self._release_unstarted()
-        self._beating.stop()
-        self._beating.join(2)
+        for loop in (self._beating, self._holding if self._active else None):
+            if loop is not None:
+                loop.stop()
+                loop.join(2)
         self._purging.join(2)
         if self._hearing is not None:
             self._hearing.join(2)
@@ -246,6 +267,10 @@ class Worker:
     def _made_room(self) -> None:
         if self._claimer.hungry:
             self._claiming.wake()
+
+
+def always() -> bool:
+    return True
 
 
 def new_owner() -> str:

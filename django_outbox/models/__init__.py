@@ -25,8 +25,6 @@ __all__ = [
     "purge_batches",
 ]
 
-ACTIVE: Final = "__outbox_active__"  # the stream row that is single_node's lease
-
 
 class OutboxEvent(models.Model):
     """One event, from its transaction to its end. Verbs change rows, never ``save()``."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
+from django.utils.autoreload import run_with_reloader
 
 from ... import drain
 from ...conf import current
@@ -30,6 +31,11 @@ class Command(BaseCommand):
         parser.add_argument("--workers", type=int, help="threads that run listeners")
         parser.add_argument("--poll-interval", type=float, metavar="SECONDS")
         parser.add_argument("--drain-timeout", type=float, metavar="SECONDS")
+        parser.add_argument("--processes", type=int, help="worker processes under a supervisor")
+        parser.add_argument(
+            "--max-events", type=int, metavar="N", help="end after about N events (0: never)"
+        )
+        parser.add_argument("--reload", action="store_true", help="restart when code changes")
         parser.add_argument("--once", action="store_true", help="deliver what is due, then exit")
         parser.add_argument("--no-purge", action="store_true", help="leave purging to others")
 
@@ -45,13 +51,20 @@ class Command(BaseCommand):
             count = sum(drain(using=alias) for alias in aliases)
             self.stdout.write(f"delivered {count}")
             return
-        code = run(
+        if options["reload"]:
+            run_with_reloader(self._run, aliases, {**options, "processes": 1})
+        code = self._run(aliases, options)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a listener that is stuck in a thread must not hold the process
+
+    def _run(self, aliases: list[str | None], options: dict[str, Any]) -> int:
+        return run(
             aliases,
+            processes=options["processes"] or current().PROCESSES,
+            max_events=options["max_events"] or None,
             workers=options["workers"],
             poll_interval=options["poll_interval"],
             drain_timeout=options["drain_timeout"],
             purge=not options["no_purge"],
         )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # a listener that is stuck in a thread must not hold the process

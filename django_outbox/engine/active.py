@@ -1,0 +1,44 @@
+"""The lease of ``single_node``: one worker is active, the others stand by and take over."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from django.db import connections
+
+from .. import dialects
+from .queues import SAFE_PART
+
+logger = logging.getLogger("django_outbox")
+
+
+class Active:
+    """Holds, or tries to get, the one row that makes a worker the active one."""
+
+    def __init__(self, *, alias: str, me: str, lease: float, poll: float) -> None:
+        self._alias, self._me, self._lease = alias, me, lease
+        self._pause = min(lease / 6, poll)
+        self._until = 0.0  # monotonic; our own deadline, safely before others may take over
+
+    def __call__(self) -> bool:
+        """Say whether this worker may claim."""
+        return time.monotonic() < self._until
+
+    def step(self) -> float:
+        connection, started = connections[self._alias], time.monotonic()
+        was = self()
+        held = dialects.of(connection).hold_active(connection, me=self._me, lease=self._lease)
+        self._until = started + SAFE_PART * self._lease if held else 0.0
+        if held != was:
+            logger.info("%s id=%s", "active" if held else "standing by", self._me)
+        return self._pause
+
+    def release(self) -> None:
+        """Let a standby take over at once; in the thread of ``step``."""
+        self._until = 0.0
+        connection = connections[self._alias]
+        try:
+            dialects.of(connection).release_active(connection, me=self._me)
+        except Exception as error:  # noqa: BLE001 - the lease ends by itself
+            logger.warning("release of the active lease failed error=%s", error)
