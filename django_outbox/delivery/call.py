@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +44,8 @@ class Call:
     def run(self, *, write: Callable[[Decision], bool]) -> Decision:
         """Call and decide; ``write`` commits an atomic listener's decision with its effects."""
         self._announce()
+        if self.listener.timeout is not None:
+            self.lease.overdue_at = time.monotonic() + self.listener.timeout
         return self._run_atomic(write) if self.listener.atomic else self._decide(self._answer())
 
     async def arun(self) -> Decision:

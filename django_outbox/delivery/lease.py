@@ -33,6 +33,7 @@ class Lease:
     deadline: float  # monotonic; nothing is started later without a renewal. Owner: Held
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
     duration: float = 0.0  # seconds in listeners
+    overdue_at: float = 0.0  # monotonic; when a plain listener has outrun its timeout
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener
 
     @property

@@ -53,7 +53,7 @@ class _Drain:
         if inside:
             return self._deliver_all(connections[self.alias], limit, chunk=1, inside=True)
         own = dialects.engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
-        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held)
+        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, presence=None)
         loop = Loop(
             f"outbox-{self.alias}-drain-heartbeat", beat.step, alias=self.alias,
             lock_wait=self.settings.LOCK_WAIT,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from .. import dialects
 from ..signals import announce, lease_lost
+from .presence import Presence
 from .queues import Held
 
 logger = logging.getLogger("django_outbox")
@@ -17,18 +18,31 @@ BATCH = 500
 
 
 class Heartbeat:
-    """One step every third of a lease, on a connection of its own."""
+    """A step every sixth of a lease, on a connection of its own; it renews what is older than a
+    third. What was claimed just after a step does not come near its deadline that way."""
 
-    def __init__(self, *, alias: str, me: str, held: Held) -> None:
-        self._alias, self._me, self._held = alias, me, held
+    def __init__(self, *, alias: str, me: str, held: Held, presence: Presence | None) -> None:
+        self._alias, self._me, self._held, self._presence = alias, me, held, presence
+        self._show_at = 0.0  # monotonic
 
     def step(self) -> float:
         started = time.monotonic()
         ids = self._held.to_renew(started)
         for start in range(0, len(ids), BATCH):
             self._renew(ids[start : start + BATCH])
-        # Half a third: what was claimed just after a step must not come near its deadline.
+        self._report_overdue(started)
+        if self._presence is not None and started >= self._show_at:
+            self._show_at = started + self._held.lease / 3
+            self._presence.show()
         return max(self._held.lease / 6 - (time.monotonic() - started), 0.001)
+
+    def close(self) -> None:
+        """Take the worker's row away; in the thread of ``step``."""
+        if self._presence is not None:
+            try:
+                self._presence.leave()
+            except DatabaseError as error:
+                logger.warning("the worker's row could not be removed error=%s", error)
 
     def _renew(self, ids: list[str]) -> None:
         connection = connections[self._alias]
@@ -47,3 +61,13 @@ class Heartbeat:
         if unstarted:
             logger.warning("lost leases: %d before their start", len(unstarted))
             announce(lease_lost, sender=self._alias, count=len(unstarted))
+
+    def _report_overdue(self, now: float) -> None:
+        """A thread cannot be stopped; it keeps its lease and is never run twice, only reported."""
+        for lease in self._held.running():
+            if lease.overdue_at and now > lease.overdue_at:
+                lease.overdue_at = 0.0
+                logger.warning(
+                    "listener runs longer than its timeout event_id=%s event_type=%s",
+                    lease.event.event_id, lease.event.event_type,
+                )  # fmt: skip

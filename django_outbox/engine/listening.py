@@ -9,7 +9,7 @@ from ..doorbell.ends import Ear
 
 logger = logging.getLogger("django_outbox")
 
-LOOK_UP = 1.0  # seconds
+LOOK_UP = 0.2  # seconds; also how long a stop may have to wait
 MARGIN = 0.005  # seconds; a writer that kept quiet during the interval has committed by then
 
 

@@ -26,6 +26,7 @@ from .event_loop import EventLoop
 from .heartbeat import Heartbeat
 from .listening import Listening
 from .loops import Loop
+from .presence import Presence
 from .purger import Purger
 from .queues import Decisions, Held, Offers, Ready
 from .settler import Settler
@@ -101,9 +102,10 @@ class Worker:
             expect=self._expect, **parts,
         )  # fmt: skip
         self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
-        heartbeat = Heartbeat(me=self.id, **parts)
+        presence = Presence(me=self.id, mode=settings.MODE, **parts)
+        heartbeat = Heartbeat(me=self.id, presence=presence, **parts)
         self._settling = self._loop("settler", self._settler.step)
-        self._beating = self._loop("heartbeat", heartbeat.step)
+        self._beating = self._loop("heartbeat", heartbeat.step, close=heartbeat.close)
         self._claiming = self._loop("claimer", self._claimer.step)
         self._purging = self._loop("purger", self._purger.step)
         self._hearing: Loop | None = None
@@ -217,9 +219,10 @@ class Worker:
     def _settle_the_rest(self, give_up: Callable[[], bool]) -> bool:
         while not self._settler.idle and not give_up():
             time.sleep(0.002)
+        settled = self._settler.idle
         self._settling.stop()
         self._decisions.wake()
-        return self._settling.join(2) and self._settler.idle
+        return self._settling.join(2) and settled
 
     def _release_unstarted(self) -> int:
         ids = self._held.unstarted()
