@@ -1,0 +1,702 @@
+"""``Event``: every rule that needs no database (J22, X12; rows 38, 102-149, +3, +4)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import models
+from django.test import override_settings
+from django.utils.safestring import mark_safe
+from django.utils.translation import gettext_lazy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import django_outbox as outbox
+from django_outbox import GLOBAL, Event, InvalidEvent, PayloadError, PayloadTooLarge
+from django_outbox.events import (
+    LENGTHS,
+    check_text,
+    decode,
+    decode_headers,
+    encode,
+    encode_headers,
+    leased,
+    new_id,
+)
+from tests.testapp.models import Order
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+
+
+class Kind(models.TextChoices):
+    PLACED = "order.placed", "placed"
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Plain(str, Enum):
+    PLACED = "order.placed"
+
+
+# --- names and ids --------------------------------------------------------------------------
+
+
+def test_only_the_type_is_required() -> None:
+    """Rows 104, 106-110, 118."""
+    event = Event(event_type="order.placed")
+
+    assert event.event_type == "order.placed"
+    assert event.aggregate_type == GLOBAL == outbox.GLOBAL == "__GLOBAL__"
+    assert event.payload is None
+    assert event.headers == {}
+    assert (event.aggregate_id, event.tenant_id, event.key, event.unique_key) == (None,) * 4
+    assert (event.available_at, event.deliver_at, event.is_delayed) == (None, None, False)
+    assert event.attempts == 0
+
+
+def test_fields_are_keywords_only() -> None:
+    """Rows 120, 124."""
+    with pytest.raises(TypeError):
+        Event("order.placed")  # type: ignore[misc]
+
+
+def test_it_is_frozen_and_slotted() -> None:
+    """Row 120."""
+    event = Event(event_type="x")
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.payload = 1  # type: ignore[misc]
+    assert not hasattr(event, "__dict__")
+    assert {"key", "attempts", "headers", "occurred_at"} <= set(Event.__slots__)  # row 297
+
+
+@pytest.mark.parametrize("name", ["aggregate", "deliver_after"])
+def test_arguments_that_only_fill_others_are_no_attributes(name: str) -> None:
+    event = Event(event_type="x", aggregate=Order(pk=1), deliver_after=5)
+    assert not hasattr(event, name)
+
+
+@pytest.mark.parametrize(
+    ("member", "text"),
+    [
+        (Kind.PLACED, "order.placed"),
+        (Plain.PLACED, "order.placed"),
+        (Colour.RED, "RED"),  # its value is no str: its name
+        (mark_safe("order.placed"), "order.placed"),
+    ],
+)
+@pytest.mark.parametrize("column", ["event_type", "aggregate_type"])
+def test_enum_members_name_types(column: str, member: Any, text: str) -> None:
+    """Rows 130, 131, 133."""
+    event = Event(**{"event_type": "x", column: member})
+
+    assert getattr(event, column) == text
+    assert type(getattr(event, column)) is str
+
+
+@pytest.mark.parametrize("value", [None, 5, b"x", ["x"]])
+@pytest.mark.parametrize("column", ["event_type", "aggregate_type"])
+def test_other_type_names_are_invalid(column: str, value: Any) -> None:
+    """Rows 104, 106."""
+    with pytest.raises(InvalidEvent, match=f"{column} is .*expected a str or an enum member"):
+        Event(**{"event_type": "x", column: value})
+
+
+@pytest.mark.parametrize("column", LENGTHS)
+def test_a_column_takes_exactly_its_length(column: str) -> None:
+    """Rows 78-82, 104; X12: limit plus and minus one."""
+    limit = LENGTHS[column]
+
+    assert getattr(Event(**{"event_type": "x", column: "é" * limit}), column) == "é" * limit
+    with pytest.raises(InvalidEvent, match=f"{column} has {limit + 1} characters; at most {limit}"):
+        Event(**{"event_type": "x", column: "é" * (limit + 1)})
+
+
+@pytest.mark.parametrize("column", LENGTHS)
+@pytest.mark.parametrize("value", ["\0", "a\0b", "\ud800", "trailing ", " ", "\t\n"], ids=repr)
+def test_a_column_refuses_what_some_database_would_change(column: str, value: str) -> None:
+    """Row +4, X12: NUL, lone surrogate, trailing space, blank."""
+    with pytest.raises(InvalidEvent, match=column):
+        Event(**{"event_type": "x", column: value})
+
+
+@pytest.mark.parametrize("column", ["aggregate_id", "tenant_id", "unique_key", "key"])
+@pytest.mark.parametrize("value", [b"x", 1.5, True, ["x"]], ids=repr)
+def test_a_column_refuses_what_is_no_text(column: str, value: Any) -> None:
+    with pytest.raises(InvalidEvent, match=f"{column} is .*expected a str"):
+        Event(**{"event_type": "x", column: value})
+
+
+@pytest.mark.parametrize("column", ["aggregate_id", "tenant_id", "unique_key", "key", "event_id"])
+def test_a_column_holds_exact_str_for_drivers(column: str) -> None:
+    event = Event(**{"event_type": "x", column: Kind.PLACED})
+
+    assert getattr(event, column) == "order.placed"
+    assert type(getattr(event, column)) is str
+
+
+@pytest.mark.parametrize("column", ["event_id", "key"])
+@pytest.mark.parametrize("value", [7, UUID(int=7)])
+def test_ints_and_uuids_stand_for_their_text(column: str, value: Any) -> None:
+    """Row 78."""
+    assert getattr(Event(**{"event_type": "x", column: value}), column) == str(value)
+
+
+@pytest.mark.parametrize("value", [False, True, 1.5, b"x"], ids=repr)
+def test_an_own_id_that_is_no_text_is_invalid(value: Any) -> None:
+    """Row 103."""
+    with pytest.raises(InvalidEvent, match="event_id"):
+        Event(event_type="x", event_id=value)
+
+
+def test_str_names_the_event_in_one_line_without_payload() -> None:
+    """Row 102."""
+    event = Event(event_type="t", payload="secret", event_id="01", aggregate_type="a",
+                  aggregate_id="7")  # fmt: skip
+    assert str(event) == "t 01 (a 7)"
+
+
+# --- aggregate ------------------------------------------------------------------------------
+
+
+def test_an_instance_fills_type_and_id() -> None:
+    """Row 107."""
+    event = Event(event_type="x", aggregate=Order(pk=42))
+    assert (event.aggregate_type, event.aggregate_id) == ("testapp.Order", "42")
+
+
+def test_an_instance_without_a_key_is_invalid() -> None:
+    """Row 107: was open."""
+    with pytest.raises(InvalidEvent, match=r"testapp\.Order without a primary key"):
+        Event(event_type="x", aggregate=Order())
+
+
+@pytest.mark.parametrize("value", [Order, "order", 5, object()], ids=repr)
+def test_only_instances_are_aggregates(value: Any) -> None:
+    with pytest.raises(InvalidEvent, match="expected a model instance"):
+        Event(event_type="x", aggregate=value)
+
+
+@pytest.mark.parametrize("also", [{"aggregate_type": "a"}, {"aggregate_id": "1"}], ids=str)
+def test_an_instance_excludes_the_other_form(also: dict[str, str]) -> None:
+    """Row 107: was open."""
+    with pytest.raises(InvalidEvent, match="together"):
+        Event(event_type="x", aggregate=Order(pk=1), **also)
+
+
+# --- headers --------------------------------------------------------------------------------
+
+
+def test_headers_are_a_read_only_copy() -> None:
+    """Rows 109, 120."""
+    mine = {"a": "1"}
+    event = Event(event_type="x", headers=mine)
+    mine["a"] = "2"
+
+    assert event.headers == {"a": "1"}
+    with pytest.raises(TypeError):
+        event.headers["a"] = "3"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "value", [{1: "a"}, {"a": 1}, {"a": None}, {None: "a"}, {"a": b"b"}, {"a": "\ud800"}, [], "", 0,
+              [("a", "b")], "ab"],
+    ids=repr,
+)  # fmt: skip
+def test_headers_are_str_to_str(value: Any) -> None:
+    """Rows 121, 392."""
+    with pytest.raises(InvalidEvent, match="header"):
+        Event(event_type="x", headers=value)
+
+
+def test_header_text_is_exact_str() -> None:
+    event = Event(event_type="x", headers={Kind.PLACED: mark_safe("<b>")})
+    assert encode_headers(event.headers) == '{"order.placed":"<b>"}'
+
+
+def test_no_headers_are_stored_as_null() -> None:
+    """Rows 84, 392."""
+    assert encode_headers(Event(event_type="x", headers={}).headers) is None
+
+
+@pytest.mark.parametrize("text", [None, "", "null", "{}"])
+def test_stored_nothings_are_no_headers(text: str | None) -> None:
+    """Row 391."""
+    assert decode_headers(text) == {}
+
+
+@pytest.mark.parametrize("text", ["[]", '{"a": 1}', '{"a"', '{"a": null}', "7", "[" * 5000])
+def test_damaged_headers_are_a_payload_error(text: str) -> None:
+    """Row 129."""
+    with pytest.raises(PayloadError, match="headers cannot be decoded"):
+        decode_headers(text)
+
+
+# --- times ----------------------------------------------------------------------------------
+
+
+def test_occurred_at_is_now_by_default() -> None:
+    """Row 105."""
+    before = datetime.now(timezone.utc)
+    event = Event(event_type="x")
+    assert before <= event.occurred_at <= datetime.now(timezone.utc)
+
+
+def test_a_naive_datetime_warns_with_time_zone_support() -> None:
+    """Row 105: Django's usual rule."""
+    with pytest.warns(RuntimeWarning, match="naive datetime"):
+        event = Event(event_type="x", occurred_at=datetime(2030, 1, 1, 12))  # noqa: DTZ001
+    assert event.occurred_at == datetime(2030, 1, 1, 6, 15, tzinfo=timezone.utc)  # Kathmandu
+
+
+@override_settings(USE_TZ=False, TIME_ZONE="America/New_York")
+def test_a_naive_datetime_is_local_without_time_zone_support() -> None:
+    """Rows 101, 105."""
+    event = Event(event_type="x", available_at=datetime(2030, 1, 1, 12))  # noqa: DTZ001
+    assert event.available_at == datetime(2030, 1, 1, 17, tzinfo=timezone.utc)
+
+
+def test_times_are_utc() -> None:
+    """Row 101."""
+    given = datetime(2030, 1, 1, 20, tzinfo=timezone(timedelta(hours=8)))
+    event = Event(event_type="x", occurred_at=given, available_at=given)
+    assert event.occurred_at == event.available_at == NOON
+    assert event.occurred_at.tzinfo is timezone.utc
+
+
+@pytest.mark.parametrize("name", ["occurred_at", "available_at"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        date(2030, 1, 1),
+        "2030-01-01",
+        5,
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=8))),  # has no UTC equivalent
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-8))),
+        datetime(1970, 12, 31, tzinfo=timezone.utc),
+        datetime(9999, 1, 1, tzinfo=timezone.utc),
+    ],
+    ids=str,
+)
+def test_instants_outside_every_calendar_are_invalid(name: str, value: Any) -> None:
+    """Row +4."""
+    with pytest.raises(InvalidEvent, match=name):
+        Event(**{"event_type": "x", name: value})
+
+
+def test_available_at_is_a_due_time() -> None:
+    """Rows 112, 118."""
+    event = Event(event_type="x", available_at=NOON)
+    assert event.available_at == event.deliver_at == NOON
+    assert event.is_delayed
+
+
+@pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)], ids=repr)
+def test_deliver_after_counts_from_the_databases_now(delay: Any) -> None:
+    """Row 113: without ``occurred_at`` there is no due time yet."""
+    event = Event(event_type="x", deliver_after=delay)
+    assert (event.available_at, event._delay, event.is_delayed) == (None, 90.0, True)
+
+
+def test_deliver_after_counts_from_occurred_at_if_given() -> None:
+    """Row 113: was open."""
+    event = Event(event_type="x", deliver_after=90, occurred_at=NOON)
+    assert event.available_at == event.deliver_at == NOON + timedelta(seconds=90)
+    assert (event._delay, event.is_delayed) == (None, True)
+
+
+def test_both_due_times_are_invalid() -> None:
+    """Row 114."""
+    with pytest.raises(InvalidEvent, match="both given"):
+        Event(event_type="x", available_at=NOON, deliver_after=1)
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [0, -1, 0.0, 1e-9, timedelta(0), timedelta(microseconds=-1), float("nan"), float("inf"),
+     float("-inf"), 10**400, timedelta(days=36_526), True, "5", Decimal(5)],
+    ids=repr,
+)  # fmt: skip
+def test_deliver_after_is_a_duration_above_zero(delay: Any) -> None:
+    """Row 115."""
+    with pytest.raises(InvalidEvent, match="deliver_after"):
+        Event(event_type="x", deliver_after=delay)
+
+
+def test_deliver_after_may_not_leave_the_calendar() -> None:
+    late = datetime(9998, 12, 31, tzinfo=timezone.utc)
+    for delay in (timedelta(days=2), timedelta(days=36_500)):
+        with pytest.raises(InvalidEvent, match="deliver_after"):
+            Event(event_type="x", occurred_at=late, deliver_after=delay)
+
+
+def test_available_at_before_occurred_at_is_invalid() -> None:
+    """Row 116."""
+    with pytest.raises(InvalidEvent, match="lies before occurred_at"):
+        Event(event_type="x", occurred_at=NOON, available_at=NOON - timedelta(microseconds=1))
+    assert Event(event_type="x", occurred_at=NOON, available_at=NOON).available_at == NOON
+
+
+def test_a_past_due_time_alone_is_due_at_once() -> None:
+    """Design 5: where both were given."""
+    past = datetime(2001, 1, 1, tzinfo=timezone.utc)
+    assert Event(event_type="x", available_at=past).available_at == past
+
+
+@pytest.mark.parametrize("name", ["available_at", "deliver_after"])
+def test_an_explicit_none_is_no_due_time(name: str) -> None:
+    """Row 117."""
+    with pytest.raises(TypeError, match="explicit None"):
+        Event(**{"event_type": "x", name: None})
+
+
+def test_an_explicit_none_is_no_error_for_occurred_at() -> None:
+    """Row 105."""
+    assert Event(event_type="x", occurred_at=None).occurred_at is not None  # type: ignore[arg-type]
+
+
+# --- payload as text --------------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    sku: str = "tea"
+    price: Any = Decimal("1.10")
+    more: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Slotted:
+    at: date = date(2030, 1, 2)
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (None, "null"),  # row 110
+        ({"b": 1, "a": -0.0}, '{"b":1,"a":-0.0}'),  # row 83: order and sign stay
+        ([1, "x", None, {"y": [2.5]}], '[1,"x",null,{"y":[2.5]}]'),  # row 399
+        ("☃😀\0", '"☃😀\\u0000"'),
+        (Line(more=[Line("x")]), '{"sku":"tea","price":"1.10","more":[{"sku":"x","price":"1.10","more":[]}]}'),  # noqa: E501
+        (Slotted(), '{"at":"2030-01-02"}'),
+        (UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+        (NOON, '"2030-01-01T12:00:00Z"'),
+        ([Colour.RED, Kind.PLACED, Level.LOW], '[1,"order.placed",1]'),
+        (gettext_lazy("tea"), '"tea"'),
+        (mark_safe("<b>"), '"<b>"'),
+        ({1: 2, None: 3}, '{"1":2,"null":3}'),
+        ((1, 2), "[1,2]"),
+        (10**30, "1" + "0" * 30),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_what_json_can_hold(payload: Any, text: str) -> None:
+    """Row 110."""
+    assert encode(payload) == text
+
+
+NAN, INFINITY = float("nan"), float("inf")
+UNFIT: dict[str, Callable[[], Any]] = {
+    "NaN": lambda: NAN,
+    "Infinity": lambda: [INFINITY],
+    "-Infinity": lambda: {"a": -INFINITY},
+    "NaN as key": lambda: {NAN: 1},
+    "NaN in a dataclass": lambda: Line(price=NAN),
+    "NaN in a dataclass in a dataclass": lambda: Line(more=[Line(price=NAN)]),
+    "Decimal NaN": lambda: Decimal("NaN"),
+    "Decimal sNaN": lambda: Decimal("sNaN"),
+    "Decimal Infinity": lambda: [Decimal("Infinity")],
+    "Decimal NaN in a dataclass": lambda: Line(price=Decimal("NaN")),
+    "bytes": lambda: b"x",
+    "bytearray": lambda: bytearray(b"x"),
+    "memoryview": lambda: memoryview(b"x"),
+    "bytes in a dataclass": lambda: Line(price=b"x"),
+    "set": lambda: {1},
+    "frozenset": frozenset,
+    "set in a dataclass": lambda: Line(more=[{1}]),
+    "object": object,
+    "class": lambda: Line,
+    "model instance": lambda: Order(pk=1),
+    "queryset": Order.objects.none,
+    "generator": lambda: (n for n in [1]),
+    "tuple as key": lambda: {(1, 2): 3},
+    "int of 5000 digits": lambda: 10**5000,
+    "function": lambda: encode,
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_json_cannot_hold_is_invalid(name: str) -> None:
+    """Row +4, E7."""
+    with pytest.raises(InvalidEvent, match="cannot be written as JSON"):
+        encode(UNFIT[name]())
+
+
+def test_a_circle_is_invalid() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(InvalidEvent):
+        encode(circle)
+
+
+def test_a_circle_of_dataclasses_is_invalid() -> None:
+    line = Line()
+    line.more.append(line)
+    with pytest.raises(InvalidEvent):
+        encode(line)
+
+
+def nested(depth: int, *, inside: Any = 1) -> Any:
+    for _ in range(depth):
+        inside = [inside]
+    return inside
+
+
+def test_nesting_of_one_hundred_passes_and_one_more_is_invalid() -> None:
+    """Row +4, X12."""
+    check_text(encode(nested(100)), most=10**6)
+    with pytest.raises(InvalidEvent, match="deeper than 100"):
+        check_text(encode(nested(101)), most=10**6)
+
+
+def test_brackets_in_texts_are_no_nesting() -> None:
+    check_text(encode({"a[": ["[" * 500, '"[\\' * 50]}), most=10**6)
+
+
+def test_siblings_are_no_nesting() -> None:
+    check_text(encode([[1], [2]] * 200), most=10**6)
+
+
+@pytest.mark.parametrize("depth", [20_000, 100_000])
+def test_any_depth_is_invalid_and_no_crash(depth: int) -> None:
+    """E7: nesting 20000 was a RecursionError."""
+    with pytest.raises(InvalidEvent, match="deeper than 100"):
+        check_text(encode(nested(depth)), most=10**7)
+
+
+@pytest.mark.parametrize(
+    "payload", ["\ud800", {"\udfff": 1}, [{"a": "x\ud83d"}]], ids=["value", "key", "inside"]
+)
+def test_a_lone_surrogate_is_invalid(payload: Any) -> None:
+    """Row +4, X12."""
+    with pytest.raises(InvalidEvent, match="lone surrogate"):
+        check_text(encode(payload), most=10**6)
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "😀"])
+def test_exactly_the_limit_of_utf8_bytes_passes(letter: str) -> None:
+    """Row 119, X12."""
+    text = encode(letter * 3)
+    size = len(text.encode())
+
+    check_text(text, most=size)
+    with pytest.raises(PayloadTooLarge, match=f"{size} bytes; at most {size - 1}"):
+        check_text(text, most=size - 1)
+
+
+def test_a_serializer_must_make_text_that_databases_take() -> None:
+    with pytest.raises(InvalidEvent, match="bytes"):
+        check_text(b"{}", most=10)
+    with pytest.raises(InvalidEvent, match="NUL"):
+        check_text("\0", most=10)
+
+
+TEXTS = st.text(st.characters(codec="utf-8"))  # no lone surrogates
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(VALUES)
+@settings(deadline=None, max_examples=200)
+def test_what_is_encoded_comes_back_equal(payload: Any) -> None:
+    """Rows 83, 122, 399: nothing passes that listeners could not read."""
+    text = encode(payload)
+    check_text(text, most=10**7)
+    assert decode(text) == payload == json.loads(text)
+
+
+# --- what listeners see ------------------------------------------------------------------------
+
+
+class Loads:
+    """A decoder that counts."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> Any:
+        self.texts.append(text)
+        return decode(text)
+
+
+def test_a_stored_payload_is_decoded_at_first_sight_and_once() -> None:
+    """Row 123."""
+    loads = Loads()
+    event = leased({"event_type": "x", "_text": '{"a": 1}'}, loads)
+
+    assert loads.texts == []
+    assert event.payload is event.payload
+    assert (event.payload, loads.texts) == ({"a": 1}, ['{"a": 1}'])
+
+
+def test_both_routes_decode_the_same_text() -> None:
+    """Rows 122, G10: the hot listener sees what a cold one sees, not what the writer passed."""
+    mine = {1: (2, 3), "at": NOON}
+    written = Event(event_type="x", payload=mine)
+    text = encode(mine)
+    hot = written.written(text, decode)
+    cold = leased({"event_type": "x", "event_id": written.event_id, "_text": text}, decode)
+    mine["later"] = "changed"  # type: ignore[index]
+
+    assert hot.payload == cold.payload == {"1": [2, 3], "at": "2030-01-01T12:00:00Z"}
+
+
+def test_a_hot_event_keeps_every_other_field() -> None:
+    """Row 180."""
+    written = Event(event_type="x", aggregate=Order(pk=1), tenant_id="t", headers={"a": "b"},
+                    unique_key="u", deliver_after=5, occurred_at=NOON)  # fmt: skip
+    hot = written.written("null", decode)
+
+    names = [
+        each.name for each in dataclasses.fields(Event) if each.name not in ("_text", "_loads")
+    ]
+    assert [getattr(hot, name) for name in names] == [getattr(written, name) for name in names]
+
+
+def test_a_damaged_payload_is_a_payload_error() -> None:
+    """Row 129."""
+    event = leased({"event_type": "x", "_text": "{"}, decode)
+    with pytest.raises(PayloadError, match="cannot be decoded"):
+        _ = event.payload
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", "[" * 100_000, '"\\ud800"', "1e999"], ids=repr)
+def test_damaged_json_is_a_payload_error(text: str) -> None:
+    with pytest.raises(PayloadError):
+        decode(text)
+
+
+def test_an_unknown_attribute_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = leased({"event_type": "x", "_text": "1"}, decode).nonsense
+
+
+def test_payload_as_gives_an_instance() -> None:
+    """Row 123."""
+    event = Event(event_type="x", payload={"sku": "tea", "price": "1.10", "more": [1]})
+    assert event.payload_as(Line) == Line("tea", "1.10", [1])
+
+
+def test_payload_as_refuses_what_does_not_fit() -> None:
+    """Row 309."""
+    event = Event(event_type="x", payload={"sku": 5})
+    with pytest.raises(PayloadError, match=r"x .* does not fit Line: .*sku"):
+        event.payload_as(Line)
+    with pytest.raises(PayloadError, match="does not fit int"):
+        event.payload_as(int | None)  # type: ignore[arg-type]
+
+
+def test_from_json_keeps_the_exact_text() -> None:
+    """Rows 110, 125."""
+    event = Event.from_json("x", ' {"b": 1.0,  "a": 1e2}', tenant_id="t")
+
+    assert event._text == ' {"b": 1.0,  "a": 1e2}'
+    assert event.payload == {"b": 1.0, "a": 100.0}
+    assert event.tenant_id == "t"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "NaN", "[1,]", '"\\ud800"', b"1", None, "1e999"], ids=repr
+)
+def test_from_json_refuses_what_is_no_json(text: Any) -> None:
+    with pytest.raises(InvalidEvent, match="from_json got"):
+        Event.from_json("x", text)
+
+
+# --- new ids -----------------------------------------------------------------------------------
+
+
+def test_a_new_id_is_a_ulid_of_now() -> None:
+    """Row 103."""
+    from ulid import ULID
+
+    event_id = Event(event_type="x").event_id
+
+    assert len(event_id) == 26
+    assert abs(ULID.from_str(event_id).datetime - datetime.now(timezone.utc)) < timedelta(seconds=5)
+
+
+def test_new_ids_rise_over_threads() -> None:
+    """Row 103."""
+    last, wrong, lock = [""], [], threading.Lock()
+
+    def draw(_: int) -> None:
+        for _ in range(500):
+            with lock:  # so that the order of drawing is known
+                new = new_id()
+                if new <= last[0]:
+                    wrong.append((last[0], new))
+                last[0] = new
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(draw, range(4)))
+
+    assert wrong == []
+
+
+def test_ids_drawn_at_once_by_many_threads_differ() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        drawn = [new for part in pool.map(lambda _: [new_id() for _ in range(500)], range(8))
+                 for new in part]  # fmt: skip
+    assert len(set(drawn)) == len(drawn) == 4000
+
+
+def test_new_ids_rise_when_the_clock_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 103, +1."""
+    before = new_id()
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+    drawn = [new_id() for _ in range(10)]
+    assert [before, *drawn] == sorted({before, *drawn})
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads of other tests
+def test_a_forked_child_draws_ids_of_its_own() -> None:
+    """Row 103: rising after a fork too, and never the parent's next ones."""
+    before = new_id()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # nothing of pytest may run here
+        try:
+            os.write(write, " ".join(new_id() for _ in range(100)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        theirs = answer.read().split()
+    os.waitpid(child, 0)
+    ours = [new_id() for _ in range(100)]
+
+    assert theirs == sorted(theirs)
+    assert len({before, *ours, *theirs}) == 201
