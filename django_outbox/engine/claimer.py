@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import cycle
+from math import inf
+from threading import Lock
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -55,7 +56,8 @@ class Claimer:
         self._alone: float | None = None  # monotonic; since when claims rest for a suspect's sake
         self._solo = False  # the suspect is in our hands
         self._rung = False  # set by any thread, cleared by ours
-        self._expected: deque[float] = deque()  # monotonic due times that others tell us of
+        self._soonest = inf  # monotonic; the next due time that others told us of
+        self._telling = Lock()  # guards the line above
         self.hungry = False  # waiting for room; whoever makes some wakes us
 
     def ring(self) -> None:
@@ -64,7 +66,8 @@ class Claimer:
 
     def expect(self, delay: float) -> None:
         """Note that something will be due in ``delay`` seconds."""
-        self._expected.append(time.monotonic() + delay)
+        with self._telling:
+            self._soonest = min(self._soonest, time.monotonic() + delay)
 
     def step(self) -> float:
         """Make one claim, if there is room and reason; return the seconds to wait."""
@@ -80,8 +83,8 @@ class Claimer:
         now = time.monotonic()
         if self._rung:
             self._rung, self._look_at = False, 0.0
-        while self._expected:
-            self._look_at = min(self._look_at, self._expected.popleft())
+        with self._telling:
+            self._look_at, self._soonest = min(self._look_at, self._soonest), inf
         if len(self.offers) and (now < self._look_at or next(self._turns)):
             self._claim_hot(room)
             return 0.0
@@ -93,9 +96,11 @@ class Claimer:
     def _room(self) -> int:
         """Free places; a claim waits until it can take a fair part of a batch."""
         capacity = self.settings.COLD_QUEUE_CAPACITY
-        room = min(capacity - len(self.ready), 2 * capacity - len(self.held))
+        in_hand = self.settings.WORKERS + self.settings.ASYNC_CONCURRENCY
+        # The second bound counts what runs and what waits to be settled or for the event loop.
+        room = min(capacity - len(self.ready), 2 * capacity + in_hand - len(self.held))
         worthwhile = min(self.settings.POLL_BATCH_SIZE, capacity) // 2
-        return room if room >= worthwhile or not len(self.ready) else 0
+        return room if room >= worthwhile or (room > 0 and not len(self.ready)) else 0
 
     def _claim_hot(self, room: int) -> None:
         events = {event.event_id: event for event in self.offers.take(min(room, 500))}

@@ -49,7 +49,7 @@ class EventLoop:
             time.sleep(0.005)
         finished = not self._running
         self._loop.call_soon_threadsafe(self._cancel)
-        self._thread.join(2)
+        self._thread.join(1)
         return finished
 
     def _run(self) -> None:

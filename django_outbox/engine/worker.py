@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,9 @@ from .queues import Decisions, Held, Offers, Ready
 from .settler import Settler
 
 logger = logging.getLogger("django_outbox")
+
+
+PATIENCE = 1.0  # seconds that one part gets to end, beyond the drain
 
 
 class Startable(Protocol):
@@ -71,7 +75,7 @@ class Worker:
         )
         self.id = new_owner()
         self._purge, self._max_events = purge, max_events
-        self._state = "new"
+        self._state, self._pid = "new", 0
         self._assemble()
 
     def _assemble(self) -> None:
@@ -139,7 +143,7 @@ class Worker:
             )
         if self.alias in hooks.slot.queues:
             raise RuntimeError(f"This process already has a worker for {self.alias!r}.")
-        self._state = "running"
+        self._state, self._pid = "running", os.getpid()
         hooks.slot.queues[self.alias] = self._offers
         try:
             for part in self._machines():
@@ -178,8 +182,8 @@ class Worker:
 
         Return whether nothing had to be abandoned. ``hurry`` may cut the wait short.
         """
-        if self._state != "running":
-            self._state = "stopped"
+        if self._state != "running" or os.getpid() != self._pid:
+            self._state = "stopped"  # a fork of the running one holds nothing
             return True
         self._state = "stopped"
         until = time.monotonic() + (self.settings.DRAIN_TIMEOUT if timeout is None else timeout)
@@ -195,10 +199,10 @@ class Worker:
         for loop in (self._beating, self._holding if self._active else None):
             if loop is not None:
                 loop.stop()
-                loop.join(2)
-        self._purging.join(2)
+                loop.join(PATIENCE)
+        self._purging.join(PATIENCE)
         if self._hearing is not None:
-            self._hearing.join(2)
+            self._hearing.join(PATIENCE)
         logger.info("worker stopped id=%s alias=%s released=%d", self.id, self.alias, released)
         announce(worker_stopped, sender=self.alias, worker_id=self.id)
         return finished and settled
@@ -214,7 +218,7 @@ class Worker:
         self._claiming.stop()
         self._dispatcher.stop()
         self._event_loop.stop()
-        self._claiming.join(2)
+        self._claiming.join(PATIENCE)
 
     def _settle_the_rest(self, give_up: Callable[[], bool]) -> bool:
         while not self._settler.idle and not give_up():
@@ -222,19 +226,24 @@ class Worker:
         settled = self._settler.idle
         self._settling.stop()
         self._decisions.wake()
-        return self._settling.join(2) and settled
+        return self._settling.join(PATIENCE) and settled
 
     def _release_unstarted(self) -> int:
+        """Give back what nobody started; a database that does not answer must not hold the stop."""
         ids = self._held.unstarted()
         self._held.drop(ids)
-        if not ids:
-            return 0
+        if ids:
+            thread = threading.Thread(target=self._release, args=(ids,), daemon=True)
+            thread.start()
+            thread.join(PATIENCE)
+        return len(ids)
+
+    def _release(self, ids: list[str]) -> None:
         connection = dialects.engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
         try:
-            return dialects.of(connection).release(connection, me=self.id, ids=ids)
+            dialects.of(connection).release(connection, me=self.id, ids=ids)
         except Exception as error:  # noqa: BLE001 - stopping goes on
             logger.error("release failed; the leases end by themselves error=%s", error)
-            return 0
         finally:
             connection.close()
 
