@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -39,6 +39,7 @@ class Listener:
     retry: RetryPolicy | None  # None: OUTBOX["RETRY"]
     timeout: float | None  # seconds
     atomic: bool
+    is_async: bool = field(init=False)
 
     @property
     def key(self) -> tuple[str | _Any, str, str]:
@@ -50,12 +51,12 @@ class Listener:
         kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
         return f"{self.event_type}{kind} {self.name}".rstrip()
 
-    @property
-    def is_async(self) -> bool:
+    def __post_init__(self) -> None:
         call = self.call
-        return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        awaited = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
             getattr(call, "__call__", None)  # noqa: B004 - an object's own call, not the test for one
         )
+        object.__setattr__(self, "is_async", awaited)
 
     @property
     def where(self) -> str:
