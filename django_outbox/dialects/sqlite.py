@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -40,3 +41,7 @@ class SQLite(Optimistic):
             f"FROM (VALUES {rows})) AS v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
             [value for each in decisions for value in settle_values(*each)] + [me],
         )
+
+    def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
+        mine = {"timeout": lock_wait, "transaction_mode": "IMMEDIATE"}
+        settings["OPTIONS"] = {**settings.get("OPTIONS", {}), **mine}
