@@ -1,0 +1,167 @@
+"""The event table as a test wants it: rows put in, looked at, locked and stolen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from django.db import connection, connections, transaction
+
+import django_outbox as outbox
+from django_outbox import dialects, registry
+from django_outbox.dialects.vocabulary import FULL, LIGHT, TAIL, Claim
+from django_outbox.events import new_id
+from django_outbox.models import OutboxEvent
+
+T = TypeVar("T")
+
+PLACED = "order.placed"
+
+
+def now() -> datetime:
+    """The database's clock."""
+    return dialects.of(connection).clock(connection)
+
+
+def insert(count: int = 1, *, due: float | None = 0.0, **columns: Any) -> list[str]:
+    """Put rows in, due that many seconds from now (None: not at all); return their ids."""
+    clock = now()
+    at = None if due is None else clock + timedelta(seconds=due)
+    given = {
+        "event_type": PLACED,
+        "payload": "{}",
+        "occurred_at": clock,
+        "created_at": clock,
+        "first_due_at": at,
+        "available_at": at,
+        **columns,
+    }
+    rows = [OutboxEvent(**{"event_id": new_id(), **given}) for _ in range(count)]
+    OutboxEvent.objects.bulk_create(rows, batch_size=500)
+    return [row.event_id for row in rows]
+
+
+def row(event_id: str) -> OutboxEvent:
+    return OutboxEvent.objects.get(pk=event_id)
+
+
+def statuses() -> dict[str, int]:
+    """The number of rows by status, without the statuses that none has."""
+    return {name: n for name, n in OutboxEvent.objects.counts_by_status().items() if n}
+
+
+def lease_ends_in(event_id: str) -> float:
+    """Seconds from the database's now to the due time, or lease end, of a row."""
+    due = row(event_id).available_at
+    assert due is not None
+    return (due - now()).total_seconds()
+
+
+def end_leases(ids: Sequence[str]) -> None:
+    """Let the leases of these rows end now, as if their time had passed."""
+    OutboxEvent.objects.filter(pk__in=ids).update(available_at=now() - timedelta(seconds=1))
+
+
+def steal(event_id: str, *, owner: str = "thief") -> None:
+    """Give a lease to another owner, as a claim after its end would."""
+    OutboxEvent.objects.filter(pk=event_id).update(locked_by=owner)
+
+
+def claim(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> list[Any]:
+    """Claim on this thread's connection; return one dict per row."""
+    wanted = Claim(me=me, lease=lease, limit=limit, **more)
+    names = (*(FULL if wanted.ids is None else LIGHT), *TAIL)
+    found = dialects.of(connection).claim(connection, wanted)
+    return [dict(zip(names, each, strict=True)) for each in found]
+
+
+def ids_of(rows: Sequence[Any]) -> list[str]:
+    return [each["event_id"] for each in rows]
+
+
+def write(count: int = 1, event_type: str = PLACED, **fields: Any) -> list[str]:
+    """Write events in a transaction of their own; return their ids."""
+    with transaction.atomic():
+        return outbox.write_many(
+            [
+                outbox.Event(event_type=event_type, **{"payload": {"n": n}, **fields})
+                for n in range(count)
+            ]
+        )
+
+
+@contextmanager
+def listening(call: Callable[..., Any], event_type: str = PLACED, **options: Any) -> Iterator[None]:
+    """Have a listener registered for the length of a block."""
+    registry.listener(event_type, **options)(call)
+    try:
+        yield
+    finally:
+        registry.remove(call)
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Run ``work`` in a thread with database connections of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+        finally:
+            connections.close_all()
+
+    threading.Thread(target=run, name="test-session").start()
+    return future
+
+
+@contextmanager
+def elsewhere(work: Callable[[], object]) -> Iterator[None]:
+    """Keep a transaction, which has done ``work``, open in another session during a block."""
+    begun, end = threading.Event(), threading.Event()
+
+    def transact() -> None:
+        try:
+            with transaction.atomic():
+                work()
+                begun.set()
+                end.wait(60)
+        finally:
+            begun.set()
+
+    future = in_thread(transact)
+    begun.wait(30)
+    try:
+        yield
+    finally:
+        end.set()
+        future.result(30)
+
+
+def sessions() -> int:
+    """How many sessions the server has on this database; open files of it on SQLite."""
+    return len(_sessions())
+
+
+def _sessions() -> list[Any]:
+    if connection.vendor == "sqlite":
+        import psutil
+
+        name = str(connection.settings_dict["NAME"])
+        return [each for each in psutil.Process().open_files() if each.path == name]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT pid, state, query FROM pg_stat_activity "
+                "WHERE datname = current_database() AND backend_type = 'client backend'"
+            )
+        else:
+            cursor.execute(
+                "SELECT id, command, info FROM information_schema.processlist WHERE db = database()"
+            )
+        return list(cursor.fetchall())

@@ -1,0 +1,575 @@
+"""The claim, the lease and the settle: one table contract on every database."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_outbox import dialects
+from django_outbox.conf import index_name
+from django_outbox.dialects.fields import from_database
+from django_outbox.dialects.vocabulary import Claim
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import DONE, Decision, Status
+from tests.table import (
+    claim,
+    elsewhere,
+    end_leases,
+    ids_of,
+    in_thread,
+    insert,
+    lease_ends_in,
+    now,
+    row,
+    steal,
+    write,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, error="it failed", outcome="retry")
+DEFER = Decision(status=Status.NEW, delay=5.0, outcome="deferred")
+DEAD = Decision(status=Status.DEAD, spent=1, error="it is over", outcome="dead")
+
+
+def dialect() -> Any:
+    return dialects.of(connection)
+
+
+def settle(event_id: str, decision: Decision, *, me: str = "me") -> int:
+    return int(dialect().settle_all(connection, me=me, decisions=[(event_id, decision)]))
+
+
+# -- what a claim takes ----------------------------------------------------------------------------
+
+
+def test_a_claim_leases() -> None:
+    (event_id,) = insert(due=-2)
+    (found,) = claim(lease=30)
+    after = row(event_id)
+    assert found["event_id"] == event_id
+    assert found["was"] is None
+    assert after.locked_by == "me"
+    assert (after.status, after.attempts, after.rescues) == (Status.NEW, 0, 0)
+    assert after.locked_at is not None
+    assert after.available_at == after.locked_at + timedelta(seconds=30)
+    assert abs((now() - after.locked_at).total_seconds()) < 5
+
+
+def test_a_claim_tells_when_the_event_was_due_and_what_the_clock_says() -> None:
+    (event_id,) = insert(due=-7)
+    before = row(event_id).available_at
+    (found,) = claim()
+    leased_at, told = row(event_id).locked_at, from_database(found["now"])
+    assert from_database(found["due_at"]) == before
+    assert leased_at is not None
+    assert told is not None
+    assert 0 <= (leased_at - told).total_seconds() < 2  # two statements, but on PostgreSQL
+
+
+def test_a_claim_brings_every_field_of_the_event() -> None:
+    given = {
+        "event_type": "order.paid",
+        "aggregate_type": "shop.Order",
+        "aggregate_id": "7",
+        "tenant_id": "north",
+        "payload": '{"sku": "☕"}',
+        "headers": '{"trace": "1"}',
+        "unique_key": "paid-7",
+        "attempts": 3,
+        "progress": '{"a": {}}',
+    }
+    insert(**given)
+    (found,) = claim()
+    assert {name: found[name] for name in given} == given
+
+
+def test_a_live_lease_is_skipped() -> None:
+    insert(3)
+    assert len(claim("first")) == 3
+    assert claim("second") == []
+
+
+def test_an_ended_lease_is_taken_and_counted_as_a_rescue() -> None:
+    (event_id,) = insert(attempts=2)
+    claim("lost worker")
+    end_leases([event_id])
+    (found,) = claim("second")
+    assert (found["was"], found["rescues"], found["attempts"]) == ("lost worker", 1, 2)
+    after = row(event_id)
+    assert (after.locked_by, after.rescues, after.attempts) == ("second", 1, 2)
+
+
+def test_my_own_ended_lease_is_no_rescue() -> None:
+    (event_id,) = insert()
+    claim("me")
+    end_leases([event_id])
+    (found,) = claim("me")
+    assert (found["was"], found["rescues"]) == ("me", 0)
+    assert row(event_id).rescues == 0
+
+
+def test_undue_future_and_finished_rows_are_left() -> None:
+    insert(due=3600)
+    insert(due=None, status=Status.DONE)
+    insert(due=None, status=Status.DEAD)
+    insert(due=None, key="order-1", seq=1)
+    (due,) = insert(due=-1)
+    assert ids_of(claim()) == [due]
+
+
+def test_oldest_due_comes_first_whatever_the_ids_say() -> None:
+    (last,) = insert(due=-1)
+    (first,) = insert(due=-30)
+    (middle,) = insert(due=-10)
+    assert ids_of(claim(limit=2)) == [first, middle]
+    assert ids_of(claim(limit=2)) == [last]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(4, 4), (5, 5), (6, 5)])
+def test_g8_limit_below_at_and_above(limit: int, expected: int) -> None:
+    insert(5, due=-1)
+    assert len(claim(limit=limit)) == expected
+    assert OutboxEvent.objects.leased().count() == expected
+
+
+def test_j16_rows_written_just_now_are_skipped() -> None:
+    (old,) = insert(created_at=now() - timedelta(seconds=60))
+    insert()
+    assert ids_of(claim(skip_recent=10)) == [old]
+    assert len(claim(skip_recent=0)) == 1
+
+
+def test_low_watermark() -> None:
+    insert(due=-100)
+    (young,) = insert(due=-10)
+    low = now() - timedelta(seconds=50)
+    assert ids_of(claim(low=low)) == [young]
+    assert len(claim()) == 1
+
+
+def test_at_stands_for_now() -> None:
+    (soon,) = insert(due=60)
+    insert(due=7200)
+    assert ids_of(claim(at=now() + timedelta(seconds=600))) == [soon]
+    assert 25 < lease_ends_in(soon) <= 30  # the lease itself goes by the database's clock
+
+
+def test_exclude() -> None:
+    kept, taken = insert(2)
+    assert ids_of(claim(exclude=[kept])) == [taken]
+
+
+# -- hot ids ---------------------------------------------------------------------------------------
+
+
+def test_a_hot_claim_takes_only_the_ids_it_names() -> None:
+    first, second, other = insert(3)
+    assert sorted(ids_of(claim(ids=[first, second]))) == sorted([first, second])
+    assert row(other).locked_by is None
+
+
+def test_a_hot_claim_does_not_return_unknown_undue_or_finished_ids() -> None:
+    (later,) = insert(due=3600)
+    (done,) = insert(due=None, status=Status.DONE)
+    assert claim(ids=["never-written", later, done]) == []
+
+
+def test_a_hot_claim_does_not_return_what_another_holds() -> None:
+    mine, theirs = insert(2)
+    claim("other", ids=[theirs])
+    assert ids_of(claim(ids=[mine, theirs])) == [mine]
+    assert row(theirs).locked_by == "other"
+
+
+def test_g2_a_hot_claim_does_not_return_an_uncommitted_id() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("an open SQLite transaction keeps every other writer out")
+    written: list[str] = []
+    with elsewhere(lambda: written.extend(insert(due=-1))):
+        assert claim(ids=written) == []
+        assert claim() == []
+    assert ids_of(claim(ids=written)) == written
+
+
+# -- suspects --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rescues", "owner", "suspect"),
+    [(0, None, False), (0, "lost", False), (1, None, False), (1, "me", False),
+     (1, "lost", True), (2, None, True), (2, "me", True), (4, "lost", True)],
+)  # fmt: skip
+def test_suspects_are_claimed_by_the_suspect_claim_alone(
+    rescues: int, owner: str | None, suspect: bool
+) -> None:
+    (event_id,) = insert(due=-1, rescues=rescues, locked_by=owner)
+    assert dialect().has_suspect(connection, me="me", among=10) is suspect
+    assert claim(suspects=not suspect) == []
+    (found,) = claim(suspects=suspect)
+    expected = rescues + (owner == "lost")
+    assert (found["rescues"], row(event_id).rescues) == (expected, expected)
+
+
+def test_a_hot_claim_leaves_a_suspect() -> None:
+    (event_id,) = insert(due=-1, rescues=2)
+    assert claim(ids=[event_id]) == []
+
+
+def test_a_live_suspect_is_nobodys() -> None:
+    insert(due=20, rescues=2, locked_by="another")
+    assert dialect().has_suspect(connection, me="me", among=10) is False
+    assert claim(suspects=True) == []
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def test_w9_concurrent_claims_keep_to_their_limit_and_share_no_row() -> None:
+    ids = insert(1000, due=-1)
+    start = threading.Barrier(4)
+
+    def take(name: str) -> list[list[str]]:
+        start.wait(10)
+        found = []
+        for _ in range(200):  # a lost race may bring nothing, so an empty claim is not the end
+            found.append(ids_of(claim(name, limit=50)))
+            if not OutboxEvent.objects.due().exists():
+                break
+        return found
+
+    futures = [in_thread(lambda name=name: take(name)) for name in "abcd"]  # type: ignore[misc]
+    batches = [batch for future in futures for batch in future.result(60)]
+    taken = [event_id for batch in batches for event_id in batch]
+    assert max(map(len, batches)) == 50
+    assert sorted(taken) == sorted(ids)  # each once
+    assert OutboxEvent.objects.filter(rescues=0).count() == 1000
+
+
+def test_377_open_business_transactions_block_no_claim() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("an open SQLite transaction keeps every other writer out")
+    ids = insert(20, due=-1)
+
+    def business() -> None:
+        write(5)
+        OutboxEvent.objects.filter(pk=ids[0]).count()
+
+    with elsewhere(business):
+        own = in_thread(lambda: ids_of(claim(limit=100)))
+        assert sorted(own.result(5)) == sorted(ids)
+
+
+def test_191_no_wait_without_bound_behind_a_locked_row() -> None:
+    """A row that somebody has locked is passed over, or the claim gives up after LOCK_WAIT."""
+    locked, *free = insert(5, due=-1)
+
+    def lock() -> None:
+        OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")
+
+    def engine_claim() -> list[str]:
+        own = dialects.engine_connection("default", lock_wait=0.5)
+        try:
+            wanted = Claim(me="me", lease=30, limit=10)
+            return [each[0] for each in dialects.of(own).claim(own, wanted)]
+        finally:
+            own.close()
+
+    with elsewhere(lock):
+        future = in_thread(engine_claim)
+        if connection.features.has_select_for_update_skip_locked and (
+            connection.vendor == "postgresql"
+        ):
+            assert sorted(future.result(10)) == sorted(free)
+        else:
+            assert "lock" in str(future.exception(10)).lower()
+    assert row(locked).locked_by is None
+
+
+# -- keep and give back ----------------------------------------------------------------------------
+
+
+def renew(ids: list[str], *, me: str = "me", lease: float = 90) -> tuple[set[str], set[str]]:
+    answer: tuple[set[str], set[str]] = dialect().renew(connection, me=me, ids=ids, lease=lease)
+    return answer
+
+
+def test_renew_prolongs() -> None:
+    ids = insert(3)
+    claim(lease=5)
+    assert renew(ids) == (set(ids), set(ids))
+    assert all(85 < lease_ends_in(each) <= 90 for each in ids)
+
+
+def test_renew_reports_what_is_lost() -> None:
+    kept, stolen, done, deleted = ids = insert(4)
+    claim(lease=5)
+    steal(stolen)
+    assert settle(done, DONE) == 1
+    OutboxEvent.objects.filter(pk=deleted).delete()
+    assert renew(ids) == ({kept}, {kept})
+    assert lease_ends_in(stolen) <= 5
+    assert row(done).available_at is None
+
+
+def test_renew_skips_what_somebody_has_locked() -> None:
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip(f"no SKIP LOCKED on {connection.vendor}")
+    locked, free = ids = insert(2)
+    claim(lease=20)
+
+    def lock() -> None:
+        OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")
+
+    with elsewhere(lock):
+        renewed, mine = in_thread(lambda: renew(ids)).result(5)
+    assert (renewed, mine) == ({free}, set(ids))
+    assert lease_ends_in(locked) <= 20 < lease_ends_in(free)
+
+
+def test_release_makes_due_now_and_counts_nothing() -> None:
+    mine, other = insert(2, attempts=1, rescues=1)
+    claim("me", ids=[mine])
+    claim("other", ids=[other])
+    assert dialect().release(connection, me="me", ids=[mine, other]) == 1
+    after = row(mine)
+    assert (after.locked_by, after.locked_at, after.attempts, after.rescues) == (None, None, 1, 1)
+    assert row(other).locked_by == "other"
+    assert ids_of(claim("next")) == [mine]
+
+
+# -- settle ----------------------------------------------------------------------------------------
+
+
+def test_j11_settling_done_twice_is_harmless() -> None:
+    (event_id,) = insert()
+    claim()
+    assert settle(event_id, DONE) == 1
+    first = row(event_id)
+    assert settle(event_id, DONE) == 0
+    assert row(event_id).__dict__ | {"_state": 0} == first.__dict__ | {"_state": 0}
+    assert (first.status, first.available_at) == (Status.DONE, None)
+    assert first.done_at is not None
+    assert abs((now() - first.done_at).total_seconds()) < 5
+
+
+@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
+def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
+    (event_id,) = insert()
+    claim("stale")
+    end_leases([event_id])
+    claim("owner")
+    before = row(event_id).__dict__ | {"_state": 0}
+    assert settle(event_id, decision, me="stale") == 0
+    assert row(event_id).__dict__ | {"_state": 0} == before
+    assert settle(event_id, decision, me="owner") == 1
+
+
+@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
+@pytest.mark.parametrize("status", [Status.DEAD, Status.DONE])
+def test_j11_what_is_final_is_not_touched(decision: Decision, status: Status) -> None:
+    (event_id,) = insert(due=None, status=status, locked_by="me", last_error="final")
+    assert settle(event_id, decision) == 0
+    after = row(event_id)
+    assert (after.status, after.last_error, after.attempts) == (status, "final", 0)
+
+
+@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
+def test_j11_each_settle_clears_the_lease_and_the_rescues_but_for_done(decision: Decision) -> None:
+    (event_id,) = insert(rescues=1)
+    claim()
+    assert settle(event_id, decision) == 1
+    after = row(event_id)
+    assert (after.locked_by, after.locked_at) == (None, None)
+    if decision is not DONE:
+        assert after.rescues == 0
+
+
+def test_retry_counts_and_is_due_by_the_databases_clock() -> None:
+    (event_id,) = insert(attempts=2)
+    claim()
+    before = now()
+    settle(event_id, RETRY)
+    after, passed = row(event_id), (now() - before).total_seconds()
+    assert (after.status, after.attempts, after.last_error) == (Status.RETRY, 3, "it failed")
+    assert after.done_at is None
+    assert after.available_at is not None
+    delay = (after.available_at - before).total_seconds()
+    assert 5 - 0.002 <= delay <= 5 + passed + 0.002  # SQLite's clock counts milliseconds
+    assert claim() == []
+
+
+def test_defer_keeps_attempts_and_the_last_error() -> None:
+    (event_id,) = insert(attempts=2, last_error="an earlier failure", status=Status.RETRY)
+    claim()
+    settle(event_id, DEFER)
+    after = row(event_id)
+    assert (after.status, after.attempts, after.last_error) == (
+        Status.NEW, 2, "an earlier failure",
+    )  # fmt: skip
+    assert 3 < lease_ends_in(event_id) <= 5
+
+
+def test_dead_is_final_and_dated() -> None:
+    (event_id,) = insert(attempts=9)
+    claim()
+    settle(event_id, DEAD)
+    after = row(event_id)
+    assert (after.status, after.attempts, after.last_error) == (Status.DEAD, 10, "it is over")
+    assert after.available_at is None
+    assert after.done_at is not None
+    assert abs((now() - after.done_at).total_seconds()) < 5
+
+
+def test_no_delay_is_due_at_once() -> None:
+    (event_id,) = insert()
+    claim()
+    settle(event_id, Decision(status=Status.RETRY, delay=0.0, spent=1, outcome="retry"))
+    assert ids_of(claim("next")) == [event_id]
+
+
+def test_a_mixed_batch_settles_each_row_by_its_own_decision() -> None:
+    decisions = [DONE, RETRY, DEFER, DEAD] * 160  # more than one statement holds
+    ids = insert(len(decisions))
+    claim(limit=1000)
+    pairs = list(zip(ids, decisions, strict=True))
+    assert dialect().settle_all(connection, me="me", decisions=pairs) == len(ids)
+    found = dict(OutboxEvent.objects.values_list("event_id", "status"))
+    assert found == {event_id: decision.status for event_id, decision in pairs}
+    assert OutboxEvent.objects.filter(locked_by=None).count() == len(ids)
+
+
+def test_delete_done_keeps_what_has_a_unique_key() -> None:
+    plain, unique = [*insert(), *insert(unique_key="once")]
+    claim()
+    pairs = [(plain, DONE), (unique, DONE)]
+    count = dialect().settle_all(connection, me="me", decisions=pairs, delete_done=True)
+    assert count == 2
+    assert [*OutboxEvent.objects.values_list("pk", "status")] == [(unique, Status.DONE)]
+
+
+def test_a_row_deleted_meanwhile_is_no_error() -> None:
+    (event_id,) = insert()
+    claim()
+    OutboxEvent.objects.all().delete()
+    assert settle(event_id, DONE) == 0
+    assert settle(event_id, RETRY) == 0
+
+
+def test_seconds_to_next_due() -> None:
+    assert dialect().seconds_to_next_due(connection) is None
+    insert(due=-5)
+    assert dialect().seconds_to_next_due(connection) is None
+    insert(due=60)
+    insert(due=30)
+    assert 25 < dialect().seconds_to_next_due(connection) <= 30
+
+
+# -- by their index --------------------------------------------------------------------------------
+
+
+LARGE = 400  # rows: what a statement about 50 may look at, of 5,000
+
+
+@pytest.fixture
+def due_among_many() -> list[str]:
+    """5,000 rows, nearly all DONE; return what is due."""
+    payload = json.dumps({"text": "as long as payloads are " * 20})
+    insert(4800, due=None, status=Status.DONE, done_at=now(), payload=payload)
+    insert(150, due=3600, payload=payload)
+    due = insert(50, due=-1, payload=payload)
+    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{table}")
+        if connection.vendor == "mysql":
+            cursor.fetchall()
+    return due
+
+
+def statements(work: Callable[[], object]) -> list[tuple[str, Any]]:
+    """Return the statements that ``work`` sends; undo what they did."""
+    sent: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append((sql, params))
+        return execute(sql, params, many, context)
+
+    with transaction.atomic(), connection.execute_wrapper(note):
+        work()
+        transaction.set_rollback(True)
+    return [each for each in sent if "outbox_event" in each[0]]
+
+
+def explain(sql: str, params: Any) -> list[dict[str, Any]]:
+    prefix = {"postgresql": "EXPLAIN (FORMAT JSON)", "sqlite": "EXPLAIN QUERY PLAN"}
+    with connection.cursor() as cursor:
+        cursor.execute(f"{prefix.get(connection.vendor, 'EXPLAIN')} {sql}", params)
+        if connection.vendor == "postgresql":
+            (answer,) = cursor.fetchone()
+            return nodes((answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"])
+        names = [each[0] for each in cursor.description]
+        return [dict(zip(names, each, strict=True)) for each in cursor.fetchall()]
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    children = plan.pop("Plans", [])
+    return [plan, *(each for child in children for each in nodes(child))]
+
+
+def is_large(step: dict[str, Any]) -> bool:
+    """Say whether a step of a plan reads or sorts the whole table."""
+    if connection.vendor == "postgresql":
+        return step["Node Type"] == "Seq Scan" or step["Plan Rows"] > LARGE
+    if connection.vendor == "sqlite":
+        detail = str(step["detail"])
+        by_index = "USING INDEX" in detail or "USING COVERING INDEX" in detail
+        return detail.startswith("SCAN") and "outbox_event" in detail and not by_index
+    of_ours = bool(step["table"]) and not str(step["table"]).startswith("<")
+    return of_ours and (step["type"] == "ALL" or int(step["rows"] or 0) > LARGE)
+
+
+def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) -> None:
+    due = due_among_many
+    some, retries = due[:20], [(event_id, RETRY) for event_id in due[:20]]
+    works: dict[str, Callable[[], object]] = {
+        "claim": lambda: claim(limit=20),
+        "big claim": lambda: claim(limit=500),
+        "watermark": lambda: claim(limit=20, low=now() - timedelta(seconds=600)),
+        "skip recent": lambda: claim(limit=20, skip_recent=0.5),
+        "suspect": lambda: claim(limit=1, suspects=True),
+        "hot": lambda: claim(ids=some),
+        "has suspect": lambda: dialect().has_suspect(connection, me="me", among=2000),
+        "next due": lambda: dialect().seconds_to_next_due(connection),
+        "done": lambda: dialect().settle_done(connection, me="me", ids=some),
+        "delete": lambda: dialect().delete_done(connection, me="me", ids=some),
+        "settle": lambda: dialect().settle(connection, me="me", decisions=retries),
+        "release": lambda: dialect().release(connection, me="me", ids=some),
+        "renew": lambda: renew(some),
+    }
+    sent = {name: statements(work) for name, work in works.items()}
+    assert all(sent.values())
+    large = {
+        name: steps
+        for name, pairs in sent.items()
+        for sql, params in pairs
+        if (steps := [step for step in explain(sql, params) if is_large(step)])
+    }
+    assert large == {}
+
+
+def test_the_claim_goes_by_the_index_of_due_times(due_among_many: list[str]) -> None:
+    sql, params = statements(lambda: claim(limit=20))[0]
+    assert index_name("outbox_event_due") in str(explain(sql, params))
+
+
+def test_a_scan_would_be_seen(due_among_many: list[str]) -> None:
+    """The plans' judge itself: a statement by a column without index is a large one."""
+    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
+    steps = explain(f"SELECT event_id FROM {table} WHERE tenant_id = %s", ["north"])
+    assert any(is_large(step) for step in steps)

@@ -1,0 +1,19 @@
+"""Waiting for a fact, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(fact: Callable[[], T], *, within: float = 15.0, what: str = "") -> T:
+    """Return the first truthy answer of ``fact``; fail when there is none ``within`` seconds."""
+    deadline = time.monotonic() + within
+    while not (answer := fact()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what or fact} was still {answer!r} after {within:g} s")
+        time.sleep(0.01)  # between two looks
+    return answer
