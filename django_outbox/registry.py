@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -61,7 +62,7 @@ class Listener:
     @property
     def where(self) -> str:
         """Name the callable and its place: ``shop.listeners.reserve_stock (…/listeners.py:12)``."""
-        call = inspect.unwrap(self.call)
+        call = inspect.unwrap(_whole(self.call))
         code = getattr(call, "__code__", None) or getattr(
             getattr(type(call), "__call__", None), "__code__", None  # noqa: B004 - as in is_async
         )
@@ -172,6 +173,7 @@ def nearby(event_type: str) -> list[str]:
 
 def label(call: Callable[..., Any]) -> str:
     """Name a callable by module and qualified name."""
+    call = _whole(call)
     named = call if hasattr(call, "__qualname__") else type(call)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -181,6 +183,12 @@ def _makes_generator(call: Callable[..., Any]) -> bool:
         inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
         for each in (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
     )
+
+
+def _whole(call: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(call, functools.partial):
+        call = call.func
+    return call
 
 
 def _checked(value: Any, column: str) -> str:

@@ -1,0 +1,270 @@
+"""Answers and exceptions against decisions: ``decide`` is pure (rows 212-221, 303-313, +24; J14)."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_outbox import (
+    Dead,
+    Defer,
+    Done,
+    Exponential,
+    Fixed,
+    PayloadError,
+    Recoverable,
+    RetryAfter,
+    RetryPolicy,
+    Unrecoverable,
+)
+from django_outbox.delivery import decide
+from django_outbox.delivery.decide import ERROR_LENGTH, clean, describe
+from django_outbox.outcomes import Decision, Status
+
+STEADY = Exponential(jitter=(1, 1))
+NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
+
+
+def decision(
+    answer: Any, *, attempts: int = 0, policy: RetryPolicy = STEADY, **more: Any
+) -> Decision:
+    options = {"max_attempts": 10, "age": 0.0, **more}
+    return decide(answer, attempts=attempts, policy=policy, **options)
+
+
+def summary(made: Decision) -> tuple[Status, float | None, int, str]:
+    return made.status, made.delay, made.spent, made.outcome
+
+
+class Own(Recoverable):
+    """An error of the listener's."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, (DONE, None, 0, "done")),  # rows 212, 234
+        (Done(), (DONE, None, 0, "done")),  # row 214
+        ("anything", (DONE, None, 0, "done")),  # row 234
+        (0, (DONE, None, 0, "done")),
+        (False, (DONE, None, 0, "done")),
+        (Dead, (DONE, None, 0, "done")),  # a class is no answer
+        (Defer(0), (NEW, 0.0, 0, "deferred")),  # rows 215, 313
+        (Defer(90), (NEW, 90.0, 0, "deferred")),
+        (Defer(timedelta(minutes=1)), (NEW, 60.0, 0, "deferred")),
+        (Dead(), (DEAD, None, 0, "dead")),  # rows 216, 221
+        (Dead("sold out"), (DEAD, None, 0, "dead")),
+        (RetryAfter(0), (RETRY, 0.0, 1, "retry")),  # rows 217, 307
+        (RetryAfter(90), (RETRY, 90.0, 1, "retry")),
+        (Unrecoverable("never"), (DEAD, None, 0, "dead")),  # rows 219, 308
+        (PayloadError("unfit"), (DEAD, None, 0, "dead")),  # row 309
+        (ValueError("no"), (RETRY, 0.2, 1, "retry")),  # rows 218, 312
+        (Own(), (RETRY, 0.2, 1, "retry")),
+        (SystemExit(1), (RETRY, 0.2, 1, "retry")),  # design 3: a failure like any other
+        (KeyboardInterrupt(), (RETRY, 0.2, 1, "retry")),
+        (GeneratorExit(), (RETRY, 0.2, 1, "retry")),
+    ],
+    ids=repr,
+)
+def test_every_answer_and_exception(answer: Any, expected: tuple[Any, ...]) -> None:
+    """J14, rows 221, +24."""
+    assert summary(decision(answer)) == expected
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [
+        (0, (RETRY, 0.2, 1, "retry")),
+        (1, (RETRY, 0.4, 1, "retry")),
+        (2, (RETRY, 0.8, 1, "retry")),
+        (8, (RETRY, 51.2, 1, "retry")),
+        (9, (DEAD, None, 1, "dead")),  # the tenth execution was the last, and counts
+        (10, (DEAD, None, 1, "dead")),
+        (10**6, (DEAD, None, 1, "dead")),
+    ],
+)
+def test_attempts_end_in_dead(attempts: int, expected: tuple[Any, ...]) -> None:
+    """Rows 218, 197, 322; design 12: the last execution counts."""
+    made = decision(ValueError("no"), attempts=attempts)
+    assert summary(made) == (expected[0], pytest.approx(expected[1]), *expected[2:])
+
+
+def test_retry_after_is_dead_once_the_attempts_are_spent() -> None:
+    """Rows 217, 307, J14: up to the limit."""
+    assert decision(RetryAfter(5), attempts=8).status is RETRY
+    assert summary(decision(RetryAfter(5), attempts=9)) == (DEAD, None, 1, "dead")
+
+
+@pytest.mark.parametrize(
+    ("own", "setting", "attempts", "status"),
+    [(2, 10, 0, RETRY), (2, 10, 1, DEAD), (None, 3, 1, RETRY), (None, 3, 2, DEAD), (5, 1, 3, RETRY),
+     (1, 10, 0, DEAD)],
+)  # fmt: skip
+def test_the_policys_own_limit_decides(
+    own: int | None, setting: int, attempts: int, status: Status
+) -> None:
+    """Rows 197, 322; design 12: MAX_ATTEMPTS feeds policies that give none."""
+    made = decision(ValueError(), attempts=attempts, policy=Fixed(max_attempts=own),
+                    max_attempts=setting)  # fmt: skip
+    assert made.status is status
+
+
+def test_an_error_that_the_policy_gives_up_on_is_dead_and_counted() -> None:
+    policy = Fixed(give_up_on=(KeyError,))
+    assert summary(decision(KeyError(), policy=policy)) == (DEAD, None, 1, "dead")
+    assert decision(ValueError(), policy=policy).status is RETRY
+
+
+def test_retry_after_asks_no_policy() -> None:
+    """Row 217: the listener knows better."""
+    policy = Fixed(retry_on=(KeyError,))
+    assert summary(decision(RetryAfter(7), policy=policy)) == (RETRY, 7.0, 1, "retry")
+
+
+@pytest.mark.parametrize(
+    ("age", "limit", "status"), [(10, None, NEW), (10, 10, NEW), (10.1, 10, DEAD), (1e9, None, NEW)]
+)
+def test_endless_deferral_ends(age: float, limit: float | None, status: Status) -> None:
+    """Row 215; design 12: DEFER_LIMIT."""
+    made = decision(Defer(5), age=age, defer_limit=limit)
+    assert made.status is status
+    assert made.spent == 0
+    assert ("DEFER_LIMIT" in (made.error or "")) is (status is DEAD)
+
+
+class Broken:
+    """A policy with a fault of its own."""
+
+    max_attempts = None
+
+    def should_retry(self, exc: BaseException) -> bool:
+        raise ZeroDivisionError
+
+    def delay(self, attempt: int) -> float:
+        raise ZeroDivisionError
+
+
+class Odd(Broken):
+    def __init__(self, delay: Any) -> None:
+        self._delay = delay
+
+    def should_retry(self, exc: BaseException) -> bool:
+        return True
+
+    def delay(self, attempt: int) -> float:
+        return self._delay  # type: ignore[no-any-return]
+
+
+def test_a_policy_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) -> None:
+    """Row 288: the engine survives."""
+    made = decision(ValueError(), policy=Broken())
+    assert made.status is RETRY
+    assert made.delay is not None
+    assert 0.1 <= made.delay <= 0.3
+    assert "retry policy failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "delay", [math.inf, math.nan, -5, 1e300, "5", None, timedelta(1)], ids=repr
+)
+def test_a_policy_that_answers_nonsense_gives_a_due_time_all_the_same(delay: Any) -> None:
+    made = decision(ValueError(), policy=Odd(delay))
+    assert made.status is RETRY
+    assert made.delay is not None
+    assert 0 <= made.delay <= 365 * 86400
+
+
+def test_deciding_changes_nothing_and_repeats() -> None:
+    """Rows 481, +24: pure."""
+    error = ValueError("no")
+    assert decision(error, attempts=3) == decision(error, attempts=3)
+
+
+# --- last_error -----------------------------------------------------------------------------------
+
+
+def raised(error: Exception, *, causes: int = 0) -> Exception:
+    """Raise it, so that it has a traceback, after that many other errors."""
+    try:
+        raise error from (raised(KeyError(causes), causes=causes - 1) if causes else None)
+    except Exception as caught:  # noqa: BLE001
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("answer", "begins"),
+    [
+        (Dead("sold out"), "sold out"),
+        (Unrecoverable("never"), "django_outbox.exceptions.Unrecoverable: never"),
+        (RetryAfter(5), "django_outbox.exceptions.RetryAfter: retry after 5 s"),
+        (ValueError("no"), "ValueError: no"),
+        (Own("mine"), "tests.test_decide.Own: mine"),
+    ],
+    ids=repr,
+)
+def test_the_error_names_class_and_message(answer: Any, begins: str) -> None:
+    """Rows 90, 185, 216, G16."""
+    assert (decision(answer).error or "").startswith(begins)
+
+
+@pytest.mark.parametrize("answer", [None, Done(), Defer(5)], ids=repr)
+def test_what_is_no_failure_keeps_the_error_of_the_row(answer: Any) -> None:
+    assert decision(answer).error is None
+
+
+def test_a_dead_answer_without_reason_says_who_gave_up() -> None:
+    assert decision(Dead()).error == "the listener answered Dead"
+
+
+def test_the_end_of_the_traceback_is_kept() -> None:
+    """Row 185: at most 4000 characters."""
+    text = describe(raised(ValueError("the cause"), causes=100))
+    assert len(text) == ERROR_LENGTH == 4000
+    assert text.startswith("ValueError: the cause\n")
+    assert text.endswith("ValueError: the cause\n")
+    assert "raise error from" in text
+    assert "KeyError: 1\n" not in text  # far from the end
+
+
+def test_a_long_message_leaves_room_for_the_traceback() -> None:
+    """Row 185, J11."""
+    text = describe(raised(ValueError("x" * 100_000 + "end")))
+    assert len(text) == 4000
+    assert text.startswith("ValueError: xxx")
+    assert text.rstrip().endswith("end")
+
+
+def test_a_cause_is_shown() -> None:
+    """G16."""
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as cause:
+            raise ValueError("second") from cause
+    except ValueError as error:
+        text = describe(error)
+    assert "KeyError: 'first'" in text
+    assert "direct cause" in text
+
+
+def test_nul_and_lone_surrogates_are_stripped() -> None:
+    """Row 90: a NUL in a message made the settle itself fail on PostgreSQL."""
+    assert clean("a\0b\ud800c") == "ab?c"
+    text = decision(raised(ValueError("a\0b\ud800c"))).error or ""
+    assert text.startswith("ValueError: ab?c")
+    assert "\0" not in text
+    text.encode()
+    assert clean(decision(Dead("a\0b")).error or "") == decision(Dead("a\0b")).error == "ab"
+
+
+def test_an_error_that_cannot_be_printed_is_settled_all_the_same() -> None:
+    """Row 288."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    assert "Mute: (its message could not be read)" in describe(raised(Mute()))

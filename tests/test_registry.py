@@ -1,0 +1,423 @@
+"""Who listens: routes, duplicates, signatures, autodiscovery (rows 26, 51, 52, 134, 136, 209,
+282-296, 439; N10, J22, J24)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import models
+from django.test import modify_settings, override_settings
+
+import django_outbox as outbox
+from django_outbox import ANY, GLOBAL, Event, Fixed, ListenerAlreadyRegistered, listener, registry
+
+
+class Kind(models.TextChoices):
+    PLACED = "order.placed", "placed"
+
+
+class Colour(Enum):
+    RED = 1
+
+
+@pytest.fixture(autouse=True)
+def empty_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test a registry of its own."""
+    monkeypatch.setattr(registry, "_listeners", {})
+    monkeypatch.setattr(registry, "conflicts", [])
+    registry.route.cache_clear()
+    yield
+    registry.route.cache_clear()
+
+
+def named(name: str) -> Callable[[Event], None]:
+    def listen(event: Event) -> None: ...
+
+    listen.__qualname__ = name
+    return listen
+
+
+def add(what: Any, called: str, **options: Any) -> None:
+    listener(what, **options)(named(called))
+
+
+def route(aggregate_type: str, event_type: str) -> list[str]:
+    found = registry.route(aggregate_type, event_type)
+    return [each.call.__qualname__ for each in found]
+
+
+# --- routes -----------------------------------------------------------------------------------
+
+
+def test_an_unknown_pair_has_no_listeners() -> None:
+    """Row 286."""
+    assert registry.route("a", "b") == ()
+
+
+def test_a_listener_hears_every_aggregate_type_by_default() -> None:
+    """Row 284."""
+    add("x", "any")
+    assert route("shop.Order", "x") == route(GLOBAL, "x") == ["any"]
+    assert route("shop.Order", "y") == []
+
+
+def test_a_listener_of_one_aggregate_type_hears_no_other() -> None:
+    """Rows 285, 289."""
+    add("x", "order", aggregate_type="shop.Order")
+    add("y", "global", aggregate_type=GLOBAL)
+
+    assert route("shop.Order", "x") == ["order"]
+    assert route(GLOBAL, "x") == []
+    assert route(GLOBAL, "y") == ["global"]
+    assert route("shop.Order", "y") == []
+
+
+def test_the_most_specific_unnamed_listener_is_called_alone() -> None:
+    """Row 209: exact pair, any aggregate type, then patterns by their literal text."""
+    order = [
+        ("exact pair", "order.placed", "shop.Order"),
+        ("exact type", "order.placed", ANY),
+        ("longer pattern of the pair", "order.pl*", "shop.Order"),
+        ("longer pattern", "order.pl*", ANY),
+        ("pattern of the pair", "order.*", "shop.Order"),
+        ("pattern", "order.*", ANY),
+        ("everything of the pair", "*", "shop.Order"),
+        ("everything", "*", ANY),
+    ]
+    for called, event_type, aggregate_type in reversed(order):
+        add(event_type, called, aggregate_type=aggregate_type)
+
+    for called, event_type, aggregate_type in order:
+        assert route("shop.Order", "order.placed") == [called]
+        del registry._listeners[aggregate_type, event_type, ""]
+        registry.route.cache_clear()
+    assert route("shop.Order", "order.placed") == []
+
+
+def test_every_named_listener_that_matches_gets_the_event_too() -> None:
+    """Row 209, design 3: fan-out is explicit."""
+    add("*", "audit", name="audit")
+    add("x", "exact")
+    add("x", "mail", name="mail")
+    add("x*", "pattern, unnamed")
+    add("x", "order mail", name="mail", aggregate_type="shop.Order")
+    add("y", "other", name="other")
+
+    assert route("shop.Order", "x") == ["order mail", "exact", "mail", "audit"]
+    assert route(GLOBAL, "x") == ["exact", "mail", "audit"]
+    assert route(GLOBAL, "z") == ["audit"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event_type", "matches"),
+    [
+        ("order.*", "order.placed", True),
+        ("order.*", "order.line.added", True),
+        ("order.*", "order.", True),
+        ("order.*", "order", False),
+        ("order.*", "xorder.placed", False),
+        ("order.*", "orderXplaced", False),  # a dot is a dot
+        ("*.placed", "order.placed", True),
+        ("*.placed", "order.placed.late", False),
+        ("o*r.*d", "order.placed", True),
+        ("*", "any\nthing", True),
+        ("[ab]?", "a1", False),
+        ("[ab]?*", "[ab]?1", True),
+    ],
+)
+def test_only_the_star_is_special(pattern: str, event_type: str, matches: bool) -> None:
+    """Row 209."""
+    add(pattern, "it")
+    assert route(GLOBAL, event_type) == ["it"] * matches
+
+
+def test_routing_keys_are_tuples() -> None:
+    """Rows 136, J22: ("a:b", "c") and ("a", "b:c") never meet."""
+    add("c", "first", aggregate_type="a:b")
+    add("b:c", "second", aggregate_type="a")
+
+    assert route("a:b", "c") == ["first"]
+    assert route("a", "b:c") == ["second"]
+
+
+def test_a_listener_added_after_a_look_is_found() -> None:
+    assert route(GLOBAL, "x") == []
+    add("x", "it")
+    assert route(GLOBAL, "x") == ["it"]
+
+
+def test_a_listener_removed_is_gone() -> None:
+    call = named("it")
+    listener("x")(call)
+    listener("y")(call)
+    assert len(registry.listeners()) == 2
+    assert route(GLOBAL, "x") == ["it"]
+    registry.remove(call)
+    assert registry.listeners() == ()
+    assert route(GLOBAL, "x") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [(Kind.PLACED, Kind.PLACED), (Kind.PLACED, "order.placed"), ("order.placed", Kind.PLACED),
+     (Colour.RED, Colour.RED), (Colour.RED, "RED")],
+)  # fmt: skip
+def test_enum_members_and_their_text_are_one(said: Any, heard: Any) -> None:
+    """Rows 51, 134."""
+    add(heard, "it", aggregate_type=heard)
+    event = Event(event_type=said, aggregate_type=said)
+    assert route(event.aggregate_type, event.event_type) == ["it"]
+
+
+def test_what_is_registered_nearby_is_named() -> None:
+    """Row 310."""
+    for event_type in ("order.placed", "order.paid", "stock.low", "mail.sent"):
+        add(event_type, "it")
+    assert registry.nearby("order.place")[0] == "order.placed"
+    assert len(registry.nearby("order.place")) == 3
+
+
+# --- registration -------------------------------------------------------------------------------
+
+
+def test_a_second_listener_of_a_pair_is_refused_and_both_are_named() -> None:
+    """Rows 282, 283."""
+
+    @listener("x")
+    def first(event: Event) -> None: ...
+
+    def second(event: Event) -> None: ...
+
+    with pytest.raises(ListenerAlreadyRegistered) as caught:
+        listener("x")(second)
+    message = str(caught.value)
+    for each in (first, second):
+        line = inspect.getsourcelines(each)[1]
+        assert f"{__name__}.{each.__qualname__} ({__file__}:{line})" in message
+    assert "name=" in message
+    assert route(GLOBAL, "x") == [first.__qualname__]
+
+
+def test_pairs_and_names_are_places_of_their_own() -> None:
+    """Row 282."""
+    for options in ({}, {"name": "a"}, {"name": "b"}, {"aggregate_type": GLOBAL}):
+        add("x", "it", **options)
+    with pytest.raises(ListenerAlreadyRegistered):
+        add("x", "it", name="a")
+    assert len(registry.listeners()) == 4
+
+
+def test_the_decorated_thing_is_returned_unchanged() -> None:
+    """Rows 51, 287."""
+    call = named("it")
+    assert listener("x")(call) is call
+
+
+@pytest.mark.parametrize("value", ["", "x" * 129, None, 5], ids=repr)
+def test_a_type_that_no_event_can_have_is_refused(value: Any) -> None:
+    """J22."""
+    with pytest.raises(ValueError, match="event_type"):
+        listener(value)
+    with pytest.raises(ValueError, match="aggregate_type"):
+        listener("x", aggregate_type=value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"retry": "exponential"}, {"retry": Fixed}, {"retry": 3}, {"timeout": 0}, {"timeout": -1},
+     {"timeout": "5"}, {"name": None}],
+    ids=str,
+)  # fmt: skip
+def test_options_that_would_fail_with_the_first_event_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"retry policy|timeout|name"):
+        listener("x", **options)
+
+
+# --- signatures ---------------------------------------------------------------------------------
+
+
+class Object:
+    def __call__(self, event: Event) -> None: ...
+
+    def method(self, event: Event) -> None: ...
+
+    @staticmethod
+    def static(event: Event) -> None: ...
+
+    @classmethod
+    def of_class(cls, event: Event) -> None: ...
+
+
+class AsyncObject:
+    async def __call__(self, event: Event) -> None: ...
+
+
+class Bare:
+    def __call__(self) -> None: ...
+
+    def method(self) -> None: ...
+
+
+def function(event: Event) -> None: ...
+async def coroutine(event: Event) -> None: ...
+def optional(event: Event, more: int = 0) -> None: ...
+def anything(*args: Any, **kwargs: Any) -> None: ...
+def nothing() -> None: ...
+def two(event: Event, other: Event) -> None: ...
+def keyword(event: Event, *, other: int) -> None: ...
+def by_name(*, event: Event) -> None: ...
+async def async_two(event: Event, other: Event) -> None: ...
+
+
+def generator(event: Event) -> Iterator[None]:
+    yield
+
+
+async def async_generator(event: Event) -> Any:
+    yield
+
+
+def decorated(call: Callable[[Event], None]) -> Callable[[Event], None]:
+    @functools.wraps(call)
+    def wrapper(event: Event) -> None:
+        call(event)
+
+    return wrapper
+
+
+FIT: list[Any] = [
+    function, coroutine, optional, anything, Object(), Object().method, Object.static,
+    Object.of_class, AsyncObject(), functools.partial(two, None), decorated(function),
+    lambda event: None, print,
+]  # fmt: skip
+UNFIT: list[Any] = [
+    nothing, two, keyword, by_name, async_two, Bare(), Bare().method, Object.method,
+    functools.partial(function, None), generator, async_generator, lambda: None,
+]  # fmt: skip
+
+
+def label(value: Any) -> str:
+    return str(getattr(value, "__qualname__", value))
+
+
+def faults() -> list[Any]:
+    return [each for each in run_checks() if each.id == "django_outbox.E010"]
+
+
+@pytest.mark.parametrize("call", FIT, ids=label)
+def test_what_takes_one_event_is_fit(call: Any) -> None:
+    """Rows 294, 295, N10."""
+    listener("x")(call)
+    assert faults() == []
+
+
+@pytest.mark.parametrize("call", UNFIT, ids=label)
+def test_what_does_not_is_a_check_error_naming_it(call: Any) -> None:
+    """Rows 295, 296, N10, J24."""
+    listener("x")(call)
+    [error] = faults()
+    assert registry.label(call) in error.msg
+    assert error.hint == "Give it the signature (event)."
+    assert error.is_serious()
+
+
+def test_a_partial_is_named_by_its_function() -> None:
+    listener("x")(functools.partial(function, None))
+    line = inspect.getsourcelines(function)[1]
+    assert f"{__name__}.function ({__file__}:{line})" in faults()[0].msg
+
+
+@pytest.mark.parametrize(
+    ("call", "is_async"),
+    [(function, False), (coroutine, True), (Object(), False), (AsyncObject(), True),
+     (functools.partial(async_two, None), True), (functools.partial(two, None), False)],
+    ids=label,
+)  # fmt: skip
+def test_async_listeners_are_told_apart(call: Any, is_async: bool) -> None:
+    """Row 294."""
+    listener("x")(call)
+    assert registry.listeners()[0].is_async is is_async
+
+
+# --- autodiscovery --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Write a package that can be an installed app."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: list[str] = []
+
+    def make(name: str, listeners: str, *, module: str = "listeners") -> str:
+        package = tmp_path / name
+        package.mkdir()
+        (package / "__init__.py").touch()
+        source = f"from django_outbox import listener\n{listeners}"
+        (package / f"{module}.py").write_text(source)
+        made.append(name)
+        return name
+
+    yield make
+    for name in [each for each in sys.modules if each.partition(".")[0] in made]:
+        del sys.modules[name]
+
+
+LISTENS = '@listener("{}")\ndef it(event): ...\n'
+
+
+def test_listener_modules_of_installed_apps_are_imported(make_app: Callable[..., str]) -> None:
+    """Rows 26, 52."""
+    app = make_app("discovered_one", LISTENS.format("x"))
+    with modify_settings(INSTALLED_APPS={"append": app}):
+        assert [each.call.__module__ for each in registry.route(GLOBAL, "x")] == [
+            "discovered_one.listeners"
+        ]
+
+
+def test_the_name_of_the_module_is_a_setting(make_app: Callable[..., str]) -> None:
+    """Rows 26, 52."""
+    app = make_app("discovered_two", LISTENS.format("x"), module="reactions")
+    with (
+        override_settings(OUTBOX={"LISTENER_MODULE": "reactions"}),
+        modify_settings(INSTALLED_APPS={"append": app}),
+    ):
+        assert route(GLOBAL, "x") == ["it"]
+
+
+def test_a_conflict_between_apps_is_a_check_error_and_the_first_listens_on(
+    make_app: Callable[..., str],
+) -> None:
+    """Rows 283, 296, J24."""
+    apps = [
+        make_app("conflict_one", LISTENS.format("x")),
+        make_app("conflict_two", LISTENS.format("x")),
+        make_app("conflict_three", LISTENS.format("y")),
+    ]
+    with modify_settings(INSTALLED_APPS={"append": apps}):
+        [error] = [each for each in run_checks() if each.id == "django_outbox.E011"]
+        assert "conflict_one.listeners.it" in error.msg
+        assert "conflict_two.listeners.it" in error.msg
+        assert error.hint == "Give the second listener a name."
+        assert registry.route(GLOBAL, "x")[0].call.__module__ == "conflict_one.listeners"
+        assert route(GLOBAL, "y") == ["it"]
+
+
+def test_a_listener_module_that_fails_is_not_hidden(make_app: Callable[..., str]) -> None:
+    app = make_app("broken_one", "import nonsense_that_is_not_there\n")
+    with (
+        pytest.raises(ModuleNotFoundError, match="nonsense_that_is_not_there"),
+        modify_settings(INSTALLED_APPS={"append": app}),
+    ):
+        pass
+
+
+def test_any_is_public_and_shown_by_its_name() -> None:
+    assert repr(outbox.ANY) == "ANY"

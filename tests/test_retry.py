@@ -1,0 +1,257 @@
+"""Retry arithmetic: pure, capped, jittered (rows 196, 197, 314-317, 322, 335; J22)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hooks
+from django_outbox.retry import MAX_DELAY, bounded, from_setting
+
+STEADY = (1.0, 1.0)  # jitter that changes nothing
+
+
+class Own:
+    """A policy that somebody else wrote."""
+
+    max_attempts = 3
+
+    def should_retry(self, exc: BaseException) -> bool:
+        return not isinstance(exc, KeyError)
+
+    def delay(self, attempt: int) -> float:
+        return 7.0 * attempt
+
+
+class Unfinished:
+    max_attempts = 3
+
+
+class Picky(Own):
+    def __init__(self, needed: int) -> None: ...
+
+
+OWN = Own()
+
+
+# --- delays -------------------------------------------------------------------------------------
+
+
+def test_exponential_doubles_up_to_its_cap() -> None:
+    """Rows 314-316: attempt 1 is the first failure."""
+    policy = Exponential(jitter=STEADY)
+    delays = [policy.delay(attempt) for attempt in range(1, 12)]
+    assert delays == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60, 60])
+
+
+def test_the_default_policy_is_the_parents() -> None:
+    """Rows 196, 316; design 12: about 100 s in all."""
+    policy = Exponential()
+    assert (policy.base, policy.cap, policy.multiplier) == (0.2, 60, 2)
+    assert (policy.jitter, policy.max_attempts) == ((0.5, 1.5), None)
+    assert 100 < sum(Exponential(jitter=STEADY).delay(n) for n in range(1, 10)) < 105
+
+
+def test_exponential_jitter_spreads_and_may_pass_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 315."""
+    policy = Exponential()
+    drawn = [policy.delay(50) for _ in range(200)]
+    assert 30 <= min(drawn) < max(drawn) <= 90
+    assert max(drawn) > 60
+
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    assert policy.delay(50) == 90
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
+    assert policy.delay(1) == 0.1
+
+
+@pytest.mark.parametrize("attempt", [0, 1, 2, 10, 1023, 1024, 1025, 2000, 10**6, 10**18])
+@pytest.mark.parametrize(
+    "policy",
+    [Exponential(), Exponential(base=1, cap=60, multiplier=3), Exponential(cap=1e300),
+     Exponential(base=1e308, multiplier=1e308, cap=1e308), Fixed(), Linear(), Linear(step=1e308),
+     Linear(cap=1e300), Jittered(Exponential()), Jittered(Linear(), 1e308)],
+    ids=repr,
+)  # fmt: skip
+def test_no_attempt_number_overflows(policy: RetryPolicy, attempt: int) -> None:
+    """Rows 317, J22."""
+    delay = policy.delay(attempt)
+    assert math.isfinite(delay)
+    assert 0 <= delay <= MAX_DELAY
+
+
+def test_no_attempt_up_to_a_million_overflows() -> None:
+    """Row 317."""
+    policy = Exponential(multiplier=1.0001, cap=1e9, jitter=STEADY)
+    delays = [policy.delay(attempt) for attempt in range(1, 1_000_001, 97)]
+    assert delays == sorted(delays)
+    assert delays[-1] == MAX_DELAY
+
+
+def test_fixed_is_fixed() -> None:
+    assert {Fixed().delay(attempt) for attempt in (1, 2, 50)} == {5.0}
+    assert Fixed(3).delay(1) == Fixed(delay=3).delay(1) == 3.0
+
+
+def test_linear_rises_by_its_step_up_to_its_cap() -> None:
+    policy = Linear(step=2, cap=5)
+    assert [policy.delay(attempt) for attempt in (1, 2, 3, 100)] == [2, 4, 5, 5]
+
+
+def test_jittered_adds_at_most_its_part() -> None:
+    drawn = [Jittered(Fixed(3), 0.5).delay(1) for _ in range(200)]
+    assert 3 <= min(drawn) < max(drawn) <= 3.5
+
+
+@pytest.mark.parametrize(
+    ("given", "delay"),
+    [(-1, 0), (0, 0), (5, 5), (math.inf, MAX_DELAY), (-math.inf, 0), (math.nan, 0)],
+)
+def test_what_a_policy_of_somebody_else_says_is_bounded(given: float, delay: float) -> None:
+    assert bounded(given) == delay
+
+
+# --- which errors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+def test_every_exception_is_worth_a_retry_by_default(make: Callable[..., RetryPolicy]) -> None:
+    assert make().should_retry(ValueError())
+    assert make().should_retry(SystemExit())
+
+
+@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+def test_give_up_on_wins_over_retry_on(make: Callable[..., RetryPolicy]) -> None:
+    """Design 3."""
+    policy = make(retry_on=(LookupError,), give_up_on=(KeyError,))
+    assert policy.should_retry(IndexError())
+    assert not policy.should_retry(KeyError())
+    assert not policy.should_retry(ValueError())
+
+
+def test_jittered_asks_the_policy_inside() -> None:
+    policy = Jittered(Own())
+    assert policy.max_attempts == 3
+    assert policy.should_retry(ValueError())
+    assert not policy.should_retry(KeyError())
+    assert 7 <= policy.delay(1) <= 7.5
+
+
+@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+def test_the_number_of_executions_can_be_set(make: Callable[..., RetryPolicy]) -> None:
+    """Rows 322, 335."""
+    assert make(max_attempts=4).max_attempts == 4
+    assert make().max_attempts is None
+
+
+# --- bad arguments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+@pytest.mark.parametrize(
+    "options",
+    [{"max_attempts": 0}, {"max_attempts": -1}, {"max_attempts": 2.5}, {"max_attempts": True},
+     {"max_attempts": "3"}, {"retry_on": ValueError}, {"retry_on": ["x"]},
+     {"give_up_on": (ValueError(),)}, {"give_up_on": ("ValueError",)}],
+    ids=str,
+)  # fmt: skip
+def test_bad_arguments_of_every_policy_are_refused(make: Any, options: dict[str, Any]) -> None:
+    """J22."""
+    with pytest.raises(ValueError, match=f"{make.__name__} got {next(iter(options))}="):
+        make(**options)
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "5", None, True], ids=repr)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(Exponential, "base"), (Exponential, "cap"), (Exponential, "multiplier"), (Fixed, "delay"),
+     (Linear, "step"), (Linear, "cap")],
+)  # fmt: skip
+def test_bad_numbers_are_refused(make: Any, name: str, value: Any) -> None:
+    """J22."""
+    with pytest.raises(ValueError, match="expected a finite number of at least 0"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "value", [1, (1,), (1.5, 0.5), (-1, 1), (0, math.inf), ("a", "b"), None], ids=repr
+)
+def test_bad_jitter_is_refused(value: Any) -> None:
+    """J22."""
+    with pytest.raises(ValueError, match="jitter"):
+        Exponential(jitter=value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("fixed",), (Fixed,), (None,), (Fixed(), -1), (Fixed(), math.nan)], ids=str
+)
+def test_jittered_needs_a_policy_and_a_part(arguments: Any) -> None:
+    with pytest.raises(ValueError, match=r"no retry policy|jitter"):
+        Jittered(*arguments)
+
+
+def test_policies_are_values() -> None:
+    assert Fixed(3) == Fixed(delay=3) != Fixed(4)
+    assert Exponential() == Exponential()
+    with pytest.raises(AttributeError):
+        Fixed(3).wait = 4  # type: ignore[misc]
+
+
+# --- from the setting -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "policy"),
+    [
+        (None, Exponential()),
+        ({}, Exponential()),
+        (
+            {"base": 1, "cap": 600, "max_attempts": 20},
+            Exponential(base=1, cap=600, max_attempts=20),
+        ),
+        ({"policy": "exponential", "jitter": [1, 2]}, Exponential(jitter=[1, 2])),  # type: ignore[arg-type]
+        ({"policy": "fixed", "delay": 3}, Fixed(3)),
+        ({"policy": "linear", "step": 2}, Linear(step=2)),
+        (Fixed(3), Fixed(3)),
+        ("tests.test_retry.OWN", OWN),
+        (OWN, OWN),
+    ],
+    ids=str,
+)
+def test_the_setting_may_be_an_object_a_path_or_a_dict(value: Any, policy: RetryPolicy) -> None:
+    """Row 196, design 12."""
+    with override_settings(OUTBOX={"RETRY": value}):
+        assert hooks.retry_policy() == policy
+        assert hooks.retry_policy() is hooks.retry_policy()
+
+
+def test_the_setting_may_name_a_class() -> None:
+    with override_settings(OUTBOX={"RETRY": "tests.test_retry.Own"}):
+        assert type(hooks.retry_policy()) is Own
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"policy": "nonsense"}, {"policy": None}, {"policy": ["fixed"]}, {"nonsense": 1}, {"base": -1},
+     {"policy": "fixed", "base": 1}, {1: 2}, "tests.test_retry.nonsense", "nonsense", 5,
+     "tests.test_retry.Unfinished", "tests.test_retry.Picky", "tests.test_retry.pytest"],
+    ids=repr,
+)  # fmt: skip
+def test_a_setting_that_gives_no_policy_is_improper(value: Any) -> None:
+    """J24."""
+    with (
+        override_settings(OUTBOX={"RETRY": value}),
+        pytest.raises(ImproperlyConfigured, match=r'OUTBOX\["RETRY"\]'),
+    ):
+        hooks.retry_policy()
+
+
+def test_an_unknown_policy_is_told_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'exp' is unknown; expected one of \['exponential',"):
+        from_setting({"policy": "exp"})
