@@ -1,0 +1,443 @@
+"""One event from taken to decided: every answer, every exception, every row that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+import django_outbox as outbox
+from django_outbox import dialects, signals
+from django_outbox.delivery import Lease, adeliver, deliver, is_async, take
+from django_outbox.dialects.vocabulary import FULL, Claim
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import DONE, Decision, Status
+from tests.table import PLACED, insert, listening, now, row, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db
+
+
+def leases(limit: int = 100) -> list[Lease]:
+    """Claim what is due."""
+    claim = Claim(me="me", lease=30, limit=limit)
+    deadline = time.monotonic() + 24
+    rows = dialects.of(connection).claim(connection, claim)
+    return [take(each, FULL, deadline=deadline, me="me") for each in rows]
+
+
+def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Decision:
+    """Deliver the one row that is due to ``listener``; return the decision."""
+    with listening(listener, event_type, **options):
+        (lease,) = leases()
+        return deliver(lease, alias="default")
+
+
+def outcome(decision: Decision) -> tuple[Status, float | None, int]:
+    return decision.status, decision.delay, decision.spent
+
+
+def raising(error: BaseException) -> Any:
+    def listener(event: outbox.Event) -> None:
+        raise error
+
+    return listener
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, (Status.DONE, None, 0)),
+        (outbox.Done(), (Status.DONE, None, 0)),
+        (False, (Status.DONE, None, 0)),
+        ("anything else", (Status.DONE, None, 0)),
+        (outbox.Defer(7), (Status.NEW, 7.0, 0)),
+        (outbox.Defer(timedelta(minutes=1)), (Status.NEW, 60.0, 0)),
+        (outbox.Defer(0), (Status.NEW, 0.0, 0)),
+        (outbox.Dead("wrong address"), (Status.DEAD, None, 0)),
+        (outbox.Dead(), (Status.DEAD, None, 0)),
+    ],
+)
+def test_j14_answers(answer: Any, expected: Any) -> None:
+    insert()
+    assert outcome(delivered(lambda event: answer)) == expected
+
+
+def test_a_returned_exception_is_done() -> None:
+    """Only what is raised is a failure; any other return value counts as Done."""
+    insert()
+    assert delivered(lambda event: ValueError("returned")) is DONE
+
+
+def test_216_the_reason_of_dead_is_kept() -> None:
+    insert()
+    assert delivered(lambda event: outbox.Dead("wrong address")).error == "wrong address"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (outbox.RetryAfter(11), (Status.RETRY, 11.0, 1)),
+        (outbox.RetryAfter(0), (Status.RETRY, 0.0, 1)),
+        (outbox.Recoverable("soon"), (Status.RETRY, 3.0, 1)),
+        (ValueError("no"), (Status.RETRY, 3.0, 1)),
+        (outbox.Unrecoverable("never"), (Status.DEAD, None, 0)),
+        (SystemExit(1), (Status.RETRY, 3.0, 1)),
+        (KeyboardInterrupt(), (Status.RETRY, 3.0, 1)),
+        (asyncio.CancelledError(), (Status.RETRY, 3.0, 1)),
+        (GeneratorExit(), (Status.RETRY, 3.0, 1)),
+        (MemoryError(), (Status.RETRY, 3.0, 1)),
+        (RecursionError("deep"), (Status.RETRY, 3.0, 1)),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, BaseException) else "",
+)
+def test_j14_exceptions(error: BaseException, expected: Any) -> None:
+    insert()
+    assert outcome(delivered(raising(error), retry=outbox.Fixed(delay=3))) == expected
+
+
+def test_217_retry_after_counts_up_to_the_limit() -> None:
+    insert(attempts=2)
+    decision = delivered(raising(outbox.RetryAfter(11)), retry=outbox.Fixed(max_attempts=3))
+    assert outcome(decision) == (Status.DEAD, None, 1)
+
+
+def test_j4_the_last_execution_counts() -> None:
+    insert(attempts=9)
+    decision = delivered(raising(ValueError("again")), retry=outbox.Fixed(max_attempts=10))
+    assert outcome(decision) == (Status.DEAD, None, 1)
+    assert decision.error is not None
+    assert "again" in decision.error
+
+
+def test_max_attempts_of_the_settings_feeds_policies_without_a_limit(
+    settings: Any,
+) -> None:
+    settings.OUTBOX = {"MAX_ATTEMPTS": 2}
+    policy = outbox.Fixed(delay=3, max_attempts=None)
+    insert(attempts=0)
+    assert delivered(raising(ValueError()), retry=policy).status is Status.RETRY
+    insert(attempts=1)
+    assert delivered(raising(ValueError()), retry=policy).status is Status.DEAD
+
+
+def test_a_policy_that_fails_is_replaced_by_the_default(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        max_attempts = 5
+
+        def should_retry(self, error: BaseException) -> bool:
+            raise RuntimeError("the policy itself is broken")
+
+        def delay(self, attempt: int) -> float:
+            raise RuntimeError("the policy itself is broken")
+
+    insert()
+    decision = delivered(raising(ValueError()), retry=Broken())
+    assert decision.status is Status.RETRY
+    assert "retry policy failed" in caplog.text
+
+
+def test_defer_limit(settings: Any) -> None:
+    settings.OUTBOX = {"DEFER_LIMIT": 60}
+    insert(first_due_at=now() - timedelta(seconds=59))
+    assert delivered(lambda event: outbox.Defer(5)).status is Status.NEW
+    insert(first_due_at=now() - timedelta(seconds=61))
+    decision = delivered(lambda event: outbox.Defer(5))
+    assert decision.status is Status.DEAD
+    assert "DEFER_LIMIT" in (decision.error or "")
+
+
+def test_what_escapes_is_not_an_answer() -> None:
+    insert()
+    with listening(raising(KeyboardInterrupt())):
+        (lease,) = leases()
+        with pytest.raises(KeyboardInterrupt):
+            deliver(lease, alias="default", escaping=(KeyboardInterrupt, SystemExit))
+
+
+# -- what the listener sees ------------------------------------------------------------------------
+
+
+def test_180_the_event_as_it_was_written() -> None:
+    (event_id,) = write(
+        event_type="order.paid", payload={"sku": "☕", "n": 1.5}, headers={"trace": "7"},
+        aggregate_type="shop.Order", aggregate_id="9", tenant_id="north", unique_key="once",
+    )  # fmt: skip
+    OutboxEvent.objects.update(attempts=4)
+    seen: list[outbox.Event] = []
+    assert delivered(seen.append, event_type="order.paid") is DONE
+    (event,) = seen
+    stored = row(event_id)
+    assert event.event_id == event_id
+    assert (event.event_type, event.payload) == ("order.paid", {"sku": "☕", "n": 1.5})
+    assert dict(event.headers) == {"trace": "7"}
+    assert (event.aggregate_type, event.aggregate_id) == ("shop.Order", "9")
+    assert (event.tenant_id, event.unique_key) == ("north", "once")
+    assert (event.attempts, event.source, event.is_delayed) == (4, "cold", False)
+    assert event.occurred_at == stored.occurred_at
+    assert (event.created_at, event.first_due_at) == (stored.created_at, stored.first_due_at)
+    assert event.available_at == stored.first_due_at  # the due time, not the lease's end
+    with pytest.raises(TypeError):
+        event.headers["trace"] = "8"  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        event.attempts = 0  # type: ignore[misc]
+
+
+def test_j16_a_delayed_event_knows_it() -> None:
+    (event_id,) = write(deliver_after=0.001)
+    seen: list[outbox.Event] = []
+    wait_until(OutboxEvent.objects.due().exists)
+    with listening(seen.append):
+        (lease,) = leases()
+        deliver(lease, alias="default")
+    assert seen[0].is_delayed
+    assert seen[0].deliver_at == row(event_id).deliver_at
+
+
+def test_event_started_names_event_and_listener() -> None:
+    insert()
+    heard: list[tuple[str, str]] = []
+
+    def receiver(event: outbox.Event, listener: Any, **kwargs: Any) -> None:
+        heard.append((event.event_type, listener.event_type))
+
+    signals.event_started.connect(receiver)
+    try:
+        delivered(lambda event: None, event_type="order.*")
+    finally:
+        signals.event_started.disconnect(receiver)
+    assert heard == [(PLACED, "order.*")]
+
+
+# -- rows that cannot be read ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"headers": "{not json"},
+        {"headers": '["a list"]'},
+        {"headers": '{"n": 1}'},
+        {"payload": "{not json"},
+        {"payload": ""},
+        {"payload": "NaN"},
+    ],
+    ids=str,
+)
+def test_j18_a_damaged_row_is_dead_and_the_others_delivered(damage: dict[str, str]) -> None:
+    before, damaged, after = [*insert(), *insert(**damage), *insert()]
+    called: list[str] = []
+    with listening(lambda event: called.append(event.event_id)):
+        decisions = {each.event.event_id: deliver(each, alias="default") for each in leases()}
+    assert decisions[before] is DONE
+    assert decisions[after] is DONE
+    assert called == [before, after]
+    assert outcome(decisions[damaged]) == (Status.DEAD, None, 0)
+    assert "PayloadError" in (decisions[damaged].error or "")
+    assert dialects.of(connection).settle_all(
+        connection, me="me", decisions=[*decisions.items()]
+    ) == 3  # fmt: skip
+    kept = row(damaged)
+    assert kept.status == Status.DEAD
+    assert {name: getattr(kept, name) for name in damage} == damage  # a person can repair it
+
+
+def test_payload_that_does_not_fit_is_dead_at_once() -> None:
+    insert()
+    decision = delivered(raising(outbox.PayloadError("does not fit")))
+    assert outcome(decision) == (Status.DEAD, None, 0)
+
+
+# -- unroutable ------------------------------------------------------------------------------------
+
+
+def unroutable(settings: Any, age: float, **options: Any) -> Decision:
+    settings.OUTBOX = options
+    insert(event_type="nobody.listens", first_due_at=now() - timedelta(seconds=age))
+    return delivered(lambda event: None)
+
+
+def test_x4_unroutable_waits_for_the_grace(settings: Any) -> None:
+    decision = unroutable(settings, 599, UNROUTABLE_GRACE=600)
+    assert (decision.status, decision.spent) == (Status.NEW, 0)
+    assert decision.delay is not None
+    assert 0 < decision.delay <= 1.5  # it comes again about when the grace ends
+    assert "nobody.listens" in (decision.error or "")
+
+
+def test_unroutable_past_the_grace_is_dead_and_says_what_is_known(
+    settings: Any,
+) -> None:
+    decision = unroutable(settings, 601, UNROUTABLE_GRACE=600)
+    assert outcome(decision) == (Status.DEAD, None, 0)
+    assert "UnroutableEvent" in (decision.error or "")
+    assert PLACED in (decision.error or "")
+
+
+def test_unroutable_without_grace_is_dead_at_once(settings: Any) -> None:
+    assert unroutable(settings, 0, UNROUTABLE_GRACE=0).status is Status.DEAD
+
+
+def test_unroutable_retry_counts(settings: Any) -> None:
+    decision = unroutable(settings, 0, UNROUTABLE="retry", RETRY=outbox.Fixed(delay=3))
+    assert outcome(decision) == (Status.RETRY, 3.0, 1)
+
+
+def test_unroutable_ignore_is_done(settings: Any) -> None:
+    assert unroutable(settings, 0, UNROUTABLE="ignore") is DONE
+
+
+# -- last_error ------------------------------------------------------------------------------------
+
+
+def kept_error(error: BaseException) -> str:
+    """Return last_error as the database keeps it."""
+    (event_id,) = insert()
+    decision = delivered(raising(error), retry=outbox.Fixed())
+    dialects.of(connection).settle_all(connection, me="me", decisions=[(event_id, decision)])
+    return row(event_id).last_error or ""
+
+
+def test_185_class_message_and_the_end_of_the_traceback() -> None:
+    class Refused(Exception):
+        pass
+
+    kept = kept_error(Refused("the card was refused"))
+    head, _, trace = kept.partition("\n")
+    assert head.endswith("Refused: the card was refused")
+    assert __name__ in head
+    assert trace.startswith("Traceback")
+    assert "raise error" in trace
+
+
+def test_a_builtin_error_needs_no_module() -> None:
+    assert kept_error(ValueError("bad")).startswith("ValueError: bad\n")
+
+
+@pytest.mark.parametrize("length", [3990, 4001, 100_000])
+def test_j11_the_error_is_cut_at_4000_characters(length: int) -> None:
+    kept = kept_error(ValueError("☕" * length))
+    assert 3000 < len(kept) <= 4000
+    assert kept.startswith("ValueError: ☕☕☕")
+    assert kept.endswith("☕\n")
+
+
+def test_a_deep_traceback_keeps_its_end() -> None:
+    def deep(n: int) -> None:
+        if n == 0:
+            raise ValueError("at the bottom")
+        deep(n - 1)
+        len("a line of the traceback")
+
+    (event_id,) = insert()
+    decision = delivered(lambda event: deep(300), retry=outbox.Fixed())
+    assert decision.error is not None
+    assert len(decision.error) <= 4000
+    assert decision.error.startswith("ValueError: at the bottom")
+    assert decision.error.rstrip().endswith("ValueError: at the bottom")
+
+
+def test_nul_and_lone_surrogates_are_stripped() -> None:
+    kept = kept_error(ValueError("a\0b \ud800 c"))
+    assert kept.startswith("ValueError: ab ? c")
+    assert "\0" not in kept
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message either")
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("out of str()")
+
+
+@pytest.mark.parametrize("kind", [Unreadable, Unprintable])
+def test_an_error_whose_message_cannot_be_read(kind: type[Exception]) -> None:
+    head = kept_error(kind()).partition("\n")[0]
+    assert head.endswith(f"{kind.__name__}: (its message could not be read)")
+
+
+def test_a_message_that_is_no_str() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            return 7  # type: ignore[return-value]
+
+    assert "Odd: " in kept_error(Odd())
+
+
+# -- async -----------------------------------------------------------------------------------------
+
+
+def test_220_an_async_listener_is_awaited_here_too() -> None:
+    insert()
+    seen: list[str] = []
+
+    async def listener(event: outbox.Event) -> outbox.Defer:
+        await asyncio.sleep(0)
+        seen.append(event.event_type)
+        return outbox.Defer(4)
+
+    assert outcome(delivered(listener)) == (Status.NEW, 4.0, 0)
+    assert seen == [PLACED]
+
+
+def adelivered(listener: Any, **options: Any) -> Decision:
+    with listening(listener, **options):
+        (lease,) = leases()
+        assert is_async(lease)
+        return asyncio.run(adeliver(lease, alias="default"))
+
+
+def test_adeliver_decides_like_deliver() -> None:
+    async def fine(event: outbox.Event) -> None:
+        await asyncio.sleep(0)
+
+    async def fails(event: outbox.Event) -> None:
+        raise ValueError("no")
+
+    insert()
+    assert adelivered(fine) is DONE
+    insert()
+    assert outcome(adelivered(fails, retry=outbox.Fixed(delay=3))) == (Status.RETRY, 3.0, 1)
+
+
+def test_an_async_listener_past_its_timeout_is_cancelled() -> None:
+    cancelled: list[bool] = []
+
+    async def endless(event: outbox.Event) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    insert()
+    decision = adelivered(endless, timeout=0.02, retry=outbox.Fixed(delay=3))
+    assert outcome(decision) == (Status.RETRY, 3.0, 1)
+    assert "ListenerTimeout" in (decision.error or "")
+    assert cancelled == [True]
+
+
+def test_an_async_listener_that_is_cancelled_by_itself_has_failed() -> None:
+    async def cancels_itself(event: outbox.Event) -> None:
+        raise asyncio.CancelledError
+
+    insert()
+    decision = adelivered(cancels_itself, retry=outbox.Fixed(delay=3))
+    assert outcome(decision) == (Status.RETRY, 3.0, 1)
+
+
+def test_a_plain_listener_is_not_async() -> None:
+    insert()
+    with listening(lambda event: None):
+        (lease,) = leases()
+        assert not is_async(lease)
