@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "django_outbox"
 # Everything that is not Python is here by kind, so that a kind that vanishes is noticed too.
-NEEDED = ["py.typed", "migrations/0001_initial.py", "templates/"]
+NEEDED = ["py.typed", "migrations/0001_initial.py", "templates/", "static/"]
 # Outside the source tree, so that it is the wheel that answers.
 SMOKE = """
 import django
