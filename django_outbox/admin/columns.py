@@ -1,0 +1,111 @@
+"""Which columns of an event the list and its own page show, in which order, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from django.contrib import admin
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from ..models import OutboxEvent
+from . import display
+
+Column = Callable[[Any], Any]  # of an event; its __name__ is the field's, where it shows one
+
+
+def column(name: str, show: Callable[[Any], Any]) -> Column:
+    """Make a column that shows a field in its own way, under the field's title."""
+    title = OutboxEvent._meta.get_field(name).verbose_name  # type: ignore[union-attr]
+
+    @admin.display(description=title)
+    def show_field(event: OutboxEvent) -> Any:
+        return show(getattr(event, name))
+
+    show_field.__name__ = name
+    return show_field
+
+
+@admin.display(description=_("event"), ordering="event_id")
+def event(event: OutboxEvent) -> str:
+    return format_html('{} <span class="outbox-id">{}</span>', event.event_type, event.event_id)
+
+
+@admin.display(description=_("aggregate"))
+def aggregate(event: OutboxEvent) -> str:
+    return display.aggregate(event)
+
+
+@admin.display(description=_("status"))
+def status(event: OutboxEvent) -> str:
+    return display.badge(event)
+
+
+@admin.display(description=_("when"))
+def timing(event: Any) -> str:
+    return display.timing(event, event.seen_at)
+
+
+@admin.display(description=_("status"))
+def status_and_timing(event: Any) -> str:
+    return format_html("{} {}", display.badge(event), display.timing(event, event.seen_at))
+
+
+# Functions throughout: a field's own name could be sorted by, and only the key has an index.
+LIST: Final[list[str | Column]] = [
+    event,
+    aggregate,
+    status,
+    timing,
+    column("attempts", int),
+    column("last_error", display.first_line),
+]
+# The page of one event: sections of lines of columns.
+SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
+    (
+        None,
+        [
+            ("event_type", "event_id"),
+            ("aggregate_type", "aggregate_id", "tenant_id"),
+            ("key", "seq", "unique_key"),
+        ],
+    ),
+    (
+        _("Delivery"),
+        [
+            (status_and_timing, "attempts", "rescues"),
+            ("locked_by", column("locked_at", display.exact)),
+            (column("last_error", display.preformatted),),
+        ],
+    ),
+    (
+        _("Content"),
+        [(column(name, display.pretty),) for name in ("payload", "headers", "result", "progress")],
+    ),
+    (
+        _("Times"),
+        [
+            tuple(column(name, display.exact) for name in line)
+            for line in (
+                ("occurred_at", "created_at", "deliver_at"),
+                ("first_due_at", "available_at", "done_at"),
+            )
+        ],
+    ),
+]
+
+
+def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
+    """Return SECTIONS as Django's fieldsets, without the columns that this event leaves empty."""
+    found = []
+    for title, lines in SECTIONS:
+        kept = [tuple(each for each in line if not _is_empty(event, each)) for line in lines]
+        if any(kept):
+            found.append((title, {"fields": [line for line in kept if line]}))
+    return found
+
+
+def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
+    name = column if isinstance(column, str) else column.__name__
+    return getattr(event, name, True) in (None, "")
