@@ -1,0 +1,778 @@
+"""Events in the admin: who may do what, what is shown, and what it costs."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from urllib.parse import urlencode, urljoin, urlsplit
+
+import pytest
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.sites import site
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db import DatabaseError, connection, transaction
+from django.test import Client
+from django.urls import reverse
+
+import django_outbox as outbox
+from django_outbox import registry
+from django_outbox.admin import acting, display, listing
+from django_outbox.admin.event_admin import OutboxEventAdmin
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+
+pytestmark = pytest.mark.django_db
+
+LIST = "admin:django_outbox_outboxevent_changelist"
+PAGE = "admin:django_outbox_outboxevent_change"
+NOW = datetime.now(timezone.utc)
+KATHMANDU = timezone(timedelta(hours=5, minutes=45))  # TIME_ZONE of the tests
+VERBS = ("replay", "discard")
+
+
+def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
+    """Put an event into the table in the state that the engine would leave it in."""
+    finished = status in (Status.DONE, Status.DEAD)
+    values: dict[str, Any] = {
+        "event_id": f"event-{OutboxEvent.objects.count():04}",
+        "event_type": "order.placed",
+        "aggregate_type": "shop.Order",
+        "aggregate_id": "17",
+        "payload": '{"sku":"teapot"}',
+        "occurred_at": NOW,
+        "created_at": NOW,
+        "first_due_at": NOW,
+        "available_at": None if finished else NOW,
+        "done_at": NOW if finished else None,
+        "attempts": 3 if status in (Status.DEAD, Status.RETRY) else 0,
+        "last_error": "ValueError: no\nTraceback" if status == Status.DEAD else None,
+    }
+    return OutboxEvent.objects.create(status=status, **{**values, **fields})
+
+
+def visitor(*codenames: str, is_staff: bool = True, **options: Any) -> Client:
+    """Return the browser of somebody with these permissions for events."""
+    user = User.objects.create_user(f"user-{User.objects.count()}", is_staff=is_staff)
+    wanted = [f"{codename}_outboxevent" for codename in codenames]
+    found = Permission.objects.filter(codename__in=wanted, content_type__app_label="django_outbox")
+    assert len(found) == len(wanted)
+    user.user_permissions.set(found)
+    client = Client(**options)
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def boss(admin_user: User) -> Client:
+    client = Client()
+    client.force_login(admin_user)
+    return client
+
+
+def act(client: Client, verb: str, *events: OutboxEvent | str, **more: Any) -> Any:
+    """Tick the events in the list and run the action."""
+    ids = [getattr(event, "pk", event) for event in events]
+    data = {"action": verb, "_selected_action": ids, "index": "0", "select_across": "0", **more}
+    return client.post(reverse(LIST), data)
+
+
+def press(client: Client, verb: str, event_id: str) -> Any:
+    """Press the button on the event's own page."""
+    return client.post(url_of(verb, event_id))
+
+
+def url_of(verb: str, event_id: str) -> str:
+    return reverse(f"admin:django_outbox_outboxevent_{verb}", args=[event_id])
+
+
+def said(response: Any) -> str:
+    return " ".join(str(message) for message in get_messages(response.wsgi_request))
+
+
+def body(client: Client, url: str, **query: Any) -> str:
+    response = client.get(url, query)
+    assert response.status_code == 200, response
+    return response.content.decode()
+
+
+def listed(client: Client, **query: Any) -> list[str]:
+    """Return the ids of the list's rows, in its order."""
+    return re.findall(
+        r'<span class="outbox-id">([^<]+)</span>', body(client, reverse(LIST), **query)
+    )
+
+
+def checksum() -> str:
+    """Digest every row of the table, every column of it."""
+    rows = OutboxEvent.objects.order_by("pk").values_list()
+    return hashlib.sha256(repr(list(rows)).encode()).hexdigest()
+
+
+def traces() -> list[tuple[str, int]]:
+    return sorted(LogEntry.objects.values_list("object_id", "action_flag"))
+
+
+# --- who may do what ----------------------------------------------------------------------------
+
+ACTORS: dict[str, Callable[[str], Client]] = {
+    "anonymous": lambda verb: Client(),
+    "no staff": lambda verb: visitor("view", verb, is_staff=False),
+    "no permission": lambda verb: visitor(),
+    "view only": lambda verb: visitor("view"),
+    "edit only": lambda verb: visitor("view", "edit", "change", "delete", "add"),
+    "without view": visitor,
+    "other verb": lambda verb: visitor("view", *(each for each in VERBS if each != verb)),
+    "permitted": lambda verb: visitor("view", verb),
+}
+WAYS: dict[str, Callable[[Client, str, OutboxEvent], Any]] = {
+    "action by POST": act,
+    "action by GET": lambda client, verb, event: client.get(
+        reverse(LIST), {"action": verb, "_selected_action": event.pk, "index": "0"}
+    ),
+    "button by POST": lambda client, verb, event: press(client, verb, event.pk),
+    "button by GET": lambda client, verb, event: client.get(url_of(verb, event.pk)),
+    "button by PUT": lambda client, verb, event: client.put(url_of(verb, event.pk)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("actor", ACTORS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_only_a_permitted_post_changes_a_row(verb: str, actor: str, way: str) -> None:
+    event = make()
+    before = checksum()
+    response = WAYS[way](ACTORS[actor](verb), verb, event)
+    if actor == "permitted" and way.endswith("POST"):
+        assert not OutboxEvent.objects.dead().exists()
+        assert traces() == [(event.pk, CHANGE if verb == "replay" else DELETION)]
+        return
+    assert checksum() == before
+    assert traces() == []
+    if way.startswith("button"):
+        expected = {"anonymous": 302, "no staff": 302}.get(actor, 403)
+        assert response.status_code == (expected if way.endswith("POST") else 405)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_post_without_a_token_is_refused(verb: str) -> None:
+    event = make()
+    before = checksum()
+    client = visitor("view", verb, enforce_csrf_checks=True)
+    assert act(client, verb, event).status_code == 403
+    assert press(client, verb, event.pk).status_code == 403
+    assert checksum() == before
+
+
+@pytest.mark.parametrize(
+    ("actor", "status"),
+    [("anonymous", 302), ("no permission", 403), ("without view", 403), ("view only", 200)],
+)
+def test_seeing_needs_the_permission_to_view(actor: str, status: int) -> None:
+    event = make()
+    client = ACTORS[actor]("replay")
+    for url in (reverse(LIST), reverse(PAGE, args=[event.pk])):
+        assert client.get(url).status_code == status
+
+
+@pytest.mark.parametrize("actor", ["view only", "edit only", "permitted", "boss"])
+def test_nothing_can_be_added_edited_or_deleted(actor: str, boss: Client) -> None:
+    event = make()
+    before = checksum()
+    client = boss if actor == "boss" else ACTORS[actor]("replay")
+    add = reverse("admin:django_outbox_outboxevent_add")
+    delete = reverse("admin:django_outbox_outboxevent_delete", args=[event.pk])
+    change = reverse(PAGE, args=[event.pk])
+    for url in (add, delete):
+        assert client.get(url).status_code == 403
+    for url in (add, delete, change):
+        assert client.post(url, {"event_type": "x", "post": "yes"}).status_code == 403
+    act(client, "delete_selected", event, post="yes")
+    assert checksum() == before
+    assert 'name="_save"' not in body(client, change)
+    assert 'name="event_type"' not in body(client, change)
+
+
+def test_offers_what_the_visitor_may_do() -> None:
+    event, done = make(), make(Status.DONE)
+    page = reverse(PAGE, args=[event.pk])
+    for codenames in ((), ("replay",), ("discard",), VERBS):
+        client = visitor("view", *codenames)
+        found = body(client, reverse(LIST)), body(client, page)
+        for verb in VERBS:
+            assert (f'<option value="{verb}">' in found[0]) is (verb in codenames)
+            assert (url_of(verb, event.pk) in found[1]) is (verb in codenames)
+        assert f"/{done.pk}/replay/" not in body(client, reverse(PAGE, args=[done.pk]))
+
+
+def test_a_get_of_every_page_changes_nothing(boss: Client) -> None:
+    """Follow all links of the admin, those of forms and buttons too (fault class 11)."""
+    for status in Status:
+        make(status)
+    make(Status.RETRY, locked_by="worker", available_at=NOW + timedelta(hours=1))
+    act(boss, "replay", make())
+    before, logged = checksum(), traces()
+    seen = crawl(boss, "/admin/")
+    paths = {urlsplit(url).path for url in seen}
+    assert {url_of(verb, "event-0003") for verb in VERBS} <= paths
+    assert any("status__exact=3" in url for url in seen)
+    assert (checksum(), traces()) == (before, logged)
+
+
+def crawl(client: Client, start: str) -> list[str]:
+    """Get every page within the admin that a page links to, once, and return their URLs."""
+    waiting, seen, places = [start], [], {start}
+    while waiting:
+        seen.append(url := waiting.pop())
+        response = client.get(url, follow=True)
+        assert response.status_code in (200, 403, 405), url
+        links = re.findall(r'(?:href|action|formaction)="([^"]*)"', response.content.decode())
+        for link in (urljoin(url, html.unescape(each)) for each in links):
+            # The way back and the sorting of a list make no other page of it.
+            place = re.sub(r"(?<=[?&])(_changelist_filters|next|o)=[^&]*&?", "", link)
+            if "/auth/" in place:  # not ours: one page of each list is enough
+                place = urlsplit(place).path
+            if place.startswith("/admin/") and "logout" not in place and place not in places:
+                waiting.append(link)
+                places.add(place)
+    return seen
+
+
+# --- replay and discard -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[Callable[[outbox.Event], Any]], None]]:
+    """Register listeners of ``order.placed``; forget them at the end."""
+    calls: list[Callable[..., Any]] = []
+
+    def register(call: Callable[[outbox.Event], Any]) -> None:
+        outbox.listener("order.placed", retry=outbox.Fixed(delay=0, max_attempts=1))(call)
+        calls.append(call)
+
+    yield register
+    for call in calls:
+        registry.remove(call)
+
+
+@pytest.mark.parametrize("way", ["action by POST", "button by POST"])
+def test_a_replayed_event_is_delivered_as_if_new(listen: Any, way: str) -> None:
+    """Rows 32, 467, 468, 470, 472: it died, is replayed by a person, and arrives."""
+    seen: list[outbox.Event] = []
+    broken = True
+
+    def reserve(event: outbox.Event) -> None:
+        seen.append(event)
+        if broken:
+            raise ValueError("out of stock")
+
+    listen(reserve)
+    with transaction.atomic():
+        event_id = outbox.write("order.placed", {"sku": "teapot"}, headers={"region": "eu"})
+    outbox.drain()
+    event = OutboxEvent.objects.dead().get(pk=event_id)
+    assert (event.attempts, len(seen)) == (1, 1)
+    OutboxEvent.objects.update(rescues=2)
+    client = visitor("view", "replay")
+    page = body(client, reverse(PAGE, args=[event_id]))
+    assert "ValueError: out of stock" in page
+    assert "in reserve" in page  # the traceback
+
+    broken = False
+    WAYS[way](client, "replay", event)
+    event.refresh_from_db()
+    assert (event.status, event.attempts, event.rescues) == (Status.NEW, 0, 0)
+    assert (event.done_at, event.last_error, event.locked_by) == (None, None, None)
+    assert OutboxEvent.objects.due().filter(pk=event_id).exists()
+
+    assert outbox.drain() == 1
+    event.refresh_from_db()
+    assert event.status == Status.DONE
+    first, second = seen
+    assert (second.attempts, second.event_id) == (0, first.event_id)
+    assert (second.payload, second.headers) == (first.payload, first.headers)
+
+
+def test_a_discarded_event_is_gone_and_logged() -> None:
+    event, other = make(), make()
+    client = visitor("view", "discard")
+    response = act(client, "discard", event)
+    assert said(response) == "1 event was discarded."
+    assert [each.pk for each in OutboxEvent.objects.all()] == [other.pk]
+    entry = LogEntry.objects.get()
+    assert (entry.action_flag, entry.object_id) == (DELETION, event.pk)
+    assert entry.object_repr == str(event)
+    assert entry.user_id == int(client.session["_auth_user_id"])
+
+
+def test_each_event_replayed_has_an_entry_of_its_own() -> None:
+    events = [make() for _ in range(3)]
+    client = visitor("view", "replay")
+    assert said(act(client, "replay", *events)) == "3 events were replayed."
+    assert traces() == [(event.pk, CHANGE) for event in events]
+    assert set(LogEntry.objects.values_list("change_message", flat=True)) == {"Replayed."}
+    history = reverse("admin:django_outbox_outboxevent_history", args=[events[0].pk])
+    assert "Replayed." in body(client, history)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_only_dead_events_are_acted_upon_and_the_rest_is_counted(verb: str) -> None:
+    kept = [make(status) for status in (Status.NEW, Status.DONE, Status.DONE, Status.RETRY)]
+    before = checksum()
+    dead = make()
+    response = act(visitor("view", verb), verb, dead, *kept, "no-such-event")
+    assert said(response) == (
+        f"1 event was {'replayed' if verb == 'replay' else 'discarded'}. "
+        "4 were skipped because they are not dead: 1 new, 2 done, 1 retry. "
+        "1 was skipped because it is gone or no longer dead."
+    )
+    OutboxEvent.objects.filter(pk=dead.pk).delete()
+    assert checksum() == before
+    assert [pk for pk, _flag in traces()] == [dead.pk]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("way", ["action by POST", "button by POST"])
+def test_acting_twice_counts_once(verb: str, way: str) -> None:
+    event = make()
+    client = visitor("view", verb)
+    WAYS[way](client, verb, event)
+    after = checksum()
+    response = WAYS[way](client, verb, event)
+    assert "1 was skipped" in said(response)
+    assert response.status_code == 302
+    assert checksum() == after
+    assert len(traces()) == 1
+
+
+def test_an_event_that_has_left_the_filtered_list_is_accounted_for() -> None:
+    event, gone = make(Status.DONE), make()
+    client = visitor("view", "replay")
+    data = {"action": "replay", "_selected_action": [event.pk, gone.pk], "index": "0"}
+    response = client.post(f"{reverse(LIST)}?status__exact=3", data)
+    assert said(response) == ("1 event was replayed. 1 was skipped because it is not dead: 1 done.")
+
+
+def test_all_of_a_filtered_list_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "BATCH", 2)
+    events = [make(event_type="a") for _ in range(5)]
+    other = make(event_type="b")
+    client = visitor("view", "replay")
+    data = {"action": "replay", "select_across": "1", "_selected_action": events[0].pk}
+    response = client.post(f"{reverse(LIST)}?event_type=a", {**data, "index": "0"})
+    assert said(response) == "5 events were replayed."
+    assert [each.pk for each in OutboxEvent.objects.dead()] == [other.pk]
+    assert traces() == [(event.pk, CHANGE) for event in events]
+
+
+def test_one_request_takes_a_bounded_number_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "LIMIT", 3)
+    events = [make() for _ in range(4)]
+    client = visitor("view", "replay")
+    assert said(act(client, "replay", events[0], select_across="1")) == (
+        "3 events were replayed. There may be more; do it again to go on."
+    )
+    assert [each.pk for each in OutboxEvent.objects.dead()] == [events[3].pk]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "forged", ["no-such-event", "../../x", "a\0b", "' OR 1=1 --", "%", "é" * 99]
+)
+def test_forged_ids_change_nothing(verb: str, forged: str) -> None:
+    make()
+    before = checksum()
+    client = visitor("view", verb)
+    quoted = forged.replace("/", "_2F").replace("\0", "%00")
+    assert act(client, verb, forged).status_code == 302
+    response = client.post(f"/admin/django_outbox/outboxevent/{quoted}/{verb}/")
+    assert (response.status_code, response.url) == (302, reverse(LIST))
+    assert client.get(f"/admin/django_outbox/outboxevent/{quoted}/change/").status_code == 302
+    assert checksum() == before
+
+
+def test_an_id_with_a_slash_can_be_acted_upon() -> None:
+    event = make(event_id="2026/01_5F?&#")
+    client = visitor("view", "replay")
+    page = body(client, reverse(LIST))
+    link = re.search(r'<th class="field-event"><a href="([^"]+)"', page)
+    assert link is not None
+    found = re.search(r'formaction="([^"]+)"', body(client, html.unescape(link[1])))
+    assert found is not None
+    response = client.post(html.unescape(found[1]))
+    assert (said(response), traces()) == ("1 event was replayed.", [(event.pk, CHANGE)])
+
+
+def test_the_way_back_keeps_the_list_s_filters() -> None:
+    event = make()
+    client = visitor("view", *VERBS)
+    kept = "?" + urlencode({"_changelist_filters": "status__exact=3"})
+    page = reverse(PAGE, args=[event.pk])
+    assert f'formaction="{url_of("discard", event.pk)}{kept}"' in body(client, page + kept)
+    response = client.post(url_of("replay", event.pk) + kept)
+    assert response.url == page + kept
+    OutboxEvent.objects.update(status=Status.DEAD)
+    response = client.post(url_of("discard", event.pk) + kept)
+    assert response.url == f"{reverse(LIST)}?status__exact=3"
+
+
+# --- what is shown ------------------------------------------------------------------------------
+
+
+def test_the_list_says_what_is_stuck() -> None:
+    """Rows 102, +40: type, id, aggregate, status, attempts, times, first line of the error."""
+    make(last_error="builtins.KeyError: 'sku'\n  File …", event_id="01DEAD", payload='"secret"')
+    page = body(visitor("view"), reverse(LIST))
+    row = re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL)
+    assert row is not None
+    text = html.unescape(re.sub(r"<[^>]+>", "|", row[1]))
+    for part in ("order.placed", "01DEAD", "shop.Order 17", "dead", "|3|", "KeyError: 'sku'"):
+        assert part in text
+    assert "File" not in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "phrase", "is_late"),
+    [
+        (Status.DEAD, {"done_at": NOW - timedelta(hours=3)}, "for 3 h", False),
+        (Status.DONE, {"done_at": NOW - timedelta(days=9)}, "9 d ago", False),
+        (Status.NEW, {"available_at": NOW - timedelta(seconds=59)}, "due for 59 s", False),
+        (Status.RETRY, {"available_at": NOW - timedelta(seconds=150)}, "due for 2 min", True),
+        (Status.RETRY, {"available_at": NOW + timedelta(seconds=20)}, "due in 20 s", False),
+        (Status.NEW, {"available_at": None, "key": "k"}, "when its key's turn comes", False),
+        (
+            Status.NEW,
+            {"available_at": NOW + timedelta(seconds=25), "locked_by": "worker"},
+            "leased for another 25 s",
+            False,
+        ),
+        (
+            Status.NEW,
+            {"available_at": NOW - timedelta(seconds=90), "locked_by": "worker"},
+            "lease ended 1 min ago",
+            True,
+        ),
+        (Status.DONE, {"done_at": None}, "", False),
+    ],
+)
+def test_timing(status: Status, fields: dict[str, Any], phrase: str, is_late: bool) -> None:
+    shown = display.timing(make(status, **fields), NOW)
+    assert html.unescape(re.sub(r"<[^>]+>", "", shown)) == phrase
+    assert ("outbox-late" in shown) is is_late
+
+
+def test_the_list_asks_the_database_for_the_time() -> None:
+    make(Status.NEW)
+    event = OutboxEventAdmin(OutboxEvent, site).get_queryset(None).get()  # type: ignore[arg-type]
+    assert abs((datetime.now(timezone.utc) - event.seen_at).total_seconds()) < 60  # type: ignore[attr-defined]
+
+
+def test_the_page_shows_everything_the_event_has() -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=timezone.utc)
+    event = make(
+        Status.RETRY,
+        payload='{"price":1.10,"name":"é","sku":["teapot"]}',
+        headers='{"region":"eu"}',
+        tenant_id="acme",
+        unique_key="order-17",
+        last_error="ValueError: no\nTraceback (most recent call last):\n  File",
+        locked_by="host:1:abc",
+        locked_at=at,
+        available_at=at,
+        occurred_at=at,
+    )
+    page = html.unescape(body(visitor("view"), reverse(PAGE, args=[event.pk])))
+    for part in ('"price": 1.10,\n', '"name": "é"', '"teapot"\n', '{\n  "region": "eu"\n}'):
+        assert part in page
+    for part in ("acme", "order-17", "Traceback (most recent call last):\n  File", "host:1:abc"):
+        assert part in page
+    assert page.count("2026-01-02 08:49:05.678+05:45") == 4  # one of them above the lease
+    assert "Done at" not in page  # it has none
+
+
+@pytest.mark.parametrize("text", ['{"a":', "<xml/>", "NaN", "[" * 5000])
+def test_undecodable_text_is_shown_as_it_is(text: str) -> None:
+    event = make(payload=text, headers=text)
+    page = html.unescape(body(visitor("view"), reverse(PAGE, args=[event.pk])))
+    assert page.count(f'<pre class="outbox-text">{text}</pre>') == 2
+
+
+def test_long_text_is_cut_and_said_to_be() -> None:
+    event = make(payload='"' + "é" * 5_000_000 + '"')
+    page = body(visitor("view"), reverse(PAGE, args=[event.pk]))
+    assert page.count("é") == display.TEXT_LENGTH - 1
+    assert "Only the first 100000 of 5000002 characters are shown." in page
+
+
+@pytest.mark.parametrize("text", ["[" * 100 + "0" + ",0" * 40_000 + "]" * 100])
+def test_text_that_grows_by_indenting_is_cut_too(text: str) -> None:
+    shown = display.pretty(text)
+    assert len(shown) < display.TEXT_LENGTH + 300
+
+
+EVIL = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>{{ 7 }}"
+EVIL_ID = "<b>'\"><script>alert(3)</script>"  # 36 characters are room enough
+TEXT_COLUMNS = "event_type tenant_id payload headers last_error result locked_by key unique_key"
+
+
+@pytest.mark.parametrize("status", [Status.DEAD, Status.RETRY])
+@pytest.mark.parametrize("is_json", [False, True])
+def test_markup_in_every_column_is_escaped(boss: Client, status: Status, is_json: bool) -> None:
+    fields = dict.fromkeys([*TEXT_COLUMNS.split(), "progress", "aggregate_id"], EVIL)
+    if is_json:
+        fields |= dict.fromkeys(("payload", "headers", "progress", "result"), '{"</pre>%s":1}')
+        fields = {name: text.replace("%s", EVIL.replace('"', "'")) for name, text in fields.items()}
+    event = make(status, event_id=EVIL_ID, aggregate_type=EVIL[:64], **fields)
+    pages = [
+        body(boss, reverse(LIST)),
+        body(boss, reverse(LIST), q=EVIL),
+        body(boss, reverse(LIST), event_type=EVIL),
+        body(boss, reverse(PAGE, args=[acting_id(event)])),
+    ]
+    if status == Status.DEAD:
+        OutboxEvent.objects.update(progress=None)
+        response = press(boss, "replay", acting_id(event))
+        pages.append(body(boss, response.url))
+        pages.append(body(boss, reverse("admin:index")))
+        history = reverse("admin:django_outbox_outboxevent_history", args=[acting_id(event)])
+        pages.append(body(boss, history))
+    for page in pages:
+        assert "&lt;" in page
+        assert "<script>alert" not in page
+        assert "<img src=x" not in page
+        assert "</pre><script" not in page
+
+
+def acting_id(event: OutboxEvent) -> str:
+    from django.contrib.admin.utils import quote
+
+    return str(quote(event.pk))
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_times_are_right_with_and_without_time_zones(settings: Any, use_tz: bool) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    settings.USE_TZ = use_tz
+    event = make(done_at=at, created_at=at)
+    client = visitor("view")
+    page = body(client, reverse(PAGE, args=[event.pk]))
+    assert page.count("2026-01-02 08:49:05.000+05:45") == 3
+    assert at.astimezone(KATHMANDU).isoformat(" ", "milliseconds") in body(client, reverse(LIST))
+    assert act(visitor("view", "replay"), "replay", event).status_code == 302
+    assert not OutboxEvent.objects.dead().exists()
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+@pytest.mark.parametrize(
+    ("lookup", "value", "found"),
+    [
+        ("created_at__gte", "2026-01-02 03:04:00+00:00", True),
+        ("created_at__gte", "2026-01-02 03:05:00+00:00", False),
+        ("created_at__lt", "2026-01-02 03:05:00+00:00", True),
+        ("created_at__year", "2026", True),
+        ("created_at__year", "2025", False),
+        ("done_at__isnull", "0", True),
+    ],
+)
+def test_date_lookups(settings: Any, use_tz: bool, lookup: str, value: str, found: bool) -> None:
+    settings.USE_TZ = use_tz
+    make(created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
+    assert bool(listed(visitor("view"), **{lookup: value})) is found
+
+
+# --- finding ------------------------------------------------------------------------------------
+
+
+def test_newest_first_and_by_the_primary_key() -> None:
+    events = [make().pk for _ in range(3)]
+    client = visitor("view", "replay")
+    assert listed(client) == events[::-1]
+    assert listed(client, o="1") == events
+    with_checkbox = range(9)
+    for column in with_checkbox:  # no other column can be made to sort the table
+        assert listed(client, o=f"-{column}") == events[::-1]
+
+
+def test_filter_by_status() -> None:
+    events = {status: make(status).pk for status in Status}
+    client = visitor("view", "replay")
+    for status, pk in events.items():
+        assert listed(client, status__exact=status.value) == [pk]
+
+
+def test_filter_by_type(listen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It offers what somebody listens to, what is recent, and what is chosen."""
+    monkeypatch.setattr(listing, "RECENT", 2)
+    old, *recent = (make(event_type=f"type-{n}").pk for n in range(3))
+    listen(lambda event: None)
+    client = visitor("view", "replay")
+    offered = offered_types(body(client, reverse(LIST)))
+    assert offered == ["order.placed", "type-1", "type-2"]
+    assert listed(client, event_type="type-0") == [old]
+    assert "type-0" in offered_types(body(client, reverse(LIST), event_type="type-0"))
+    assert listed(client, event_type="type-2") == [recent[1]]
+    assert listed(client, event_type="type") == []
+
+
+def offered_types(page: str) -> list[str]:
+    return sorted(set(re.findall(r'\?event_type=([^"&]+)"', page)))
+
+
+@pytest.mark.parametrize(
+    ("term", "found"),
+    [
+        ("01ABC", ["01ABC"]),
+        (" 01ABC ", ["01ABC"]),
+        ("01abc", []),
+        ("01AB", []),
+        ("order 5", ["01DEF"]),
+        ("Order 5", []),
+        ("%", []),
+        ("", ["01DEF", "01ABC"]),
+    ],
+)
+def test_search_compares_whole_ids(term: str, found: list[str]) -> None:
+    make(event_id="01ABC")
+    make(event_id="01DEF", aggregate_id="order 5")
+    assert listed(visitor("view", "replay"), q=term) == found
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"event_type": "a\0b"},
+        {"status__exact": "dead"},
+        {"status__exact": "9" * 30},
+        {"q": "a\0b"},
+        {"p": "99"},
+        {"p": "x"},
+        {"o": "x.-9.99"},
+        {"created_at__gte": "yesterday"},
+        {"no_such_field": "1"},
+        {"event_type__no_such_lookup": "1"},
+        {"_facets": "True"},
+        {"event_type": "' OR 1=1 --"},
+    ],
+)
+def test_forged_queries_change_nothing_and_break_nothing(query: dict[str, str]) -> None:
+    make()
+    before = checksum()
+    response = visitor("view", *VERBS).get(reverse(LIST), query, follow=True)
+    assert response.status_code == 200
+    assert checksum() == before
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def fill(count: int) -> None:
+    OutboxEvent.objects.bulk_create(
+        OutboxEvent(
+            event_id=f"{n:06}",
+            event_type="order.placed",
+            payload="{}",
+            status=n % 4,
+            occurred_at=NOW,
+            created_at=NOW,
+            available_at=None if n % 2 else NOW,
+        )
+        for n in range(count)
+    )
+
+
+def test_the_list_costs_few_queries(django_assert_max_num_queries: Any) -> None:
+    fill(120)
+    client = visitor("view", *VERBS)
+    with django_assert_max_num_queries(9) as done:
+        assert len(listed(client)) == OutboxEventAdmin.list_per_page
+    rows = [each["sql"] for each in done.captured_queries if "outbox_event" in each["sql"]]
+    assert len(rows) == 3  # count, types, page
+    assert all("LIMIT" in sql for sql in rows)
+    assert not any("payload" in sql or "DISTINCT" in sql for sql in rows)
+
+
+def test_actions_cost_few_queries_per_batch(django_assert_max_num_queries: Any) -> None:
+    fill(100)
+    client = visitor("view", "replay")
+    with django_assert_max_num_queries(30):
+        response = act(client, "replay", "000003", select_across="1")
+    assert said(response).startswith("25 events were replayed.")
+    assert len(traces()) == 25
+
+
+def test_the_list_counts_no_further_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(120)
+    client = visitor("view", "replay")
+    assert "There are more than" not in body(client, reverse(LIST))
+    monkeypatch.setattr(listing, "LIMIT", 119)
+    page = body(client, reverse(LIST))
+    assert "There are more than 119 events here" in page
+    assert len(listed(client, p="3")) == 19
+    assert client.get(reverse(LIST), {"p": "4"}).status_code == 302
+    monkeypatch.setattr(listing, "LIMIT", 120)
+    assert "There are more than" not in body(client, reverse(LIST))
+
+
+class ReplicaRouter:
+    """Reads events from a replica that lags behind (here: is empty)."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model is OutboxEvent else None
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "default" if model is OutboxEvent else None
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_replica_is_never_asked(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = ["tests.test_admin.ReplicaRouter"]
+    event = make()
+    assert not OutboxEvent.objects.exists()
+    client = visitor("view", "replay")
+    assert listed(client) == [event.pk]
+    assert said(press(client, "replay", event.pk)) == "1 event was replayed."
+    assert OutboxEvent.objects.using("default").get().status == Status.NEW
+
+
+@pytest.mark.django_db(transaction=True)
+def test_database_errors_are_raised() -> None:
+    """Row 466: an outage is never shown as an empty list or as nothing to do."""
+    event = make()
+    client = visitor("view", "replay")
+    table = OutboxEvent._meta.db_table
+    rename(table, "elsewhere")
+    try:
+        for request in (
+            lambda: client.get(reverse(LIST)),
+            lambda: client.get(reverse(LIST), {"status__exact": "3"}),
+            lambda: client.get(reverse(PAGE, args=[event.pk])),
+            lambda: act(client, "replay", event),
+            lambda: press(client, "replay", event.pk),
+        ):
+            with pytest.raises(DatabaseError):
+                request()
+    finally:
+        rename("elsewhere", table)
+    assert traces() == []
+    client.raise_request_exception = False
+    rename(table, "elsewhere")
+    try:
+        assert client.get(reverse(LIST)).status_code == 500
+    finally:
+        rename("elsewhere", table)
+
+
+def rename(table: str, to: str) -> None:
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {quote(table)} RENAME TO {quote(to)}")
+
+
+def test_the_admin_s_own_checks_pass() -> None:
+    assert OutboxEventAdmin(OutboxEvent, site).check() == []
+    assert isinstance(site.get_model_admin(OutboxEvent), OutboxEventAdmin)
