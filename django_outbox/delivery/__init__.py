@@ -15,7 +15,10 @@ from .decide import clean, dead, decide, describe, failed
 from .fanout import Progress
 from .lease import Lease, take
 
-__all__ = ["Lease", "adeliver", "decide", "deliver", "is_async", "lost", "take"]
+__all__ = ["Lease", "adeliver", "decide", "deliver", "faulty", "is_async", "lost", "take"]
+
+
+FAULT_DELAY = 5.0  # seconds until an event comes again after a fault of the worker's own
 
 
 def deliver(lease: Lease, *, alias: str, escaping: Escaping = ()) -> Decision:
@@ -121,6 +124,11 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
         return dead(describe(error))
     wait = min(max(grace - lease.age, 0.1), grace / 20 + 1)
     return Decision(status=Status.NEW, delay=wait, error=clean(str(error)), outcome="deferred")
+
+
+def faulty() -> Decision:
+    """Decide on a delivery that failed by no fault of its listeners: look again later."""
+    return Decision(status=Status.NEW, delay=FAULT_DELAY, outcome="deferred")
 
 
 def lost(rescues: int) -> Decision:

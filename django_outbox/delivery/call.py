@@ -55,6 +55,7 @@ class Call:
         answer: Any
         try:
             answer = await asyncio.wait_for(self.listener.call(self.lease.event), timeout)
+            answer = None if isinstance(answer, BaseException) else answer  # returned, not raised
         except asyncio.TimeoutError as error:
             answer = ListenerTimeout(f"{self.listener.where} ran longer than {timeout} s: {error}")
         except asyncio.CancelledError as error:
@@ -89,11 +90,12 @@ class Call:
     def _answer(self) -> Any:
         call = self.listener.call
         try:
-            return (async_to_sync(call) if self.listener.is_async else call)(self.lease.event)
+            answer = (async_to_sync(call) if self.listener.is_async else call)(self.lease.event)
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
             return error
+        return None if isinstance(answer, BaseException) else answer  # returned, not raised
 
     def _run_atomic(self, write: Callable[[Decision], bool]) -> Decision:
         connection = connections[self.alias]

@@ -63,7 +63,7 @@ def _delay(error: BaseException, executions: int, policy: retry.RetryPolicy) -> 
         return retry.bounded(error.delay)
     try:
         return retry.bounded(policy.delay(executions)) if policy.should_retry(error) else None
-    except Exception:
+    except BaseException:
         logger.exception("retry policy failed policy=%r; the default is used", policy)
         return retry.Exponential().delay(executions)
 
@@ -74,7 +74,7 @@ def describe(error: BaseException) -> str:
     head = head.removeprefix("builtins.")[: ERROR_LENGTH // 2]
     try:
         trace = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - what cannot be printed must be settled all the same
+    except BaseException:  # noqa: BLE001 - what cannot be printed must be settled all the same
         trace = ""
     room = ERROR_LENGTH - len(head) - 1
     return clean(f"{head}\n{trace[-room:]}" if trace else head)
@@ -89,5 +89,5 @@ def clean(text: str) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - as above
+    except BaseException:  # noqa: BLE001 - as above
         return "(its message could not be read)"

@@ -11,13 +11,11 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone, translation
 
-from ..delivery import Lease, deliver, is_async
-from ..outcomes import Decision, Status
+from ..delivery import Lease, deliver, faulty, is_async
 from .queues import Decisions, Held, Ready
 
 logger = logging.getLogger("django_outbox")
 
-FAULT_DELAY = 5.0  # seconds until an event comes again after a fault of the worker's own
 LOOK_UP = 1.0  # seconds after which an idle thread looks whether it should end
 
 
@@ -83,10 +81,9 @@ class Dispatcher:
             hygiene.before()
             decision = deliver(lease, alias=self._alias)
             hygiene.after(lease)
-        except Exception:
-            # Not the listener's fault, and no reason to lose the thread: look again later.
+        except BaseException:  # whatever it is, it does not cost the thread
             logger.exception("delivery failed event_id=%s", lease.event.event_id)
-            decision = Decision(status=Status.NEW, delay=FAULT_DELAY, outcome="deferred")
+            decision = faulty()
         self._decisions.put((lease, decision))
 
 

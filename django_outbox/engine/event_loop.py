@@ -12,7 +12,7 @@ from collections.abc import Callable
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from ..delivery import Lease, adeliver
+from ..delivery import Lease, adeliver, faulty
 from .queues import Decisions, Held
 
 logger = logging.getLogger("django_outbox")
@@ -76,6 +76,7 @@ class EventLoop:
         lease = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("delivery failed event_id=%s", lease.event.event_id, exc_info=error)
+            self._decisions.put((lease, faulty()))
         self._fill()
 
     async def _deliver(self, lease: Lease) -> None:

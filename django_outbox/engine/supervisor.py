@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -23,11 +25,15 @@ KILL_AFTER = 3.0  # seconds beyond DRAIN_TIMEOUT that a process gets to end
 
 
 class Signals:
-    """Counts SIGTERM and SIGINT: the first asks for a soft stop, the second for a quick one."""
+    """Counts SIGTERM and SIGINT: the first asks for a soft stop, the second for a quick one.
+
+    The receiver runs between two bytecodes of the main thread, which may just be inside a lock's
+    own code; so it touches nothing but a number and a queue that is safe to re-enter.
+    """
 
     def __init__(self) -> None:
-        self.first = threading.Event()
-        self.second = threading.Event()
+        self.received = 0
+        self._news: SimpleQueue[None] = SimpleQueue()
 
     def install(self, *, ignore_interrupt: bool = False) -> None:
         """Take the signals over, where this is the main thread and may."""
@@ -37,7 +43,19 @@ class Signals:
             signal.signal(signal.SIGINT, signal.SIG_IGN if ignore_interrupt else self.receive)
 
     def receive(self, number: int = 0, frame: FrameType | None = None) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+        self.received += 1
+        self._news.put(None)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the first signal, at most ``timeout`` seconds; say whether it came."""
+        if not self.received:
+            with suppress(Empty):
+                self._news.get(timeout=timeout)
+        return self.received > 0
+
+    def hurry(self) -> bool:
+        """Say whether the second signal came."""
+        return self.received > 1
 
 
 def run(aliases: Sequence[str | None], *, processes: int = 1, **options: Any) -> int:
@@ -56,11 +74,11 @@ def serve(aliases: Sequence[str | None], signals: Signals, **options: Any) -> in
     try:
         for worker in workers:
             worker.start()
-        while not signals.first.wait(0.5) and not any(worker.is_spent for worker in workers):
+        while not signals.wait(0.5) and not any(worker.is_spent for worker in workers):
             pass
     finally:
-        ends = [worker.stop(hurry=signals.second.is_set) for worker in workers]
-    return 0 if all(ends) and not signals.second.is_set() else 1
+        ends = [worker.stop(hurry=signals.hurry) for worker in workers]
+    return 0 if all(ends) and not signals.hurry() else 1
 
 
 def _serve_as_child(aliases: Sequence[str | None], options: dict[str, Any]) -> int:
@@ -86,17 +104,18 @@ class Supervisor:
 
     def run(self, signals: Signals) -> int:
         logger.info("supervisor started pid=%d processes=%d", os.getpid(), len(self._slots))
-        while not signals.first.wait(0.05):
+        while not signals.wait(0.05):
             for slot in self._slots:
                 slot.tend(self._main)
         for slot in self._slots:
             slot.tell(signal.SIGTERM)
         told_twice = False
         while any(slot.is_alive() for slot in self._slots):
-            if signals.second.wait(0.05) and not told_twice:
+            if signals.hurry() and not told_twice:
                 told_twice = True
                 for slot in self._slots:
                     slot.tell(signal.SIGTERM)
+            time.sleep(0.02)
         return max((slot.code for slot in self._slots), default=0)
 
 
