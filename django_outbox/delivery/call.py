@@ -51,13 +51,15 @@ class Call:
     async def arun(self) -> Decision:
         """Await the listener on the event loop; past its timeout it is cancelled."""
         self._announce()
-        timeout = self.listener.timeout
+        timeout, started = self.listener.timeout, time.monotonic()
         answer: Any
         try:
             answer = await asyncio.wait_for(self.listener.call(self.lease.event), timeout)
             answer = None if isinstance(answer, BaseException) else answer  # returned, not raised
-        except asyncio.TimeoutError as error:
-            answer = ListenerTimeout(f"{self.listener.where} ran longer than {timeout} s: {error}")
+        except asyncio.TimeoutError as error:  # ours, or one of the listener's own
+            ours = timeout is not None and time.monotonic() - started >= timeout
+            text = f"{self.listener.where} ran longer than {timeout} s and was cancelled"
+            answer = ListenerTimeout(text) if ours else error
         except asyncio.CancelledError as error:
             if self.lease.cancelled:  # by the worker, which stops
                 raise
