@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ def nothing_left_running() -> Iterator[None]:
 
 def _threads_left(before: set[threading.Thread]) -> list[str]:
     new = set(threading.enumerate()) - before - _threads_of_asgiref()
+    if new:
+        gc.collect()  # async_to_sync leaves an executor, whose thread ends with it
     for thread in new:
         thread.join(GRACE)
     return [f"thread {thread.name}" for thread in new if thread.is_alive()]
