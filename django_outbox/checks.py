@@ -19,13 +19,19 @@ from .models import OutboxEvent, missing_table
 Configs = Sequence[AppConfig] | None
 
 
+AWAITED = (
+    "WRITER_HOOKS", "CONTEXT_PROVIDERS", "INTERCEPTORS", "SIGNAL_BRIDGE", "ORDERING", "ON_DEAD",
+    "STOP_ON_FIRST_FAILURE", "RETENTION_INBOX", "METRICS_NAMESPACE", "REDACT",
+)  # fmt: skip
+
+
 @register("django_outbox")
 def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     """E001 a setting is unknown or unfit; E002 a path leads nowhere; E003 two of them clash."""
     faults = conf.problems()
     if faults:
         return [Error(each.message, hint=each.hint, id="django_outbox.E001") for each in faults]
-    return [*_unresolved(), *_clashes(conf.current())]
+    return [*_unresolved(), *_clashes(conf.current()), *_awaited(conf.current())]
 
 
 def _unresolved() -> Iterator[CheckMessage]:
@@ -43,6 +49,24 @@ def _clashes(settings: Settings) -> Iterator[CheckMessage]:
             f"({settings.LEASE:g} s).",
             hint="A worker must end before others may take what it holds.",
             id="django_outbox.E003",
+        )
+
+
+def _awaited(settings: Settings) -> Iterator[CheckMessage]:
+    """E004 and W005: what later releases will do must not seem to be done already."""
+    if settings.MODE == "ordered":
+        yield Error(
+            'OUTBOX["MODE"] is "ordered", but this release delivers without order.',
+            hint='Use "multi_node" or "single_node".',
+            id="django_outbox.E004",
+        )
+    default = Settings()
+    idle = [name for name in AWAITED if getattr(settings, name) != getattr(default, name)]
+    if idle:
+        yield Warning(
+            f"These settings have no effect in this release: {', '.join(idle)}.",
+            hint="Leave them out until the changelog names them.",
+            id="django_outbox.W005",
         )
 
 
@@ -96,6 +120,7 @@ def check_databases(
     for alias in sorted(set(databases or ()).intersection(_aliases())):
         connection = connections[alias]
         found += [*_journal(connection), *_schema(connection), *_tables(connection)]
+        found += _dialect(connection)
     return found
 
 
@@ -120,6 +145,23 @@ def _schema(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             f'OUTBOX["SCHEMA"] is set, but {connection.alias!r} is no PostgreSQL database.',
             hint='Leave it out; OUTBOX["TABLE_PREFIX"] works everywhere.',
             id="django_outbox.E022",
+        )
+
+
+def _dialect(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if connection.vendor not in dialects.DIALECTS:
+        yield Warning(
+            f"The outbox was never tested on {connection.vendor}, the database of "
+            f"{connection.alias!r}.",
+            hint="Use PostgreSQL, MySQL, MariaDB or SQLite.",
+            id="django_outbox.W024",
+        )
+    elif connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
+        yield Warning(
+            f"The database {connection.alias!r} has no SKIP LOCKED. Several workers are correct "
+            "there, but a renewal of leases may meet a deadlock, and is repeated.",
+            hint="Upgrade to MySQL 8.0.1 or MariaDB 10.6.",
+            id="django_outbox.W025",
         )
 
 
