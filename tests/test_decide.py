@@ -1,4 +1,4 @@
-"""Answers and exceptions against decisions: ``decide`` is pure (rows 212-221, 303-313, +24; J14)."""
+"""Answers and exceptions against decisions, a pure step (rows 212-221, 303-313, +24; J14)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_decision_says_everything_by_keyword() -> None:
 def test_retry_after_keeps_message_and_cause() -> None:
     """Rows 307, G16."""
     cause = KeyError("x")
-    with pytest.raises(RetryAfter, match="^rate limited$") as caught:
+    with pytest.raises(RetryAfter, match=r"^rate limited$") as caught:
         raise RetryAfter(5, "rate limited") from cause
     assert caught.value.__cause__ is cause
     assert str(RetryAfter(1.5)) == "retry after 1.5 s"

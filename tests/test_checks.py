@@ -1,0 +1,217 @@
+"""System checks: id, message and hint (rows 186, 194, 408, 495; J24). Listeners: test_registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.utils import ConnectionHandler
+from django.test import override_settings
+
+from django_outbox import checks, hooks
+from django_outbox import models as outbox_models
+from django_outbox.events import decode, encode
+
+
+class Text:
+    """A serializer of somebody else's."""
+
+    dumps = staticmethod(encode)
+    loads = staticmethod(decode)
+
+
+class Half:
+    dumps = staticmethod(encode)
+
+
+class Nowhere:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "django_outbox" else None
+
+
+def ours(databases: list[str] | None = None) -> list[CheckMessage]:
+    return [each for each in run_checks(databases=databases)
+            if each.id and each.id.startswith("django_outbox")]  # fmt: skip
+
+
+def ids(databases: list[str] | None = None) -> list[str | None]:
+    return [each.id for each in ours(databases)]
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_sound_project_hears_nothing() -> None:
+    """Row 194."""
+    assert ours([*connections]) == []
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_no_database_is_warned_of_conditional_indexes() -> None:
+    """Row +7: W037 on MariaDB."""
+    found = run_checks(databases=[*connections])
+    assert [each for each in found if "django_outbox" in str(each.obj)] == []
+    assert "models.W037" not in {each.id for each in found}
+
+
+@pytest.mark.parametrize(
+    ("outbox", "message", "hint"),
+    [
+        ({"LEESE": 1}, "OUTBOX['LEESE'] is not a setting.", 'Did you mean "LEASE"?'),
+        ({"WORKERS": 0}, 'OUTBOX["WORKERS"] is 0; expected', 'Correct OUTBOX["WORKERS"]'),
+        ({"TABLE_PREFIX": "a-b"}, "OUTBOX[\"TABLE_PREFIX\"] is 'a-b'; expected", "leave it out"),
+        ({"SCHEMA": 'x"'}, 'OUTBOX["SCHEMA"] is', "leave it out"),
+        (5, "OUTBOX is 5; expected a dict.", "Write OUTBOX ="),
+    ],
+    ids=str,
+)
+def test_e001_an_unknown_or_unfit_setting(outbox: Any, message: str, hint: str) -> None:
+    """Rows 186, 408, 452, J24."""
+    with override_settings(OUTBOX=outbox):
+        [error] = ours()
+    assert (error.id, error.is_serious()) == ("django_outbox.E001", True)
+    assert message in error.msg
+    assert hint in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    "outbox",
+    [{"RETRY": "nonsense"}, {"RETRY": {"policy": "nonsense"}}, {"RETRY": {"base": -1}},
+     {"RETRY": 5}, {"SERIALIZER": "nonsense.x"}, {"SERIALIZER": "tests.test_checks.Half"}, {"SERIALIZER": 5}],
+    ids=str,
+)  # fmt: skip
+def test_e002_a_path_that_leads_to_nothing_usable(outbox: dict[str, Any]) -> None:
+    """Row 408, J24."""
+    with override_settings(OUTBOX=outbox):
+        [error] = ours()
+    assert (error.id, error.is_serious()) == ("django_outbox.E002", True)
+    assert f'OUTBOX["{next(iter(outbox))}"]' in error.msg
+
+
+def test_a_serializer_is_found_by_its_path() -> None:
+    with override_settings(OUTBOX={"SERIALIZER": "tests.test_checks.Text"}):
+        assert hooks.serializer() is Text
+        assert ours() == []
+    assert hooks.serializer() is hooks.JSON
+
+
+@pytest.mark.parametrize(
+    ("outbox", "found"),
+    [({"DRAIN_TIMEOUT": 30}, ["django_outbox.E003"]), ({"LEASE": 5}, ["django_outbox.E003"]),
+     ({"LEASE": 5.1}, []), ({"DRAIN_TIMEOUT": 29}, [])],
+    ids=str,
+)  # fmt: skip
+def test_e003_a_worker_must_end_before_its_leases(outbox: dict[str, Any], found: list[str]) -> None:
+    with override_settings(OUTBOX=outbox):
+        assert ids() == found
+
+
+# --- databases: a SQLite of our own, whatever this run uses ---------------------------------------
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: Any) -> Any:
+    """Return a function that makes the checks see one SQLite file with these OPTIONS."""
+    made: list[ConnectionHandler] = []
+
+    def use(**options: str) -> Any:
+        settings = {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": str(tmp_path / "check.sqlite3"),
+            "OPTIONS": options,
+        }
+        handler = ConnectionHandler({"default": settings})
+        made.append(handler)
+        monkeypatch.setattr(checks, "connections", handler)
+        monkeypatch.setattr(outbox_models, "connections", handler)
+        return handler["default"]
+
+    with django_db_blocker.unblock():
+        yield use
+    for handler in made:
+        handler.close_all()
+
+
+WAL = "PRAGMA journal_mode=WAL"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, ["django_outbox.W020"]),
+        ({"transaction_mode": "DEFERRED"}, ["django_outbox.W020"]),
+        ({"transaction_mode": "immediate"}, []),
+        ({"transaction_mode": "EXCLUSIVE"}, []),
+    ],
+    ids=str,
+)
+def test_w020_sqlite_that_begins_deferred(
+    sqlite: Any, options: dict[str, str], found: list[str]
+) -> None:
+    """E3: 43 % of the business transactions failed."""
+    connection = sqlite(**options)
+    messages = [each for each in ours() if each.id == "django_outbox.W020"]
+
+    assert [each.id for each in messages] == found
+    assert all('"transaction_mode": "IMMEDIATE"' in (each.hint or "") for each in messages)
+    assert connection.connection is None  # needs no database
+
+
+@pytest.mark.parametrize(("options", "warned"), [({}, True), ({"init_command": WAL}, False)])
+def test_w021_sqlite_without_write_ahead_log(
+    sqlite: Any, options: dict[str, str], warned: bool
+) -> None:
+    """E3."""
+    sqlite(transaction_mode="IMMEDIATE", **options)
+    found = checks.check_databases(None, databases=["default"])
+    assert [each.id for each in found] == ["django_outbox.W021"] * warned
+    assert all("journal_mode=WAL" in (each.hint or "") for each in found)
+
+
+def test_databases_that_were_not_asked_for_are_not_looked_at(sqlite: Any) -> None:
+    connection = sqlite()
+    assert checks.check_databases(None, databases=None) == []
+    assert checks.check_databases(None, databases=["other"]) == []
+    assert connection.connection is None
+
+
+@override_settings(DATABASE_ROUTERS=[Nowhere()])
+def test_databases_without_our_tables_are_not_looked_at(sqlite: Any) -> None:
+    sqlite()
+    assert ids() == []
+    assert checks.check_databases(None, databases=["default"]) == []
+
+
+@override_settings(OUTBOX={"SCHEMA": "my"})
+def test_e022_a_schema_on_a_database_that_has_none(sqlite: Any) -> None:
+    """Row 493."""
+    sqlite(transaction_mode="IMMEDIATE", init_command=WAL)
+    [error] = checks.check_databases(None, databases=["default"])
+    assert (error.id, error.is_serious()) == ("django_outbox.E022", True)
+    assert "TABLE_PREFIX" in (error.hint or "")
+
+
+def test_w023_a_migrated_database_without_our_tables(sqlite: Any) -> None:
+    """Row 495: silent at the very first migrate, which checks too."""
+    connection = sqlite(transaction_mode="IMMEDIATE", init_command=WAL)
+    assert checks.check_databases(None, databases=["default"]) == []
+
+    MigrationRecorder(connection).ensure_schema()
+    [warning] = checks.check_databases(None, databases=["default"])
+    assert (warning.id, warning.is_serious()) == ("django_outbox.W023", False)
+    assert "manage.py migrate django_outbox --database default" in warning.msg
+
+    with connection.schema_editor() as editor:
+        editor.create_model(outbox_models.OutboxEvent)
+    assert checks.check_databases(None, databases=["default"]) == []
+
+
+def test_a_database_that_cannot_be_reached_is_not_said_to_lack_tables(
+    sqlite: Any, tmp_path: Path
+) -> None:
+    """Row 495: the worker waits for it."""
+    connection = sqlite()
+    connection.settings_dict["NAME"] = str(tmp_path / "no" / "such" / "directory.sqlite3")
+    assert outbox_models.missing_table("default") is None

@@ -1,0 +1,275 @@
+"""The one dict ``OUTBOX`` (rows 50, 186, 408, 409, 414-417, 452, 493; J22, J24)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_outbox import conf
+from django_outbox.conf import Settings, current, index_name, problems, table_name
+
+DAY = 86400
+DEFAULTS: dict[str, Any] = {
+    "MODE": "multi_node",
+    "ENABLED": True,
+    "EMBEDDED": False,
+    "WORKERS": 4,
+    "PROCESSES": 1,
+    "ASYNC_CONCURRENCY": 100,
+    "HOT_QUEUE_CAPACITY": 1000,
+    "COLD_QUEUE_CAPACITY": 1000,
+    "FAIRNESS": (2, 1),
+    "MAX_ATTEMPTS": 10,
+    "RETRY": None,
+    "POLL_INTERVAL": 5,
+    "POLL_BATCH_SIZE": 500,
+    "SKIP_RECENT": 0,
+    "PROBE_INTERVAL": 0.2,
+    "LEASE": 30,
+    "MAX_RESCUES": 5,
+    "DRAIN_TIMEOUT": 5,
+    "RETENTION_DONE": 7 * DAY,
+    "RETENTION_DEAD": None,
+    "RETENTION_INBOX": 7 * DAY,
+    "RETENTION_UNIQUE": 7 * DAY,
+    "LOCK_WAIT": 2,
+    "DEFER_LIMIT": None,
+    "SIGNAL_BRIDGE": True,
+    "PURGE_BATCH_SIZE": 500,
+    "PURGE_INTERVAL": 3600,
+    "MAX_PAYLOAD_BYTES": 2**20,
+    "UNROUTABLE": "dead",
+    "UNROUTABLE_GRACE": 600,
+    "DOORBELL": "auto",
+    "DOORBELL_INTERVAL": 0.01,
+    "ORDERING": "aggregate",
+    "STOP_ON_FIRST_FAILURE": True,
+    "ON_DEAD": "continue",
+    "SERIALIZER": None,
+    "WRITER_HOOKS": (),
+    "CONTEXT_PROVIDERS": (),
+    "INTERCEPTORS": (),
+    "REDACT": (),
+    "LISTENER_MODULE": "listeners",
+    "TABLE_PREFIX": "",
+    "SCHEMA": None,
+    "METRICS_NAMESPACE": "outbox",
+}
+
+NO_NUMBER = ["5", True, math.nan, math.inf, -math.inf, 1e18, [1], -1]
+NO_COUNT = [0, -1, 1.5, "5", True, None, math.nan]
+NO_FLAG = [1, 0, "yes", None]
+NO_PATHS = ["a.b", [1], {"a"}, None, 5]
+COUNTS = """WORKERS PROCESSES ASYNC_CONCURRENCY HOT_QUEUE_CAPACITY COLD_QUEUE_CAPACITY MAX_ATTEMPTS
+POLL_BATCH_SIZE PURGE_BATCH_SIZE MAX_PAYLOAD_BYTES""".split()
+ABOVE_ZERO = "POLL_INTERVAL PROBE_INTERVAL LEASE LOCK_WAIT PURGE_INTERVAL".split()
+FROM_ZERO = "SKIP_RECENT DRAIN_TIMEOUT UNROUTABLE_GRACE DOORBELL_INTERVAL".split()
+OPTIONAL = "RETENTION_DONE RETENTION_DEAD RETENTION_INBOX RETENTION_UNIQUE".split()
+FLAGS = "ENABLED EMBEDDED SIGNAL_BRIDGE STOP_ON_FIRST_FAILURE".split()
+CHOICES = "MODE UNROUTABLE ORDERING ON_DEAD".split()
+PATHS = "WRITER_HOOKS CONTEXT_PROVIDERS INTERCEPTORS REDACT".split()
+NO_IDENTIFIER = ["a-b", "1a", 'a"b', "a b", "ä", "a\n", "a" * 41, 5, True, "a.b", "a;drop"]
+
+BAD: dict[str, list[Any]] = {
+    **{name: [*NO_COUNT] for name in COUNTS},
+    **{name: [*NO_NUMBER, None, 0] for name in ABOVE_ZERO},
+    **{name: [*NO_NUMBER, None] for name in FROM_ZERO},
+    **{name: [*NO_NUMBER] for name in OPTIONAL},
+    **dict.fromkeys(FLAGS, NO_FLAG),
+    **{name: ["nonsense", None, 5, ["dead"]] for name in CHOICES},
+    **dict.fromkeys(PATHS, NO_PATHS),
+    "DEFER_LIMIT": [*NO_NUMBER, 0],
+    "MAX_RESCUES": [1, 0, -1, 2.5, "5", None],
+    "FAIRNESS": [(1,), (1, 2, 3), (0, 1), (2, 0), "21", 2, None, (1.5, 1)],
+    "DOORBELL": [5, {}, {"directory": "x"}, ["local"], True],
+    "LISTENER_MODULE": ["", None, 5, "a-b", "a.", ".a", "a b"],
+    "TABLE_PREFIX": NO_IDENTIFIER,
+    "SCHEMA": NO_IDENTIFIER,
+    "METRICS_NAMESPACE": NO_IDENTIFIER,
+}
+GOOD: dict[str, list[Any]] = {
+    **{name: [1, 10_000] for name in COUNTS},
+    **{name: [0.001, 1, 86400.5] for name in ABOVE_ZERO},
+    **{name: [0, 0.5, 60] for name in FROM_ZERO},
+    **{name: [0, 1, None, 365 * DAY] for name in OPTIONAL},
+    **{name: [True, False] for name in FLAGS},
+    **{name: [(), [], ["a.b"], ("a", "b")] for name in PATHS},
+    "MODE": ["multi_node", "single_node", "ordered", "writer_only"],
+    "UNROUTABLE": ["dead", "retry", "ignore"],
+    "ORDERING": ["aggregate", "global"],
+    "ON_DEAD": ["continue", "block"],
+    "DEFER_LIMIT": [None, 1, 0.5],
+    "MAX_RESCUES": [2, 5],
+    "FAIRNESS": [(2, 1), [1, 1]],
+    "DOORBELL": [None, "auto", "local", {"kind": "local", "directory": "x"}],
+    "LISTENER_MODULE": ["listeners", "a.b", "_x1"],
+    "TABLE_PREFIX": ["", None, "app1_", "_A9", "a" * 40],
+    "SCHEMA": ["", None, "outbox"],
+    "METRICS_NAMESPACE": ["outbox", "my_app"],
+    "RETRY": [None, {"policy": "fixed"}, "a.b"],
+    "SERIALIZER": [None, "a.b"],
+}
+
+
+def cases(table: dict[str, list[Any]]) -> list[Any]:
+    return [
+        pytest.param(name, value, id=f"{name}={value!r}")
+        for name, values in table.items()
+        for value in values
+    ]
+
+
+def test_every_default_is_the_designs() -> None:
+    """Rows 50, 198, 200, 243-245, 409, 453; design 8."""
+    made = {each.name: getattr(Settings(), each.name) for each in dataclasses.fields(Settings)}
+    assert made == DEFAULTS
+
+
+def test_every_setting_has_its_good_and_bad_values_here() -> None:
+    assert {*GOOD} == {*DEFAULTS}
+    assert {*BAD} == {*DEFAULTS} - {"RETRY", "SERIALIZER"}  # those are resolved, see test_checks
+
+
+@pytest.mark.parametrize(("name", "value"), cases(BAD))
+def test_an_unfit_value_is_a_problem_that_names_it(name: str, value: Any) -> None:
+    """Rows 186, 408, 452, J24."""
+    with override_settings(OUTBOX={name: value}):
+        [problem] = problems()
+        assert problem.message.startswith(f'OUTBOX["{name}"] is {value!r}; expected ')
+        assert name in problem.hint
+        with pytest.raises(ImproperlyConfigured, match=name):
+            current()
+
+
+@pytest.mark.parametrize(("name", "value"), cases(GOOD))
+def test_a_fit_value_is_in_force(name: str, value: Any) -> None:
+    """Row 408."""
+    with override_settings(OUTBOX={name: value}):
+        assert problems() == []
+        assert getattr(current(), name) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("LEESE", 'Did you mean "LEASE"?'),
+        ("lease", 'Did you mean "LEASE"?'),
+        ("RETENTION_DONNE", 'Did you mean "RETENTION_DONE"?'),
+        ("WORKER", 'Did you mean "WORKERS"?'),
+        ("XYZZY", "See the settings reference."),
+        (5, "See the settings reference."),
+    ],
+)
+def test_an_unknown_key_is_a_problem_with_the_nearest_name(key: Any, hint: str) -> None:
+    """Rows 50, 408, J24."""
+    with override_settings(OUTBOX={key: 1}):
+        [problem] = problems()
+        assert problem.message == f"OUTBOX[{key!r}] is not a setting."
+        assert problem.hint == hint
+        with pytest.raises(ImproperlyConfigured, match="is not a setting"):
+            current()
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 5], ids=repr)
+def test_outbox_is_a_dict(value: Any) -> None:
+    with override_settings(OUTBOX=value):
+        [problem] = problems()
+        assert "expected a dict" in problem.message
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with override_settings(OUTBOX={"LEESE": 1, "WORKERS": 0, "MODE": "x"}):
+        assert len(problems()) == 3
+        with pytest.raises(ImproperlyConfigured, match=r"(?s)LEESE.*WORKERS.*MODE"):
+            current()
+
+
+def test_settings_are_read_late_once_and_again_after_a_change() -> None:
+    """Rows 415, 416."""
+    with override_settings(OUTBOX={"WORKERS": 7}):
+        assert current().WORKERS == 7
+        assert current() is current()
+        with override_settings(OUTBOX={"WORKERS": 8}):
+            assert current().WORKERS == 8
+        assert current().WORKERS == 7
+    assert current().WORKERS == 4
+
+
+def test_settings_are_frozen() -> None:
+    """Rows 50, 415."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        current().WORKERS = 5  # type: ignore[misc]
+    assert not hasattr(current(), "__dict__")
+
+
+def test_no_outbox_at_all_is_every_default(settings: Any) -> None:
+    """Rows 48, 194."""
+    if hasattr(settings, "OUTBOX"):
+        del settings.OUTBOX
+    assert current() == Settings()
+
+
+# --- table names ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outbox", "name"),
+    [
+        ({}, "outbox_event"),
+        ({"TABLE_PREFIX": "app1_"}, "app1_outbox_event"),
+        ({"SCHEMA": "my"}, '"my"."outbox_event"'),
+        ({"SCHEMA": "my", "TABLE_PREFIX": "app1_"}, '"my"."app1_outbox_event"'),
+        ({"TABLE_PREFIX": None, "SCHEMA": ""}, "outbox_event"),
+    ],
+    ids=str,
+)
+def test_prefix_and_schema_move_the_tables(outbox: dict[str, Any], name: str) -> None:
+    """Rows 77, 493."""
+    with override_settings(OUTBOX=outbox):
+        assert table_name("outbox_event") == name
+
+
+@pytest.mark.parametrize("value", ['ev"; drop table ev; --', "a b", "a.b", 5, ["x"]], ids=repr)
+@pytest.mark.parametrize("key", ["TABLE_PREFIX", "SCHEMA"])
+def test_an_unfit_name_never_reaches_a_table_name(key: str, value: Any) -> None:
+    """Rows 183, 186, 452, E22: Django's quote_name does not escape."""
+    with override_settings(OUTBOX={key: value}):
+        assert table_name("outbox_event") == "outbox_event"
+        assert len(problems()) == 1
+
+
+def test_index_names_differ_with_the_prefix_and_stay_short() -> None:
+    """Design 4: index names are global in PostgreSQL and SQLite."""
+    made = set()
+    for outbox in ({}, {"TABLE_PREFIX": "a_"}, {"TABLE_PREFIX": "b_"}, {"SCHEMA": "a_"},
+                   {"TABLE_PREFIX": "x" * 40}):  # fmt: skip
+        with override_settings(OUTBOX=outbox):
+            made.add(index_name("outbox_event_unique"))
+            assert len(index_name("outbox_event_unique")) <= 30
+    assert len(made) == 5
+
+
+# --- dotted paths -------------------------------------------------------------------------------
+
+
+def test_a_path_leads_to_what_it_names() -> None:
+    with override_settings(OUTBOX={"SERIALIZER": "tests.test_conf.DEFAULTS"}):
+        assert conf.resolve("SERIALIZER") is DEFAULTS
+    with override_settings(OUTBOX={"RETRY": {"a": 1}}):
+        assert conf.resolve("RETRY") == {"a": 1}
+
+
+@pytest.mark.parametrize("path", ["nonsense", "tests.nonsense.x", "tests.test_conf.nonsense"])
+def test_a_path_that_leads_nowhere_is_improper(path: str) -> None:
+    with (
+        override_settings(OUTBOX={"SERIALIZER": path}),
+        pytest.raises(
+            ImproperlyConfigured, match=r'OUTBOX\["SERIALIZER"\] is .*cannot be imported'
+        ),
+    ):
+        conf.resolve("SERIALIZER")
