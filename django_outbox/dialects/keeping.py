@@ -1,0 +1,88 @@
+"""Leases that are kept, and given back: those of events, and the one of ``single_node``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..conf import table_name
+from .inserting import Inserting
+from .vocabulary import ACTIVE, FENCE, marks
+
+
+class Keeping(Inserting):
+    def renew(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
+    ) -> tuple[set[str], set[str]]:
+        """Prolong my leases of these rows; return (renewed, still mine).
+
+        Rows that somebody has locked are passed over: they are just being settled.
+        """
+        table = self._table(connection)
+        held = f"event_id IN ({marks(ids)}) AND locked_by = %s AND available_at IS NOT NULL"
+        with transaction.atomic(using=connection.alias):
+            free = list(ids)
+            if connection.features.has_select_for_update_skip_locked:
+                with connection.cursor() as cursor:
+                    cursor.execute(
+                        f"SELECT event_id FROM {table} WHERE {held} FOR UPDATE SKIP LOCKED",
+                        [*ids, me],
+                    )
+                    free = [row[0] for row in cursor.fetchall()]
+            if free:
+                self._run(
+                    connection,
+                    f"UPDATE {self._by_key(connection)} SET available_at = {self.plus} "
+                    f"WHERE event_id IN ({marks(free)}) AND locked_by = %s "
+                    "AND available_at IS NOT NULL",
+                    [lease, *free, me],
+                )
+        mine = self._owned(connection, me, ids)
+        return mine & set(free), mine
+
+    def _owned(self, connection: BaseDatabaseWrapper, me: str, ids: Sequence[str]) -> set[str]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT event_id FROM {self._table(connection)} "
+                f"WHERE event_id IN ({marks(ids)}) AND locked_by = %s",
+                [*ids, me],
+            )
+            return {row[0] for row in cursor.fetchall()}
+
+    def release(self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str]) -> int:
+        """Give leases back unstarted: due now, nothing counted; return how many were mine."""
+        return self._run(
+            connection,
+            f"UPDATE {self._by_key(connection)} "
+            f"SET available_at = {self.now}, locked_by = NULL, locked_at = NULL "
+            f"WHERE event_id IN ({marks(ids)}) AND {FENCE}",
+            [*ids, me],
+        )
+
+    def hold_active(self, connection: BaseDatabaseWrapper, *, me: str, lease: float) -> bool:
+        """Take or keep the lease of ``single_node``; say whether it is ours."""
+        stream = connection.ops.quote_name(table_name("outbox_stream"))
+        key = connection.ops.quote_name("key")
+        taken = self._run(
+            connection,
+            f"UPDATE {stream} SET locked_by = %s, locked_at = {self.now}, due_at = {self.plus} "
+            f"WHERE {key} = %s AND (locked_by = %s OR locked_by IS NULL OR due_at <= {self.now})",
+            [me, lease, ACTIVE, me],
+        )
+        if taken:
+            return True
+        sql = f"INSERT INTO {stream} ({key}, seq) VALUES (%s, 0)"
+        made = self._insert(connection, sql, [ACTIVE], may_clash=True)
+        return made == 1 and self.hold_active(connection, me=me, lease=lease)
+
+    def release_active(self, connection: BaseDatabaseWrapper, *, me: str) -> None:
+        stream = connection.ops.quote_name(table_name("outbox_stream"))
+        key = connection.ops.quote_name("key")
+        self._run(
+            connection,
+            f"UPDATE {stream} SET locked_by = NULL, due_at = NULL WHERE {key} = %s "
+            "AND locked_by = %s",
+            [ACTIVE, me],
+        )

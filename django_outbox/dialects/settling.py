@@ -1,0 +1,105 @@
+"""Writing what was decided, fenced: only the owner settles, and only what is not settled yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..outcomes import DONE, Decision
+from .statements import Statements
+from .vocabulary import FENCE, marks, plain
+
+
+class Settling(Statements):
+    def settle_done(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+        """Mark rows DONE; return how many were still mine. Repeating it changes nothing."""
+        return self._run(
+            connection,
+            f"UPDATE {self._by_key(connection)} SET status = 1, done_at = {self.now}, "
+            "available_at = NULL, locked_by = NULL, locked_at = NULL "
+            f"WHERE event_id IN ({marks(ids)}) AND {FENCE}",
+            [*ids, me],
+        )
+
+    def delete_done(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+        """Delete rows that are done, but for those whose unique key must outlive them."""
+        return self._run(
+            connection,
+            f"DELETE FROM {self._table(connection)} "
+            f"WHERE event_id IN ({marks(ids)}) AND {FENCE} AND unique_key IS NULL",
+            [*ids, me],
+        )
+
+    def settle_all(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        delete_done: bool = False,
+    ) -> int:
+        """Write decisions of any kind; return how many rows were still mine."""
+        done = [event_id for event_id, decision in decisions if decision is DONE]
+        others = [each for each in decisions if each[1] is not DONE]
+        count = self.delete_done(connection, me=me, ids=done) if done and delete_done else 0
+        if count < len(done):
+            count += self.settle_done(connection, me=me, ids=done)
+        if others:
+            count += self.settle(connection, me=me, decisions=others)
+        return count
+
+    def settle(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+    ) -> int:
+        """Write retries, deferrals and deaths; return how many rows were still mine."""
+        settled = 0
+        for start in range(0, len(decisions), self.bound):
+            settled += self._settle(connection, me, decisions[start : start + self.bound])
+        return settled
+
+    def _settle(
+        self, connection: BaseDatabaseWrapper, me: str, decisions: Sequence[tuple[str, Decision]]
+    ) -> int:
+        case = "CASE event_id " + "WHEN %s THEN %s " * len(decisions)
+        times = "CASE event_id " + f"WHEN %s THEN {self.plus} " * len(decisions) + "END"
+        ids = [event_id for event_id, _ in decisions]
+
+        def each(name: str) -> list[Any]:
+            pairs = [(event_id, getattr(decision, name)) for event_id, decision in decisions]
+            return [value for pair in pairs for value in pair]
+
+        return self._run(
+            connection,
+            f"UPDATE {self._by_key(connection)} SET "
+            f"status = {case}END, attempts = attempts + {case}END, rescues = 0, "
+            f"available_at = {times}, "
+            f"done_at = CASE WHEN available_at IS NULL THEN {self.now} END, "
+            f"last_error = COALESCE({case}END, last_error), "
+            f"progress = COALESCE({case}END, progress), locked_by = NULL, locked_at = NULL "
+            f"WHERE event_id IN ({marks(ids)}) AND {FENCE}",
+            [
+                *map(plain, each("status")), *each("spent"), *each("delay"),
+                *each("error"), *each("progress"), *ids, me,
+            ],
+        )  # fmt: skip
+
+    def keep_progress(
+        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str
+    ) -> bool:
+        """Write a fan-out's progress; say whether the row was still mine."""
+        sql = f"UPDATE {self._by_key(connection)} SET progress = %s WHERE event_id = %s AND {FENCE}"
+        return self._run(connection, sql, [progress, event_id, me]) == 1
+
+    @contextmanager
+    def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        """A transaction in which a fenced UPDATE sees a lease that was renewed meanwhile."""
+        with transaction.atomic(using=connection.alias):
+            yield

@@ -1,0 +1,38 @@
+"""What every group of statements builds on: the clock, the table, one way to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..conf import table_name
+from .fields import from_database
+
+
+class Statements:
+    now = "CURRENT_TIMESTAMP"
+    plus = "CURRENT_TIMESTAMP + %s * INTERVAL '1' SECOND"  # seconds from now
+    bound = 100  # rows per statement where a CASE per row makes it quadratic
+
+    def clock(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Return the database's now, aware."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {self.now}", [])
+            now = from_database(cursor.fetchone()[0])
+        assert now is not None
+        return now
+
+    def _run(self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any]) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
+    def _table(self, connection: BaseDatabaseWrapper) -> str:
+        return str(connection.ops.quote_name(table_name("outbox_event")))
+
+    def _by_key(self, connection: BaseDatabaseWrapper) -> str:
+        """The table in an UPDATE by primary keys."""
+        return self._table(connection)
