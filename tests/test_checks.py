@@ -79,7 +79,8 @@ def test_e001_an_unknown_or_unfit_setting(outbox: Any, message: str, hint: str) 
 @pytest.mark.parametrize(
     "outbox",
     [{"RETRY": "nonsense"}, {"RETRY": {"policy": "nonsense"}}, {"RETRY": {"base": -1}},
-     {"RETRY": 5}, {"SERIALIZER": "nonsense.x"}, {"SERIALIZER": "tests.test_checks.Half"}, {"SERIALIZER": 5}],
+     {"RETRY": 5}, {"SERIALIZER": "nonsense.x"}, {"SERIALIZER": "tests.test_checks.Half"},
+     {"SERIALIZER": 5}],
     ids=str,
 )  # fmt: skip
 def test_e002_a_path_that_leads_to_nothing_usable(outbox: dict[str, Any]) -> None:

@@ -1,0 +1,523 @@
+"""The verbs of ``OutboxEvent.objects``, by the database's clock (rows 32, 38, 97, 98, 189, 447-454,
+461-468, 472, 530-542; J10, J20, G4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.db.utils import ConnectionHandler
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox import dialects, signals
+from django_outbox import models as outbox_models
+from django_outbox.dialects.fields import DatabaseNow
+from django_outbox.models import OutboxEvent, missing_table, purge_batches
+from django_outbox.outcomes import Status
+from tests.databases import vendor
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
+
+
+def now(alias: str = "default") -> datetime:
+    return dialects.of(connections[alias]).clock(connections[alias])
+
+
+def row(
+    event_id: str, status: Status = NEW, *, using: str = "default", **fields: Any
+) -> OutboxEvent:
+    """Store a row as if it had lived; what is not given is as a write leaves it."""
+    at = now(using)
+    finished = status in (DONE, DEAD)
+    defaults = {
+        "event_type": "x",
+        "payload": '{"a":1}',
+        "occurred_at": at,
+        "created_at": at,
+        "first_due_at": at,
+        "available_at": None if finished else at,
+        "done_at": at if finished else None,
+    }
+    return OutboxEvent.objects.using(using).create(
+        event_id=event_id, status=status, **{**defaults, **fields}
+    )
+
+
+def ids(rows: Any) -> list[str]:
+    return [each.event_id for each in rows]
+
+
+def get(event_id: str) -> OutboxEvent:
+    return OutboxEvent.objects.get(event_id=event_id)
+
+
+@pytest.fixture
+def wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Django's clock in this process be a day ahead."""
+    from django.utils import timezone as django_timezone
+
+    monkeypatch.setattr(django_timezone, "now", lambda: datetime.now(timezone.utc) + DAY)
+
+
+# --- adjectives -----------------------------------------------------------------------------------
+
+
+def test_adjectives_tell_the_states_apart() -> None:
+    """Rows 189, 462, J10."""
+    later, earlier = now() + HOUR, now() - HOUR
+    row("new")
+    row("retry", RETRY, available_at=earlier)
+    row("later", available_at=later)
+    row("leased", locked_by="w", locked_at=earlier, available_at=later)
+    row("lost", RETRY, locked_by="w", locked_at=earlier, available_at=earlier + HOUR / 2)
+    row("done", DONE)
+    row("dead", DEAD, done_at=later)
+    row("dead first", DEAD, done_at=earlier)
+    rows = OutboxEvent.objects
+
+    assert {*ids(rows.pending())} == {"new", "retry", "later", "leased", "lost"}
+    assert ids(rows.leased()) == ["leased"]
+    assert ids(rows.due()) == ["retry", "lost", "new"]  # oldest first
+    assert ids(rows.done()) == ["done"]
+    assert ids(rows.dead()) == ["dead first", "dead"]  # oldest first
+
+
+def test_due_is_ordered_by_id_where_times_are_equal() -> None:
+    at = now()
+    for event_id in "cab":
+        row(event_id, available_at=at)
+    assert ids(OutboxEvent.objects.due()) == ["a", "b", "c"]
+
+
+def test_dead_can_be_filtered_and_limited() -> None:
+    """Rows 462, 464."""
+    for number in range(4):
+        row(f"dead {number}", DEAD, event_type="xy"[number % 2], aggregate_type="a")
+    dead = OutboxEvent.objects.dead().filter(event_type="y", aggregate_type="a")
+    assert ids(dead[:1]) == ["dead 1"]
+    assert dead.count() == 2
+
+
+def test_the_clock_is_the_databases(wrong_clock: None) -> None:
+    """Row +1."""
+    row("due")
+    row("later", available_at=now() + HOUR)
+    row("leased", available_at=now() + HOUR, locked_by="w")
+    assert ids(OutboxEvent.objects.due()) == ["due"]
+    assert ids(OutboxEvent.objects.leased()) == ["leased"]
+
+
+def test_text_is_compared_exactly() -> None:
+    """Row +7, E7."""
+    row("Order-1", event_type="Order-1")
+    for other in ("order-1", "Ördér-1", "ORDER-1"):
+        assert not OutboxEvent.objects.filter(event_type=other).exists()
+        assert not OutboxEvent.objects.filter(event_id=other).exists()
+    assert OutboxEvent.objects.filter(event_id="Order-1", event_type="Order-1").exists()
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+def dead_row(event_id: str = "dead", **fields: Any) -> OutboxEvent:
+    options = {"attempts": 10, "rescues": 4, "last_error": "no", "first_due_at": LONG_AGO,
+               "occurred_at": LONG_AGO, "created_at": LONG_AGO, "done_at": LONG_AGO,
+               "headers": '{"h":"1"}', "tenant_id": "t", "deliver_at": LONG_AGO}  # fmt: skip
+    return row(event_id, DEAD, **{**options, **fields})
+
+
+def test_replay_makes_a_dead_event_new_and_due() -> None:
+    """Rows 463, 467, 472, G4."""
+    dead_row()
+    before = now()
+
+    assert OutboxEvent.objects.filter(event_id="dead").replay() == 1  # row 468
+
+    found = get("dead")
+    assert (found.status, found.attempts, found.rescues) == (NEW, 0, 0)
+    assert (found.done_at, found.last_error, found.locked_by, found.locked_at) == (None,) * 4
+    assert found.available_at is not None
+    assert before <= found.available_at <= now()
+    assert found.first_due_at == found.available_at  # UNROUTABLE_GRACE counts anew
+    assert (found.payload, found.headers, found.tenant_id) == ('{"a":1}', '{"h":"1"}', "t")
+    assert found.occurred_at == found.created_at == LONG_AGO
+    assert ids(OutboxEvent.objects.due()) == ["dead"]
+
+
+@pytest.mark.parametrize("status", [NEW, DONE, RETRY])
+def test_replay_leaves_every_other_event_alone(status: Status) -> None:
+    """Rows 97, 463, 467."""
+    row("it", status, attempts=3, last_error="no", locked_by="w")
+    before = OutboxEvent.objects.values().get()
+    assert OutboxEvent.objects.all().replay() == 0
+    assert OutboxEvent.objects.values().get() == before
+
+
+def test_a_second_replay_finds_nothing() -> None:
+    dead_row()
+    assert [OutboxEvent.objects.dead().replay() for _ in range(2)] == [1, 0]
+
+
+def test_replay_takes_any_queryset() -> None:
+    """Rows 462, 466: ordered, limited, filtered by what replay changes."""
+    for number in range(6):
+        dead_row(f"dead {number}", done_at=LONG_AGO + number * DAY, attempts=number)
+
+    assert OutboxEvent.objects.dead()[:2].replay() == 2
+    assert ids(OutboxEvent.objects.due()) == ["dead 0", "dead 1"]
+    assert OutboxEvent.objects.dead().filter(attempts__gte=4).replay() == 2
+    assert ids(OutboxEvent.objects.dead()) == ["dead 2", "dead 3"]
+
+
+def test_replay_keeps_what_other_listeners_have_done() -> None:
+    """Row 467: dead listeners' progress is cleared."""
+    dead_row("mixed", progress='{"x mail": {"state": "done"}, "x": {"state": "dead"}}')
+    dead_row("all dead", progress='{"x": {"state": "dead"}}')
+    for number, damaged in enumerate(["{", "[]", "5", '{"x": 5}', '{"x": {}}', "null"]):
+        dead_row(f"damaged {number}", progress=damaged)
+
+    assert OutboxEvent.objects.dead().replay() == 8
+    assert get("mixed").progress == '{"x mail": {"state": "done"}}'
+    assert not OutboxEvent.objects.exclude(event_id="mixed").exclude(progress=None).exists()
+
+
+def test_replay_is_announced_once_with_its_count() -> None:
+    """Row 437."""
+    told: list[tuple[str, int]] = []
+
+    def receiver(sender: str, count: int, **kwargs: Any) -> None:
+        told.append((sender, count))
+
+    signals.events_replayed.connect(receiver)
+    try:
+        dead_row("a")
+        dead_row("b")
+        dead_row("c", progress='{"x": {"state": "dead"}}')
+        OutboxEvent.objects.dead().replay()
+        OutboxEvent.objects.dead().replay()
+    finally:
+        signals.events_replayed.disconnect(receiver)
+    assert told == [("default", 3)]
+
+
+# --- discard and release --------------------------------------------------------------------------
+
+
+def test_discard_deletes_dead_events_alone() -> None:
+    """Rows 32, 470; design 12: discard deletes."""
+    for status in Status:
+        row(status.name, status)
+    for number in range(3):
+        row(f"dead {number}", DEAD)
+
+    assert OutboxEvent.objects.dead().filter(event_id__startswith="dead")[:2].discard() == 2
+    assert OutboxEvent.objects.all().discard() == 2
+    assert {*ids(OutboxEvent.objects.all())} == {"NEW", "DONE", "RETRY"}
+
+
+def test_release_gives_leases_back_unstarted() -> None:
+    """Rows 255, 256."""
+    lease = {"locked_by": "w", "locked_at": now(), "available_at": now() + HOUR}
+    row("new", attempts=0, **lease)
+    row("retry", RETRY, attempts=3, rescues=1, **lease)
+    row("other", **{**lease, "locked_by": "v"})
+    row("unleased", available_at=now() + HOUR)
+    row("done", DONE, locked_by="w")
+
+    assert OutboxEvent.objects.filter(locked_by="w").release() == 2
+
+    assert {*ids(OutboxEvent.objects.due())} == {"new", "retry"}
+    found = get("retry")
+    assert (found.locked_by, found.locked_at) == (None, None)
+    assert (found.status, found.attempts, found.rescues) == (RETRY, 3, 1)
+    assert ids(OutboxEvent.objects.leased()) == ["other"]
+
+
+# --- purge ----------------------------------------------------------------------------------------
+
+
+def ages(*, status: Status, days: tuple[float, ...], prefix: str = "", **fields: Any) -> None:
+    """Store one row for each age since it was finished."""
+    for age in days:
+        row(f"{prefix}{age}", status, done_at=now() - age * DAY, **fields)
+
+
+@pytest.mark.parametrize(
+    ("outbox", "left"),
+    [
+        ({}, ["0", "6.9"]),  # 7 days
+        ({"RETENTION_DONE": 86400}, ["0"]),
+        ({"RETENTION_DONE": None}, ["0", "6.9", "7.1", "900"]),
+    ],
+    ids=str,
+)
+def test_done_events_are_purged_by_age_since_they_were_done(
+    outbox: dict[str, Any], left: list[str], wrong_clock: None
+) -> None:
+    """Rows 448, 453, 542, J20: by the database's clock."""
+    ages(status=DONE, days=(0, 6.9, 7.1, 900), created_at=LONG_AGO)
+    with override_settings(OUTBOX=outbox):
+        assert OutboxEvent.objects.expired().count() == 4 - len(left)
+        assert OutboxEvent.objects.purge() == 4 - len(left)
+        assert OutboxEvent.objects.purge() == 0  # J20: repeatable
+    assert sorted(ids(OutboxEvent.objects.all())) == left
+
+
+@override_settings(OUTBOX={"RETENTION_DONE": 0})
+def test_no_retention_purges_what_is_done_by_now() -> None:
+    """Rows 98, 530."""
+    row("done", DONE, done_at=now() - timedelta(milliseconds=5))
+    assert OutboxEvent.objects.purge() == 1
+
+
+@pytest.mark.parametrize(
+    ("retention", "left"), [(None, {"1", "900"}), (2 * 86400, {"1"}), (0, set())]
+)
+def test_dead_events_stay_until_a_person_acts(retention: float | None, left: set[str]) -> None:
+    """Rows 97, 453."""
+    ages(status=DEAD, days=(1, 900))
+    with override_settings(OUTBOX={"RETENTION_DEAD": retention}):
+        OutboxEvent.objects.purge()
+    assert {*ids(OutboxEvent.objects.all())} == left
+
+
+def test_live_events_are_never_purged() -> None:
+    """J20."""
+    for status in (NEW, RETRY):
+        row(status.name, status, available_at=LONG_AGO, created_at=LONG_AGO, done_at=LONG_AGO)
+    with override_settings(OUTBOX={"RETENTION_DONE": 0, "RETENTION_DEAD": 0}):
+        assert OutboxEvent.objects.purge() == 0
+
+
+@pytest.mark.parametrize(
+    ("unique", "left"),
+    [
+        (7 * 86400, {"done 1", "done 6"}),
+        (2 * 86400, {"done 1"}),
+        (0, set()),
+        (None, {"done 1", "done 6", "done 8"}),
+    ],
+)
+def test_unique_keys_outlive_the_retention(unique: float | None, left: set[str]) -> None:
+    """Design 12: RETENTION_DONE = 0 keeps rows with a unique_key for RETENTION_UNIQUE."""
+    for age in (1, 6, 8):
+        row(f"done {age}", DONE, done_at=now() - age * DAY, unique_key=f"done {age}")
+        row(f"dead {age}", DEAD, done_at=now() - age * DAY, unique_key=f"dead {age}")
+        row(f"plain {age}", DONE, done_at=now() - age * DAY)
+    outbox = {"RETENTION_DONE": 0, "RETENTION_DEAD": 0, "RETENTION_UNIQUE": unique}
+    with override_settings(OUTBOX=outbox):
+        OutboxEvent.objects.purge()
+    assert {*ids(OutboxEvent.objects.all())} == left
+
+
+def backlog(count: int, *, every: int = 3) -> None:
+    """Store finished rows, every third one still live."""
+    at = now()
+    OutboxEvent.objects.bulk_create(
+        OutboxEvent(
+            event_id=f"{number:06}", event_type="x", payload="null", occurred_at=at, created_at=at,
+            status=DONE if number % every else NEW, done_at=LONG_AGO if number % every else None,
+            available_at=None if number % every else at,
+        )
+        for number in range(count)
+    )  # fmt: skip
+
+
+@override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
+def test_purge_deletes_bounded_batches_upwards() -> None:
+    """Rows 447, 449-451: oldest ids first."""
+    backlog(20)
+    batches, left = [], []
+    for count in purge_batches("default"):
+        batches.append(count)
+        left.append(min(ids(OutboxEvent.objects.done()), default="none"))
+
+    assert max(batches) <= 4
+    assert sum(batches) == 13
+    assert left == sorted(left)
+    assert OutboxEvent.objects.count() == 7
+
+
+@override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
+def test_no_statement_of_a_purge_deletes_more_than_a_batch() -> None:
+    """Row 449."""
+    backlog(20)
+    with CaptureQueriesContext(connection) as sent:
+        OutboxEvent.objects.purge()
+    deletes = [each["sql"] for each in sent.captured_queries if each["sql"].startswith("DELETE")]
+    assert len(deletes) == 5
+    assert all(sql.count("'0000") <= 4 for sql in deletes)
+
+
+def test_purge_drains_a_big_backlog() -> None:
+    """Rows 454, J20."""
+    backlog(3000)
+    assert OutboxEvent.objects.purge() == 2000
+    assert OutboxEvent.objects.counts_by_status() == {"NEW": 1000, "DONE": 0, "RETRY": 0, "DEAD": 0}
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
+def test_every_batch_commits_by_itself() -> None:
+    """Rows 449, 454."""
+    backlog(20)
+    batches = purge_batches("default")
+    first = next(batches)
+    connection.close()  # would roll an open transaction back
+    assert OutboxEvent.objects.count() == 20 - first < 20
+
+
+def test_purge_keeps_to_its_queryset() -> None:
+    """Row 447."""
+    ages(status=DONE, days=(8, 9), prefix="x ", event_type="x")
+    ages(status=DONE, days=(8, 9), prefix="y ", event_type="y")
+    assert OutboxEvent.objects.filter(event_type="x").purge() == 2
+    assert OutboxEvent.objects.order_by("event_id")[:1].purge() == 1
+    assert ids(OutboxEvent.objects.all()) == ["y 9"]
+
+
+def test_purge_is_announced_with_its_count() -> None:
+    """Rows 434, 437."""
+    told: list[tuple[str, int]] = []
+
+    def receiver(sender: str, count: int, **kwargs: Any) -> None:
+        told.append((sender, count))
+
+    signals.events_purged.connect(receiver)
+    try:
+        ages(status=DONE, days=(8, 9))
+        OutboxEvent.objects.purge()
+        OutboxEvent.objects.purge()
+    finally:
+        signals.events_purged.disconnect(receiver)
+    assert told == [("default", 2)]
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def test_counts_by_status_names_every_status() -> None:
+    """Rows 189, 464."""
+    assert OutboxEvent.objects.counts_by_status() == {"NEW": 0, "DONE": 0, "RETRY": 0, "DEAD": 0}
+    for number, status in enumerate([NEW, DONE, DONE, RETRY, DEAD, DEAD, DEAD]):
+        row(str(number), status, event_type="xy"[number % 2])
+    assert OutboxEvent.objects.counts_by_status() == {"NEW": 1, "DONE": 2, "RETRY": 1, "DEAD": 3}
+    of_x = OutboxEvent.objects.filter(event_type="x").dead()
+    assert of_x.counts_by_status() == {"NEW": 0, "DONE": 0, "RETRY": 0, "DEAD": 2}
+
+
+def test_the_age_of_the_oldest_due_event(wrong_clock: None) -> None:
+    """Row +1."""
+    assert OutboxEvent.objects.oldest_pending_age() is None
+    row("later", available_at=now() + HOUR)
+    row("leased", available_at=now() + HOUR, locked_by="w")
+    row("done", DONE)
+    assert OutboxEvent.objects.oldest_pending_age() is None
+    row("young", available_at=now() - timedelta(seconds=10))
+    row("old", RETRY, available_at=now() - timedelta(seconds=100), created_at=LONG_AGO)
+    age = OutboxEvent.objects.oldest_pending_age()
+    assert age is not None
+    assert 100 <= age < 160
+
+
+# --- aliases, instants, tables --------------------------------------------------------------------
+
+
+def test_verbs_stay_on_their_alias() -> None:
+    """Rows 24, 213: ``using`` everywhere."""
+    for alias in ("default", "other"):
+        row("dead", DEAD, using=alias, done_at=LONG_AGO)
+        row("gone", DEAD, using=alias, done_at=LONG_AGO)
+        row("done", DONE, using=alias, done_at=LONG_AGO)
+        row("leased", using=alias, locked_by="w", available_at=now(alias) + HOUR)
+    other = OutboxEvent.objects.using("other")
+
+    assert other.filter(event_id="dead").replay() == 1
+    assert other.filter(event_id="gone").discard() == 1
+    assert other.release() == 1
+    assert other.purge() == 1
+    assert other.counts_by_status() == {"NEW": 2, "DONE": 0, "RETRY": 0, "DEAD": 0}
+    assert OutboxEvent.objects.counts_by_status() == {"NEW": 1, "DONE": 1, "RETRY": 0, "DEAD": 2}
+    assert OutboxEvent.objects.leased().count() == 1
+
+
+class ReadsElsewhere:
+    """Sends reads to a replica."""
+
+    def db_for_read(self, model: type[Any], **hints: Any) -> str:
+        return "other"
+
+    def db_for_write(self, model: type[Any], **hints: Any) -> str:
+        return "default"
+
+
+def test_verbs_act_where_writes_go() -> None:
+    """E3 checklist: a read replica has no say."""
+    dead_row()
+    with override_settings(DATABASE_ROUTERS=[ReadsElsewhere()]):
+        assert OutboxEvent.objects.filter(event_id="dead").replay() == 1
+        assert OutboxEvent.objects.using("default").release() == 0
+    assert get("dead").status == NEW
+
+
+def test_instants_are_stored_utc_to_the_microsecond() -> None:
+    """Rows 87, 88, 101."""
+    given = datetime(2030, 1, 2, 8, 4, 5, 678901, tzinfo=timezone(5 * HOUR))
+    row("it", available_at=given)
+    assert get("it").available_at == given
+    assert get("it").available_at.tzinfo is timezone.utc  # type: ignore[union-attr]
+    if vendor() != "postgres":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT CAST(available_at AS CHAR) FROM outbox_event")
+            assert cursor.fetchone()[0] == "2030-01-02 03:04:05.678901"
+    assert OutboxEvent.objects.filter(available_at=given).exists()
+    assert not OutboxEvent.objects.filter(available_at__gt=given).exists()
+    assert OutboxEvent.objects.filter(available_at__gte=given - timedelta(microseconds=1)).exists()
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_the_databases_now_is_utc_whatever_the_settings_say(use_tz: bool, settings: Any) -> None:
+    """Rows 101, +1, E18: Django's Now() was 5 to 13 hours off."""
+    settings.USE_TZ = use_tz
+    settings.TIME_ZONE = "America/New_York"
+    row("it")
+    found = OutboxEvent.objects.annotate(at=DatabaseNow()).get().at  # type: ignore[attr-defined]
+    assert abs(found - datetime.now(timezone.utc)) < timedelta(minutes=5)
+    OutboxEvent.objects.update(available_at=DatabaseNow())
+    assert abs(get("it").available_at - found) < timedelta(minutes=1)  # type: ignore[operator]
+
+
+def test_a_row_is_named_in_one_line_without_payload() -> None:
+    """Row 102."""
+    found = row("01", aggregate_id="7", payload='"secret"')
+    assert str(found) == "x 01 (__GLOBAL__ 7)"
+
+
+def test_tables_that_are_there_are_not_missing() -> None:
+    """Row 495."""
+    assert missing_table(None) is None
+    assert missing_table("other") is None
+
+
+@pytest.fixture
+def empty_database(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    settings = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
+    handler = ConnectionHandler({"default": settings})
+    monkeypatch.setattr(outbox_models, "connections", handler)
+    yield
+    handler.close_all()
+
+
+def test_a_missing_table_is_told_with_the_command_that_makes_it(empty_database: None) -> None:
+    """Row 495."""
+    message = missing_table("default") or ""
+    assert "'outbox_event'" in message
+    assert "manage.py migrate django_outbox --database default" in message
