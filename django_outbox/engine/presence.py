@@ -11,7 +11,7 @@ from datetime import timedelta
 import django
 from django.db import connections
 
-from .. import __version__, dialects
+from .. import dialects
 from ..dialects.fields import DatabaseNow
 from ..models import OutboxWorker
 from .queues import Held
@@ -26,7 +26,6 @@ class Presence:
         self._alias, self._me, self._held = alias, me, held
         self._info = {
             "mode": mode,
-            "version": __version__,
             "django": django.get_version(),
             "python": sys.version.split()[0],
         }

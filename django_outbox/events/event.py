@@ -45,7 +45,8 @@ class Event:
     aggregate_type: str = GLOBAL
     aggregate_id: str | None = None
     tenant_id: str | None = None
-    headers: Mapping[str, str] = NO_HEADERS
+    # A factory, for Python 3.11 takes a read-only mapping for a mutable default.
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
     key: str | None = None  # the stream; None: no order
     seq: int | None = None  # place in the stream, given by the database
     event_id: str = ""  # empty: a new ULID

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from django.db import DatabaseError, ProgrammingError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
