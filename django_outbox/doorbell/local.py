@@ -23,22 +23,12 @@ class Local:
     def __init__(self, alias: str, *, directory: str | None = None) -> None:
         self._given = directory
         self._prefix = f"{database_identity(alias)}."
-        self._sender: socket.socket | None = None
 
     def ring(self, connection: BaseDatabaseWrapper) -> None:
-        if self._sender is None:
-            self._sender = _datagram_socket()
-        for path in self.directory().glob(f"{self._prefix}*"):
-            self._send(path)
-
-    def _send(self, path: Path) -> None:
-        assert self._sender is not None
-        try:
-            self._sender.sendto(b"!", str(path))
-        except BlockingIOError:
-            pass  # rings enough are waiting there
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)  # its worker was killed
+        # A socket for each ring, ten microseconds: nothing to close later, or to share by a fork.
+        with _datagram_socket() as sender:
+            for path in self.directory().glob(f"{self._prefix}*"):
+                _send(sender, path)
 
     def ear(self) -> Ear:
         return LocalEar(self, self._prefix)
@@ -99,6 +89,15 @@ class LocalEar:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
             self._path = None
+
+
+def _send(sender: socket.socket, path: Path) -> None:
+    try:
+        sender.sendto(b"!", str(path))
+    except BlockingIOError:
+        pass  # rings enough are waiting there
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)  # its worker was killed
 
 
 def _datagram_socket() -> socket.socket:
