@@ -1,0 +1,377 @@
+"""Migrations on the database of this run (rows 77-101, 142, 490-496, +7; N12, G7, X12)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.core.management import call_command
+from django.db import connection, connections
+from django.db.migrations.loader import MigrationLoader
+
+from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream, OutboxWorker
+from tests import databases
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = [OutboxEvent, OutboxInbox, OutboxStream, OutboxWorker]
+SECONDS = 100  # far more than a busy machine needs
+
+vendor = databases.vendor()
+only_postgres = pytest.mark.skipif(vendor != "postgres", reason="schemas are PostgreSQL's")
+only_mariadb = pytest.mark.skipif(vendor != "mariadb", reason="character sets are MySQL's")
+
+
+# --- model, migration and table agree -------------------------------------------------------------
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_no_migration_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows 100, N12."""
+    call_command("makemigrations", check=True, dry_run=True)
+    assert "No changes detected" in capsys.readouterr().out
+
+
+def test_there_is_one_first_migration_with_every_table() -> None:
+    """Rows 99, 490."""
+    loader = MigrationLoader(None)
+    names = [name for app, name in loader.disk_migrations if app == "django_outbox"]
+    assert "0001_initial" in names
+    state = loader.project_state([("django_outbox", "0001_initial")])
+    assert {model for app, model in state.models if app == "django_outbox"} == {
+        model._meta.model_name for model in MODELS
+    }
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
+def test_the_table_has_the_models_columns(model: Any) -> None:
+    """Rows 78-91, N12."""
+    with connection.cursor() as cursor:
+        columns = connection.introspection.get_table_description(cursor, model._meta.db_table)
+    assert {each.name: each.null_ok for each in columns} == {
+        field.column: field.null for field in model._meta.local_fields
+    }
+
+
+@pytest.mark.django_db
+def test_the_database_fills_what_a_row_begins_with() -> None:
+    """Rows 80, 85, 86: defaults of the table itself."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO outbox_event (event_id, event_type, payload, occurred_at, created_at) "
+            "VALUES ('1', 'x', 'null', '2030-01-01 00:00:00', '2030-01-01 00:00:00')"
+        )
+    row = OutboxEvent.objects.get()
+    assert (row.aggregate_type, row.status, row.attempts, row.rescues) == ("__GLOBAL__", 0, 0, 0)
+
+
+def constraints(table: str) -> dict[str, dict[str, Any]]:
+    with connection.cursor() as cursor:
+        found = connection.introspection.get_constraints(cursor, table)
+    return {name.rpartition("_")[0]: each for name, each in found.items()
+            if each["index"] or each["unique"]}  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
+    """Rows 92, 93, 100: each further index costs 4 to 29 % of the drain."""
+    found = {name: each for name, each in constraints("outbox_event").items()
+             if not each["primary_key"]}  # fmt: skip
+    by_vendor = ["key", "done_at", "seq"] if vendor == "mariadb" else ["key", "seq"]
+    assert {name: each["columns"] for name, each in found.items()} == {
+        "outbox_event_due": ["available_at", "event_id"],
+        "outbox_event_key": by_vendor,
+        "outbox_event_unique": ["unique_key"],
+    }
+    assert [name for name, each in found.items() if each["unique"]] == ["outbox_event_unique"]
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(vendor == "mariadb", reason="has no partial indexes")
+def test_indexes_are_partial_where_the_database_can() -> None:
+    """Design 4: finished rows cost the claim nothing."""
+    catalogue = (
+        "SELECT indexdef FROM pg_indexes WHERE tablename = %s"
+        if vendor == "postgres"
+        else "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type = 'index' "
+        "AND tbl_name = %s"
+    )
+    conditions = {"due": "available_at", "key": "status", "unique": "unique_key"}
+    with connection.cursor() as cursor:
+        cursor.execute(catalogue, ["outbox_event"])
+        found = [sql for (sql,) in cursor.fetchall() if "outbox_event_" in sql.split(" ON ")[0]
+                 and "pkey" not in sql]  # fmt: skip
+    for name, column in conditions.items():
+        [sql] = [each for each in found if f"outbox_event_{name}_" in each]
+        assert column in sql.partition(" WHERE ")[2]
+
+
+@pytest.mark.django_db
+def test_a_due_event_is_found_by_its_index() -> None:
+    """Rows 92, 179."""
+    with connection.cursor() as cursor:
+        if vendor == "postgres":
+            cursor.execute("SET LOCAL enable_seqscan = off")
+    plan = OutboxEvent.objects.due()[:10].explain()
+    assert "outbox_event_due" in plan
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(vendor == "sqlite", reason="compares bytes by itself")
+@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
+def test_text_is_collated_by_its_bytes(model: Any) -> None:
+    """Rows +7, E7."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT column_name, collation_name FROM information_schema.columns WHERE table_name = "
+            "%s AND data_type IN ('character varying', 'varchar', 'text', 'longtext') "
+            f"AND table_schema = {'DATABASE()' if vendor == 'mariadb' else 'current_schema()'}",
+            [model._meta.db_table],
+        )
+        found = dict(cursor.fetchall())
+    assert len(found) >= 2
+    assert {*found.values()} == {{"mariadb": "utf8mb4_bin", "postgres": "C"}[vendor]}
+
+
+# --- a database of its own, met by processes of its own ------------------------------------------
+
+
+class Scratch:
+    """An empty database, and what a process needs to meet it."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name, self.directory = name, directory
+
+    def environment(self, **outbox: str) -> dict[str, str]:
+        settings = {
+            alias: {**connections["default"].settings_dict, "NAME": name}
+            for alias, name in {"default": self.name, "other": f"{self.name}_other"}.items()
+        }
+        (self.directory / "scratch_settings.py").write_text(
+            textwrap.dedent(
+                """
+                import json, os
+                from tests.databases import databases
+
+                DATABASES = {"default": databases()["default"]}
+                INSTALLED_APPS = ["django_outbox"]
+                DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+                OUTBOX = json.loads(os.environ["SCRATCH_OUTBOX"])
+                """
+            )
+        )
+        return {
+            **os.environ,
+            **databases.environment(settings),
+            "DJANGO_SETTINGS_MODULE": "scratch_settings",
+            "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}",
+            "SCRATCH_OUTBOX": json.dumps({"DOORBELL": None, **outbox}),
+        }
+
+    def start(self, *arguments: str, **outbox: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", *arguments], env=self.environment(**outbox),
+            cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def manage(self, *arguments: str, **outbox: str) -> str:
+        return self.finish(self.start("-m", "django", *arguments, **outbox))
+
+    def run(self, script: str, **outbox: str) -> Any:
+        """Run a script after ``django.setup()``; return what it prints as JSON in its last line."""
+        code = "import django; django.setup()\n" + textwrap.dedent(script)
+        return json.loads(self.finish(self.start("-c", code, **outbox)).splitlines()[-1])
+
+    def finish(self, process: subprocess.Popen[str]) -> str:
+        output, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, output
+        return output
+
+
+CREATE = {
+    "postgres": 'CREATE DATABASE "{}"',
+    "mariadb": "CREATE DATABASE `{}` CHARACTER SET utf8mb3",  # as old installations have it
+}
+DROP = {"postgres": 'DROP DATABASE "{}" WITH (FORCE)', "mariadb": "DROP DATABASE `{}`"}
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, django_db_setup: None, django_db_blocker: Any) -> Iterator[Scratch]:
+    if vendor == "sqlite":
+        yield Scratch(str(tmp_path / "scratch.sqlite3"), tmp_path)
+        return
+    name = f"{connections['default'].settings_dict['NAME']}_scratch"
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(CREATE[vendor].format(name))
+        try:
+            yield Scratch(name, tmp_path)
+        finally:
+            cursor.execute(DROP[vendor].format(name))
+            connection.close()
+
+
+TABLES = """
+    import json
+    from django.db import connection
+    print(json.dumps(sorted(connection.introspection.table_names())))
+"""
+WRITE_AND_DRAIN = """
+    import json
+    import django_outbox as outbox
+    from django.db import transaction
+    from django_outbox.models import OutboxEvent, missing_table
+
+    seen = []
+    outbox.listener("😀")(lambda event: seen.append(event.payload))
+    with transaction.atomic():
+        outbox.write("😀", "☕", aggregate_id="🍵", unique_key="u")
+    outbox.drain()
+    with transaction.atomic():
+        again = outbox.write("😀", unique_key="u", on_duplicate="ignore")
+    OutboxEvent.objects.update(done_at="2001-01-01T00:00:00Z")
+    row = OutboxEvent.objects.get(pk=again)
+    print(json.dumps({
+        "seen": seen, "id": row.aggregate_id, "status": row.status, "missing": missing_table(None),
+        "purged": OutboxEvent.objects.purge(),
+    }))
+"""
+WORKS = {"seen": ["☕"], "id": "🍵", "status": 1, "missing": None, "purged": 1}
+NAMES = sorted(model._meta.db_table for model in MODELS)
+
+
+def test_migrations_run_forwards_and_backwards(scratch: Scratch) -> None:
+    """Rows 490, 491, 492; X12: emoji in a utf8mb3 database."""
+    scratch.manage("migrate", "--verbosity=0")
+    assert scratch.run(TABLES) == sorted([*NAMES, "django_migrations"])
+    assert scratch.run(WRITE_AND_DRAIN) == WORKS
+
+    scratch.manage("migrate", "django_outbox", "zero", "--verbosity=0")
+    assert scratch.run(TABLES) == ["django_migrations"]
+
+    scratch.manage("migrate", "--verbosity=0")
+    assert scratch.run(WRITE_AND_DRAIN) == WORKS
+
+
+def test_migrating_and_checking_warn_of_nothing(scratch: Scratch) -> None:
+    """Row +7: no W037 on MariaDB, no reminder to migrate at the first migrate."""
+    output = scratch.manage("migrate", "--verbosity=1")
+    assert "OK" in output
+    assert "WARNING" not in output
+    output = scratch.manage("check", "--database=default", "--fail-level=WARNING")
+    assert "no issues" in output
+
+
+def test_an_unmigrated_table_gives_a_clear_message(scratch: Scratch) -> None:
+    """Rows 495, G7."""
+    scratch.manage("migrate", "--verbosity=0")
+    scratch.manage("migrate", "django_outbox", "zero", "--verbosity=0")
+    output = scratch.manage("check", "--database=default")
+    assert "django_outbox.W023" in output
+    assert "has no table 'outbox_event'. Run: manage.py migrate django_outbox" in output
+
+    worker = scratch.start("-m", "django", "outbox_worker", "--once")
+    output, _ = worker.communicate(timeout=SECONDS)
+    assert worker.returncode == 1
+    assert "has no table 'outbox_event'. Run: manage.py migrate django_outbox" in output
+    assert "Traceback" not in output
+
+
+FORGET = """
+    from django.db import connection
+    from django.db.migrations.recorder import MigrationRecorder
+    MigrationRecorder(connection).flush()
+    print(1)
+"""
+
+
+def test_two_installations_share_a_database_by_their_prefixes(scratch: Scratch) -> None:
+    """Rows 77, 142, 493, 494: index names are global in PostgreSQL and SQLite."""
+    for prefix in ("app1_", "app2_"):
+        scratch.manage("migrate", "--verbosity=0", TABLE_PREFIX=prefix)
+        assert scratch.run(WRITE_AND_DRAIN, TABLE_PREFIX=prefix) == WORKS
+        checked = scratch.manage("makemigrations", "--check", "--dry-run", TABLE_PREFIX=prefix)
+        assert "No changes detected" in checked
+        scratch.run(FORGET, TABLE_PREFIX=prefix)  # either project has a record of its own
+    assert scratch.run(TABLES) == sorted(
+        [f"{prefix}{name}" for prefix in ("app1_", "app2_") for name in NAMES]
+        + ["django_migrations"]
+    )
+
+
+CREATE_SCHEMA = """
+    from django.db import connection
+    connection.cursor().execute("CREATE SCHEMA my_schema")
+    print(1)
+"""
+MISSING = """
+    import json
+    from django_outbox.models import missing_table
+    print(json.dumps(missing_table(None)))
+"""
+
+
+@only_postgres
+def test_a_schema_holds_the_tables(scratch: Scratch) -> None:
+    """Rows 77, 493: it must exist; prefix and schema together."""
+    outbox = {"SCHEMA": "my_schema", "TABLE_PREFIX": "app1_"}
+    scratch.run(CREATE_SCHEMA)
+    assert "migrate" in scratch.run(MISSING, **outbox)
+
+    scratch.manage("migrate", "--verbosity=0", **outbox)
+    assert scratch.run(WRITE_AND_DRAIN, **outbox) == WORKS
+    checked = scratch.manage("makemigrations", "--check", "--dry-run", **outbox)
+    assert "No changes detected" in checked
+    found = """
+        import json
+        from django.db import connection
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'my_schema'")
+            print(json.dumps(sorted(name for name, in cursor.fetchall())))
+    """
+    assert scratch.run(found) == [f"app1_{name}" for name in NAMES]
+    assert scratch.run(TABLES) == ["django_migrations"]
+
+    scratch.manage("migrate", "django_outbox", "zero", "--verbosity=0", **outbox)
+    assert scratch.run(found) == []
+
+
+@only_mariadb
+def test_a_utf8mb3_database_holds_four_byte_texts(scratch: Scratch) -> None:
+    """Rows +7, X12."""
+    scratch.manage("migrate", "--verbosity=0")
+    found = scratch.run("""
+        import json
+        from django.db import connection
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@character_set_database")
+            charset = cursor.fetchone()[0]
+            cursor.execute("SELECT DISTINCT table_name, collation_name FROM "
+                           "information_schema.columns WHERE table_schema = DATABASE() "
+                           "AND table_name LIKE 'outbox%' AND collation_name IS NOT NULL")
+            print(json.dumps([charset, sorted(map(list, cursor.fetchall()))]))
+    """)
+    assert found == ["utf8mb3", [[name, "utf8mb4_bin"] for name in NAMES]]
+    assert scratch.run(WRITE_AND_DRAIN) == WORKS
+
+
+def test_two_processes_that_migrate_at_once_do_no_harm(scratch: Scratch) -> None:
+    """G7: one may be refused by the database; the tables are whole."""
+    both = [scratch.start("-m", "django", "migrate", "--verbosity=0") for _ in range(2)]
+    ended = [(each.communicate(timeout=SECONDS)[0], each.returncode) for each in both]
+    assert min(code for _, code in ended) == 0, ended
+
+    scratch.manage("migrate", "--verbosity=0")
+    assert scratch.run(WRITE_AND_DRAIN) == WORKS
+    assert scratch.run(TABLES) == sorted([*NAMES, "django_migrations"])
+
+
+def test_the_apps_own_models_are_all_here() -> None:
+    assert {*apps.get_app_config("django_outbox").get_models()} == {*MODELS}
