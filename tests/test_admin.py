@@ -349,6 +349,25 @@ def test_acting_twice_counts_once(verb: str, way: str) -> None:
     assert len(traces()) == 1
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_event_revived_between_look_and_lock_is_left_alone(verb: str) -> None:
+    """Somebody else is faster: what they did is neither undone nor logged as ours."""
+    ours, theirs = make(), make()
+    client = visitor("view", verb)
+
+    def interfere(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if faster and sql.startswith("SAVEPOINT"):
+            faster.pop().replay()
+        return execute(sql, params, many, context)
+
+    faster = [OutboxEvent.objects.filter(pk=theirs.pk)]
+    with connection.execute_wrapper(interfere):
+        response = act(client, verb, ours, theirs)
+    assert "1 was skipped because it is gone or no longer dead." in said(response)
+    assert [pk for pk, _flag in traces()] == [ours.pk]
+    assert OutboxEvent.objects.get(pk=theirs.pk).status == Status.NEW
+
+
 def test_an_event_that_has_left_the_filtered_list_is_accounted_for() -> None:
     event, gone = make(Status.DONE), make()
     client = visitor("view", "replay")
@@ -511,8 +530,10 @@ def test_long_text_is_cut_and_said_to_be() -> None:
 
 @pytest.mark.parametrize("text", ["[" * 100 + "0" + ",0" * 40_000 + "]" * 100])
 def test_text_that_grows_by_indenting_is_cut_too(text: str) -> None:
-    shown = display.pretty(text)
-    assert len(shown) < display.TEXT_LENGTH + 300
+    assert len(display.pretty(text)) < display.TEXT_LENGTH + 300
+    assert len(display.indented(text)) > len(text)
+    longer = f"[{text},{text}]"
+    assert display.indented(longer) == longer
 
 
 EVIL = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>{{ 7 }}"
@@ -589,12 +610,14 @@ def test_date_lookups(settings: Any, use_tz: bool, lookup: str, value: str, foun
 
 
 def test_newest_first_and_by_the_primary_key() -> None:
-    events = [make().pk for _ in range(3)]
+    events = [
+        make(event_type=text, aggregate_id=text, attempts=n, last_error=text).pk
+        for n, text in ((3, "c"), (2, "b"), (1, "a"))
+    ]
     client = visitor("view", "replay")
     assert listed(client) == events[::-1]
     assert listed(client, o="1") == events
-    with_checkbox = range(9)
-    for column in with_checkbox:  # no other column can be made to sort the table
+    for column in range(9):  # no other one can be made to sort the table
         assert listed(client, o=f"-{column}") == events[::-1]
 
 
@@ -688,12 +711,44 @@ def fill(count: int) -> None:
 def test_the_list_costs_few_queries(django_assert_max_num_queries: Any) -> None:
     fill(120)
     client = visitor("view", *VERBS)
-    with django_assert_max_num_queries(9) as done:
+    with django_assert_max_num_queries(10) as done:
         assert len(listed(client)) == OutboxEventAdmin.list_per_page
     rows = [each["sql"] for each in done.captured_queries if "outbox_event" in each["sql"]]
-    assert len(rows) == 3  # count, types, page
+    assert len(rows) == 4  # whether one page is enough, count, types, page
     assert all("LIMIT" in sql for sql in rows)
     assert not any("payload" in sql or "DISTINCT" in sql for sql in rows)
+    with django_assert_max_num_queries(10):  # nor for "show counts" beside the filters
+        body(client, reverse(LIST), _facets="True")
+
+
+@pytest.mark.parametrize(
+    ("query", "column"),
+    [
+        ({"status__exact": "3"}, "status"),
+        ({"q": "17"}, "aggregate_id"),
+        ({"event_type": "none"}, "event_type"),
+    ],
+)
+def test_a_short_list_is_read_once(
+    query: Any, column: str, django_assert_max_num_queries: Any
+) -> None:
+    """Where no index helps, the table is not read again to count what was found."""
+    make()
+    client = visitor("view", *VERBS)
+    with django_assert_max_num_queries(10) as done:
+        body(client, reverse(LIST), **query)
+    conditions = [each["sql"].partition("WHERE")[2] for each in done.captured_queries]
+    assert sum(column in condition for condition in conditions) == 1
+
+
+def test_a_full_page_is_the_only_one(boss: Client) -> None:
+    fill(OutboxEventAdmin.list_per_page)
+    assert len(listed(boss)) == OutboxEventAdmin.list_per_page
+    assert "?p=2" not in body(boss, reverse(LIST))
+    make()
+    assert len(listed(boss)) == OutboxEventAdmin.list_per_page
+    assert len(listed(boss, p="2")) == 1
+    assert len(listed(boss, all="")) == OutboxEventAdmin.list_per_page + 1
 
 
 def test_actions_cost_few_queries_per_batch(django_assert_max_num_queries: Any) -> None:

@@ -27,9 +27,20 @@ class EventList(ChangeList):
     def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> QuerySet[Any]:
         return super().get_queryset(request, *args, **options).defer(*LONG)
 
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if self.paginator.few is not None:
+            self.result_list = self.paginator.few
+
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts up to LIMIT and no further; the list says so."""
+
+    @cached_property
+    def few(self) -> list[Any] | None:
+        """All rows, if they fit on a page: the search for a rare one then reads the table once."""
+        rows = list(self.object_list[: self.per_page + 1])
+        return rows if len(rows) <= self.per_page else None
 
     @cached_property
     def count(self) -> int:
@@ -41,6 +52,8 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
 
     @cached_property
     def _counted(self) -> int:
+        if self.few is not None:
+            return len(self.few)
         rows: QuerySet[Any] = self.object_list  # type: ignore[assignment]
         return rows.order_by()[: LIMIT + 1].count()
 
