@@ -1,0 +1,187 @@
+"""Deterministic deaths: ``OUTBOX_CRASH_AT=point[:N]`` ends a worker process there, the N-th time.
+
+``testapp`` installs this in processes that have the variable; the package itself knows nothing of
+it. A point whose function is gone fails at the start, so that no test passes for lack of a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+VARIABLE = "OUTBOX_CRASH_AT"
+KILLED = 137  # the exit code of a process that SIGKILL ended, as a shell sees it
+SOME = 12  # decisions that wait when the process dies in the middle of settling them
+
+
+def install() -> None:
+    """Lay the fuse that the environment names, if it names one."""
+    if named := os.environ.get(VARIABLE):
+        point, _, nth = named.partition(":")
+        POINTS[point](Fuse(int(nth or 1)))
+
+
+class Fuse:
+    """Ends the process when it is lit for the N-th time."""
+
+    def __init__(self, nth: int) -> None:
+        self._left = nth
+        self._lock = threading.Lock()
+
+    def light(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                os._exit(KILLED)
+
+
+def around(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[..., object] | None = None,
+    after: Callable[[Any], object] | None = None,
+) -> None:
+    """Have ``before`` called with a method's arguments, ``after`` with what it returned."""
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args, **kwargs)
+        answer = method(*args, **kwargs)
+        if after is not None:
+            after(answer)
+        return answer
+
+    setattr(owner, name, wrapped)
+
+
+def after_claim(fuse: Fuse) -> None:
+    """Leases are committed, and nobody in this process knows of them yet."""
+
+    def after(rows: Any) -> None:
+        if rows:
+            fuse.light()
+
+    around(_dialect(), "claim", after=after)
+
+
+def after_hot_claim(fuse: Fuse) -> None:
+    """The same with leases of events that this process itself wrote."""
+    claims = threading.local()
+
+    def before(self: Any, connection: Any, claim: Any) -> None:
+        claims.hot = claim.ids is not None
+
+    def after(rows: Any) -> None:
+        if rows and claims.hot:
+            fuse.light()
+
+    around(_dialect(), "claim", before=before, after=after)
+
+
+def before_listener(fuse: Fuse) -> None:
+    from django_outbox.delivery.call import Call
+
+    around(Call, "_answer", before=lambda *args: fuse.light())
+
+
+def after_listener(fuse: Fuse) -> None:
+    """The effect is there, and nobody knows what the listener answered."""
+    from django_outbox.delivery.call import Call
+
+    around(Call, "_answer", after=lambda answer: fuse.light())
+
+
+def in_atomic_settle(fuse: Fuse) -> None:
+    """An atomic listener's effect and its decision are written and not committed."""
+    from django_outbox.delivery.call import Call
+
+    around(Call, "write_decision", after=lambda written: fuse.light())
+
+
+def before_settle(fuse: Fuse) -> None:
+    from django_outbox.engine import settler
+
+    around(settler, "write", before=lambda *args, **kwargs: fuse.light())
+
+
+def after_settle(fuse: Fuse) -> None:
+    """The decisions are committed, and this process still holds the leases."""
+    from django_outbox.engine import settler
+
+    around(settler, "write", after=lambda nothing: fuse.light())
+
+
+def mid_batch(fuse: Fuse) -> None:
+    """What is done is settled; the retries of the same batch are not."""
+    from django_outbox.engine.settler import Settler
+
+    def wait_for_some(self: Any) -> None:
+        while len(self._decisions) < SOME:
+            time.sleep(0.005)
+
+    around(Settler, "step", before=wait_for_some)
+    finish = Settler._finish
+
+    def half_way(self: Any, part: Any) -> None:
+        finish(self, part)
+        if self._waiting:
+            fuse.light()
+
+    Settler._finish = half_way  # type: ignore[method-assign]
+
+
+def in_heartbeat(fuse: Fuse) -> None:
+    """Leases are renewed and not committed."""
+    renewing = threading.local()
+
+    def begin(*args: Any, **kwargs: Any) -> None:
+        renewing.now = True
+
+    def end(answer: Any) -> None:
+        renewing.now = False
+
+    def after(count: Any) -> None:
+        if getattr(renewing, "now", False):
+            fuse.light()
+
+    around(_dialect(), "renew", before=begin, after=end)
+    around(_dialect(), "_run", after=after)
+
+
+def in_purge(fuse: Fuse) -> None:
+    """One batch is deleted, the next is not."""
+    from django_outbox.engine import purger
+
+    batches = vars(purger)["purge_batches"]
+
+    def until_the_fuse(alias: str) -> Iterator[int]:
+        for count in batches(alias):
+            fuse.light()
+            yield count
+
+    vars(purger)["purge_batches"] = until_the_fuse
+
+
+POINTS: dict[str, Callable[[Fuse], None]] = {
+    point.__name__: point
+    for point in (
+        after_claim, after_hot_claim, before_listener, after_listener, in_atomic_settle,
+        before_settle, after_settle, mid_batch, in_heartbeat, in_purge,
+    )
+}  # fmt: skip
+
+
+def _dialect() -> Any:
+    """The class whose statements the worker runs."""
+    from django.db import connection
+
+    from django_outbox import dialects
+
+    return type(dialects.of(connection))
