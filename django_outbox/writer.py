@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import dialects, doorbell, hooks
 from .conf import current
-from .events import ABSENT, GLOBAL, Event, check_text, encode_headers
+from .events import ABSENT, Event, check_text, encode_headers
 from .exceptions import DuplicateEvent, InvalidEvent, NoActiveTransaction
 from .signals import announce, event_dropped, event_queued, event_written
 
@@ -59,29 +59,12 @@ def write(
     """
     if on_duplicate not in ("raise", "ignore"):
         raise ValueError(f"on_duplicate is {on_duplicate!r}; expected 'raise' or 'ignore'.")
-    if not isinstance(event_type, Event):
-        event_type = Event(
-            event_type=event_type,
-            payload=payload,
-            aggregate=aggregate,
-            aggregate_type=GLOBAL if aggregate_type is None else aggregate_type,
-            aggregate_id=aggregate_id,
-            tenant_id=tenant_id,
-            headers=headers,
-            key=key,
-            event_id=event_id,
-            occurred_at=occurred_at,  # type: ignore[arg-type]
-            available_at=available_at,
-            deliver_after=deliver_after,
-            unique_key=unique_key,
-        )
-    elif any(
-        value is not None and value is not ABSENT
-        for value in (payload, aggregate, aggregate_type, aggregate_id, tenant_id, headers, key,
-                      event_id, occurred_at, available_at, deliver_after, unique_key)
-    ):  # fmt: skip
-        raise InvalidEvent("write got an Event and further fields; expected them in the Event.")
-    event: Event = event_type
+    event = _event(event_type, {
+        "payload": payload, "aggregate": aggregate, "aggregate_type": aggregate_type,
+        "aggregate_id": aggregate_id, "tenant_id": tenant_id, "headers": headers, "key": key,
+        "event_id": event_id, "occurred_at": occurred_at, "available_at": available_at,
+        "deliver_after": deliver_after, "unique_key": unique_key,
+    })  # fmt: skip
     connection = _connection(using)
     row = _row(event)
     require_transaction(connection)
@@ -151,6 +134,20 @@ def _model() -> type[OutboxEvent]:
     from .models import OutboxEvent
 
     return OutboxEvent
+
+
+def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
+    """Make an event of what was given: an explicit None counts where None is no default."""
+    given = {
+        name: value
+        for name, value in fields.items()
+        if value is not (ABSENT if name in ("available_at", "deliver_after") else None)
+    }
+    if not isinstance(event_type, Event):
+        return Event(event_type=event_type, **given)
+    if given:
+        raise InvalidEvent("write got an Event and further fields; expected them in the Event.")
+    return event_type
 
 
 def _row(event: Event) -> Row:
