@@ -20,6 +20,7 @@ event_settled = Signal()  # event, outcome, duration (seconds in the listener), 
 event_rescued = Signal()  # event, rescues
 event_dead = Signal()  # event, cause
 events_replayed = Signal()  # count
+events_discarded = Signal()  # count
 events_purged = Signal()  # count
 lease_lost = Signal()  # count: settles or renewals refused because another owner holds the row
 worker_started = Signal()  # worker_id

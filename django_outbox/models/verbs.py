@@ -14,7 +14,7 @@ from .. import dialects
 from ..conf import Settings, current
 from ..dialects.fields import DatabaseNow
 from ..outcomes import UNSETTLED, Status
-from ..signals import announce, events_purged, events_replayed
+from ..signals import announce, events_discarded, events_purged, events_replayed
 
 if TYPE_CHECKING:
     from . import OutboxEvent  # noqa: F401 - named in a string below
@@ -55,7 +55,10 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
 
     def discard(self) -> int:
         """Delete the dead events among these; return how many."""
-        return int(self._dead_rows()._raw_delete(self._write_alias()))
+        count = self._dead_rows().delete()[0]
+        if count:
+            announce(events_discarded, sender=self._write_alias(), count=count)
+        return count
 
     def release(self) -> int:
         """Give the leases of these back: due now, no attempt counted; return how many.
