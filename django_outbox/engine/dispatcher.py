@@ -7,11 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone, translation
-
 from ..delivery import Lease, deliver, faulty, is_async
+from .hygiene import Hygiene
 from .queues import Decisions, Held, Ready
 
 logger = logging.getLogger("django_outbox")
@@ -68,7 +65,7 @@ class Dispatcher:
                 self._to_loop(lease)
             elif self._may_start(lease):
                 self._deliver(lease, hygiene)
-        connections.close_all()
+        hygiene.close()
 
     def _may_start(self, lease: Lease) -> bool:
         if self._held.is_current(lease):
@@ -85,58 +82,3 @@ class Dispatcher:
             logger.exception("delivery failed event_id=%s", lease.event.event_id)
             decision = faulty()
         self._decisions.put((lease, decision))
-
-
-class Hygiene:
-    """Keeps one event's leavings from the next: connections, time zone, language.
-
-    Connections stay open whatever CONN_MAX_AGE says, for reconnecting costs 3.3 ms an event; one is
-    closed after an error that broke it, after a leak, and checked before use after a pause.
-    """
-
-    def __init__(self, idle: float) -> None:
-        self._idle = idle  # seconds
-        self._last = time.monotonic()
-
-    def before(self) -> None:
-        now = time.monotonic()
-        if now - self._last > self._idle:
-            for connection in _open():
-                connection.close()
-        elif now - self._last > 1:
-            for connection in _open():
-                if not connection.is_usable():
-                    connection.close()
-
-    def after(self, lease: Lease) -> None:
-        for connection in _open():
-            if connection.in_atomic_block or not connection.get_autocommit():
-                logger.error(
-                    "listener left a transaction open; its connection is closed "
-                    "event_id=%s event_type=%s alias=%s",
-                    lease.event.event_id, lease.event.event_type, connection.alias,
-                )  # fmt: skip
-                abandon(connection)
-            elif connection.errors_occurred:
-                connection.errors_occurred = False
-                if not connection.is_usable():
-                    connection.close()
-        timezone.deactivate()
-        translation.deactivate()
-        self._last = time.monotonic()
-
-
-def abandon(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection in whatever state it was left; what was not committed is undone."""
-    connection.run_on_commit = []
-    connection.savepoint_ids = []
-    connection.atomic_blocks = []
-    connection.in_atomic_block = False
-    connection.needs_rollback = False
-    connection.closed_in_transaction = False
-    connection.close()
-    connection.connection = None
-
-
-def _open() -> list[BaseDatabaseWrapper]:
-    return [each for each in connections.all(initialized_only=True) if each.connection is not None]
