@@ -218,6 +218,7 @@ class _AfterCommit:
     """The one callback of a transaction, alias and savepoint level: hands over what it wrote."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.__qualname__ = type(self).__qualname__  # Django 5.2 logs a failed callback by it
         self.connection = connection
         self.events: list[Event] | None = []  # None once it ran
         self.others = False  # wrote something that is not offered

@@ -109,6 +109,27 @@ def test_e003_a_worker_must_end_before_its_leases(outbox: dict[str, Any], found:
         assert ids() == found
 
 
+def test_e004_what_a_later_release_will_do_is_refused() -> None:
+    """J24."""
+    with override_settings(OUTBOX={"MODE": "ordered"}):
+        [error] = ours()
+    assert (error.id, error.is_serious()) == ("django_outbox.E004", True)
+
+
+@pytest.mark.parametrize(
+    "outbox",
+    [{"ORDERING": "global"}, {"ON_DEAD": "block"}, {"WRITER_HOOKS": ["a.b"]}, {"REDACT": ["a"]},
+     {"SIGNAL_BRIDGE": False, "INTERCEPTORS": ["a.b"]}],
+    ids=str,
+)  # fmt: skip
+def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:
+    """J24."""
+    with override_settings(OUTBOX=outbox):
+        [warning] = ours()
+    assert (warning.id, warning.is_serious()) == ("django_outbox.W005", False)
+    assert all(name in warning.msg for name in outbox)
+
+
 # --- databases: a SQLite of our own, whatever this run uses ---------------------------------------
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -473,6 +474,7 @@ def nested(depth: int, *, inside: Any = 1) -> Any:
 def test_nesting_of_one_hundred_passes_and_one_more_is_invalid() -> None:
     """Row +4, X12."""
     check_text(encode(nested(100)), most=10**6)
+    check_text(encode([nested(99), []]), most=10**6)
     with pytest.raises(InvalidEvent, match="deeper than 100"):
         check_text(encode(nested(101)), most=10**6)
 
@@ -642,28 +644,40 @@ def test_a_new_id_is_a_ulid_of_now() -> None:
     """Row 103."""
     from ulid import ULID
 
+    new_id.forget()  # another test may have met another clock
     event_id = Event(event_type="x").event_id
 
     assert len(event_id) == 26
     assert abs(ULID.from_str(event_id).datetime - datetime.now(timezone.utc)) < timedelta(seconds=5)
 
 
-def test_new_ids_rise_over_threads() -> None:
-    """Row 103."""
-    last, wrong, lock = [""], [], threading.Lock()
+def test_new_ids_rise_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 103: a thread in the midst of drawing holds the others up."""
+    inside, go_on, drawn, urandom = threading.Event(), threading.Event(), [], os.urandom
 
-    def draw(_: int) -> None:
-        for _ in range(500):
-            with lock:  # so that the order of drawing is known
-                new = new_id()
-                if new <= last[0]:
-                    wrong.append((last[0], new))
-                last[0] = new
+    def slow(size: int) -> bytes:
+        inside.set()
+        go_on.wait(10)
+        return urandom(size)
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(draw, range(4)))
+    def draw() -> None:
+        drawn.append(new_id())
 
-    assert wrong == []
+    new_id.forget()
+    monkeypatch.setattr(os, "urandom", slow)
+    first, second = threading.Thread(target=draw), threading.Thread(target=draw)
+    first.start()
+    assert inside.wait(10)
+    monkeypatch.setattr(os, "urandom", urandom)
+    second.start()
+    second.join(0.2)
+    assert drawn == []
+    go_on.set()
+    first.join()
+    second.join()
+
+    assert len(drawn) == 2
+    assert new_id() > max(drawn) > min(drawn)
 
 
 def test_ids_drawn_at_once_by_many_threads_differ() -> None:
@@ -682,8 +696,10 @@ def test_new_ids_rise_when_the_clock_steps_back(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads of other tests
-def test_a_forked_child_draws_ids_of_its_own() -> None:
+def test_a_forked_child_draws_ids_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 103: rising after a fork too, and never the parent's next ones."""
+    now = time.time_ns()
+    monkeypatch.setattr("time.time_ns", lambda: now)  # all within one instant
     before = new_id()
     read, write = os.pipe()
     child = os.fork()

@@ -36,6 +36,7 @@ from django_outbox import (
     write_many,
     writer,
 )
+from django_outbox.events import new_id
 from django_outbox.models import OutboxEvent
 from tests.databases import vendor
 from tests.test_events import UNFIT, nested
@@ -505,7 +506,7 @@ def test_many_over_several_statements_are_none(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(params=[-3600, 3600], ids="{:+d} s".format)
-def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Let this process's clock be wrong by an hour."""
     import time
 
@@ -523,7 +524,8 @@ def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + shift * 10**9)
     monkeypatch.setattr(django_timezone, "now", lambda: Shifted.now(timezone.utc))
     monkeypatch.setattr("django_outbox.events.event.datetime", Shifted)
-    return shift
+    yield shift
+    new_id.forget()  # it goes on from the highest time it has met
 
 
 def database_now() -> datetime:
