@@ -107,13 +107,18 @@ class Claiming(Statements):
             )
             return cursor.fetchone() is not None
 
-    def seconds_to_next_due(self, connection: BaseDatabaseWrapper) -> float | None:
-        """Return the seconds until the next row or lease end falls due; None if there is none."""
+    def seconds_to_next_due(
+        self, connection: BaseDatabaseWrapper, *, since: float = 0.0
+    ) -> float | None:
+        """Return the seconds until the next row or lease end falls due; None if there is none.
+
+        What fell due in the last ``since`` seconds counts too: behind the claim that went before.
+        """
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT available_at, {self.now} FROM {self._table(connection)} "
-                f"WHERE available_at > {self.now} ORDER BY available_at LIMIT 1",
-                [],
+                f"WHERE available_at > {self.plus} ORDER BY available_at LIMIT 1",
+                [-since],
             )
             row = cursor.fetchone()
         if row is None:

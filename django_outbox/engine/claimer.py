@@ -139,10 +139,12 @@ class Claimer:
         # Where no ring is sure to be heard, a look at the index takes its place.
         probe = self.settings.POLL_INTERVAL if self.hears else self.settings.PROBE_INTERVAL
         pause = min(probe, self.settings.POLL_INTERVAL) * random.uniform(0.8, 1.2)
-        due = dialects.of(self._connection).seconds_to_next_due(self._connection)
+        due = dialects.of(self._connection).seconds_to_next_due(
+            self._connection, since=time.monotonic() - now + 0.001
+        )
         if due is not None:
             pause = min(pause, due + 0.001)
-        self._look_at = now + max(pause, 0.001)
+        self._look_at = time.monotonic() + max(pause, 0.001)
 
     def _claim(
         self, claim: Claim, hot: dict[str, Event] | None = None
