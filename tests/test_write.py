@@ -415,6 +415,15 @@ def test_more_rows_than_a_statement_has_parameters_for_are_all_written() -> None
     assert ids == [each.event_id for each in mine]
 
 
+def test_statements_stay_below_the_limit_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 145."""
+    monkeypatch.setattr(writer, "STATEMENT_PARAMS", 10 * writer.PARAMS_PER_ROW)
+    with transaction.atomic(), queries() as sent:
+        write_many(events(25))
+    assert len(sent) == 3
+    assert rows() == 25
+
+
 def test_statements_stay_below_the_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 145, E7: MariaDB drops the connection above max_allowed_packet."""
     monkeypatch.setattr(writer, "STATEMENT_BYTES", 20_000)
@@ -804,6 +813,17 @@ def test_each_captured_block_of_a_testcase_sees_its_callback(
             write("x")
             write("y")
         assert len(captured) == 1
+
+
+def test_a_captured_block_that_ran_its_callbacks_is_not_added_to(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    """Design 12: a second ``captureOnCommitCallbacks`` block still sees one."""
+    with transaction.atomic():
+        for _ in range(2):
+            with django_capture_on_commit_callbacks(execute=True) as captured:
+                write("x")
+            assert len(captured) == 1
 
 
 def test_a_write_is_announced_and_receivers_cannot_harm_it() -> None:
