@@ -11,16 +11,19 @@ import os
 import signal
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.testapp.fault_listeners import WITNESS
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parent.parent
+
+WITNESS = "OUTBOX_TEST_WITNESS"  # the environment variable with the file's path
+POISONED = 23  # exit code of a process that a poison event ended
 
 END = 20.0  # seconds that a process gets to end
 
@@ -83,7 +86,7 @@ class Fleet:
         for process in self._processes:
             family = [*children(process), process]
             for each in family:
-                if each.is_running():
+                with suppress(psutil.NoSuchProcess):
                     each.kill()
             psutil.wait_procs(family, timeout=END)
 

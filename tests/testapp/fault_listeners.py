@@ -14,10 +14,8 @@ from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
+from tests.fleet import POISONED, WITNESS
 from tests.testapp.models import Effect
-
-WITNESS = "OUTBOX_TEST_WITNESS"  # the environment variable with the file's path
-POISONED = 23  # exit code of a process that a poison event ended
 
 
 def testify(event: outbox.Event, phase: str, **facts: object) -> None:

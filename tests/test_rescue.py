@@ -1,0 +1,254 @@
+"""The rescue rule, with processes that really die: the poison is found, the innocent live."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+from django_outbox.signals import event_rescued
+from tests.fleet import POISONED, Fleet, children
+from tests.table import insert, listening, row, statuses, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PROCESSES = 3
+MAX_RESCUES = 5
+SPELL = 8.0  # seconds of killing
+OUTBOX = {
+    "LEASE": 0.8,
+    "DRAIN_TIMEOUT": 0.5,
+    "WORKERS": 2,
+    "POLL_INTERVAL": 0.2,
+    "POLL_BATCH_SIZE": 50,
+    "MAX_RESCUES": MAX_RESCUES,
+}
+SUSPECT: dict[str, Any] = {
+    "rescues": 2,
+    "locked_by": "a lost worker",
+}  # as two lost workers left it
+
+
+@pytest.fixture
+def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database_env, tmp_path, **OUTBOX)
+    yield fleet
+    fleet.kill_all()
+
+
+def pending() -> int:
+    return OutboxEvent.objects.pending().count()
+
+
+def rescues() -> Counter[int]:
+    return Counter(OutboxEvent.objects.values_list("rescues", flat=True))
+
+
+# -- poison ----------------------------------------------------------------------------------------
+
+
+def test_poison_ends_dead_and_the_innocent_live(fleet: Fleet) -> None:
+    innocent, poison = [], []
+    for _ in range(3):
+        innocent += write(50, payload={"seconds": 0.005})
+        poison += write(1, "order.poison")
+        innocent += write(50, payload={"seconds": 0.005})
+    workers = fleet.start_several(PROCESSES)
+    wait_until(lambda: not pending(), within=60, what="an event pending")
+    assert fleet.end(workers) == 0
+
+    assert {*OutboxEvent.objects.dead().values_list("event_id", flat=True)} == {*poison}
+    for event_id in poison:
+        dead = row(event_id)
+        assert (dead.attempts, dead.last_error) == (0, f"lost {MAX_RESCUES} workers")
+        assert (dead.rescues, dead.locked_by) == (0, None)
+        assert not dead.available_at
+    assert {*innocent} == {line.id for line in fleet.lines() if line.phase == "end"}
+    assert statuses() == {"DONE": len(innocent), "DEAD": len(poison)}
+    check_trials(fleet, poison)
+
+
+def check_trials(fleet: Fleet, poison: list[str]) -> None:
+    """At most MAX_RESCUES trials, the last three alone; a process ended by each, or by two."""
+    trials: dict[str, list[int | None]] = {event_id: [] for event_id in poison}
+    for line in fleet.lines():
+        if line.type == "order.poison":
+            trials[line.id].append(line.held)
+    for held in trials.values():
+        assert 3 <= len(held) <= MAX_RESCUES
+        assert held[-3:] == [0, 0, 0]
+    ended = fleet.logged(f"code={POISONED}")
+    assert 3 * 3 <= len(ended) <= sum(map(len, trials.values()))
+
+
+# -- killed from outside ---------------------------------------------------------------------------
+
+
+def test_the_innocent_live_when_each_worker_dies_soon_after_its_start(fleet: Fleet) -> None:
+    write(600, payload={"seconds": 0.02})
+    workers = fleet.start_several(PROCESSES)
+    kills = kill_for(SPELL, workers, lambda child: time.time() - child.create_time() > 0.45)
+    check_all_done(fleet, workers, 600, kills)
+
+
+def test_the_innocent_live_when_all_workers_die_each_second(fleet: Fleet) -> None:
+    write(400, payload={"seconds": 0.1})
+    workers = fleet.start_several(PROCESSES)
+    kills = 0
+    for _ in range(int(SPELL)):
+        time.sleep(1)  # the fault's own time-table; nothing is waited for
+        kills += kill_for(0, workers, lambda child: True)
+    check_all_done(fleet, workers, 400, kills)
+
+
+def kill_for(
+    seconds: float, workers: psutil.Process, wanted: Callable[[psutil.Process], bool]
+) -> int:
+    """Kill the wanted among the workers for that long, at least once; return how many."""
+    until, killed = time.monotonic() + seconds, 0
+    while True:
+        for child in children(workers):
+            with suppress(psutil.NoSuchProcess):  # it may end while we look
+                if wanted(child):
+                    child.kill()
+                    killed += 1
+        if time.monotonic() >= until:
+            return killed
+        time.sleep(0.02)  # between two looks at the processes' ages
+
+
+def check_all_done(fleet: Fleet, workers: psutil.Popen, count: int, kills: int) -> None:
+    assert kills >= 2 * PROCESSES
+    assert pending() or max(rescues()), "the kills met nothing"
+    wait_until(lambda: not pending(), within=60, what="an event pending")
+    assert fleet.end(workers) == 0
+    assert statuses() == {"DONE": count}
+    assert max(rescues()) < MAX_RESCUES
+    assert {*OutboxEvent.objects.values_list("attempts", flat=True)} == {0}
+    assert len({line.id for line in fleet.lines() if line.phase == "end"}) == count
+    again = sum(fleet.starts().values()) - count
+    assert again <= kills * int(OUTBOX["WORKERS"]) + len(fleet.logged("lost leases"))
+
+
+# -- suspects --------------------------------------------------------------------------------------
+
+
+def test_a_healthy_suspect_is_delivered_alone_and_its_neighbours_go_on(fleet: Fleet) -> None:
+    before = insert(60, due=-2, event_type="order.counted")
+    (suspect,) = insert(due=-1, event_type="order.counted", **SUSPECT)
+    after = insert(60, due=0, event_type="order.counted")
+    worker = fleet.start()
+    wait_until(lambda: not pending(), what="an event pending")
+    assert fleet.end(worker) == 0
+    held = {line.id: line.held for line in fleet.lines() if line.phase == "start"}
+    assert statuses() == {"DONE": 121}
+    assert {*held} == {*before, suspect, *after}
+    assert held[suspect] == 0
+    assert max(held[event_id] or 0 for event_id in after) > 0, "nobody ever had a neighbour"
+    assert (row(suspect).rescues, row(suspect).attempts) == (3, 0)
+
+
+def test_suspects_do_not_starve_the_others(fleet: Fleet) -> None:
+    suspects = insert(6, due=-60, event_type="order.counted", payload='{"seconds": 0.2}', **SUSPECT)
+    others = insert(300, due=-1, event_type="order.counted", payload='{"seconds": 0.005}')
+    worker = fleet.start()
+    wait_until(lambda: not pending(), within=30, what="an event pending")
+    assert fleet.end(worker) == 0
+    starts = [line for line in fleet.lines() if line.phase == "start"]
+    assert {line.id for line in starts} == {*suspects, *others}
+    assert statuses() == {"DONE": 306}
+    turns = [line.id in suspects for line in starts]
+    between = "".join("s" if turn else "." for turn in turns)
+    assert "ss" not in between.rstrip("s"), between
+    assert all(line.held == 0 for line in starts if line.id in suspects)
+
+
+def test_two_workers_do_not_take_a_suspect_each_beside_what_they_hold(fleet: Fleet) -> None:
+    suspects = insert(4, event_type="order.counted", payload='{"seconds": 0.3}', **SUSPECT)
+    insert(200, event_type="order.counted", payload='{"seconds": 0.01}')
+    workers = fleet.start_several(2)
+    wait_until(lambda: not pending(), within=30, what="an event pending")
+    assert fleet.end(workers) == 0
+    starts = [line for line in fleet.lines() if line.phase == "start"]
+    assert Counter(line.id for line in starts).most_common(1)[0][1] == 1
+    assert [line.held for line in starts if line.id in suspects] == [0] * 4
+
+
+# -- counting --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, int]]]:
+    """(event id, rescues) of each rescue that is announced."""
+    found: list[tuple[str, int]] = []
+
+    def receive(event: outbox.Event, rescues: int, **facts: Any) -> None:
+        found.append((event.event_id, rescues))
+
+    event_rescued.connect(receive)
+    yield found
+    event_rescued.disconnect(receive)
+
+
+def test_a_rescue_is_announced_and_logged_once(
+    told: list[tuple[str, int]], settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = OUTBOX
+    insert(3)
+    (event_id,) = insert(locked_by="a lost worker", rescues=0)
+    with listening(lambda event: None), outbox.Worker():
+        wait_until(lambda: not pending(), what="an event pending")
+    assert told == [(event_id, 1)]
+    logged = [each.getMessage() for each in caplog.records if "rescued" in each.message]
+    assert logged == [f"rescued event_id={event_id} event_type=order.placed rescues=1"]
+    assert row(event_id).rescues == 1
+
+
+@pytest.mark.parametrize("answer", ["retry", "defer"])
+def test_any_outcome_of_a_listener_clears_the_rescues(
+    told: list[tuple[str, int]], settings: Any, answer: str
+) -> None:
+    """The process lived through it: whatever took the earlier ones, it was not this event."""
+    settings.OUTBOX = OUTBOX
+    (event_id,) = insert(**{**SUSPECT, "rescues": 3})
+
+    def respond(event: outbox.Event) -> outbox.Defer:
+        if answer == "retry":
+            raise outbox.RetryAfter(3600)
+        return outbox.Defer(3600)
+
+    with listening(respond), outbox.Worker():
+        wait_until(lambda: row(event_id).locked_by is None, what="the lease")
+    after = row(event_id)
+    assert told == [(event_id, 4)]
+    assert after.rescues == 0
+    expected = (Status.RETRY, 1) if answer == "retry" else (Status.NEW, 0)
+    assert (after.status, after.attempts) == expected
+
+
+def test_one_lost_worker_too_many_is_dead_without_another_run(
+    told: list[tuple[str, int]], settings: Any
+) -> None:
+    settings.OUTBOX = OUTBOX
+    (event_id,) = insert(**{**SUSPECT, "rescues": MAX_RESCUES - 1})
+    runs: list[str] = []
+
+    def run(event: outbox.Event) -> None:
+        runs.append(event.event_id)
+
+    with listening(run), outbox.Worker():
+        wait_until(lambda: not pending(), what="an event pending")
+    assert (row(event_id).status, row(event_id).attempts) == (Status.DEAD, 0)
+    assert row(event_id).last_error == f"lost {MAX_RESCUES} workers"
+    assert told == [(event_id, MAX_RESCUES)]
+    assert not runs
