@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -15,6 +16,9 @@ from ..outcomes import Decision
 
 T = TypeVar("T")
 
+logger = logging.getLogger("django_outbox")
+
+WARN_EVERY = 60.0  # seconds
 SAFE_PART = 0.8  # of a lease: nothing is started later than this without a renewal
 
 
@@ -65,6 +69,7 @@ class Offers:
         self._capacity = capacity
         self._events: deque[Event] = deque()  # appended by writers, taken by the claimer
         self._open = True
+        self._warn_at = 0.0  # monotonic; not before is the next warning
         self._wake = wake
         self.look = look
 
@@ -72,7 +77,10 @@ class Offers:
         return len(self._events)
 
     def offer(self, event: Event) -> bool:
-        if not self._open or len(self._events) >= self._capacity:
+        if not self._open:
+            return False
+        if len(self._events) >= self._capacity:
+            self._warn(time.monotonic())
             return False
         self._events.append(event)
         self._wake()
@@ -86,6 +94,14 @@ class Offers:
 
     def close(self) -> None:
         self._open = False
+
+    def _warn(self, now: float) -> None:
+        if now >= self._warn_at:  # two writers at once: a line too many, no harm
+            self._warn_at = now + WARN_EVERY
+            logger.warning(
+                "hot queue full capacity=%d; what it refuses arrives by the cold route",
+                self._capacity,
+            )
 
 
 class Held:
