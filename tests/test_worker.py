@@ -1,0 +1,782 @@
+"""``Worker`` at work: real threads on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, connection, transaction
+from django.dispatch import Signal
+from django.utils import timezone, translation
+
+import django_outbox as outbox
+from django_outbox import hooks, signals
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+from tests.table import (
+    PLACED,
+    elsewhere,
+    end_leases,
+    in_thread,
+    insert,
+    lease_ends_in,
+    listening,
+    now,
+    row,
+    sessions,
+    statuses,
+    steal,
+    write,
+)
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).resolve().parent.parent
+SQLITE = os.environ.get("OUTBOX_TEST_DB", "sqlite") == "sqlite"
+SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1}
+AT_ONCE = outbox.Fixed(delay=0.01)
+
+
+@pytest.fixture(autouse=True)
+def soon(settings: Any) -> None:
+    """Short intervals, so that nothing waits for the clock alone."""
+    settings.OUTBOX = SOON
+
+
+class Gate:
+    """A listener that runs until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered: list[str] = []
+        self._open = threading.Event()
+
+    def __call__(self, event: outbox.Event) -> None:
+        self.entered.append(event.event_id)
+        assert self._open.wait(60)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@contextmanager
+def gated(**options: Any) -> Iterator[Gate]:
+    """Have a ``Gate`` listen; it is open at the end, so that no thread stays in it."""
+    gate = Gate()
+    with listening(gate, **options):
+        try:
+            yield gate
+        finally:
+            gate.open()
+
+
+@contextmanager
+def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """Collect what a signal says during a block."""
+    found: list[dict[str, Any]] = []
+
+    def receiver(**facts: Any) -> None:
+        found.append(facts)
+
+    signal.connect(receiver)
+    try:
+        yield found
+    finally:
+        signal.disconnect(receiver)
+
+
+def wait_for_statuses(within: float = 20, **expected: int) -> None:
+    wait_until(lambda: statuses() == expected, within=within, what=f"statuses {expected}")
+
+
+def engine_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("outbox-")]
+
+
+# -- delivering ------------------------------------------------------------------------------------
+
+
+def test_delivers_what_is_written_and_what_was_there() -> None:
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)):
+        before = write(5)
+        with outbox.Worker():
+            after = [write()[0] for _ in range(5)]
+            wait_for_statuses(DONE=10)
+    assert sorted(seen) == sorted(before + after)
+    done = OutboxEvent.objects.all()
+    assert {(each.attempts, each.locked_by, each.available_at) for each in done} == {
+        (0, None, None)
+    }
+
+
+def test_j4_retries_until_dead() -> None:
+    calls: list[int] = []
+
+    def fails(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        raise ValueError(f"execution {event.attempts + 1}")
+
+    policy = outbox.Fixed(delay=0.02, max_attempts=4)
+    with (
+        heard(signals.event_dead) as dead,
+        heard(signals.event_settled) as settled,
+        listening(fails, retry=policy),
+        outbox.Worker(),
+    ):
+        (event_id,) = write()
+        wait_for_statuses(DEAD=1)
+    after = row(event_id)
+    assert calls == [0, 1, 2, 3]
+    assert after.attempts == 4
+    assert (after.last_error or "").startswith("ValueError: execution 4")
+    assert [each["event"].event_id for each in dead] == [event_id]
+    assert [each["outcome"] for each in settled] == ["retry", "retry", "retry", "dead"]
+
+
+def test_g4_a_replayed_event_starts_from_nought() -> None:
+    attempts: list[int] = []
+    fail = [True]
+
+    def listener(event: outbox.Event) -> None:
+        attempts.append(event.attempts)
+        if fail[0]:
+            raise outbox.Unrecoverable("not yet")
+
+    with listening(listener), outbox.Worker():
+        (event_id,) = write()
+        wait_for_statuses(DEAD=1)
+        OutboxEvent.objects.update(attempts=3)
+        fail[0] = False
+        assert OutboxEvent.objects.dead().replay() == 1
+        wait_for_statuses(DONE=1)
+    assert attempts == [0, 0]
+    assert (row(event_id).attempts, row(event_id).last_error) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("answers", "attempts"),
+    [
+        ([outbox.Defer(0.01), outbox.Defer(0.01), None], 0),
+        ([outbox.RetryAfter(0.01), outbox.RetryAfter(0.01), None], 2),
+        ([SystemExit(1), KeyboardInterrupt(), None], 2),
+    ],
+    ids=["defer", "retry after", "system exit"],
+)
+def test_215_217_later_and_later_then_done(answers: list[Any], attempts: int) -> None:
+    left = list(answers)
+
+    def listener(event: outbox.Event) -> Any:
+        answer = left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    with listening(listener, retry=AT_ONCE), outbox.Worker(workers=1):
+        (event_id,) = write()
+        wait_for_statuses(DONE=1)
+    assert row(event_id).attempts == attempts
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(outbox.Unrecoverable("never"), "Unrecoverable: never"), (outbox.Dead("closed"), "closed")],
+)
+def test_216_219_dead_at_once(answer: Any, error: str) -> None:
+    def listener(event: outbox.Event) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    with listening(listener), outbox.Worker():
+        (event_id,) = write()
+        wait_for_statuses(DEAD=1)
+    assert row(event_id).attempts == 0
+    assert error in (row(event_id).last_error or "")
+
+
+def test_j6_a_delayed_event_is_on_time_and_not_at_the_poll(settings: Any) -> None:
+    settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
+    clock: list[Any] = []
+    with listening(lambda event: clock.append(now())), outbox.Worker():
+        write()
+        wait_for_statuses(DONE=1)
+        (event_id,) = write(deliver_after=0.8)
+        wait_for_statuses(DONE=2)
+    due = row(event_id).deliver_at
+    assert due is not None
+    late = (clock[1] - due).total_seconds()
+    assert -0.002 <= late < 5  # the poll is a minute away
+    assert len(clock) == 2
+
+
+def test_22_a_retry_is_on_time_and_not_at_the_poll(settings: Any) -> None:
+    settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
+    started: list[float] = []
+
+    def listener(event: outbox.Event) -> None:
+        started.append(time.monotonic())
+        if len(started) == 1:
+            raise ValueError("once")
+
+    with listening(listener, retry=outbox.Fixed(delay=0.5)), outbox.Worker():
+        write()
+        wait_for_statuses(DONE=1)
+    assert 0.2 < started[1] - started[0] < 5
+
+
+def test_j12_many_threads_deliver_each_event_once() -> None:
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)), outbox.Worker(workers=8):
+        futures = [in_thread(lambda: [write()[0] for _ in range(25)]) for _ in range(4)]
+        ids = [event_id for future in futures for event_id in future.result(60)]
+        wait_for_statuses(DONE=100)
+    assert sorted(seen) == sorted(ids)
+
+
+def test_w7_at_most_workers_at_once() -> None:
+    running, most, lock = [0], [0], threading.Lock()
+
+    def listener(event: outbox.Event) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.005)  # the listener's work
+        with lock:
+            running[0] -= 1
+
+    with listening(listener), outbox.Worker(workers=3):
+        write(60)
+        wait_for_statuses(DONE=60)
+    assert most[0] == 3
+
+
+def test_2_an_event_of_this_process_is_hot(settings: Any) -> None:
+    settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
+    sources: list[str] = []
+    with listening(lambda event: sources.append(event.source)), outbox.Worker():
+        for n in range(20):
+            write()
+            wait_for_statuses(DONE=n + 1)
+    assert sources.count("hot") >= 17  # the first few may be met by the looks of the start
+
+
+def test_g2_nothing_runs_before_the_commit() -> None:
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_type)), outbox.Worker():
+        write(event_type="order.first")
+        with listening(lambda event: seen.append(event.event_type), "order.*"):
+            wait_until(lambda: seen == ["order.first"] or statuses() != {}, what="the first")
+            with transaction.atomic():
+                outbox.write("order.second")
+                if not SQLITE:  # whose writers would all wait for this transaction
+                    in_thread(lambda: write(event_type="order.third")).result(10)
+                    wait_until(lambda: "order.third" in seen)
+                assert "order.second" not in seen
+            wait_until(lambda: "order.second" in seen)
+
+
+# -- capacity --------------------------------------------------------------------------------------
+
+
+def test_j16_no_room_no_claim(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 5, "ASYNC_CONCURRENCY": 1}
+    leased: list[int] = []
+    insert(60, due=-1)
+
+    def listener(event: outbox.Event) -> None:
+        leased.append(OutboxEvent.objects.leased().count())
+
+    with listening(listener), outbox.Worker(workers=2):
+        wait_for_statuses(DONE=60)
+    assert len(leased) == 60
+    assert 2 <= max(leased) <= 2 * 5 + 2 + 1  # waiting, running, decided but not yet settled
+
+
+def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 5}
+    insert(60, due=-1)
+    with gated() as gate, outbox.Worker(workers=2):
+        wait_until(lambda: len(gate.entered) == 2)
+        wait_until(lambda: OutboxEvent.objects.leased().count() == 7)
+        write(20)  # rings, and fills the offers
+        in_thread(lambda: write(20)).result(10)
+        assert OutboxEvent.objects.leased().count() == 7
+        gate.open()
+        wait_for_statuses(DONE=100)
+    assert len(gate.entered) == len(set(gate.entered)) == 100
+
+
+def test_354_a_full_hot_queue_loses_nothing(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 2}
+    seen: list[str] = []
+    with (
+        heard(signals.event_dropped) as dropped,
+        listening(lambda event: seen.append(event.event_id)),
+        outbox.Worker(),
+    ):
+        ids = write(50)
+        ids += [write()[0] for _ in range(100)]
+        wait_for_statuses(DONE=150)
+    assert sorted(seen) == sorted(ids)
+    assert dropped
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+
+def test_14_a_slow_listener_keeps_its_lease(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "LEASE": 1.2}
+    with gated() as gate, outbox.Worker(workers=2):
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        first = row(event_id).available_at
+        assert first is not None
+        later = first + timedelta(seconds=2.4)
+        wait_until(lambda: (row(event_id).available_at or first) > later, what="two more leases")
+        gate.open()
+        wait_for_statuses(DONE=1)
+    assert gate.entered == [event_id]
+    assert row(event_id).rescues == 0
+
+
+def test_239_a_lost_workers_events_are_rescued_in_more_than_one_batch(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "POLL_BATCH_SIZE": 20}
+    insert(60, due=-1, locked_by="lost", attempts=2)
+    insert(1, due=-1, locked_by="lost", headers="{damaged")
+    attempts: list[int] = []
+    with (
+        heard(signals.event_rescued) as rescued,
+        listening(lambda event: attempts.append(event.attempts)),
+        outbox.Worker(),
+    ):
+        wait_for_statuses(DONE=60, DEAD=1)
+    assert attempts == [2] * 60
+    assert [each["rescues"] for each in rescued] == [1] * 61
+
+
+def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
+        (stolen,) = write()
+        wait_until(lambda: gate.entered)
+        steal(stolen)
+        gate.open()
+        wait_until(lambda: lost)
+        (other,) = write()
+        wait_until(lambda: row(other).status == Status.DONE)
+    assert [each["count"] for each in lost] == [1]
+    after = row(stolen)
+    assert (after.status, after.locked_by, after.done_at) == (Status.NEW, "thief", None)
+    assert "lost leases" in caplog.text
+
+
+def test_w16_what_was_stolen_before_its_start_is_not_run(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "LEASE": 0.9}
+    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
+        first, second = write(2)
+        wait_until(lambda: len(gate.entered) == 1 and OutboxEvent.objects.leased().count() == 2)
+        waiting = second if gate.entered == [first] else first
+        steal(waiting)
+        OutboxEvent.objects.filter(pk=waiting).update(available_at=now() + timedelta(seconds=60))
+        wait_until(lambda: lost, what="the heartbeat's count")
+        gate.open()
+        wait_until(lambda: statuses().get("DONE") == 1)
+    assert waiting not in gate.entered
+    assert row(waiting).locked_by == "thief"
+
+
+def test_w5_a_row_deleted_meanwhile_is_harmless() -> None:
+    def deletes(event: outbox.Event) -> None:
+        OutboxEvent.objects.filter(pk=event.event_id).delete()
+
+    with heard(signals.lease_lost) as lost, listening(deletes), outbox.Worker():
+        write()
+        wait_until(lambda: lost)
+    assert statuses() == {}
+
+
+def test_12_a_suspect_runs_alone() -> None:
+    """What two workers were lost with is claimed and run when nothing else is in hand."""
+    alone: list[tuple[int, int]] = []
+    running, lock = [0], threading.Lock()
+    suspects = set(insert(2, due=-1, rescues=2, locked_by="lost"))
+    insert(60, due=-1)
+
+    def listener(event: outbox.Event) -> None:
+        with lock:
+            running[0] += 1
+        if event.event_id in suspects:
+            alone.append((running[0], OutboxEvent.objects.leased().count()))
+        time.sleep(0.002)  # the listener's work
+        with lock:
+            running[0] -= 1
+
+    with listening(listener), outbox.Worker(workers=4):
+        wait_for_statuses(DONE=62)
+    assert alone == [(1, 1), (1, 1)]
+
+
+# -- the database says no --------------------------------------------------------------------------
+
+
+def lock_row(event_id: str) -> None:
+    OutboxEvent.objects.filter(pk=event_id).update(tenant_id="locked")
+
+
+def test_j13_a_settle_that_fails_runs_no_listener_again(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**SOON, "LOCK_WAIT": 0.3}
+    with gated() as gate, outbox.Worker(workers=1):
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        with elsewhere(lambda: lock_row(event_id)):
+            gate.open()
+            wait_until(lambda: "settler failed" in caplog.text, what="a refused settle")
+            assert row(event_id).status == Status.NEW
+        wait_for_statuses(DONE=1)
+        assert gate.entered == [event_id]
+        assert row(event_id).attempts == 0
+        write()
+        wait_for_statuses(DONE=2)
+    assert "settler works again" in caplog.text
+
+
+def test_w5_one_refused_row_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """An unusable decision is written in a plainer form; its neighbours as they are."""
+
+    def listener(event: outbox.Event) -> Any:
+        return outbox.Dead("\ud800 odd \0 reason") if event.payload["n"] == 3 else None
+
+    with listening(listener), outbox.Worker(workers=1):
+        write(8)
+        wait_for_statuses(DONE=7, DEAD=1)
+    assert "odd" in (OutboxEvent.objects.dead().get().last_error or "")
+
+
+# -- hygiene ---------------------------------------------------------------------------------------
+
+
+def leave_transaction_open(event: outbox.Event) -> None:
+    transaction.atomic().__enter__()
+    Effect.objects.create(event_id=event.event_id, pid=0, phase="left open")
+
+
+def leave_autocommit_off(event: outbox.Event) -> None:
+    connection.set_autocommit(False)
+    Effect.objects.create(event_id=event.event_id, pid=0, phase="left open")
+
+
+def leave_transaction_broken(event: outbox.Event) -> None:
+    transaction.atomic().__enter__()
+    with suppress(IntegrityError):
+        OutboxEvent.objects.create(event_id=event.event_id)
+
+
+def leave_a_time_zone(event: outbox.Event) -> None:
+    timezone.activate("America/Lima")
+
+
+def leave_a_language(event: outbox.Event) -> None:
+    translation.activate("eo")
+
+
+def close_the_connection_under_us(event: outbox.Event) -> None:
+    connection.ensure_connection()
+    connection.connection.close()
+
+
+def exit_the_thread(event: outbox.Event) -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "mischief",
+    [leave_transaction_open, leave_autocommit_off, leave_transaction_broken, leave_a_time_zone,
+     leave_a_language, close_the_connection_under_us, exit_the_thread],
+    ids=lambda each: each.__name__.replace("_", " "),
+)  # fmt: skip
+def test_70_one_listeners_leavings_do_not_reach_the_next(
+    mischief: Callable[[outbox.Event], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    found: list[Any] = []
+    runs: list[str] = []
+
+    def once(event: outbox.Event) -> None:
+        runs.append(event.event_id)
+        mischief(event)
+
+    def next_one(event: outbox.Event) -> None:
+        Effect.objects.create(event_id=event.event_id, pid=os.getpid(), phase="next")
+        found.append(
+            (connection.in_atomic_block, connection.get_autocommit(),
+             timezone.get_current_timezone_name(), translation.get_language())
+        )  # fmt: skip
+
+    with ExitStack() as stack:
+        policy = outbox.Fixed(max_attempts=1)
+        stack.enter_context(listening(once, "order.mischief", retry=policy))
+        stack.enter_context(listening(next_one))
+        stack.enter_context(outbox.Worker(workers=1))
+        for _ in range(3):
+            write(event_type="order.mischief")
+            write()
+        wait_until(lambda: OutboxEvent.objects.pending().count() == 0)
+    assert len(runs) == 3
+    assert found == [(False, True, "Asia/Kathmandu", "en-us")] * 3
+    assert [*Effect.objects.values_list("phase", flat=True)] == ["next"] * 3
+    assert ("left a transaction open" in caplog.text) is mischief.__name__.startswith(
+        ("leave_transaction", "leave_autocommit")
+    )
+
+
+# -- stop and start --------------------------------------------------------------------------------
+
+
+def test_j12_stop_finishes_what_runs_and_releases_the_rest() -> None:
+    insert(10, due=-1, attempts=3)
+    with gated() as gate:
+        worker = outbox.Worker(workers=2)
+        worker.start()
+        wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() == 10)
+        stopping = in_thread(worker.stop)
+        wait_until(lambda: not any("claimer" in name for name in engine_threads()))
+        gate.open()
+        assert stopping.result(20) is True
+    assert statuses() == {"DONE": 2, "NEW": 8}
+    assert len(gate.entered) == 2
+    rest = OutboxEvent.objects.pending()
+    assert rest.filter(locked_by=None, locked_at=None, attempts=3).count() == 8
+    assert OutboxEvent.objects.due().count() == 8
+
+
+def test_444_a_stuck_listener_does_not_hold_stop() -> None:
+    with gated() as gate:
+        worker = outbox.Worker(workers=2)
+        worker.start()
+        (stuck,) = write()
+        wait_until(lambda: gate.entered)
+        started = time.monotonic()
+        assert worker.stop(timeout=0.2) is False
+        assert time.monotonic() - started < 5
+        assert row(stuck).locked_by == worker.id  # it may still run: never given to another
+        assert lease_ends_in(stuck) > 0
+
+
+def test_w6_an_async_listener_is_cancelled_and_given_back() -> None:
+    entered: list[str] = []
+
+    async def endless(event: outbox.Event) -> None:
+        entered.append(event.event_id)
+        await asyncio.Event().wait()
+
+    with listening(endless):
+        worker = outbox.Worker(workers=1)
+        worker.start()
+        (event_id,) = write()
+        wait_until(lambda: entered)
+        assert worker.stop(timeout=0.1) is False
+    after = row(event_id)
+    assert (after.status, after.locked_by, after.attempts) == (Status.NEW, None, 0)
+
+
+def test_220_async_listeners_run_side_by_side_beside_the_threads() -> None:
+    started: list[str] = []
+    all_started: list[asyncio.Event] = []
+
+    async def meets_others(event: outbox.Event) -> None:
+        started.append(event.event_id)
+        if not all_started:
+            all_started.append(asyncio.Event())
+        if len(started) == 20:
+            all_started[0].set()
+        await asyncio.wait_for(all_started[0].wait(), 30)
+
+    with listening(meets_others, retry=outbox.Fixed(max_attempts=1)), outbox.Worker(workers=1):
+        write(20)
+        wait_for_statuses(DONE=20)
+    assert len(started) == 20
+
+
+def test_206_stop_and_start_may_be_repeated() -> None:
+    worker = outbox.Worker()
+    worker.start()
+    worker.start()
+    assert len([name for name in engine_threads() if "claimer" in name]) == 1
+    assert worker.stop() is True
+    assert worker.stop() is True
+    assert engine_threads() == []
+    with pytest.raises(RuntimeError, match="Make a new Worker"):
+        worker.start()
+    with outbox.Worker():
+        write()  # nobody listens: it waits for the grace
+        wait_until(lambda: OutboxEvent.objects.exclude(last_error=None).exists())
+
+
+def test_stop_before_start_is_harmless() -> None:
+    worker = outbox.Worker()
+    assert worker.stop() is True
+    with pytest.raises(RuntimeError, match="Make a new Worker"):
+        worker.start()
+
+
+def test_422_one_worker_per_alias_and_process() -> None:
+    with outbox.Worker():
+        second = outbox.Worker()
+        with pytest.raises(RuntimeError, match="already has a worker"):
+            second.start()
+        assert second.stop() is True
+        with listening(lambda event: None):
+            write()
+            wait_for_statuses(DONE=1)  # the first is unharmed
+
+
+def test_j12_offers_after_stop_are_refused() -> None:
+    with outbox.Worker():
+        queue = hooks.slot.queues["default"]
+    event = outbox.Event(event_type=PLACED)
+    assert queue.offer(event) is False
+    assert "default" not in hooks.slot.queues
+    queue.look()  # harmless too
+
+
+def test_in_memory_sqlite_is_refused() -> None:
+    script = """
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_outbox"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+from django_outbox import Worker
+try:
+    Worker().start()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=inherited, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.startswith(ImproperlyConfigured.__name__), done.stderr
+    assert "drain()" in done.stdout
+
+
+def test_411_a_part_that_cannot_start_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = outbox.Worker()
+    started: list[str] = []
+
+    class Unstartable:
+        def start(self) -> None:
+            started.append("asked")
+            raise OSError("no more threads")
+
+    machines = worker._machines()
+    monkeypatch.setattr(worker, "_machines", lambda: [*machines, Unstartable()])
+    with pytest.raises(OSError, match="no more threads"):
+        worker.start()
+    assert started == ["asked"]
+    wait_until(lambda: engine_threads() == [])
+    assert "default" not in hooks.slot.queues
+
+
+# -- nothing leaks ---------------------------------------------------------------------------------
+
+
+def test_j17_the_number_of_sessions_is_steady() -> None:
+    def listener(event: outbox.Event) -> None:
+        n = event.payload["n"]
+        with transaction.atomic():
+            Effect.objects.create(event_id=event.event_id, pid=0, phase="steady")
+            if n % 5 == 4:
+                raise ValueError("undone")
+            if n % 5 == 3:
+                OutboxEvent.objects.create(event_id=event.event_id)  # IntegrityError
+
+    counts: list[int] = []
+    with listening(listener, retry=outbox.Fixed(max_attempts=1)), outbox.Worker(workers=4):
+        for cycle in range(1, 11):
+            in_thread(lambda: write(20)).result(30)
+            wait_for_statuses(DONE=12 * cycle, DEAD=8 * cycle)
+            counts.append(sessions())
+            wait_until(lambda: not idle_in_transaction(), within=5)
+    assert max(counts[3:]) <= counts[2] + 1  # a thread that was idle so far may have connected
+    assert max(counts) <= 4 + 8  # its threads, the engine's, and this one
+    if not SQLITE:
+        wait_until(lambda: sessions() == 1, what="the last session")
+
+
+def idle_in_transaction() -> list[str]:
+    if connection.vendor != "postgresql":
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() "
+            "AND state LIKE 'idle in transaction%'"
+        )
+        return [each[0] for each in cursor.fetchall()]
+
+
+def test_no_transaction_is_open_while_a_listener_runs() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL tells a session that idles in a transaction")
+    with gated() as gate, outbox.Worker(workers=2):
+        write(2)
+        wait_until(lambda: len(gate.entered) == 2)
+        # The heartbeat's own transactions take a moment; one of a listener would last.
+        wait_until(lambda: not idle_in_transaction(), within=5)
+        gate.open()
+
+
+def test_w1_a_hundred_starts_and_stops_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def cycle() -> None:
+        with outbox.Worker(workers=2):
+            wait_until(lambda: len(engine_threads()) >= 6)
+
+    process = psutil.Process()
+    for _ in range(3):
+        cycle()
+    threads, files, open_sessions = threading.active_count(), process.num_fds(), sessions()
+    started = time.monotonic()
+    for _ in range(100):
+        cycle()
+    assert time.monotonic() - started < 40
+    assert threading.active_count() == threads
+    wait_until(lambda: sessions() == open_sessions, what="the sessions of before")
+    assert abs(process.num_fds() - files) <= 1
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_w1_start_and_stop_from_several_threads() -> None:
+    worker = outbox.Worker(workers=2)
+    worker.start()
+    futures = [in_thread(worker.stop) for _ in range(4)]
+    assert [future.result(20) for future in futures] == [True] * 4
+    wait_until(lambda: engine_threads() == [])
+
+
+def test_end_leases_is_what_a_rescue_finds() -> None:
+    """The rig itself: a lease that was made to end is taken by the next worker."""
+    (event_id,) = insert(due=30, locked_by="lost")
+    end_leases([event_id])
+    with listening(lambda event: None), outbox.Worker():
+        wait_for_statuses(DONE=1)
