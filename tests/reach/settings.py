@@ -1,0 +1,16 @@
+"""The suite's settings with a site of its own; ``REACH_OUTBOX`` is the dict ``OUTBOX`` as JSON."""
+
+import json
+import os
+
+from tests.settings import *  # noqa: F403
+from tests.settings import INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.reach"]
+ROOT_URLCONF = "tests.reach.urls"
+OUTBOX = json.loads(os.environ.get("REACH_OUTBOX", "{}"))
+LOGGING = {
+    "version": 1,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "loggers": {"django_outbox": {"handlers": ["console"], "level": "INFO"}},
+}

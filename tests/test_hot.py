@@ -1,0 +1,439 @@
+"""The hot route: from the commit to the listener within one process, and what keeps it honest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.backends.signals import connection_created
+from django.test import Client
+
+import django_outbox as outbox
+from django_outbox import signals
+from django_outbox.models import OutboxEvent
+from tests.reach.children import Site, workers_show
+from tests.table import PLACED, insert, listening, now, row, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAR = 60.0  # seconds: no poll and no probe explains what a test sees
+
+
+class Calls:
+    """A listener that keeps what it was given."""
+
+    def __init__(self, then: Callable[[outbox.Event], object] = lambda event: None) -> None:
+        self.events: list[outbox.Event] = []
+        self._then = then
+
+    def __call__(self, event: outbox.Event) -> object:
+        self.events.append(event)
+        return self._then(event)
+
+    @property
+    def ids(self) -> list[str]:
+        return [event.event_id for event in self.events]
+
+    @property
+    def sources(self) -> list[str]:
+        return [event.source for event in self.events]
+
+    def once_each(self, ids: list[str]) -> bool:
+        return Counter(self.ids) == Counter(ids)
+
+
+@contextmanager
+def hearing(signal: Any) -> Iterator[list[dict[str, Any]]]:
+    """Collect what a signal says during a block."""
+    heard: list[dict[str, Any]] = []
+
+    def receive(**facts: Any) -> None:
+        heard.append(facts)
+
+    signal.connect(receive)
+    try:
+        yield heard
+    finally:
+        signal.disconnect(receive)
+
+
+@contextmanager
+def engine_statements() -> Iterator[list[tuple[str, Any]]]:
+    """Collect the statements of every connection that is made in other threads."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        seen.append((sql, params))
+        return execute(sql, params, many, context)
+
+    def made(connection: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            connection.execute_wrappers.append(note)
+
+    connection_created.connect(made)
+    try:
+        yield seen
+    finally:
+        connection_created.disconnect(made)
+
+
+def quiet(**more: Any) -> dict[str, Any]:
+    """Settings under which a worker looks at the table only when it is told to."""
+    return {"DOORBELL": None, "POLL_INTERVAL": FAR, "PROBE_INTERVAL": FAR, **more}
+
+
+def at_rest(worker: outbox.Worker) -> bool:
+    """Whether the worker's first look is behind it: from now on only news makes it look."""
+    return wait_until(
+        lambda: worker._claimer._look_at > time.monotonic() + FAR / 2, what="a worker at rest"
+    )
+
+
+@contextmanager
+def resting() -> Iterator[outbox.Worker]:
+    with outbox.Worker() as worker:
+        at_rest(worker)
+        yield worker
+
+
+def settled(count: int) -> Callable[[], bool]:
+    return lambda: statuses() == {"DONE": count}
+
+
+# -- from the commit to the listener ---------------------------------------------------------------
+
+
+def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(
+    settings: Any,
+) -> None:
+    """The row is changed between the write and the commit: only who reads it can tell."""
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with engine_statements() as seen, listening(calls), resting():
+        with transaction.atomic():
+            event_id = outbox.write(PLACED, {"sku": "in memory"})
+            OutboxEvent.objects.filter(pk=event_id).update(payload='{"sku": "in the table"}')
+        wait_until(settled(1), what="DONE")
+    (event,) = calls.events
+    assert (event.source, event.payload) == ("hot", {"sku": "in memory"})
+    claims = [sql for sql, params in seen if params and event_id in params]
+    assert claims
+    assert not [sql for sql in claims if "payload" in sql]
+
+
+def test_232_hot_and_cold_events_are_equal_but_for_their_source(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    fields = {
+        "payload": {"b": 1, "a": [1.5, None, "é"]}, "headers": {"trace": "t"}, "tenant_id": "t-1",
+        "aggregate_type": "shop.Order", "aggregate_id": "7", "unique_key": "u-1",
+    }  # fmt: skip
+    calls = Calls(lambda event: outbox.Defer(0.01) if event.source == "hot" else None)
+    with listening(calls), resting():
+        write(**fields)
+        wait_until(settled(1), what="DONE")
+    hot, cold = calls.events
+    assert (hot.source, cold.source) == ("hot", "cold")
+    for name in (*fields, "event_id", "event_type", "occurred_at", "created_at", "attempts", "key"):
+        assert getattr(hot, name) == getattr(cold, name), name
+
+
+def test_j5_one_callback_for_everything_a_transaction_wrote(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with listening(calls), resting():
+        with transaction.atomic():
+            ids = outbox.write_many([outbox.Event(event_type=PLACED) for _ in range(50)])
+            ids += [str(outbox.write(PLACED)), str(outbox.write(PLACED))]
+            assert len(connection.run_on_commit) == 1
+        wait_until(settled(52), what="DONE")
+    assert calls.once_each(ids)
+    assert {*calls.sources} == {"hot"}
+
+
+# -- what was undone -------------------------------------------------------------------------------
+
+
+def by_api(sid: str) -> None:
+    connection.savepoint_rollback(sid)
+
+
+def by_sql(sid: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(connection.ops.savepoint_rollback_sql(sid))
+
+
+@pytest.mark.parametrize("undo", [by_api, by_sql])
+def test_65_a_raw_savepoint_rollback_makes_no_ghost(
+    settings: Any, undo: Callable[[str], None]
+) -> None:
+    """Django knows nothing of it, so the undone event is offered; its claim finds no row."""
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with hearing(signals.event_queued) as offered, listening(calls), resting():
+        with transaction.atomic():
+            sid = connection.savepoint()
+            ghost = outbox.write(PLACED)
+            undo(sid)
+            real = outbox.write(PLACED)
+        wait_until(settled(1), what="DONE")
+        last = write()[0]  # had the ghost been claimed, it would have run before this one
+        wait_until(settled(2), what="DONE")
+    assert ghost in [each["event"].event_id for each in offered]
+    assert calls.ids == [real, last]
+
+
+def test_x5_a_savepoint_takes_only_its_own_events_along(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with hearing(signals.event_queued) as offered, listening(calls), resting():
+        with transaction.atomic():
+            before = outbox.write(PLACED)
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                outbox.write(PLACED)
+                raise ZeroDivisionError
+            with transaction.atomic():
+                kept = outbox.write(PLACED)
+            after = outbox.write(PLACED)
+        wait_until(settled(3), what="DONE")
+    expected = [str(before), str(kept), str(after)]
+    assert sorted(each["event"].event_id for each in offered) == sorted(expected)
+    assert calls.once_each(expected)
+    assert {*calls.sources} == {"hot"}
+
+
+def test_a_rolled_back_transaction_offers_nothing(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with hearing(signals.event_queued) as offered, listening(calls), resting():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            outbox.write(PLACED)
+            raise ZeroDivisionError
+        (kept,) = write()
+        wait_until(settled(1), what="DONE")
+    assert [each["event"].event_id for each in offered] == calls.ids == [kept]
+
+
+# -- what stands in the way ------------------------------------------------------------------------
+
+
+def test_j3_a_full_hot_queue_is_no_error_and_loses_nothing(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = quiet(
+        HOT_QUEUE_CAPACITY=1, WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1
+    )
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(event: outbox.Event) -> None:
+        started.set()
+        go_on.wait(30)
+
+    calls = Calls(hold)
+    with caplog.at_level(logging.WARNING, "django_outbox"), listening(calls), outbox.Worker():
+        try:
+            with hearing(signals.event_dropped) as dropped:
+                ids = write(60) + [each for _ in range(20) for each in write()]
+            assert started.wait(15)
+            assert OutboxEvent.objects.pending().count() == 80
+        finally:
+            go_on.set()
+        wait_until(settled(80), what="DONE")
+    assert calls.once_each(ids)
+    assert dropped
+    assert {"hot", "cold"} == {*calls.sources}
+    assert any("hot queue" in each.getMessage() for each in caplog.records)
+
+
+def test_x6_a_foreign_callback_that_raises_before_ours(settings: Any) -> None:
+    """Django drops the callbacks behind one that raised; the table still has the event."""
+    settings.OUTBOX = quiet(PROBE_INTERVAL=0.1)
+
+    def fail() -> None:
+        raise LookupError("a callback of somebody else")
+
+    calls = Calls()
+    with listening(calls), outbox.Worker():
+        with pytest.raises(LookupError), transaction.atomic():
+            transaction.on_commit(fail)
+            event_id = outbox.write(PLACED)
+        wait_until(settled(1), what="DONE")
+        assert calls.ids == [event_id]
+        with pytest.raises(LookupError), transaction.atomic():
+            outbox.write(PLACED)
+            transaction.on_commit(fail)  # behind ours
+        wait_until(settled(2), what="DONE")
+    assert len({*calls.ids}) == len(calls.ids) == 2
+
+
+def test_446_a_failing_receiver_reaches_nobody(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+
+    def fail(**facts: Any) -> None:
+        raise LookupError("a receiver of somebody else")
+
+    calls = Calls()
+    signals.event_queued.connect(fail)
+    try:
+        with listening(calls), outbox.Worker():
+            ids = write(3)
+            wait_until(settled(3), what="DONE")
+    finally:
+        signals.event_queued.disconnect(fail)
+    assert calls.once_each(ids)
+
+
+@pytest.mark.urls("tests.reach.urls")
+def test_x6_atomic_requests(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.OUTBOX = quiet()
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    client, calls = Client(raise_request_exception=False), Calls()
+    with listening(calls, "reach.noted"), resting():
+        assert client.post("/fail").status_code == 500
+        answer = client.post("/bare")
+        assert answer.status_code == 200
+        wait_until(settled(1), what="DONE")
+    assert calls.ids == answer.json()["ids"]
+    assert calls.sources == ["hot"]
+
+
+@pytest.mark.urls("tests.reach.urls")
+def test_x6_without_atomic_requests_a_view_must_open_its_own() -> None:
+    assert Client(raise_request_exception=False).post("/bare").status_code == 500
+    assert not OutboxEvent.objects.exists()
+
+
+def test_x6_durable_blocks(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with listening(calls), resting():
+        with transaction.atomic(durable=True):
+            event_id = outbox.write(PLACED)
+        wait_until(settled(1), what="DONE")
+    assert calls.ids == [event_id]
+
+
+# -- delays ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("poll", "delay"), [(FAR, 0.5), (0.1, 0.5)])
+def test_g12_a_delayed_event_is_not_offered_and_not_early_and_not_late(
+    settings: Any, poll: float, delay: float
+) -> None:
+    settings.OUTBOX = quiet(POLL_INTERVAL=poll, PROBE_INTERVAL=poll)
+    times = []
+    calls = Calls(lambda event: times.append(now()))
+    with hearing(signals.event_queued) as offered, listening(calls), outbox.Worker():
+        with transaction.atomic():
+            outbox.write(PLACED, deliver_after=delay)
+        wait_until(settled(1), within=20, what="DONE")
+    assert not offered
+    (event,) = calls.events
+    assert event.source == "cold"
+    assert event.is_delayed
+    assert event.deliver_at is not None
+    assert times[0] >= event.deliver_at
+
+
+def test_158_a_nearer_due_time_wakes_the_claimer_that_waits_for_a_later_one(
+    settings: Any,
+) -> None:
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with listening(calls), resting():
+        with transaction.atomic():
+            outbox.write(PLACED, deliver_after=3600)
+        with transaction.atomic():
+            near = outbox.write(PLACED, deliver_after=0.3)
+        wait_until(lambda: calls.ids, what="the nearer one")
+    assert calls.ids == [near]
+
+
+def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
+    settings: Any,
+) -> None:
+    """No ring tells of it, so the one look that finds it coming is what wakes the claimer."""
+    settings.OUTBOX = quiet()
+    (event_id,) = insert(due=1.0)
+    calls = Calls()
+    with listening(calls), outbox.Worker():
+        wait_until(settled(1), within=20, what="DONE")
+    assert calls.ids == [event_id]
+
+
+# -- sharing ---------------------------------------------------------------------------------------
+
+
+def test_j15_hot_and_cold_share_two_to_one(settings: Any) -> None:
+    """One place and one thread: every claim takes one event, so the claims show in the order."""
+    settings.OUTBOX = quiet(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1)
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold_the_first(event: outbox.Event) -> None:
+        if event.payload == "first":
+            started.set()
+            go_on.wait(30)
+
+    calls = Calls(hold_the_first)
+    with listening(calls), resting() as worker:
+        try:
+            write(payload="first")
+            assert started.wait(15)
+            insert(30, due=-10)
+            write(60)
+            worker.look()
+        finally:
+            go_on.set()
+        wait_until(settled(91), within=40, what="DONE")
+    assert len({*calls.ids}) == len(calls.ids)
+    mixed = calls.sources[6:66]  # while both waited, but for what was claimed at the gate
+    assert 36 <= mixed.count("hot") <= 44
+    runs = "".join(each[0] for each in mixed)
+    assert "hhhh" not in runs
+    assert "ccc" not in runs
+
+
+def test_35_neither_route_waits_for_the_other_when_it_is_alone(settings: Any) -> None:
+    settings.OUTBOX = quiet(FAIRNESS=(1, 50), PROBE_INTERVAL=0.05)
+    calls = Calls()
+    with listening(calls), outbox.Worker():
+        write(30)
+        wait_until(settled(30), what="hot alone")
+        insert(30)
+        wait_until(settled(60), what="cold alone")
+    assert len({*calls.ids}) == len(calls.ids)
+
+
+def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
+    """Both routes see every event: the claimer looks at the table without a pause."""
+    settings.OUTBOX = quiet(PROBE_INTERVAL=0.001, POLL_INTERVAL=0.001)
+    calls = Calls()
+    with listening(calls), outbox.Worker():
+        ids = [each for _ in range(60) for each in write(3)]
+        wait_until(settled(180), what="DONE")
+    assert calls.once_each(ids)
+
+
+def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp_path: Any) -> None:
+    site = Site(database_env, tmp_path)
+    small = {"POLL_BATCH_SIZE": 5, "COLD_QUEUE_CAPACITY": 5, "WORKERS": 2}
+    with site.worker(**small) as one, site.worker(**small) as two:
+        workers_show(2)
+        with transaction.atomic():
+            ids = outbox.write_many(
+                outbox.Event(event_type="reach.slow", payload={"seconds": 0.01}) for _ in range(150)
+            )
+        wait_until(settled(150), within=40, what="DONE")
+        assert [one.stop(), two.stop()] == [0, 0]
+    ends = Effect.objects.filter(phase="end")
+    assert Counter(ends.values_list("event_id", flat=True)) == Counter(ids)
+    assert {*ends.values_list("pid", flat=True)} == {one.pid, two.pid}
+    assert not any(row(each).locked_by for each in ids)
