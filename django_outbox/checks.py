@@ -175,3 +175,18 @@ def _tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 def _aliases() -> list[str]:
     """The aliases that hold the outbox's tables."""
     return [alias for alias in connections if router.allow_migrate_model(alias, OutboxEvent)]
+
+
+@register("django_outbox")
+def check_embedded(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+    """W030 embedded workers live by requests: what falls due without traffic waits for one."""
+    if conf.problems() or not conf.current().EMBEDDED:
+        return []
+    return [
+        Warning(
+            'OUTBOX["EMBEDDED"] is True: a worker starts with the first request of a process. '
+            "Retries, delayed events and what a lost process held wait until some process has one.",
+            hint="Run one outbox_worker beside the web server; then silence this check.",
+            id="django_outbox.W030",
+        )
+    ]
