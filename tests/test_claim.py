@@ -13,8 +13,8 @@ from django.db import connection, transaction
 
 from django_outbox import dialects
 from django_outbox.conf import index_name
-from django_outbox.dialects.fields import from_database
 from django_outbox.dialects.vocabulary import Claim
+from django_outbox.events import stored_instant
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import DONE, Decision, Status
 from tests.table import (
@@ -66,8 +66,8 @@ def test_a_claim_tells_when_the_event_was_due_and_what_the_clock_says() -> None:
     (event_id,) = insert(due=-7)
     before = row(event_id).available_at
     (found,) = claim()
-    leased_at, told = row(event_id).locked_at, from_database(found["now"])
-    assert from_database(found["due_at"]) == before
+    leased_at, told = row(event_id).locked_at, stored_instant(found["now"])
+    assert stored_instant(found["due_at"]) == before
     assert leased_at is not None
     assert told is not None
     assert 0 <= (leased_at - told).total_seconds() < 2  # two statements, but on PostgreSQL

@@ -8,9 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from .. import hooks
-from ..dialects.fields import from_database
-from ..dialects.vocabulary import INSTANTS
-from ..events import NO_HEADERS, Event, decode_headers, leased
+from ..events import NO_HEADERS, Event, decode_headers, leased, stored_instant
 from ..exceptions import PayloadError
 
 BROUGHT = (  # what a hot event brings along, so that no claim reads it again
@@ -55,8 +53,6 @@ def take(
     found = dict(zip(columns, row, strict=False))
     *_, due_at, was, now = row
     rescues, progress = found.pop("rescues"), found.pop("progress")
-    for name in INSTANTS:
-        found[name] = from_database(found[name])
     fault = None
     if hot is not None:
         found.update({name: getattr(hot, name) for name in BROUGHT})
@@ -82,6 +78,6 @@ def take(
 
 
 def _instant(value: Any) -> datetime:
-    found = from_database(value)
+    found = stored_instant(value)
     assert found is not None  # a claimed row is due, and the clock tells a time
     return found

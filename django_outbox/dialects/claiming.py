@@ -12,7 +12,8 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .fields import from_database, to_database
+from ..events import stored_instant
+from .fields import to_database
 from .statements import Statements
 from .vocabulary import INNOCENT, Claim, Row, marks
 
@@ -24,7 +25,7 @@ class Claiming(Statements):
         if not rows:
             return []
         ids = [row[0] for row in rows]
-        newest = from_database(max(row[-3] for row in rows))
+        newest = stored_instant(max(row[-3] for row in rows))
         assert newest is not None
         set_sql, set_params = self._lease(claim)
         taken = self._run(
@@ -123,6 +124,6 @@ class Claiming(Statements):
             row = cursor.fetchone()
         if row is None:
             return None
-        due, now = from_database(row[0]), from_database(row[1])
+        due, now = stored_instant(row[0]), stored_instant(row[1])
         assert due is not None and now is not None
         return (due - now).total_seconds()

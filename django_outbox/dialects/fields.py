@@ -8,9 +8,8 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func, Index, Q
-from django.utils.dateparse import parse_datetime
 
-from ..events import as_utc
+from ..events import as_utc, stored_instant
 
 # MySQL's default collation holds "Order-1" equal to "order-1 ", and a utf8mb3 schema refuses emoji;
 # "C" spares PostgreSQL the locale in every comparison.
@@ -68,7 +67,7 @@ class UTCDateTimeField(models.DateTimeField):  # type: ignore[type-arg]
         return sql, params
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> datetime | None:
-        return from_database(value)
+        return stored_instant(value)
 
 
 class DatabaseNow(Func):
@@ -132,15 +131,3 @@ def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
     if connection.vendor == "postgresql":
         return value
     return value.replace(tzinfo=None).isoformat(" ", "microseconds")
-
-
-def from_database(stored: Any) -> datetime | None:
-    """Return a stored instant as an aware UTC datetime."""
-    value: datetime | None = parse_datetime(stored) if isinstance(stored, str) else stored
-    if value is None:
-        return None
-    return (
-        value.replace(tzinfo=timezone.utc)
-        if value.tzinfo is None
-        else value.astimezone(timezone.utc)
-    )

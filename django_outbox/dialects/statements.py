@@ -9,7 +9,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
-from .fields import from_database
+from ..events import stored_instant
 
 
 class Statements:
@@ -21,7 +21,7 @@ class Statements:
         """Return the database's now, aware."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {self.now}", [])
-            now = from_database(cursor.fetchone()[0])
+            now = stored_instant(cursor.fetchone()[0])
         assert now is not None
         return now
 

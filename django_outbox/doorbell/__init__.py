@@ -62,7 +62,8 @@ class _Button:
 
     def _rest(self, now: float, error: Exception) -> None:
         if not self._failures:
-            logger.warning("doorbell failed; events arrive by polling error=%s", error)
+            reason = str(error).partition("\n")[0]
+            logger.warning("doorbell failed; events arrive by polling error=%s", reason)
         first, most = BACKOFF
         self._not_before = now + min(first * 2.0 ** min(self._failures, 10), most)
         self._failures += 1

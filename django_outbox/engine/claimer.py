@@ -104,9 +104,12 @@ class Claimer:
 
     def _claim_hot(self, room: int) -> None:
         events = {event.event_id: event for event in self.offers.take(min(room, 500))}
-        self._claim(
-            Claim(me=self.me, lease=self.held.lease, limit=len(events), ids=[*events]), events
-        )
+        claim = Claim(me=self.me, lease=self.held.lease, limit=len(events), ids=[*events])
+        try:
+            self._claim(claim, events)
+        except BaseException:
+            self._rung = True  # the offers are gone; the table has them
+            raise
 
     def _claim_due(self, room: int, now: float) -> None:
         limit = min(room, self.settings.POLL_BATCH_SIZE)

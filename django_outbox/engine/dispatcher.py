@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 
 from ..delivery import Lease, deliver, faulty, is_async
 from .hygiene import Hygiene
@@ -76,9 +77,11 @@ class Dispatcher:
         lease.started_at = time.monotonic()
         try:
             hygiene.before()
-            decision = deliver(lease, alias=self._alias)
-            hygiene.after(lease)
+            # In a context of its own, so that a language, a time zone or any other context variable
+            # that a listener sets is gone afterwards.
+            decision = copy_context().run(deliver, lease, alias=self._alias)
         except BaseException:  # whatever it is, it does not cost the thread
             logger.exception("delivery failed event_id=%s", lease.event.event_id)
             decision = faulty()
         self._decisions.put((lease, decision))
+        hygiene.after(lease)

@@ -1,4 +1,4 @@
-"""Keeps one event's leavings from the next: connections, time zone, language."""
+"""Keeps the connections that one event leaves behind from harming the next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.utils import timezone, translation
 
 from ..delivery import Lease
 
@@ -43,10 +42,10 @@ class Hygiene:
 
     def after(self, lease: Lease) -> None:
         for connection in self._connections:
-            if connection.connection is not None:
+            try:
                 _tidy(connection, lease)
-        timezone.deactivate()
-        translation.deactivate()
+            except Exception:  # noqa: BLE001 - too broken to be asked
+                abandon(connection)
         self._last = time.monotonic()
 
     def close(self) -> None:
@@ -61,6 +60,8 @@ class Hygiene:
 
 
 def _tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
+    if connection.connection is None:
+        return
     if connection.in_atomic_block or not connection.get_autocommit():
         logger.error(
             "listener left a transaction open; its connection is closed "
@@ -69,9 +70,7 @@ def _tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
         )  # fmt: skip
         abandon(connection)
     elif connection.errors_occurred:
-        connection.errors_occurred = False
-        if not connection.is_usable():
-            connection.close()
+        abandon(connection)  # asking it would not do: SQLite's always says that it is usable
 
 
 def abandon(connection: BaseDatabaseWrapper) -> None:
@@ -82,5 +81,9 @@ def abandon(connection: BaseDatabaseWrapper) -> None:
     connection.in_atomic_block = False
     connection.needs_rollback = False
     connection.closed_in_transaction = False
-    connection.close()
+    connection.errors_occurred = False
+    try:
+        connection.close()
+    except Exception as error:  # noqa: BLE001 - it is as good as closed
+        logger.debug("closing a broken connection failed error=%s", error)
     connection.connection = None

@@ -79,6 +79,8 @@ class Loop:
 
     def _try(self) -> float:
         try:
+            if self._errors:  # a step with nothing to ask would seem to work again
+                connections[self._alias].ensure_connection()
             pause = self._step()
         except Exception as error:  # noqa: BLE001 - reported, and the thread lives on
             return self._failed(error)
@@ -96,7 +98,8 @@ class Loop:
         pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
         if self._errors & (self._errors - 1) == 0:  # 1, 2, 4, 8 …
             logger.error(
-                "%s failed error=%s times=%d next_try=%.1fs", self.name, error, self._errors, pause,
+                "%s failed error=%s times=%d next_try=%.1fs",
+                self.name, str(error).partition("\n")[0], self._errors, pause,
                 exc_info=None if isinstance(error, DatabaseError) else error,
             )  # fmt: skip
         return pause * random.uniform(0.8, 1.2)

@@ -103,7 +103,7 @@ class Worker:
         )  # fmt: skip
         self._settler = Settler(
             me=self.id, settings=settings, decisions=self._decisions, made_room=self._made_room,
-            expect=self._expect, **parts,
+            expect=self._expect, backlog=self._ready.__len__, **parts,
         )  # fmt: skip
         self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
         presence = Presence(me=self.id, mode=settings.MODE, **parts)

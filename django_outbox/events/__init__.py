@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .event import ABSENT, Event, leased
 from .ids import new_id
-from .rules import GLOBAL, LENGTHS, NO_HEADERS, as_utc, type_name
+from .rules import GLOBAL, LENGTHS, NO_HEADERS, as_utc, stored_instant, type_name
 from .text import check_text, decode, decode_headers, encode, encode_headers
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "encode_headers",
     "leased",
     "new_id",
+    "stored_instant",
     "type_name",
 ]

@@ -63,6 +63,7 @@ class Event:
     _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
     _text: str | None = field(default=None, repr=False, compare=False)  # the payload's exact JSON
     _loads: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    _row: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self, aggregate: Any, deliver_after: Any) -> None:
         put = object.__setattr__.__get__(self)
@@ -79,11 +80,15 @@ class Event:
         _fill_times(put, self, deliver_after)
 
     def __getattr__(self, name: str) -> Any:
-        """Fill the one slot that rows leave empty: the payload, decoded at first sight."""
-        if name != "payload" or self._text is None:
+        """Fill a slot that a row left empty, at the first look at it."""
+        if self._row is None or name not in _SLOTS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = (self._loads or decode)(self._text)
-        object.__setattr__(self, "payload", value)
+        if name == "payload":
+            value = (self._loads or decode)(self._row["_text"])
+        else:
+            value = self._row.get(name, _EMPTY.get(name))
+            value = rules.stored_instant(value) if name in INSTANTS else value
+        object.__setattr__(self, name, value)
         return value
 
     def __str__(self) -> str:
@@ -124,28 +129,21 @@ class Event:
 for _name in ("aggregate", "deliver_after"):
     delattr(Event, _name)  # the defaults of arguments; an event has no such attributes
 
-_KEPT = tuple(name for name in Event.__slots__ if name not in ("payload", "_text", "_loads"))
-_SLOTS: Mapping[str, Callable[[Event, Any], None]] = {
-    name: getattr(Event, name).__set__ for name in Event.__slots__
-}
-_EMPTY = {
-    "aggregate_type": GLOBAL,
-    "headers": NO_HEADERS,
-    **dict.fromkeys(
-        "aggregate_id tenant_id key seq unique_key created_at deliver_at first_due_at "
-        "available_at occurred_at _delay".split()
-    ),
-    "attempts": 0,
-    "source": "",
-    "_own_id": False,
-}
+INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
+_KEPT = tuple(name for name in Event.__slots__ if name[0] != "_" and name != "payload")
+_SLOTS = frozenset(Event.__slots__)
+_EMPTY = {"aggregate_type": GLOBAL, "headers": NO_HEADERS, "attempts": 0, "source": ""}
 
 
 def leased(row: Mapping[str, Any], loads: Callable[[str], Any]) -> Event:
-    """Make an event of a stored row without checking it again; the payload stays undecoded."""
+    """Make an event of a stored row, unchecked; each field is read when it is first looked at.
+
+    ``row`` has the columns' names, and the payload's text as ``_text``. A listener looks at a few
+    of the fields; reading them all cost as much as the rest of a delivery.
+    """
     event = object.__new__(Event)
-    for name, value in {**_EMPTY, **row, "_loads": loads}.items():
-        _SLOTS[name](event, value)
+    object.__setattr__(event, "_row", row)
+    object.__setattr__(event, "_loads", loads)
     return event
 
 

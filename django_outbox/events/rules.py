@@ -12,6 +12,7 @@ from uuid import UUID
 
 from django.conf import settings as django_settings
 from django.utils import timezone as django_timezone
+from django.utils.dateparse import parse_datetime
 
 from ..exceptions import InvalidEvent
 
@@ -129,6 +130,18 @@ def later(start: datetime, delay: timedelta) -> datetime:
         return instant("occurred_at + deliver_after", start + delay)
     except OverflowError:
         raise InvalidEvent(f"deliver_after {delay} leads from {start} past year 9999.") from None
+
+
+def stored_instant(stored: Any) -> datetime | None:
+    """Return an instant as a database gave it, naive or as text, as an aware UTC datetime."""
+    value: datetime | None = parse_datetime(stored) if isinstance(stored, str) else stored
+    if value is None or value.tzinfo is timezone.utc:
+        return value
+    return (
+        value.replace(tzinfo=timezone.utc)
+        if value.tzinfo is None
+        else value.astimezone(timezone.utc)
+    )
 
 
 def as_utc(value: datetime) -> datetime:
