@@ -1,0 +1,488 @@
+"""``drain()``: everything due, in this thread; also inside a test's own transaction."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.utils import timezone, translation
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+from tests.table import (
+    PLACED,
+    claim,
+    in_thread,
+    insert,
+    lease_ends_in,
+    listening,
+    now,
+    row,
+    statuses,
+    write,
+)
+from tests.testapp.models import Effect, Order
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+both = pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
+        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
+    ],
+)
+inside = pytest.mark.django_db
+outside_alone = pytest.mark.django_db(transaction=True)
+
+
+def nothing(event: outbox.Event) -> None:
+    """Listen, and be done."""
+
+
+def leaves_an_effect(event: outbox.Event) -> None:
+    Effect.objects.create(event_id=event.event_id, pid=os.getpid(), phase="end")
+
+
+# -- what it does ----------------------------------------------------------------------------------
+
+
+@both
+def test_returns_the_number_of_deliveries(outside: bool) -> None:
+    assert outbox.drain() == 0
+    write(7)
+    with listening(leaves_an_effect):
+        assert outbox.drain() == 7
+        assert outbox.drain() == 0
+    assert statuses() == {"DONE": 7}
+    assert Effect.objects.count() == 7
+
+
+@both
+def test_limit(outside: bool) -> None:
+    insert(5, due=-1)
+    with listening(nothing):
+        assert outbox.drain(limit=2) == 2
+        assert statuses() == {"DONE": 2, "NEW": 3}
+        assert outbox.drain(limit=0) == 0
+        assert outbox.drain(limit=10) == 3
+    assert OutboxEvent.objects.filter(locked_by=None).count() == 5
+
+
+@both
+def test_oldest_due_first(outside: bool) -> None:
+    seen: list[str] = []
+    (second,) = insert(due=-10)
+    (first,) = insert(due=-20)
+    (third,) = insert(due=-5)
+    with listening(lambda event: seen.append(event.event_id)):
+        outbox.drain()
+    assert seen == [first, second, third]
+
+
+@both
+def test_what_is_not_due_stays(outside: bool) -> None:
+    write(deliver_after=3600)
+    with listening(nothing):
+        assert outbox.drain() == 0
+    assert statuses() == {"NEW": 1}
+
+
+@both
+def test_at_stands_for_now(outside: bool) -> None:
+    write(deliver_after=3600)
+    write(deliver_after=7200)
+    with listening(nothing):
+        assert outbox.drain(at=now() + timedelta(seconds=3599 - 30)) == 0
+        assert outbox.drain(at=now() + timedelta(seconds=3601)) == 1
+        assert outbox.drain(at=now() + timedelta(seconds=7201)) == 1
+
+
+@both
+def test_at_follows_retries_up_to_it(outside: bool) -> None:
+    """Within ``at`` an event comes again as often as its delays allow, and no more."""
+    calls: list[int] = []
+
+    def fails(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        raise ValueError("again")
+
+    write()
+    with listening(fails, retry=HundredSeconds()):
+        assert outbox.drain(at=now() + timedelta(seconds=250)) == 3
+    assert calls == [0, 1, 2]
+
+
+class HundredSeconds:
+    max_attempts = 10
+
+    def should_retry(self, error: BaseException) -> bool:
+        return True
+
+    def delay(self, attempt: int) -> float:
+        return 100.0
+
+
+@both
+def test_what_becomes_due_meanwhile_is_delivered(outside: bool) -> None:
+    def writes_another(event: outbox.Event) -> None:
+        if event.event_type == PLACED:
+            with transaction.atomic():
+                outbox.write("order.paid", {})
+
+    write()
+    with listening(writes_another, "order.*"):
+        assert outbox.drain() == 2
+    assert statuses() == {"DONE": 2}
+
+
+@both
+def test_defer_of_nought_does_not_loop(outside: bool) -> None:
+    calls: list[str] = []
+
+    def defers(event: outbox.Event) -> outbox.Defer:
+        calls.append(event.event_id)
+        return outbox.Defer(0)
+
+    (event_id,) = write()
+    with listening(defers):
+        assert outbox.drain() == 1
+        assert outbox.drain() == 1  # the next drain is another matter
+    assert calls == [event_id] * 2
+    assert (row(event_id).status, row(event_id).attempts) == (Status.NEW, 0)
+
+
+@both
+def test_j4_an_event_that_fails_ends_dead(outside: bool) -> None:
+    def fails(event: outbox.Event) -> None:
+        raise ValueError("never works")
+
+    (event_id,) = write()
+    with listening(fails, retry=outbox.Fixed(delay=0, max_attempts=2)):
+        assert outbox.drain() == 1
+        assert (row(event_id).status, row(event_id).attempts) == (Status.RETRY, 1)
+        assert outbox.drain() == 1
+        assert (row(event_id).status, row(event_id).attempts) == (Status.DEAD, 2)
+        assert outbox.drain() == 0
+
+
+@both
+def test_what_another_holds_is_left_and_what_was_lost_is_taken(outside: bool) -> None:
+    (held,) = insert(due=-1)
+    claim("another")
+    (lost,) = insert(due=-1, locked_by="lost")
+    with listening(nothing):
+        assert outbox.drain() == 1
+    assert row(held).locked_by == "another"
+    assert row(lost).status == Status.DONE
+
+
+@both
+def test_max_rescues(outside: bool) -> None:
+    (poison,) = insert(due=-1, rescues=4, locked_by="lost")
+    (suspect,) = insert(due=-1, rescues=3, locked_by="lost")
+    called: list[str] = []
+    with listening(lambda event: called.append(event.event_id)):
+        outbox.drain()
+    assert called == [suspect]
+    assert (row(poison).status, row(poison).last_error) == (Status.DEAD, "lost 5 workers")
+
+
+@both
+def test_an_async_listener(outside: bool) -> None:
+    async def listener(event: outbox.Event) -> None:
+        await Effect.objects.acreate(event_id=event.event_id, pid=0, phase="async")
+
+    write(2)
+    with listening(listener):
+        assert outbox.drain() == 2
+    assert Effect.objects.filter(phase="async").count() == 2
+
+
+@both
+def test_nobody_listens(outside: bool) -> None:
+    (event_id,) = write(event_type="nobody.listens")
+    assert outbox.drain() == 1
+    assert (row(event_id).status, row(event_id).attempts) == (Status.NEW, 0)
+    assert "UnroutableEvent" in (row(event_id).last_error or "") or "No listener" in (
+        row(event_id).last_error or ""
+    )
+
+
+@both
+def test_no_thread_is_left(outside: bool) -> None:
+    before = set(threading.enumerate())
+    write(3)
+    with listening(nothing):
+        outbox.drain()
+    assert [each for each in set(threading.enumerate()) - before if "outbox" in each.name] == []
+
+
+# -- what a listener does wrong --------------------------------------------------------------------
+
+
+@both
+def test_a_listeners_integrity_error_is_its_own(outside: bool) -> None:
+    """It fails that delivery; the surrounding transaction, and the next event, are unharmed."""
+
+    def fails_in_the_database(event: outbox.Event) -> None:
+        if event.payload["n"] == 1:
+            OutboxEvent.objects.create(event_id=event.event_id)
+        leaves_an_effect(event)
+
+    Order.objects.create(sku="before")
+    write(3)
+    with listening(fails_in_the_database, retry=outbox.Fixed(max_attempts=1)):
+        assert outbox.drain() == 3
+    assert Order.objects.count() == 1
+    assert Effect.objects.count() == 2
+    assert statuses() == {"DONE": 2, "DEAD": 1}
+    assert "IntegrityError" in (OutboxEvent.objects.dead().get().last_error or "")
+
+
+@both
+def test_an_integrity_error_that_was_swallowed_spoils_nothing_either(outside: bool) -> None:
+    def swallows(event: outbox.Event) -> None:
+        if event.payload["n"] == 0:
+            try:
+                OutboxEvent.objects.create(event_id=event.event_id)
+            except IntegrityError:
+                return
+        leaves_an_effect(event)
+
+    write(2)
+    with listening(swallows):
+        assert outbox.drain() == 2
+    assert statuses() == {"DONE": 2}
+    assert Effect.objects.count() == 1
+
+
+@both
+def test_a_leaked_transaction_is_undone_and_the_next_is_clean(outside: bool) -> None:
+    depths: list[int] = []
+
+    def leaks(event: outbox.Event) -> None:
+        depths.append(len(connection.atomic_blocks))
+        transaction.atomic().__enter__()
+        leaves_an_effect(event)
+
+    def drain_and_go_on() -> None:
+        start = (connection.in_atomic_block, len(connection.atomic_blocks))
+        assert outbox.drain() == 2
+        assert (connection.in_atomic_block, len(connection.atomic_blocks)) == start
+        write(event_type="order.later")  # the caller's connection is of use
+
+    write(2)
+    with listening(leaks):
+        if outside:  # in a thread, so that a connection left broken is no other test's
+            in_thread(drain_and_go_on).result(30)
+        else:
+            drain_and_go_on()
+    assert depths[0] == depths[1]
+    assert Effect.objects.count() == 0
+    assert OutboxEvent.objects.filter(event_type="order.later").exists()
+
+
+@both
+def test_time_zone_and_language_do_not_reach_the_next(outside: bool) -> None:
+    found: list[tuple[str, str | None]] = []
+
+    def changes(event: outbox.Event) -> None:
+        found.append((timezone.get_current_timezone_name(), translation.get_language()))
+        timezone.activate("America/Lima")
+        translation.activate("eo")
+
+    write(2)
+    with timezone.override("Europe/Paris"), translation.override("de"), listening(changes):
+        outbox.drain()
+        callers = (timezone.get_current_timezone_name(), translation.get_language())
+    assert found[0] == found[1]
+    assert callers == ("Europe/Paris", "de")
+
+
+@both
+@pytest.mark.parametrize("escaping", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_releases_and_propagates(outside: bool, escaping: type[BaseException]) -> None:
+    first, second, third = [insert(due=-9 + n, attempts=2)[0] for n in range(3)]
+
+    def interrupted(event: outbox.Event) -> None:
+        if event.event_id == second:
+            raise escaping
+
+    with listening(interrupted), pytest.raises(escaping):
+        outbox.drain()
+    assert row(first).status == Status.DONE
+    for event_id in (second, third):
+        after = row(event_id)
+        assert (after.status, after.locked_by, after.attempts) == (Status.NEW, None, 2)
+        assert lease_ends_in(event_id) <= 0
+
+
+# -- inside a transaction --------------------------------------------------------------------------
+
+
+@inside
+def test_inside_each_delivery_has_its_savepoint_and_no_thread() -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def listener(event: outbox.Event) -> None:
+        heartbeats = [each for each in threading.enumerate() if "heartbeat" in each.name]
+        seen.append((connection.in_atomic_block, len(heartbeats)))
+
+    write(2)
+    with listening(listener):
+        outbox.drain()
+    assert seen == [(True, 0)] * 2
+
+
+@inside
+def test_inside_the_caller_can_still_roll_all_back() -> None:
+    with transaction.atomic(), listening(leaves_an_effect):
+        write(2)
+        assert outbox.drain() == 2
+        transaction.set_rollback(True)
+    assert (statuses(), Effect.objects.count()) == ({}, 0)
+
+
+@inside
+def test_inside_on_commit_of_a_listener_waits_for_the_commit(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    ran: list[str] = []
+
+    def listener(event: outbox.Event) -> None:
+        with transaction.atomic():
+            transaction.on_commit(lambda: ran.append(event.event_id))
+
+    ids = write(2)
+    with listening(listener):
+        with django_capture_on_commit_callbacks(execute=True):
+            outbox.drain()
+            assert ran == []
+        assert sorted(ran) == sorted(ids)
+
+
+# -- outside of one --------------------------------------------------------------------------------
+
+
+@outside_alone
+def test_267_a_slow_listener_keeps_its_lease(settings: Any) -> None:
+    settings.OUTBOX = {"LEASE": 0.9}
+    go = threading.Event()
+    entered: list[str] = []
+
+    def slow(event: outbox.Event) -> None:
+        entered.append(event.event_id)
+        assert go.wait(30)
+
+    (event_id,) = write()
+    with listening(slow):
+        draining = in_thread(outbox.drain)
+        try:
+            wait_until(lambda: entered)
+            first = row(event_id).available_at
+            assert first is not None
+            later = first + timedelta(seconds=1.8)
+            wait_until(lambda: (row(event_id).available_at or first) > later, what="two leases")
+            assert outbox.drain() == 0  # nobody else gets it
+        finally:
+            go.set()
+        assert draining.result(20) == 1
+    assert entered == [event_id]
+    assert (row(event_id).status, row(event_id).rescues) == (Status.DONE, 0)
+
+
+@outside_alone
+def test_267_drains_side_by_side_share(settings: Any) -> None:
+    settings.OUTBOX = {"POLL_BATCH_SIZE": 10}
+    ids = insert(80, due=-1)
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)):
+        futures = [in_thread(outbox.drain) for _ in range(3)]
+        counts = [future.result(60) for future in futures]
+        counts.append(outbox.drain())  # what a lost race left
+    assert sorted(seen) == sorted(ids)
+    assert sum(counts) == 80
+
+
+@outside_alone
+def test_w16_a_lease_that_was_stolen_is_not_settled() -> None:
+    def stolen(event: outbox.Event) -> None:
+        OutboxEvent.objects.filter(pk=event.event_id).update(locked_by="thief")
+
+    (event_id,) = write()
+    with listening(stolen):
+        outbox.drain()
+    assert (row(event_id).status, row(event_id).locked_by) == (Status.NEW, "thief")
+
+
+@outside_alone
+def test_no_transaction_is_open_around_a_listener() -> None:
+    seen: list[bool] = []
+    write()
+    with listening(lambda event: seen.append(connection.in_atomic_block)):
+        outbox.drain()
+    assert seen == [False]
+
+
+@outside_alone
+def test_what_is_done_is_settled_before_long() -> None:
+    """A drain that is killed repeats little: no delivery waits for the end of its batch."""
+    done: list[int] = []
+
+    def listener(event: outbox.Event) -> None:
+        done.append(OutboxEvent.objects.done().count())
+        time.sleep(0.01)  # the listener's work
+
+    insert(60, due=-1)
+    with listening(listener):
+        assert outbox.drain() == 60
+    assert done[-1] > 0
+
+
+# -- in memory -------------------------------------------------------------------------------------
+
+
+def test_drain_works_in_memory() -> None:
+    script = """
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_outbox"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+from django.core.management import call_command
+from django.db import connection, transaction
+import threading
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+call_command("migrate", verbosity=0)
+seen = []
+
+@outbox.listener("order.placed")
+def listener(event):
+    seen.append((event.payload, connection.in_atomic_block, threading.active_count()))
+
+with transaction.atomic():
+    outbox.write("order.placed", 1)
+    outbox.write("order.placed", 2)
+print(outbox.drain(), seen, OutboxEvent.objects.done().count())
+"""
+    inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=inherited, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "2 [(1, False, 1), (2, False, 1)] 2\n", done.stderr
