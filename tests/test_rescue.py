@@ -36,7 +36,7 @@ OUTBOX = {
 SUSPECT: dict[str, Any] = {
     "rescues": 2,
     "locked_by": "a lost worker",
-}  # as two lost workers left it
+}  # lost two already
 
 
 @pytest.fixture

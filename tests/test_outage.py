@@ -1,0 +1,249 @@
+"""The database goes away and comes back: the worker process carries on by itself."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from django.core.management import call_command
+from django.db import Error, connections, transaction
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from tests import databases, servers
+from tests.fleet import Fleet
+from tests.servers import Server
+from tests.table import in_thread, write
+from tests.waiting import wait_until
+
+ALIAS = "outage"
+LASTS = 4.0  # seconds without a database
+WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "sqlite": []}
+BACK_WITHIN = 8.0  # seconds: the longest backoff, jittered, and a slow machine
+OUTBOX = {
+    "LEASE": 3,
+    "DRAIN_TIMEOUT": 2,
+    "WORKERS": 2,
+    "POLL_INTERVAL": 0.5,
+    "LOCK_WAIT": 0.5,
+}
+
+with_server = pytest.mark.skipif(
+    databases.vendor() == "sqlite", reason="SQLite has no server that could go away"
+)
+on_sqlite = pytest.mark.skipif(
+    databases.vendor() != "sqlite", reason="only SQLite locks a whole database"
+)
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    # The name is short because a socket's path must be.
+    server = servers.make(databases.vendor(), tmp_path_factory.mktemp("s"))
+    server.start()
+    yield server
+    server.stop("terminate" if databases.vendor() == "mariadb" else "immediate")
+
+
+@pytest.fixture
+def alias(server: Server, django_db_blocker: pytest.FixtureRequest) -> Iterator[str]:
+    """An alias of this process that leads to the server, with the outbox's tables."""
+    settings = copy.deepcopy(connections.settings["default"])
+    settings.update(databases._settings(server.url))
+    with django_db_blocker.unblock():  # type: ignore[attr-defined]
+        connections.settings[ALIAS] = settings
+        call_command("migrate", "django_outbox", database=ALIAS, verbosity=0)
+        yield ALIAS
+        connections[ALIAS].close()
+        del connections[ALIAS], connections.settings[ALIAS]
+
+
+@pytest.fixture
+def fleet(server: Server, alias: str, tmp_path: Path) -> Iterator[Fleet]:
+    environment = {
+        **os.environ,
+        "OUTBOX_TEST_DB": databases.vendor(),
+        "DATABASE_URL": server.url,
+        "DATABASE_URL_OTHER": server.url,
+    }
+    fleet = Fleet(environment, tmp_path, **OUTBOX)
+    yield fleet
+    fleet.kill_all()
+
+
+class Writer:
+    """Commits event after event until told to stop, whatever the database says."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self.committed: list[str] = []  # appended by the writer's thread
+        self.refused = 0
+        self._enough = threading.Event()
+        self._future: Future[None] = in_thread(self._write)
+
+    def _write(self) -> None:
+        while not self._enough.wait(0.01):
+            try:
+                with transaction.atomic(using=self.alias):
+                    event_id = outbox.write("order.placed", {}, using=self.alias)
+            except Error:
+                self.refused += 1  # or committed without a reply: the table will tell
+                connections[self.alias].close()
+            else:
+                assert event_id is not None
+                self.committed.append(event_id)
+
+    def stop(self) -> None:
+        self._enough.set()
+        self._future.result(30)
+
+
+@contextmanager
+def writing(alias: str) -> Iterator[Writer]:
+    writer = Writer(alias)
+    try:
+        yield writer
+    finally:
+        writer.stop()
+
+
+class Watch:
+    """What a worker process spends while its database is away."""
+
+    def __init__(self, fleet: Fleet, worker: psutil.Popen) -> None:
+        self._fleet, self._worker = fleet, worker
+        self._began, self._cpu, self._lines = time.monotonic(), self._seconds(), self._count()
+
+    def _seconds(self) -> float:
+        times = self._worker.cpu_times()
+        return float(times.user + times.system)
+
+    def _count(self) -> int:
+        return len(self._fleet.log.read_text().splitlines())
+
+    def check(self) -> None:
+        """Neither spins nor floods: under a fifth of a processor, about three lines a second."""
+        lasted = time.monotonic() - self._began
+        lines = self._fleet.log.read_text().splitlines()[self._lines :]
+        assert self._seconds() - self._cpu < 0.2 * lasted
+        assert 1 <= len(lines) <= 3 * lasted, "\n".join(lines)
+
+
+def delivered(fleet: Fleet) -> int:
+    return sum(line.phase == "end" for line in fleet.lines())
+
+
+def pending(alias: str) -> int:
+    connections[alias].close()  # the server may have been away
+    return OutboxEvent.objects.using(alias).pending().count()
+
+
+@with_server
+@pytest.mark.parametrize("way", WAYS[databases.vendor()])
+def test_a_worker_carries_on_after_a_restart(
+    fleet: Fleet, alias: str, server: Server, way: str
+) -> None:
+    worker = fleet.start()
+    with writing(alias) as writer:
+        wait_until(lambda: delivered(fleet) > 50, what="more than 50 deliveries")
+        server.stop(way)
+        watch, before = Watch(fleet, worker), delivered(fleet)
+        time.sleep(LASTS)  # how long the fault lasts; nothing is waited for
+        watch.check()
+        server.start()
+        wait_until(lambda: delivered(fleet) > before + 50, within=BACK_WITHIN, what="going on")
+        refused, committed = writer.refused, len(writer.committed)
+        wait_until(lambda: len(writer.committed) > committed + 20, what="writes going on")
+    wait_until(lambda: not pending(alias), what="an event pending")
+    assert refused > 0
+    assert fleet.end(worker) == 0
+    check_oracle(fleet, alias, writer.committed)
+
+
+def check_oracle(fleet: Fleet, alias: str, committed: Sequence[str | None]) -> None:
+    rows = OutboxEvent.objects.using(alias)
+    assert {*rows.values_list("status", "attempts")} == {(OutboxEvent.Status.DONE, 0)}
+    assert not rows.exclude(locked_by=None).exists()
+    starts = fleet.starts()
+    assert {*committed} <= {*starts}, "lost"
+    assert {*starts} == {*rows.values_list("event_id", flat=True)}, "ghosts, or no effect"
+    assert max(starts.values()) == 1, "one worker that lived through it ran an event twice"
+
+
+@with_server
+def test_a_worker_waits_for_a_database_that_is_down_at_its_start(
+    fleet: Fleet, alias: str, server: Server
+) -> None:
+    with transaction.atomic(using=alias):
+        written = [outbox.write("order.placed", {}, using=alias)]
+    connections[alias].close()
+    server.stop(WAYS[databases.vendor()][0])
+    worker = fleet.start()
+    wait_until(lambda: fleet.logged("claimer failed"), what="a word about it in the log")
+    watch = Watch(fleet, worker)
+    time.sleep(LASTS)  # how long the fault lasts
+    watch.check()
+    assert worker.is_running()
+    server.start()
+    wait_until(lambda: delivered(fleet), within=BACK_WITHIN, what="a delivery")
+    wait_until(lambda: not pending(alias), what="an event pending")
+    assert fleet.end(worker) == 0
+    check_oracle(fleet, alias, written)
+
+
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=20, isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Have another process hold the database's one write lock."""
+    command = [sys.executable, "-c", LOCK, path]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == "locked\n"
+        try:
+            yield
+        finally:
+            holder.stdin.close()
+            holder.wait(10)
+
+
+@on_sqlite
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_carries_on_after_a_long_lock(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    fleet = Fleet(database_env, tmp_path, **OUTBOX)
+    try:
+        written = write(100, payload={"seconds": 0.02})
+        worker = fleet.start()
+        wait_until(lambda: delivered(fleet) > 20, what="more than 20 deliveries")
+        with locked(str(connections["default"].settings_dict["NAME"])):
+            watch = Watch(fleet, worker)
+            time.sleep(LASTS)  # how long the fault lasts: longer than any timeout of the worker
+            watch.check()
+        written += write(20)
+        wait_until(lambda: not pending("default"), within=BACK_WITHIN, what="an event pending")
+        assert fleet.end(worker) == 0
+        check_oracle(fleet, "default", written)
+    finally:
+        fleet.kill_all()
