@@ -116,13 +116,14 @@ class Call:
         return replace(decision, written=True)
 
     def _decide(self, answer: Any) -> Decision:
+        limit = self.settings.DEFER_LIMIT
         return decide(
             answer,
             attempts=self.attempts,
             policy=self.listener.retry or hooks.retry_policy(),
             max_attempts=self.settings.MAX_ATTEMPTS,
-            age=self.lease.age,
-            defer_limit=self.settings.DEFER_LIMIT,
+            age=0.0 if limit is None else self.lease.age,
+            defer_limit=limit,
         )
 
     def _announce(self) -> None:

@@ -59,14 +59,16 @@ class Claiming(Statements):
             parts.append("available_at >= %s")
             params.append(to_database(claim.low, connection))
         if claim.ids is not None:
-            parts.append(f"event_id IN ({marks(claim.ids)})")
-            params += claim.ids
+            among, those = self._among(claim.ids)
+            parts.append(among)
+            params += those
         if claim.skip_recent:
             parts.append(f"created_at <= {self.plus}")
             params.append(-claim.skip_recent)
         if claim.exclude:
-            parts.append(f"event_id NOT IN ({marks(claim.exclude)})")
-            params += claim.exclude
+            among, those = self._among(claim.exclude)
+            parts.append(f"NOT ({among})")
+            params += those
         parts.append(self._is(suspect=claim.suspects))
         params.append(claim.me)
         return " AND ".join(parts), params

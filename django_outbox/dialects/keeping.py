@@ -9,7 +9,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
 from .inserting import Inserting
-from .vocabulary import ACTIVE, FENCE, marks
+from .vocabulary import ACTIVE, FENCE
 
 
 class Keeping(Inserting):
@@ -20,45 +20,47 @@ class Keeping(Inserting):
 
         Rows that somebody has locked are passed over: they are just being settled.
         """
-        table = self._table(connection)
-        held = f"event_id IN ({marks(ids)}) AND locked_by = %s AND available_at IS NOT NULL"
         with transaction.atomic(using=connection.alias):
-            free = list(ids)
-            if connection.features.has_select_for_update_skip_locked:
-                with connection.cursor() as cursor:
-                    cursor.execute(
-                        f"SELECT event_id FROM {table} WHERE {held} FOR UPDATE SKIP LOCKED",
-                        [*ids, me],
-                    )
-                    free = [row[0] for row in cursor.fetchall()]
+            free = self._unlocked(connection, me, ids)
             if free:
+                among, params = self._among(free)
                 self._run(
                     connection,
                     f"UPDATE {self._by_key(connection)} SET available_at = {self.plus} "
-                    f"WHERE event_id IN ({marks(free)}) AND locked_by = %s "
-                    "AND available_at IS NOT NULL",
-                    [lease, *free, me],
+                    f"WHERE {among} AND locked_by = %s AND available_at IS NOT NULL",
+                    [lease, *params, me],
                 )
         mine = self._owned(connection, me, ids)
         return mine & set(free), mine
 
-    def _owned(self, connection: BaseDatabaseWrapper, me: str, ids: Sequence[str]) -> set[str]:
+    def _unlocked(
+        self, connection: BaseDatabaseWrapper, me: str, ids: Sequence[str]
+    ) -> Sequence[str]:
+        """Lock my rows that nobody else has locked, where the database can skip the others."""
+        if not connection.features.has_select_for_update_skip_locked:
+            return ids
+        return [*self._owned(connection, me, ids, lock="FOR UPDATE SKIP LOCKED")]
+
+    def _owned(
+        self, connection: BaseDatabaseWrapper, me: str, ids: Sequence[str], *, lock: str = ""
+    ) -> set[str]:
+        among, params = self._among(ids)
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT event_id FROM {self._table(connection)} "
-                f"WHERE event_id IN ({marks(ids)}) AND locked_by = %s",
-                [*ids, me],
+                f"WHERE {among} AND locked_by = %s {lock}",
+                [*params, me],
             )
             return {row[0] for row in cursor.fetchall()}
 
     def release(self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str]) -> int:
         """Give leases back unstarted: due now, nothing counted; return how many were mine."""
+        among, params = self._among(ids)
         return self._run(
             connection,
-            f"UPDATE {self._by_key(connection)} "
-            f"SET available_at = {self.now}, locked_by = NULL, locked_at = NULL "
-            f"WHERE event_id IN ({marks(ids)}) AND {FENCE}",
-            [*ids, me],
+            f"UPDATE {self._by_key(connection)} SET available_at = {self.now}, locked_by = NULL, "
+            f"locked_at = NULL WHERE {among} AND {FENCE}",
+            [*params, me],
         )
 
     def hold_active(self, connection: BaseDatabaseWrapper, *, me: str, lease: float) -> bool:

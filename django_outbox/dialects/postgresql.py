@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,9 @@ class PostgreSQL(Optimistic):
     now = "statement_timestamp()"
     plus = "statement_timestamp() + %s * interval '1 second'"
     bound = 500
+
+    def _among(self, ids: Collection[str]) -> tuple[str, list[Any]]:
+        return "event_id = ANY(%s)", [[*ids]]  # one parameter: parsing 500 cost a tenth of a drain
 
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
         """Lease rows in one statement; MATERIALIZED holds the planner to the LIMIT."""

@@ -17,21 +17,22 @@ from .vocabulary import FENCE, marks, plain
 class Settling(Statements):
     def settle_done(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
         """Mark rows DONE; return how many were still mine. Repeating it changes nothing."""
+        among, params = self._among(ids)
         return self._run(
             connection,
             f"UPDATE {self._by_key(connection)} SET status = 1, done_at = {self.now}, "
-            "available_at = NULL, locked_by = NULL, locked_at = NULL "
-            f"WHERE event_id IN ({marks(ids)}) AND {FENCE}",
-            [*ids, me],
+            f"available_at = NULL, locked_by = NULL, locked_at = NULL WHERE {among} AND {FENCE}",
+            [*params, me],
         )
 
     def delete_done(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
         """Delete rows that are done, but for those whose unique key must outlive them."""
+        among, params = self._among(ids)
         return self._run(
             connection,
             f"DELETE FROM {self._table(connection)} "
-            f"WHERE event_id IN ({marks(ids)}) AND {FENCE} AND unique_key IS NULL",
-            [*ids, me],
+            f"WHERE {among} AND {FENCE} AND unique_key IS NULL",
+            [*params, me],
         )
 
     def settle_all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
 from ..events import stored_instant
+from .vocabulary import marks
 
 
 class Statements:
@@ -24,6 +25,10 @@ class Statements:
             now = stored_instant(cursor.fetchone()[0])
         assert now is not None
         return now
+
+    def _among(self, ids: Collection[str]) -> tuple[str, list[Any]]:
+        """The condition that a row is one of these, and its parameters."""
+        return f"event_id IN ({marks(ids)})", [*ids]
 
     def _run(self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any]) -> int:
         with connection.cursor() as cursor:
