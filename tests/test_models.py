@@ -462,8 +462,9 @@ class ReadsElsewhere:
 def test_verbs_act_where_writes_go() -> None:
     """E3 checklist: a read replica has no say."""
     dead_row()
+    dead_row("mixed", progress='{"x": {"state": "dead"}}')
     with override_settings(DATABASE_ROUTERS=[ReadsElsewhere()]):
-        assert OutboxEvent.objects.filter(event_id="dead").replay() == 1
+        assert OutboxEvent.objects.filter(status=DEAD).replay() == 2
         assert OutboxEvent.objects.using("default").release() == 0
     assert get("dead").status == NEW
 
@@ -481,6 +482,24 @@ def test_instants_are_stored_utc_to_the_microsecond() -> None:
     assert OutboxEvent.objects.filter(available_at=given).exists()
     assert not OutboxEvent.objects.filter(available_at__gt=given).exists()
     assert OutboxEvent.objects.filter(available_at__gte=given - timedelta(microseconds=1)).exists()
+
+
+@pytest.mark.skipif(vendor() == "postgres", reason="there the setting is the session's time zone")
+def test_the_time_zone_of_a_database_shifts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 101: ``DATABASES["default"]["TIME_ZONE"]`` tells Django in which zone others wrote."""
+    row("before", available_at=LONG_AGO)
+    here = connections["default"]
+    monkeypatch.setitem(here.settings_dict, "TIME_ZONE", "Asia/Tokyo")
+    for name in ("timezone", "timezone_name"):
+        here.__dict__.pop(name, None)
+    try:
+        assert str(here.timezone) == "Asia/Tokyo"
+        row("it", available_at=LONG_AGO)
+        assert {each.available_at for each in OutboxEvent.objects.all()} == {LONG_AGO}
+        assert OutboxEvent.objects.filter(available_at=LONG_AGO).count() == 2
+    finally:
+        for name in ("timezone", "timezone_name"):
+            here.__dict__.pop(name, None)
 
 
 @pytest.mark.parametrize("use_tz", [True, False])

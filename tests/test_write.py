@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -843,6 +844,16 @@ def test_a_write_is_announced_and_receivers_cannot_harm_it() -> None:
         signals.event_written.disconnect(receiver)
     assert seen == [("default", "a"), ("default", "x")]
     assert rows() == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads of other tests
+def test_a_forked_child_knows_no_queue(queue: Queue) -> None:
+    """Design 9, row 443: the worker stays behind in the parent."""
+    child = os.fork()
+    if child == 0:  # nothing of pytest may run here
+        os._exit(len(hooks.slot.queues))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert hooks.slot.queues == {"default": queue}
 
 
 # --- from models.py -------------------------------------------------------------------------------
