@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from datetime import datetime
 
-from django.db import connections, router
+from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
@@ -18,11 +19,14 @@ from ..events import as_utc
 from ..models import OutboxEvent
 from ..outcomes import Decision
 from .heartbeat import Heartbeat
+from .hygiene import tidy
 from .loops import Loop
 from .queues import Held
 from .settler import Settled, by_kind, tell, write
 from .worker import new_owner
 
+GATHER, GATHER_FOR = 20, 0.1  # decisions, and seconds, after which they are settled
+PAUSES = (0.1, 0.5, 2.0)  # seconds before a settle is tried again
 ESCAPING = (KeyboardInterrupt, SystemExit)  # they end the caller, not the event
 
 
@@ -47,6 +51,9 @@ class _Drain:
         self.held = Held(self.settings.LEASE)
         self.later: dict[str, float] = {}  # seconds of delay that each event was given so far
         self.over: list[str] = []  # events that are not to come again in this drain
+        self.in_use = [  # the caller's open transactions on other databases are not ours to tidy
+            each for each in connections.all(initialized_only=True) if each.in_atomic_block
+        ]
         self.horizon = 0.0  # seconds between the database's now and ``at``
 
     def run(self, limit: int | None, *, inside: bool) -> int:
@@ -97,30 +104,42 @@ class _Drain:
     def _deliver(
         self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inside: bool
     ) -> int:
-        settled: Settled = []
+        count, since = 0, time.monotonic()
+        waiting: Settled = []
         try:
             for lease in leases:
-                if inside or self.held.wait_current(lease, lambda: False):
-                    settled.append((lease, self._decide(lease, inside=inside)))
+                if not (inside or self.held.wait_current(lease, lambda: False)):
+                    continue
+                waiting.append((lease, self._decide(lease, inside=inside)))
+                count += 1
+                if len(waiting) >= GATHER or time.monotonic() - since > GATHER_FOR:
+                    part, waiting, since = waiting, [], time.monotonic()
+                    self._settle(connection, part)
         finally:
-            self._settle(connection, settled)
-            rest = self.held.unstarted()
-            if rest:
+            self._settle(connection, waiting)
+            if rest := self.held.unstarted():
                 dialects.of(connection).release(connection, me=self.me, ids=rest)
             self.held.drop([lease.event.event_id for lease in leases])
-        return len(settled)
+        return count
 
     def _decide(self, lease: Lease, *, inside: bool) -> Decision:
         if lease.rescues >= self.settings.MAX_RESCUES:
             decision = lost(lease.rescues)
         elif inside:
             with savepoint(connections[self.alias]):
-                decision = deliver(lease, alias=self.alias, escaping=ESCAPING)
+                decision = self._run(lease)
         else:
-            decision = deliver(lease, alias=self.alias, escaping=ESCAPING)
+            decision = self._run(lease)
+            for connection in connections.all(initialized_only=True):
+                if connection not in self.in_use:
+                    tidy(connection, lease)
         lease.started_at = time.monotonic()
         self._note_delay(lease.event.event_id, decision)
         return decision
+
+    def _run(self, lease: Lease) -> Decision:
+        """Deliver in a context of its own: no language or time zone reaches the next, or us."""
+        return copy_context().run(deliver, lease, alias=self.alias, escaping=ESCAPING)
 
     def _note_delay(self, event_id: str, decision: Decision) -> None:
         """An event comes again only while the delays it was given lie within ``at``."""
@@ -132,8 +151,16 @@ class _Drain:
             self.over.append(event_id)
 
     def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
+        """Write decisions; a database that refuses for a moment must not have all run again."""
         for part in by_kind(settled):
-            write(part, connection=connection, me=self.me, settings=self.settings)
+            for pause in (*PAUSES, None):
+                try:
+                    write(part, connection=connection, me=self.me, settings=self.settings)
+                    break
+                except DatabaseError:
+                    if pause is None or connection.in_atomic_block:
+                        raise
+                    time.sleep(pause)
             tell(part, alias=self.alias)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 from typing import Any
 
 from django.core.signals import request_started
@@ -14,6 +15,10 @@ from ..models import OutboxEvent
 from .worker import Worker
 
 logger = logging.getLogger("django_outbox")
+
+# As the standard library ends its thread pools, and before it does: async listeners still need
+# them, and once atexit runs no thread can be started any more.
+at_exit = getattr(threading, "_register_atexit", atexit.register)
 
 
 def install() -> None:
@@ -35,7 +40,7 @@ def start(alias: str) -> None:
     except Exception:
         logger.exception("embedded worker did not start alias=%s", alias)
         return
-    atexit.register(worker.stop)
+    at_exit(worker.stop)
 
 
 def _at_request(**kwargs: Any) -> None:

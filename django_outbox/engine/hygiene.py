@@ -43,7 +43,7 @@ class Hygiene:
     def after(self, lease: Lease) -> None:
         for connection in self._connections:
             try:
-                _tidy(connection, lease)
+                tidy(connection, lease)
             except Exception:  # noqa: BLE001 - too broken to be asked
                 abandon(connection)
         self._last = time.monotonic()
@@ -59,7 +59,8 @@ class Hygiene:
             self._connections.append(connection)
 
 
-def _tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
+def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
+    """Close a connection that a listener left in a transaction or with an error."""
     if connection.connection is None:
         return
     if connection.in_atomic_block or not connection.get_autocommit():

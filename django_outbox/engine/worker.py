@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,6 +75,7 @@ class Worker:
         self.id = new_owner()
         self._purge, self._max_events = purge, max_events
         self._state, self._pid = "new", 0
+        self._released = 0  # leases given back unstarted; owner: the settler's thread
         self._assemble()
 
     def _assemble(self) -> None:
@@ -108,7 +108,9 @@ class Worker:
         self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
         presence = Presence(me=self.id, mode=settings.MODE, **parts)
         heartbeat = Heartbeat(me=self.id, presence=presence, **parts)
-        self._settling = self._loop("settler", self._settler.step)
+        self._settling = self._loop(
+            "settler", self._settler.step, close=self._release_unstarted
+        )  # fmt: skip
         self._beating = self._loop("heartbeat", heartbeat.step, close=heartbeat.close)
         self._claiming = self._loop("claimer", self._claimer.step)
         self._purging = self._loop("purger", self._purger.step)
@@ -195,7 +197,6 @@ class Worker:
         finished = self._dispatcher.join(give_up)
         finished = self._event_loop.join(give_up) and finished
         settled = self._settle_the_rest(give_up)
-        released = self._release_unstarted()
         for loop in (self._beating, self._holding if self._active else None):
             if loop is not None:
                 loop.stop()
@@ -203,7 +204,9 @@ class Worker:
         self._purging.join(PATIENCE)
         if self._hearing is not None:
             self._hearing.join(PATIENCE)
-        logger.info("worker stopped id=%s alias=%s released=%d", self.id, self.alias, released)
+        logger.info(
+            "worker stopped id=%s alias=%s released=%d", self.id, self.alias, self._released
+        )
         announce(worker_stopped, sender=self.alias, worker_id=self.id)
         return finished and settled
 
@@ -228,24 +231,21 @@ class Worker:
         self._decisions.wake()
         return self._settling.join(PATIENCE) and settled
 
-    def _release_unstarted(self) -> int:
-        """Give back what nobody started; a database that does not answer must not hold the stop."""
+    def _release_unstarted(self) -> None:
+        """Give back what nobody started; in the settler's thread, after its last settle.
+
+        At the interpreter's exit no thread can be started, and a database that does not answer
+        must not hold the one that stops us.
+        """
         ids = self._held.unstarted()
         self._held.drop(ids)
-        if ids:
-            thread = threading.Thread(target=self._release, args=(ids,), daemon=True)
-            thread.start()
-            thread.join(PATIENCE)
-        return len(ids)
-
-    def _release(self, ids: list[str]) -> None:
-        connection = dialects.engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
+        if not ids:
+            return
+        connection = connections[self.alias]
         try:
-            dialects.of(connection).release(connection, me=self.id, ids=ids)
+            self._released = dialects.of(connection).release(connection, me=self.id, ids=ids)
         except Exception as error:  # noqa: BLE001 - stopping goes on
             logger.error("release failed; the leases end by themselves error=%s", error)
-        finally:
-            connection.close()
 
     def __enter__(self) -> Worker:
         self.start()
