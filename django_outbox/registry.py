@@ -63,9 +63,8 @@ class Listener:
     def where(self) -> str:
         """Name the callable and its place: ``shop.listeners.reserve_stock (…/listeners.py:12)``."""
         call = inspect.unwrap(_whole(self.call))
-        code = getattr(call, "__code__", None) or getattr(
-            getattr(type(call), "__call__", None), "__code__", None  # noqa: B004 - as in is_async
-        )
+        of_object = getattr(type(call), "__call__", None)  # noqa: B004 - as in is_async
+        code = getattr(call, "__code__", None) or getattr(of_object, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         return f"{label(call)}{place}"
 

@@ -130,6 +130,12 @@ def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:
     assert all(name in warning.msg for name in outbox)
 
 
+@pytest.mark.parametrize(("embedded", "found"), [(True, ["django_outbox.W030"]), (False, [])])
+def test_w030_embedded_workers_need_traffic(embedded: bool, found: list[str]) -> None:
+    with override_settings(OUTBOX={"EMBEDDED": embedded}):
+        assert [each.id for each in ours() if not each.is_serious()] == found
+
+
 # --- databases: a SQLite of our own, whatever this run uses ---------------------------------------
 
 
