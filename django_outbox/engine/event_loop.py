@@ -83,6 +83,7 @@ class EventLoop:
         if not await self._current(lease):
             return
         lease.started_at = time.monotonic()
+        decision = None
         try:
             async with ThreadSensitiveContext() as context:
                 try:
@@ -92,6 +93,9 @@ class EventLoop:
         except asyncio.CancelledError:
             lease.started_at = 0.0  # really ended: the lease can be given back
             raise
+        except RuntimeError:  # the context's end needs a thread, which a dying interpreter refuses
+            if decision is None:
+                raise
         self._decisions.put((lease, decision))
 
     async def _current(self, lease: Lease) -> bool:

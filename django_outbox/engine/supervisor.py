@@ -21,7 +21,6 @@ logger = logging.getLogger("django_outbox")
 
 BACKOFF = (0.1, 30.0)  # seconds before a process that died is replaced, and at most
 HEALTHY = 10.0  # seconds after which a process counts as well started
-KILL_AFTER = 3.0  # seconds beyond DRAIN_TIMEOUT that a process gets to end
 
 
 class Signals:
@@ -65,7 +64,7 @@ def run(aliases: Sequence[str | None], *, processes: int = 1, **options: Any) ->
     if processes == 1:
         return serve(aliases, signals, **options)
     connections.close_all()  # nothing of the database may be shared by a fork
-    return Supervisor(processes, lambda: _serve_as_child(aliases, options)).run(signals)
+    return Supervisor(processes, lambda: _serve_as_child(aliases, signals, options)).run(signals)
 
 
 def serve(aliases: Sequence[str | None], signals: Signals, **options: Any) -> int:
@@ -81,8 +80,10 @@ def serve(aliases: Sequence[str | None], signals: Signals, **options: Any) -> in
     return 0 if all(ends) and not signals.hurry() else 1
 
 
-def _serve_as_child(aliases: Sequence[str | None], options: dict[str, Any]) -> int:
-    signals = Signals()
+def _serve_as_child(
+    aliases: Sequence[str | None], signals: Signals, options: dict[str, Any]
+) -> int:
+    """Go on with the parent's count: a signal that came right after the fork is in it."""
     signals.install(ignore_interrupt=True)
     parent = os.getppid()
 
@@ -108,6 +109,7 @@ class Supervisor:
             for slot in self._slots:
                 slot.tend(self._main)
         for slot in self._slots:
+            slot.code = 0  # how processes ended before is told already
             slot.tell(signal.SIGTERM)
         told_twice = False
         while any(slot.is_alive() for slot in self._slots):
@@ -116,7 +118,7 @@ class Supervisor:
                 for slot in self._slots:
                     slot.tell(signal.SIGTERM)
             time.sleep(0.02)
-        return max((slot.code for slot in self._slots), default=0)
+        return 1 if any(slot.code for slot in self._slots) else 0
 
 
 class _Slot:
