@@ -11,6 +11,7 @@ ROOT_URLCONF = "tests.reach.urls"
 OUTBOX = json.loads(os.environ.get("REACH_OUTBOX", "{}"))
 LOGGING = {
     "version": 1,
+    "disable_existing_loggers": False,  # the web servers' own, which have begun to speak
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "loggers": {"django_outbox": {"handlers": ["console"], "level": "INFO"}},
 }

@@ -1,0 +1,315 @@
+"""``EMBEDDED=True``: the process that serves a request delivers what the request wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import pytest
+from django.core.checks import run_checks
+from django.db import connection
+
+import django_outbox as outbox
+from django_outbox import hooks
+from django_outbox.models import OutboxEvent, OutboxWorker
+from tests.reach.children import Child, Site, is_alive
+from tests.table import listening, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WSGI, ASGI = "tests.reach.wsgi:application", "tests.reach.asgi:application"
+GUNICORN = ("gunicorn", WSGI, "--workers", "2", "--bind", "{address}")
+SERVERS = {
+    "gunicorn": GUNICORN,
+    "gunicorn preloaded": (*GUNICORN, "--preload"),
+    "gunicorn threads": (*GUNICORN, "--worker-class", "gthread", "--threads", "4"),
+    "gunicorn threads preloaded": (*GUNICORN, "--preload", "--threads", "4"),
+    "uvicorn": ("uvicorn", ASGI, "--host", "127.0.0.1", "--port", "{port}"),
+    "uvicorn workers": ("uvicorn", ASGI, "--port", "{port}", "--workers", "2"),
+    "runserver": ("django", "runserver", "{address}"),
+}
+# No worker looks at the table but once at its start: only the hot route is that quick.
+FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60, "DOORBELL": None}
+
+
+class Server:
+    """A web server that runs the site, and requests to it."""
+
+    def __init__(self, child: Child, port: int) -> None:
+        self.child, self._url = child, f"http://127.0.0.1:{port}"
+
+    def get(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self._url}/{path}", timeout=30) as answer:
+            return dict(json.load(answer))
+
+    def write(self, **fields: Any) -> dict[str, Any]:
+        query = "&".join(f"{name}={value}" for name, value in fields.items())
+        return self.get(f"write?{query}")
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process(self.child.pid), *self.child.children]
+
+
+@contextmanager
+def serving(name: str, env: dict[str, str], logs: Path, **settings: Any) -> Iterator[Server]:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    command = [part.format(port=port, address=address) for part in SERVERS[name]]
+    with Site(env, logs).run(*command, **{"EMBEDDED": True, **settings}) as child:
+        child.says("Listening at|Uvicorn running|Starting .*development server")
+        wait_until(lambda: listens(port), what=f"{name} at {address}")
+        yield Server(child, port)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def effects(phase: str | None = None) -> dict[str, Effect]:
+    found = Effect.objects.filter(**({"phase": phase} if phase else {}))
+    return {each.event_id: each for each in found}
+
+
+def holds_a_database(process: psutil.Process) -> bool:
+    """Whether a process has the database open: its file, or a connection to its server."""
+    if connection.vendor == "sqlite":
+        return str(connection.settings_dict["NAME"]) in [each.path for each in process.open_files()]
+    port = int(connection.settings_dict["PORT"] or 0)
+    return any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp"))
+
+
+def write_in_every_process(server: Server, count: int) -> list[dict[str, Any]]:
+    """Send requests until ``count`` processes have answered and had their events delivered."""
+    answers: list[dict[str, Any]] = []
+
+    def all_answered() -> bool:
+        with ThreadPoolExecutor(6) as pool:
+            answers.extend(pool.map(lambda _: server.write(), range(6)))
+        return len({each["pid"] for each in answers}) >= count
+
+    wait_until(all_answered, within=30, what=f"answers of {count} processes")
+    return answers
+
+
+# -- commit to listener in one process -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_39_a_request_is_followed_by_its_listener_in_the_same_process(
+    name: str, database_env: dict[str, str], tmp_path: Path
+) -> None:
+    processes = 2 if "2" in SERVERS[name] else 1
+    with serving(name, database_env, tmp_path, **FAR) as server:
+        first = write_in_every_process(server, processes)
+        all_done(first)
+        answers = write_in_every_process(server, processes)
+        all_done(first + answers)
+        end = stop(server)
+    found, writers = effects(), pids_by_event(answers)
+    assert {event_id: found[event_id].pid for event_id in writers} == writers
+    assert {found[event_id].phase for event_id in writers} == {"hot"}
+    share_no_session(first + answers, found)
+    nothing_is_left()
+    waits = [
+        found[event_id].at.timestamp() - each["committed_at"]
+        for each in answers
+        for event_id in each["ids"]
+    ]
+    print(f"{name}: commit to listener, median {median(waits) * 1000:.1f} ms, {end}")  # noqa: T201
+
+
+def all_done(answers: list[dict[str, Any]]) -> None:
+    count = len(pids_by_event(answers))
+    wait_until(lambda: statuses() == {"DONE": count}, what=f"{count} DONE")
+
+
+def pids_by_event(answers: list[dict[str, Any]]) -> dict[str, int]:
+    return {event_id: each["pid"] for each in answers for event_id in each["ids"]}
+
+
+def share_no_session(answers: list[dict[str, Any]], done: dict[str, Effect]) -> None:
+    """No database session is seen in two processes: none was opened before a fork."""
+    users: dict[str, set[int]] = {}
+    for each in answers:
+        users.setdefault(each["session"], set()).add(each["pid"])
+    for effect in done.values():
+        users.setdefault(effect.worker, set()).add(effect.pid)
+    if connection.vendor != "sqlite":
+        assert "" not in users
+        assert all(len(pids) == 1 for pids in users.values())
+
+
+def nothing_is_left() -> None:
+    assert not OutboxEvent.objects.leased().exists()
+    assert not OutboxWorker.objects.exists()
+
+
+def stop(server: Server) -> str:
+    """End the server as its user would, and wait until nothing of it runs."""
+    everyone = server.processes
+    if "development server" in server.child.output:
+        server.child.tell(signal.SIGINT, group=True)  # Ctrl-C in a terminal
+    else:
+        server.child.tell(signal.SIGTERM)
+    code = server.child.wait()
+    wait_until(lambda: not any(map(is_alive, everyone)), what=f"an end of {everyone}")
+    return f"exit {code}"
+
+
+@pytest.mark.parametrize("name", ["gunicorn", "gunicorn preloaded"])
+def test_39_nothing_is_started_or_opened_before_the_fork(
+    name: str, database_env: dict[str, str], tmp_path: Path
+) -> None:
+    with serving(name, database_env, tmp_path) as server:
+        booted = "(?s)" + ".*".join(["Booting worker"] * 2)
+        server.child.says(booted)
+        wait_until(lambda: len(server.processes) == 3)
+        master, *workers = server.processes
+        assert [each.num_threads() for each in workers] == [1, 1]
+        assert not any(map(holds_a_database, server.processes))
+        write_in_every_process(server, 2)
+        assert not holds_a_database(master)
+        assert all(each.num_threads() > 1 for each in workers)
+        assert all(holds_a_database(each) for each in workers)
+        stop(server)
+
+
+def test_39_the_first_request_starts_the_worker_though_it_writes_nothing(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """What an earlier process left due is then delivered, without a write in this one."""
+    (left,) = write(event_type="reach.noted")
+    with serving("gunicorn", database_env, tmp_path) as server:
+        answer = server.get("threads")
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+        assert effects()[left].pid in [each.pid for each in server.child.children]
+        again = next(
+            found for found in iter(lambda: server.get("threads"), None)
+            if found["pid"] == answer["pid"]
+        )  # fmt: skip
+        assert [each for each in again["names"] if each.startswith("outbox-default-")]
+        stop(server)
+    nothing_is_left()
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gunicorn", "gunicorn threads", "uvicorn", "runserver"])
+def test_at_exit_what_runs_is_finished_and_the_rest_released(
+    name: str, database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """One thread, twenty events: one runs when the server is told to end, the others wait."""
+    with serving(name, database_env, tmp_path, WORKERS=1, **FAR) as server:
+        ids = server.write(type="reach.slow", seconds=0.05, count=20)["ids"]
+        wait_until(lambda: effects("start"), what="a start")
+        stop(server)
+    started = effects("start")
+    assert [*effects("end")] == [*started]
+    assert statuses() == {"DONE": len(started), "NEW": 20 - len(started)}
+    rest = OutboxEvent.objects.filter(pk__in=ids).pending()
+    assert {*rest.values_list("locked_by", "attempts", "rescues")} <= {(None, 0, 0)}
+    nothing_is_left()
+
+
+def test_an_awaited_listener_may_finish_at_exit(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Its database calls go through a thread pool, which must not be closed before it."""
+    with serving("gunicorn", database_env, tmp_path, **FAR) as server:
+        server.write(type="reach.awaited", seconds=0.5)
+        wait_until(lambda: effects("start"), what="a start")
+        stop(server)
+    assert effects("end")
+    assert statuses() == {"DONE": 1}
+    nothing_is_left()
+
+
+def test_a_killed_server_process_leaves_its_events_to_the_next(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    with serving("gunicorn", database_env, tmp_path, LEASE=1, DRAIN_TIMEOUT=0.5) as server:
+        answer = server.write(type="reach.slow", seconds=5)
+        wait_until(lambda: effects("start"), what="a start")
+        os.kill(answer["pid"], signal.SIGKILL)
+
+        def rescued() -> bool:
+            server.get("threads")  # any request starts the worker of the process that took over
+            return Effect.objects.filter(phase="start").exclude(pid=answer["pid"]).exists()
+
+        wait_until(rescued, within=30, what="a rescue")
+        stop(server)
+
+
+# -- forks and checks ------------------------------------------------------------------------------
+
+
+def test_17_a_forked_child_has_no_worker(settings: Any) -> None:
+    settings.OUTBOX = {"DOORBELL": None}
+    asked: list[str] = []
+    with listening(lambda event: None), outbox.Worker():
+        assert hooks.slot.queues
+        assert in_child(lambda: [*hooks.slot.queues]) == []
+        hooks.slot.start = asked.append
+        try:
+            hooks.slot.queue("default")  # this process has a worker and asks for none
+            assert in_child(lambda: hooks.slot.queue("default") or asked) == ["default"]
+        finally:
+            hooks.slot.start = None
+            hooks.slot._asked.clear()
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="the parent's worker goes on")
+    assert asked == []
+
+
+def in_child(answer: Any) -> Any:
+    """Return what a fork of this process answers."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: the very point
+        pid = os.fork()
+    if not pid:
+        try:
+            os.write(writer, json.dumps(answer()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
+
+
+def test_a_check_says_that_traffic_alone_delivers_nothing_late(settings: Any) -> None:
+    settings.OUTBOX = {"EMBEDDED": True}
+    (found,) = [each for each in run_checks() if "EMBEDDED" in each.msg]
+    assert re.fullmatch(r"django_outbox\.W\d{3}", str(found.id))
+    assert "outbox_worker" in str(found.hint)
+    settings.OUTBOX = {"EMBEDDED": False}
+    assert not [each for each in run_checks() if "EMBEDDED" in each.msg]
+
+
+def test_39_off_by_default() -> None:
+    assert hooks.slot.start is None
