@@ -1,0 +1,390 @@
+"""Real ``outbox_worker`` processes: stopped, killed, paused, cut off from their database."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.db import connection
+
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+from tests import databases
+from tests.fleet import REPOSITORY, Fleet, wait_for_end_of
+from tests.relay import Relay
+from tests.table import insert, row, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SQLITE = databases.vendor() == "sqlite"
+NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no server that could go away")
+OUTBOX = {
+    "LISTENER_MODULE": "listeners",
+    "LEASE": 1.5,
+    "DRAIN_TIMEOUT": 1.2,
+    "LOCK_WAIT": 1,
+    "POLL_INTERVAL": 0.2,
+    "POLL_BATCH_SIZE": 100,
+    "COLD_QUEUE_CAPACITY": 100,
+    "RETRY": {"policy": "fixed", "delay": 0.05, "max_attempts": 100},
+}
+KILLED = -signal.SIGKILL
+
+
+class Workers(Fleet):
+    """A fleet with settings that one start may change."""
+
+    def __init__(self, environment: dict[str, str], directory: Path) -> None:
+        super().__init__(environment, directory, **OUTBOX)
+
+    def start(self, *arguments: str, outbox: Any = None, **environment: str) -> psutil.Popen:
+        changed = {"OUTBOX_TEST_SETTINGS": json.dumps({**OUTBOX, **outbox})} if outbox else {}
+        return super().start(*arguments, **changed, **environment)
+
+
+@pytest.fixture
+def workers(database_env: dict[str, str], tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(database_env, tmp_path)
+    yield workers
+    workers.kill_all()
+    sys.stdout.write(workers.log.read_text()[-6000:])  # pytest shows it where the test failed
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Gated listeners run until this file is touched."""
+    return tmp_path / "gate"
+
+
+def gated(gate: Path, count: int = 1) -> list[str]:
+    return write(count, "process.gated", payload={"gate": str(gate)})
+
+
+def quick(count: int = 1) -> list[str]:
+    return insert(count, due=-1, event_type="process.quick")
+
+
+def effects(phase: str) -> Counter[str]:
+    return Counter(Effect.objects.filter(phase=phase).values_list("event_id", flat=True))
+
+
+def wait_for_start(*ids: str, times: int = 1) -> None:
+    wait_until(lambda: all(effects("start")[each] >= times for each in ids), what="the start")
+
+
+def wait_until_all_done(within: float = 40) -> None:
+    wait_until(lambda: [*statuses()] == ["DONE"], within=within, what=f"all done: {statuses()}")
+
+
+def wait_until_it_runs(workers: Workers, worker: psutil.Popen) -> None:
+    """Its claims may begin before, but only then a signal finds its receiver."""
+    mine = f" {worker.pid} INFO worker started"
+    wait_until(lambda: workers.logged(mine), what="the worker's start")
+
+
+def wait_until_it_stops(worker: psutil.Popen, threads: int) -> None:
+    """A worker that was told to stop has fewer threads: the claimer's goes at once."""
+    wait_until(lambda: worker.num_threads() < threads, what="a thread fewer")
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_444_the_first_signal_drains(workers: Workers, gate: Path, number: int) -> None:
+    running = gated(gate, 2)
+    waiting = quick(20)
+    OutboxEvent.objects.filter(pk__in=waiting).update(available_at=row(running[0]).available_at)
+    worker = workers.start("--workers", "2", outbox={"DRAIN_TIMEOUT": 20, "LEASE": 30})
+    wait_until(lambda: len(effects("start")) == 2 or len(effects("end")) == 20)
+    wait_for_start(*running)
+    threads = worker.num_threads()
+    worker.send_signal(number)
+    wait_until_it_stops(worker, threads)
+    late = quick(5)
+    gate.touch()
+    assert wait_for_end_of(worker) == 0
+    assert {row(each).status for each in running} == {Status.DONE}
+    assert {row(each).status for each in late} == {Status.NEW}
+    assert OutboxEvent.objects.exclude(locked_by=None).count() == 0
+    assert OutboxEvent.objects.exclude(attempts=0).count() == 0
+    pending = OutboxEvent.objects.pending().count()
+    assert OutboxEvent.objects.due().count() == pending  # given back, due at once
+    assert effects("end") == Counter(
+        OutboxEvent.objects.done().values_list("event_id", flat=True)
+    )  # each once
+
+
+def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> None:
+    running = gated(gate, 2)
+    worker = workers.start("--workers", "2", "--drain-timeout", "25", outbox={"LEASE": 30})
+    wait_for_start(*running)
+    waiting = quick(10)
+    wait_until(lambda: OutboxEvent.objects.leased().count() == 12)
+    threads = worker.num_threads()
+    worker.terminate()
+    wait_until_it_stops(worker, threads)
+    started = time.monotonic()
+    worker.terminate()
+    assert wait_for_end_of(worker) == 1
+    assert time.monotonic() - started < 6
+    assert OutboxEvent.objects.due().filter(pk__in=waiting, locked_by=None).count() == 10
+    assert OutboxEvent.objects.exclude(locked_by=None).count() == 2  # they may have had an effect
+
+
+def test_444_a_stuck_listener_cannot_hold_the_process(workers: Workers) -> None:
+    (event_id,) = write(1, "process.stuck")
+    worker = workers.start(outbox={"LEASE": 30})
+    wait_for_start(event_id)
+    quick(5)
+    wait_until(lambda: len(effects("end")) == 5)
+    started = time.monotonic()
+    worker.terminate()
+    assert wait_for_end_of(worker) == 1
+    assert time.monotonic() - started < OUTBOX["DRAIN_TIMEOUT"] + 1  # type: ignore[operator]
+    assert row(event_id).attempts == 0
+
+
+def test_a_signal_at_any_instant_is_received(database_env: dict[str, str]) -> None:
+    """The receiver runs between two bytecodes of the main thread, whatever lock that holds."""
+    script = """
+import faulthandler, random, signal, threading
+import django
+django.setup()
+from django_outbox.engine.supervisor import Signals
+
+def beat():
+    while not ended.wait(0.001):
+        pass
+
+faulthandler.dump_traceback_later(30, exit=True)
+ended = threading.Event()
+threading.Thread(target=beat).start()  # a worker is never alone in its process
+for _ in range(2000):
+    signals = Signals()
+    signal.signal(signal.SIGALRM, signals.receive)
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0003))
+    while not signals.wait(0.0001):
+        pass
+    assert signals.received == 1 and not signals.hurry()
+ended.set()
+print("received")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, env=database_env, capture_output=True,
+        text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "received\n", done.stderr
+
+
+# -- lost workers ----------------------------------------------------------------------------------
+
+
+def test_239_kill_in_the_listener(workers: Workers, gate: Path) -> None:
+    (event_id,) = gated(gate)
+    first = workers.start()
+    wait_for_start(event_id)
+    first.kill()
+    assert wait_for_end_of(first) == KILLED
+    assert row(event_id).locked_by is not None
+    second = workers.start()
+    wait_for_start(event_id, times=2)
+    assert row(event_id).rescues == 1
+    gate.touch()
+    wait_until_all_done()
+    assert row(event_id).attempts == 0
+    assert workers.logged(f"rescued event_id={event_id}")
+    assert workers.end(second) == 0
+
+
+def test_a_kill_loop_loses_nothing(workers: Workers) -> None:
+    events, kills, threads = (600 if SQLITE else 3000), 10, 4
+    ids = quick(events)
+    alive = [workers.start("--workers", str(threads)) for _ in range(2)]
+    for n in range(kills):
+        goal = (n + 1) * events // (kills + 3)
+        wait_until(lambda goal=goal: Effect.objects.count() >= goal, within=40)  # type: ignore[misc]
+        victim = alive.pop(0)
+        wait_until_it_runs(workers, victim)
+        victim.kill()
+        assert wait_for_end_of(victim) == KILLED
+        alive.append(workers.start("--workers", str(threads)))
+    wait_until_all_done()
+    for each in alive:
+        wait_until_it_runs(workers, each)
+    assert [workers.end(each) for each in alive] == [0, 0]
+    ends = effects("end")
+    assert sorted(ends) == sorted(ids)  # 0 lost
+    assert statuses() == {"DONE": events}  # 0 stuck, 0 dead
+    assert OutboxEvent.objects.exclude(locked_by=None).count() == 0
+    assert ends.total() - events <= kills * threads
+
+
+def test_w16_a_paused_worker_cannot_settle_what_it_lost(workers: Workers, gate: Path) -> None:
+    (event_id,) = gated(gate)
+    paused = workers.start("--workers", "2")
+    wait_for_start(event_id)
+    paused.suspend()  # SIGSTOP
+    other = workers.start()
+    wait_for_start(event_id, times=2)  # its lease has ended and was taken
+    gate.touch()
+    wait_until_all_done()
+    before = row(event_id).__dict__ | {"_state": 0}
+    assert workers.end(other) == 0
+    paused.resume()  # SIGCONT
+    wait_until(lambda: workers.logged("lost leases"), what="the refused settle")
+    assert row(event_id).__dict__ | {"_state": 0} == before
+    quick(10)
+    wait_until_all_done()
+    assert {*Effect.objects.filter(phase="end").values_list("pid", flat=True)} == {
+        paused.pid, other.pid,
+    }  # fmt: skip
+    assert workers.end(paused) == 0
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_once(workers: Workers) -> None:
+    quick(7)
+    insert(1, due=3600, event_type="process.quick")
+    worker = workers.start("--once")
+    assert wait_for_end_of(worker) == 0
+    assert statuses() == {"DONE": 7, "NEW": 1}
+    assert workers.logged("delivered 7")
+
+
+def test_229_workers_is_the_number_of_threads(workers: Workers, gate: Path) -> None:
+    gated(gate, 5)
+    worker = workers.start("--workers", "3")
+    wait_until(lambda: len(effects("start")) == 3)
+    wait_until(lambda: OutboxEvent.objects.leased().count() == 5)  # two wait for a thread
+    assert len(effects("start")) == 3
+    gate.touch()
+    wait_until_all_done()
+    assert workers.end(worker) == 0
+
+
+def test_enabled_false_exits_0_and_says_so(workers: Workers) -> None:
+    quick(1)
+    worker = workers.start(outbox={"ENABLED": False})
+    assert wait_for_end_of(worker) == 0
+    assert workers.logged('OUTBOX["ENABLED"] is False')
+    assert statuses() == {"NEW": 1}
+
+
+def test_a_missing_table_is_told(workers: Workers) -> None:
+    worker = workers.start(outbox={"TABLE_PREFIX": "absent_"})
+    assert wait_for_end_of(worker) == 1
+    (line,) = workers.logged("no table")
+    assert "absent_outbox_event" in line
+    assert "manage.py migrate django_outbox --database default" in line
+    assert not workers.logged("Traceback")
+
+
+def test_an_unknown_alias_is_told(workers: Workers) -> None:
+    worker = workers.start("--database", "nowhere")
+    assert wait_for_end_of(worker) != 0
+    assert workers.logged("nowhere")
+    assert not workers.logged("Traceback")
+
+
+# -- the database goes away ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    relay = Relay()
+    yield relay
+    relay.cut()
+
+
+@NO_SERVER
+def test_48_database_down_at_the_start_and_again_later(workers: Workers, relay: Relay) -> None:
+    settings = {"default": relay.settings(), "other": relay.settings()}
+    worker = workers.start(**databases.environment(settings))
+    wait_until(lambda: workers.logged("claimer failed"), what="the first complaint")
+    wait_until(lambda: [x for x in workers.logged("claimer failed") if "times=4" in x])
+    assert worker.is_running()
+    assert len(workers.log.read_text().splitlines()) < 60  # a bounded rate, and no tracebacks
+    assert not workers.logged("Traceback")
+
+    quick(5)
+    relay.open()
+    wait_until_all_done()
+
+    relay.cut()
+    (event_id,) = quick(1)
+    wait_until(lambda: len(workers.logged("claimer failed")) >= 5, what="another complaint")
+    assert row(event_id).status == Status.NEW
+    relay.open()
+    wait_until_all_done()
+    assert worker.is_running()
+    assert workers.end(worker) == 0
+    assert effects("end").total() == 6
+
+
+@NO_SERVER
+def test_48_a_worker_that_waits_for_its_database_can_be_stopped(
+    workers: Workers, relay: Relay
+) -> None:
+    worker = workers.start(
+        **databases.environment({"default": relay.settings(), "other": relay.settings()})
+    )
+    wait_until(lambda: workers.logged("claimer failed"))
+    started = time.monotonic()
+    assert workers.end(worker) == 0
+    assert time.monotonic() - started < 8
+
+
+def terminate_other_sessions() -> int:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                "AND backend_type = 'client backend'"
+            )
+            return int(cursor.fetchone()[0])
+        cursor.execute(
+            "SELECT id FROM information_schema.processlist "
+            "WHERE db = database() AND id <> connection_id()"
+        )
+        ids = [each[0] for each in cursor.fetchall()]
+        for number in ids:
+            try:
+                cursor.execute(f"KILL {int(number)}")
+            except connection.Database.OperationalError:
+                continue  # gone meanwhile
+        return len(ids)
+
+
+@NO_SERVER
+def test_a_storm_of_terminated_sessions_loses_nothing(workers: Workers) -> None:
+    events, rounds = 400, 12
+    ids = quick(events)
+    worker = workers.start()
+    ended = 0
+    for n in range(rounds):
+        goal = (n + 1) * events // (rounds + 2)
+        wait_until(lambda goal=goal: Effect.objects.count() >= goal, within=40)  # type: ignore[misc]
+        ended += terminate_other_sessions()
+    wait_until_all_done()
+    assert ended >= rounds
+    assert worker.is_running()
+    assert sorted(effects("end")) == sorted(ids)
+    assert statuses() == {"DONE": events}
+    quick(5)
+    wait_until_all_done()
+    assert workers.end(worker) == 0
