@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from inspect import isawaitable
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -21,6 +22,10 @@ from .decide import decide
 from .lease import Lease
 
 Escaping = tuple[type[BaseException], ...]
+
+
+async def _finish(answer: Awaitable[Any]) -> Any:
+    return await answer
 
 
 class _Undo(Exception):
@@ -93,6 +98,8 @@ class Call:
         call = self.listener.call
         try:
             answer = (async_to_sync(call) if self.listener.is_async else call)(self.lease.event)
+            if isawaitable(answer):  # of a plain function that calls an async one
+                answer = async_to_sync(_finish)(answer)
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker

@@ -14,6 +14,9 @@ from .queues import Decisions, Held, Ready
 
 logger = logging.getLogger("django_outbox")
 
+# Seconds of its listeners' time that a thread may be ahead of the settler. A process that dies has
+# that much repeated, or one event a thread; without it, all that a group commit had gathered.
+RUN_AHEAD = 0.0005
 LOOK_UP = 1.0  # seconds after which an idle thread looks whether it should end
 
 
@@ -56,7 +59,7 @@ class Dispatcher:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        hygiene = Hygiene(self._held.lease)
+        hygiene, ahead = Hygiene(self._held.lease), 0.0
         while not self._stopping.is_set():
             lease = self._ready.take(LOOK_UP)
             self._made_room()
@@ -65,7 +68,10 @@ class Dispatcher:
             if is_async(lease):
                 self._to_loop(lease)
             elif self._may_start(lease):
-                self._deliver(lease, hygiene)
+                ahead += self._deliver(lease, hygiene)
+                if ahead > RUN_AHEAD:
+                    self._held.wait_settled(lease, self._stopping.is_set)
+                    ahead = 0.0
         hygiene.close()
 
     def _may_start(self, lease: Lease) -> bool:
@@ -73,7 +79,8 @@ class Dispatcher:
             return not self._stopping.is_set()
         return self._held.wait_current(lease, self._stopping.is_set)
 
-    def _deliver(self, lease: Lease, hygiene: Hygiene) -> None:
+    def _deliver(self, lease: Lease, hygiene: Hygiene) -> float:
+        """Deliver; return the seconds of listener time that a lost process would repeat."""
         lease.started_at = time.monotonic()
         try:
             hygiene.before()
@@ -85,3 +92,4 @@ class Dispatcher:
             decision = faulty()
         self._decisions.put((lease, decision))
         hygiene.after(lease)
+        return 0.0 if decision.written else lease.duration

@@ -110,6 +110,7 @@ class Held:
     def __init__(self, lease: float) -> None:
         self.lease = lease  # seconds
         self._leases: dict[str, Lease] = {}
+        self.awaited = 0  # threads that wait for a settle
         self._changed = threading.Condition()  # guards the dict and every deadline in it
 
     def __len__(self) -> int:
@@ -164,6 +165,14 @@ class Held:
                     return True
                 self._changed.wait(0.1)
         return False
+
+    def wait_settled(self, lease: Lease, give_up: Callable[[], bool]) -> None:
+        """Wait until the lease is settled, or given up."""
+        with self._changed:
+            self.awaited += 1
+            while self.has(lease) and not give_up():
+                self._changed.wait(0.1)
+            self.awaited -= 1
 
     def wait_empty(self, timeout: float) -> bool:
         with self._changed:

@@ -74,7 +74,9 @@ class Settler:
         A commit per handful costs the database more than all the rest of a delivery.
         """
         until = time.monotonic() + GATHER_FOR
-        while len(self._decisions) < GATHER and self._backlog() and time.monotonic() < until:
+        while self._backlog() and not self._held.awaited and time.monotonic() < until:
+            if len(self._decisions) >= GATHER:
+                break
             time.sleep(0.001)
 
     def _finish(self, part: Settled) -> None:

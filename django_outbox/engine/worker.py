@@ -108,14 +108,16 @@ class Worker:
         self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
         presence = Presence(me=self.id, mode=settings.MODE, **parts)
         heartbeat = Heartbeat(me=self.id, presence=presence, **parts)
-        self._settling = self._loop(
-            "settler", self._settler.step, close=self._release_unstarted
-        )  # fmt: skip
+        self._give_threads(heartbeat)
+
+    def _give_threads(self, heartbeat: Heartbeat) -> None:
+        settings = self.settings
+        self._settling = self._loop("settler", self._settler.step, close=self._release_unstarted)
         self._beating = self._loop("heartbeat", heartbeat.step, close=heartbeat.close)
         self._claiming = self._loop("claimer", self._claimer.step)
         self._purging = self._loop("purger", self._purger.step)
         self._hearing: Loop | None = None
-        if (ear := doorbell.ear(alias)) is not None:
+        if (ear := doorbell.ear(self.alias)) is not None:
             listening = Listening(
                 ear, interval=settings.DOORBELL_INTERVAL, look=self.look, expect=self._expect,
                 tell=self._hears,
