@@ -125,7 +125,7 @@ def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(
         wait_until(settled(1), what="DONE")
     (event,) = calls.events
     assert (event.source, event.payload) == ("hot", {"sku": "in memory"})
-    claims = [sql for sql, params in seen if params and event_id in params]
+    claims = [sql for sql, params in seen if event_id in repr(params)]  # PostgreSQL's are arrays
     assert claims
     assert not [sql for sql in claims if "payload" in sql]
 
