@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,6 +76,7 @@ class Worker:
         self.id = new_owner()
         self._purge, self._max_events = purge, max_events
         self._state, self._pid = "new", 0
+        self._turn = threading.RLock()  # one start or stop at a time
         self._released = 0  # leases given back unstarted; owner: the settler's thread
         self._assemble()
 
@@ -136,6 +138,10 @@ class Worker:
 
     def start(self) -> None:
         """Start all threads and return; harmless if they run, ``RuntimeError`` once stopped."""
+        with self._turn:
+            self._start()
+
+    def _start(self) -> None:
         if self._state == "running":
             return
         if self._state == "stopped":
@@ -145,10 +151,9 @@ class Worker:
                 f"The database {self.alias!r} is in memory, where no worker thread can reach it. "
                 "Use a file, or deliver with drain() in this thread."
             )
-        if self.alias in hooks.slot.queues:
+        if hooks.slot.queues.setdefault(self.alias, self._offers) is not self._offers:
             raise RuntimeError(f"This process already has a worker for {self.alias!r}.")
         self._state, self._pid = "running", os.getpid()
-        hooks.slot.queues[self.alias] = self._offers
         try:
             for part in self._machines():
                 part.start()
@@ -186,10 +191,14 @@ class Worker:
 
         Return whether nothing had to be abandoned. ``hurry`` may cut the wait short.
         """
-        if self._state != "running" or os.getpid() != self._pid:
-            self._state = "stopped"  # a fork of the running one holds nothing
+        if self._pid not in (0, os.getpid()):
+            self._state = "stopped"  # a fork of the running one holds nothing, but maybe its lock
             return True
-        self._state = "stopped"
+        with self._turn:
+            was, self._state = self._state, "stopped"
+            return self._stop(timeout, hurry) if was == "running" else True
+
+    def _stop(self, timeout: float | None, hurry: Callable[[], bool]) -> bool:
         until = time.monotonic() + (self.settings.DRAIN_TIMEOUT if timeout is None else timeout)
 
         def give_up() -> bool:

@@ -1,0 +1,164 @@
+"""Workers are started and stopped a thousand times, from several threads: nothing is left."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+import psutil
+import pytest
+from django.db import connection, connections
+
+import django_outbox as outbox
+from django_outbox import hooks
+from django_outbox.models import OutboxEvent
+from tests.table import in_thread, listening, sessions, statuses, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+CYCLES = 1000
+THREADS = 4
+WITHIN = 100  # seconds; what takes longer is a deadlock
+QUIET = {"DOORBELL": None, "POLL_INTERVAL": 60}  # an ear at the doorbell takes 0.2 s to end
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fail if threads, file descriptors or database sessions are more than before."""
+    cycle("default", idle)  # what is opened once per process is open now
+    cycle("other", idle)
+    before = resources()
+    yield
+    wait_until(lambda: all(a <= b for a, b in zip(resources(), before, strict=True)),
+               what=f"{resources()} (threads, files, sessions), not {before},")  # fmt: skip
+    assert not hooks.slot.queues
+
+
+def resources() -> tuple[int, int, int]:
+    connections["other"].close()
+    connection.ensure_connection()
+    return threading.active_count(), psutil.Process().num_fds(), sessions()
+
+
+def cycle(alias: str, meanwhile: Callable[[], object]) -> bool:
+    """Start and stop a worker; return False where another thread's is running."""
+    worker = outbox.Worker(using=alias, workers=1)
+    try:
+        worker.start()
+        meanwhile()
+    except RuntimeError as error:
+        assert "already has a worker" in str(error)  # noqa: PT017 - other errors shall escape
+        return False
+    finally:
+        assert worker.stop()
+    return True
+
+
+def idle() -> None:
+    """Stop the worker at once, whatever it was about to do."""
+
+
+@pytest.fixture
+def hectic() -> Iterator[None]:
+    """Have threads take turns as often as can be."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def in_threads(*works: Callable[[], object]) -> list[Any]:
+    """Run all at the same time; return what they returned."""
+    together = threading.Barrier(len(works))
+
+    def begin(work: Callable[[], object]) -> object:
+        together.wait(WITHIN)
+        return work()
+
+    futures = [in_thread(partial(begin, work)) for work in works]
+    return [future.result(WITHIN) for future in futures]
+
+
+def test_a_thousand_cycles_from_several_threads(settings: Any, nothing_left: None) -> None:
+    settings.OUTBOX = QUIET
+    until, ticket = time.monotonic() + WITHIN, count()
+    delivered: list[str] = []
+
+    def deliver() -> None:
+        before = len(delivered)
+        write(25)
+        wait_until(lambda: len(delivered) > before, what="the number delivered")
+
+    def go_on() -> tuple[int, int]:
+        started = refused = 0
+        while (number := next(ticket)) < CYCLES:
+            alias = ("other", "default")[number % 2]
+            while not cycle(alias, deliver if number % 50 == 1 else idle):
+                refused += 1
+                assert time.monotonic() < until, "a worker was left running"
+            started += 1
+        return started, refused
+
+    with listening(lambda event: delivered.append(event.event_id)):
+        done = in_threads(*[go_on] * THREADS)
+    assert sum(started for started, _ in done) == CYCLES
+    assert sum(refused for _, refused in done) > 0, "they never met"
+    assert not OutboxEvent.objects.exclude(locked_by=None).exists()
+    assert statuses()["DONE"] == len(delivered) == len({*delivered}) >= CYCLES / 50
+    assert {*OutboxEvent.objects.values_list("attempts", "rescues")} == {(0, 0)}
+
+
+def test_cycles_with_a_doorbell(nothing_left: None) -> None:
+    def go_on() -> int:
+        return sum(cycle(alias, idle) for alias in ("default", "other") * 10)
+
+    assert in_threads(*[go_on] * 2) != [0, 0]
+
+
+def test_one_worker_started_and_stopped_by_all_at_once(
+    settings: Any, nothing_left: None, hectic: None
+) -> None:
+    """Whoever comes first: once a stop has returned, nothing runs and nothing will."""
+    settings.OUTBOX = QUIET
+
+    def start(worker: outbox.Worker) -> None:
+        try:
+            worker.start()
+        except RuntimeError as error:
+            assert "was stopped" in str(error)  # noqa: PT017 - other errors shall escape
+
+    for _ in range(50):
+        worker = outbox.Worker(workers=1)
+        begin = partial(start, worker)
+        in_threads(begin, begin, worker.stop, worker.stop)
+        assert worker.stop()
+        assert not [each for each in threading.enumerate() if each.name.startswith("outbox-")]
+        with pytest.raises(RuntimeError, match="was stopped"):
+            worker.start()
+
+
+def test_one_of_many_workers_for_an_alias_starts(
+    settings: Any, nothing_left: None, hectic: None
+) -> None:
+    settings.OUTBOX = QUIET
+    for _ in range(20):
+        workers = [outbox.Worker(workers=1) for _ in range(THREADS)]
+
+        def start(worker: outbox.Worker) -> bool:
+            try:
+                worker.start()
+            except RuntimeError as error:
+                assert "already has a worker" in str(error)  # noqa: PT017 - as above
+                return False
+            return True
+
+        started = in_threads(*[partial(start, each) for each in workers])
+        assert started.count(True) == 1
+        for worker in workers:
+            assert worker.stop()
