@@ -25,6 +25,14 @@ AWAITED = (
 )  # fmt: skip
 
 
+DELIVERING = (
+    "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "HOT_QUEUE_CAPACITY",
+    "COLD_QUEUE_CAPACITY", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
+    "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE", "UNROUTABLE_GRACE",
+    "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT",
+)  # fmt: skip
+
+
 @register("django_outbox")
 def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     """E001 a setting is unknown or unfit; E002 a path leads nowhere; E003 two of them clash."""
@@ -60,14 +68,36 @@ def _awaited(settings: Settings) -> Iterator[CheckMessage]:
             hint='Use "multi_node" or "single_node".',
             id="django_outbox.E004",
         )
-    default = Settings()
-    idle = [name for name in AWAITED if getattr(settings, name) != getattr(default, name)]
-    if idle:
+    if idle := _given(settings, AWAITED):
         yield Warning(
             f"These settings have no effect in this release: {', '.join(idle)}.",
             hint="Leave them out until the changelog names them.",
             id="django_outbox.W005",
         )
+
+
+def _given(settings: Settings, names: Sequence[str]) -> list[str]:
+    """Return which of these settings are not at their default."""
+    default = Settings()
+    return [name for name in names if getattr(settings, name) != getattr(default, name)]
+
+
+@register("django_outbox")
+def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+    """W006 in writer_only nothing is delivered: what serves delivery has no effect."""
+    if conf.problems() or conf.current().MODE != "writer_only":
+        return []
+    idle = _given(conf.current(), DELIVERING)
+    idle += [each.where for each in registry.listeners()]
+    if not idle:
+        return []
+    return [
+        Warning(
+            f'In OUTBOX["MODE"] "writer_only" these have no effect: {", ".join(idle)}.',
+            hint="Events are only written, for others to read; leave the rest out.",
+            id="django_outbox.W006",
+        )
+    ]
 
 
 @register("django_outbox")

@@ -243,3 +243,13 @@ def test_a_database_that_cannot_be_reached_is_not_said_to_lack_tables(
     connection = sqlite()
     connection.settings_dict["NAME"] = str(tmp_path / "no" / "such" / "directory.sqlite3")
     assert outbox_models.missing_table("default") is None
+
+
+def test_writer_only_says_what_has_no_effect(settings: Any) -> None:
+    """Rows 277, 279: nothing is delivered there, and no listener is asked for."""
+    settings.OUTBOX = {"MODE": "writer_only", "WORKERS": 2, "LEASE": 60}
+    (found,) = [each for each in run_checks() if each.id == "django_outbox.W006"]
+    assert "WORKERS" in found.msg
+    assert "LEASE" in found.msg
+    settings.OUTBOX = {"MODE": "multi_node", "WORKERS": 2}
+    assert not [each for each in run_checks() if each.id == "django_outbox.W006"]
