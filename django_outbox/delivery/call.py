@@ -28,6 +28,13 @@ async def _finish(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a listener raised that no task may raise."""
+
+    error: BaseException
+
+
 class _Undo(Exception):
     """Leaves an atomic listener's transaction with a decision."""
 
@@ -54,24 +61,39 @@ class Call:
         return self._run_atomic(write) if self.listener.atomic else self._decide(self._answer())
 
     async def arun(self) -> Decision:
-        """Await the listener on the event loop; past its timeout it is cancelled."""
+        """Await the listener on the event loop and decide."""
         self._announce()
+        return self._decide(await self._awaited())
+
+    async def _awaited(self) -> Any:
+        """Return what the listener answered or raised; past its timeout it is cancelled."""
         timeout, started = self.listener.timeout, time.monotonic()
-        answer: Any
         try:
-            answer = await asyncio.wait_for(self.listener.call(self.lease.event), timeout)
-            answer = None if isinstance(answer, BaseException) else answer  # returned, not raised
+            answer = await asyncio.wait_for(self._guarded(), timeout)
         except asyncio.TimeoutError as error:  # ours, or one of the listener's own
-            ours = timeout is not None and time.monotonic() - started >= timeout
+            if timeout is None or time.monotonic() - started < timeout:
+                return error
             text = f"{self.listener.where} ran longer than {timeout} s and was cancelled"
-            answer = ListenerTimeout(text) if ours else error
+            return ListenerTimeout(text)
         except asyncio.CancelledError as error:
             if self.lease.cancelled:  # by the worker, which stops
                 raise
-            answer = error
-        except BaseException as error:  # noqa: BLE001 - no listener ends the worker
-            answer = error
-        return self._decide(answer)
+            return error
+        except Exception as error:  # noqa: BLE001 - what it may raise is its own
+            return error
+        if isinstance(answer, _Raised):
+            if isinstance(answer.error, self.escaping):
+                raise answer.error
+            return answer.error
+        return answer
+
+    async def _guarded(self) -> Any:
+        """Hold back what would end the loop: before 3.12 a timeout makes a task of its own."""
+        try:
+            answer = await self.listener.call(self.lease.event)
+        except (KeyboardInterrupt, SystemExit) as error:
+            return _Raised(error)
+        return None if isinstance(answer, BaseException) else answer  # returned, not raised
 
     def write_decision(self, decision: Decision) -> bool:
         """Settle on the listener's own connection; say whether the row was still ours."""
@@ -95,9 +117,10 @@ class Call:
         )
 
     def _answer(self) -> Any:
-        call = self.listener.call
         try:
-            answer = (async_to_sync(call) if self.listener.is_async else call)(self.lease.event)
+            if self.listener.is_async:
+                return async_to_sync(self._awaited)()
+            answer = self.listener.call(self.lease.event)
             if isawaitable(answer):  # of a plain function that calls an async one
                 answer = async_to_sync(_finish)(answer)
         except self.escaping:

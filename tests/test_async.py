@@ -1,0 +1,311 @@
+"""``async def`` listeners: many at once on one loop, each with a transaction of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection, transaction
+
+import django_outbox as outbox
+from tests.reach.effects import session
+from tests.table import in_thread, listening, row, sessions, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Crowd:
+    """An async listener that counts how many of it are inside at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seen: list[str] = []
+        self.inside = self.most = 0
+        self._seconds = seconds
+
+    async def __call__(self, event: outbox.Event) -> None:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(self._seconds)
+        self.inside -= 1
+        self.seen.append(event.event_id)
+
+
+def all_done(count: int, *, within: float = 30) -> None:
+    wait_until(lambda: statuses() == {"DONE": count}, within=within, what=f"{count} DONE")
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def test_445_five_hundred_wait_at_once_in_one_worker_with_four_threads(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 4, "ASYNC_CONCURRENCY": 500}
+    crowd = Crowd(0.2)
+    with listening(crowd), outbox.Worker():
+        started = time.monotonic()
+        ids = write(500)
+        all_done(500)
+        took = time.monotonic() - started
+    print(f"500 listeners of 0.2 s: {took:.2f} s, {crowd.most} at once")  # noqa: T201
+    assert Counter(crowd.seen) == Counter(ids)
+    assert crowd.most > 100  # four threads alone would come to 4
+
+
+def test_the_slots_are_a_bound(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONCURRENCY": 3}
+    crowd = Crowd(0.01)
+    with listening(crowd), outbox.Worker():
+        write(40)
+        all_done(40)
+    assert crowd.most == 3
+
+
+def test_awaited_listeners_occupy_no_worker_thread(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 1}
+    go_on = threading.Event()
+
+    async def wait_for_it(event: outbox.Event) -> None:
+        while not go_on.is_set():  # noqa: ASYNC110 - told by a thread
+            await asyncio.sleep(0.01)
+
+    plain: list[str] = []
+    with (
+        listening(wait_for_it),
+        listening(lambda event: plain.append(event.event_id), "order.shipped"),
+        outbox.Worker(),
+    ):
+        try:
+            write(20)
+            (other,) = write(event_type="order.shipped")
+            wait_until(lambda: plain == [other], what="the plain one")
+            assert statuses().get("NEW") == 20
+        finally:
+            go_on.set()
+        all_done(21)
+
+
+# -- each for itself -------------------------------------------------------------------------------
+
+
+def test_no_listener_is_inside_the_transaction_of_another(settings: Any) -> None:
+    """One leaves its transaction open while it waits; the others must not be in it."""
+    settings.OUTBOX = {}
+    looked: list[tuple[str, bool, int]] = []
+    opened = threading.Event()
+
+    def begin(event: outbox.Event) -> Any:
+        block = transaction.atomic()
+        block.__enter__()
+        Effect.objects.create(event_id=event.event_id, pid=0, phase="uncommitted")
+        return block, session()
+
+    def look() -> None:
+        looked.append((session(), connection.in_atomic_block, Effect.objects.count()))
+
+    def undo(block: Any) -> None:
+        transaction.set_rollback(True)
+        block.__exit__(None, None, None)
+
+    mine: list[str] = []
+
+    async def listener(event: outbox.Event) -> None:
+        if event.payload["n"] == 0:
+            block, name = await sync_to_async(begin)(event)
+            mine.append(name)
+            opened.set()
+            while len(looked) < 4:  # noqa: ASYNC110 - told by a thread
+                await asyncio.sleep(0.01)
+            await sync_to_async(undo)(block)
+            return
+        while not opened.is_set():  # noqa: ASYNC110 - told by a thread
+            await asyncio.sleep(0.01)
+        await sync_to_async(look)()
+
+    with listening(listener), outbox.Worker():
+        write(5)
+        all_done(5)
+    assert [(inside, count) for _, inside, count in looked] == [(False, 0)] * 4
+    if connection.vendor != "sqlite":
+        assert not {*mine} & {name for name, _, _ in looked}
+    assert not Effect.objects.exists()
+
+
+def test_a_delivery_closes_what_it_opened(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONCURRENCY": 10}
+
+    def count() -> int:
+        return Effect.objects.count()
+
+    async def listener(event: outbox.Event) -> None:
+        await sync_to_async(count)()
+
+    with listening(listener), outbox.Worker():
+        write()
+        all_done(1)
+        before = sessions()  # some of the engine's own may be opened later
+        write(30)
+        all_done(31)
+        # SQLite keeps the file of a closed connection for the next one: as many as there are slots.
+        wait_until(lambda: sessions() < before + 15, what="sessions as before")
+
+
+# -- timeouts --------------------------------------------------------------------------------------
+
+
+def test_27_a_timeout_cancels_and_is_retried(settings: Any) -> None:
+    settings.OUTBOX = {}
+    ends: list[str] = []
+
+    async def listener(event: outbox.Event) -> None:
+        if event.attempts:
+            ends.append("done")
+            return
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    policy = outbox.Fixed(0.05)
+    with listening(listener, timeout=0.1, retry=policy), outbox.Worker():
+        (event_id,) = write()
+        all_done(1)
+    assert ends == ["cancelled", "done"]
+    assert row(event_id).attempts == 1
+    assert "ListenerTimeout" in str(row(event_id).last_error)
+
+
+def test_27_a_plain_listener_over_its_timeout_is_reported_once_and_not_run_twice(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It runs for longer than a lease, which is renewed for it all the while."""
+    settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
+    calls: list[str] = []
+    go_on = threading.Event()
+
+    def listener(event: outbox.Event) -> None:
+        calls.append(event.event_id)
+        go_on.wait(30)
+
+    def reports() -> int:
+        return sum("longer than its timeout" in each.getMessage() for each in caplog.records)
+
+    with caplog.at_level(logging.WARNING, "django_outbox"), listening(listener, timeout=0.1):
+        with outbox.Worker(workers=2):
+            try:
+                (event_id,) = write()
+                wait_until(lambda: calls)
+                first = row(event_id).available_at
+                assert first is not None
+                end = first.timestamp() + 1  # well past the lease it began with
+                wait_until(
+                    lambda: row(event_id).available_at.timestamp() > end,  # type: ignore[union-attr]
+                    what="renewals",
+                )
+            finally:
+                go_on.set()
+            all_done(1)
+        assert reports() == 1
+    assert calls == [event_id]
+    assert row(event_id).attempts == 0
+
+
+# -- errors outside Exception ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [None, 10])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+def test_w6_what_a_listener_raises_is_a_failure_and_ends_nothing(
+    settings: Any, error: type[BaseException], timeout: float | None
+) -> None:
+    settings.OUTBOX = {}
+
+    async def listener(event: outbox.Event) -> None:
+        await asyncio.sleep(0)
+        if event.payload["n"] == 0:
+            raise error("of the listener")
+
+    policy = outbox.Fixed(0.02, max_attempts=2)
+    with listening(listener, timeout=timeout, retry=policy), outbox.Worker():
+        bad, good = write(2)
+        wait_until(lambda: statuses() == {"DEAD": 1, "DONE": 1}, what="one dead, one done")
+        (after,) = write(payload={"n": 1})
+        wait_until(lambda: statuses() == {"DEAD": 1, "DONE": 2}, what="the next one done")
+    assert row(bad).attempts == 2
+    assert error.__name__ in str(row(bad).last_error)
+    assert {row(each).attempts for each in (good, after)} == {0}
+
+
+# -- the stop --------------------------------------------------------------------------------------
+
+
+def test_a_stop_waits_for_what_ends_in_time(settings: Any) -> None:
+    settings.OUTBOX = {}
+    crowd = Crowd(0.3)
+    with listening(crowd):
+        worker = outbox.Worker()
+        worker.start()
+        write(10)
+        wait_until(lambda: crowd.inside == 10)
+        assert worker.stop()
+    assert len(crowd.seen) == 10
+    assert statuses() == {"DONE": 10}
+
+
+def test_a_stop_cancels_what_does_not_end_in_time_and_releases_it(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONCURRENCY": 2}
+    started: list[str] = []
+    cancelled: list[str] = []
+
+    async def listener(event: outbox.Event) -> None:
+        started.append(event.event_id)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(event.event_id)
+            raise
+
+    with listening(listener):
+        worker = outbox.Worker()
+        worker.start()
+        ids = write(5)
+        wait_until(lambda: len(started) == 2)
+        assert not worker.stop(timeout=0.1)
+    assert sorted(cancelled) == sorted(started)
+    assert statuses() == {"NEW": 5}
+    assert {(row(each).locked_by, row(each).attempts) for each in ids} == {(None, 0)}
+
+
+def test_a_listener_that_ignores_its_cancellation_keeps_its_lease_and_holds_no_stop(
+    settings: Any,
+) -> None:
+    """It may still run, so its event is nobody else's until the lease ends."""
+    settings.OUTBOX = {"DRAIN_TIMEOUT": 0.1}
+    started, go_on = threading.Event(), threading.Event()
+
+    async def listener(event: outbox.Event) -> None:
+        started.set()
+        while not go_on.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+    with listening(listener):
+        worker = outbox.Worker()
+        worker.start()
+        try:
+            (event_id,) = write()
+            assert started.wait(15)
+            stopping = in_thread(worker.stop)
+            assert stopping.result(15) is False
+            assert row(event_id).locked_by == worker.id
+        finally:
+            go_on.set()

@@ -1,0 +1,303 @@
+"""``atomic=True``: a listener, what it changed and DONE commit together, or nothing of it does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+import django_outbox as outbox
+from django_outbox import signals
+from django_outbox.models import OutboxEvent
+from tests.reach.children import Child, Site
+from tests.table import in_thread, listening, row, statuses, steal, write
+from tests.testapp.models import Effect, Order
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ONCE = outbox.Fixed(0.02, max_attempts=1)
+TWICE = outbox.Fixed(0.02, max_attempts=2)
+
+
+def leave(event: outbox.Event) -> None:
+    Effect.objects.create(event_id=event.event_id, pid=0, phase="once")
+
+
+def ended(**expected: int) -> None:
+    wait_until(lambda: statuses() == expected, what=f"{expected}")
+
+
+# -- together --------------------------------------------------------------------------------------
+
+
+def test_26_effects_and_done_commit_together(settings: Any) -> None:
+    """Whoever looks sees both or neither: one statement asks for the two of them."""
+    settings.OUTBOX = {}
+    changed, go_on = threading.Event(), threading.Event()
+
+    def listener(event: outbox.Event) -> None:
+        leave(event)
+        changed.set()
+        go_on.wait(30)
+
+    def seen() -> tuple[int, int]:
+        rows = OutboxEvent.objects.filter(status=1).values("event_id")
+        effects = Effect.objects.values("event_id")
+        found = [*rows.union(effects, all=True)]
+        counts = Counter(each["event_id"] for each in found)
+        return len(counts), len(found)
+
+    with listening(listener, atomic=True), outbox.Worker():
+        try:
+            write()
+            assert changed.wait(15)
+            assert seen() == (0, 0)
+        finally:
+            go_on.set()
+        assert wait_until(lambda: seen() if seen() != (0, 0) else None) == (1, 2)
+    assert statuses() == {"DONE": 1}
+
+
+def test_26_a_failing_listener_leaves_nothing(settings: Any) -> None:
+    settings.OUTBOX = {}
+
+    def listener(event: outbox.Event) -> None:
+        leave(event)
+        raise LookupError("after the change")
+
+    with listening(listener, atomic=True, retry=TWICE), outbox.Worker():
+        (event_id,) = write()
+        ended(DEAD=1)
+    assert not Effect.objects.exists()
+    assert row(event_id).attempts == 2
+    assert "after the change" in str(row(event_id).last_error)
+
+
+def test_a_failed_statement_is_a_failure_and_spoils_nothing_else(settings: Any) -> None:
+    """The listener swallows its own database error; the broken transaction cannot commit."""
+    settings.OUTBOX = {}
+
+    def listener(event: outbox.Event) -> None:
+        leave(event)
+        if event.payload["n"] == 0:
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT nothing FROM nowhere")
+            except Exception:  # noqa: BLE001 - what a careless listener does
+                transaction.set_rollback(True)
+
+    with listening(listener, atomic=True, retry=ONCE), outbox.Worker(workers=1):
+        bad, good = write(2)
+        wait_until(lambda: not OutboxEvent.objects.pending().exists(), what="both ended")
+    assert row(good).status == 1
+    assert row(bad).status == 3
+    assert [*Effect.objects.values_list("event_id", flat=True)] == [good]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [(None, "DONE"), (outbox.Done(), "DONE"), (outbox.Dead("no"), "DEAD")],
+)
+def test_an_answer_commits_with_what_was_changed(settings: Any, answer: Any, status: str) -> None:
+    settings.OUTBOX = {}
+
+    def listener(event: outbox.Event) -> Any:
+        leave(event)
+        return answer
+
+    with listening(listener, atomic=True), outbox.Worker():
+        write()
+        ended(**{status: 1})
+    assert Effect.objects.count() == 1
+
+
+def test_defer_commits_and_comes_again(settings: Any) -> None:
+    settings.OUTBOX = {}
+
+    def listener(event: outbox.Event) -> Any:
+        leave(event)
+        return outbox.Defer(0.02) if Effect.objects.count() < 3 else None
+
+    with listening(listener, atomic=True), outbox.Worker():
+        (event_id,) = write()
+        ended(DONE=1)
+    assert Effect.objects.count() == 3
+    assert row(event_id).attempts == 0
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_g9_events_written_inside_share_its_fate(settings: Any, fails: bool) -> None:
+    settings.OUTBOX = {}
+    followed: list[str] = []
+
+    def listener(event: outbox.Event) -> None:
+        outbox.write("order.followed", {"of": event.event_id})
+        if fails:
+            raise LookupError
+
+    with (
+        listening(listener, atomic=True, retry=TWICE),
+        listening(lambda event: followed.append(event.payload["of"]), "order.followed"),
+        outbox.Worker(),
+    ):
+        (event_id,) = write()
+        ended(**({"DEAD": 1} if fails else {"DONE": 2}))
+    assert followed == ([] if fails else [event_id])
+
+
+def test_478_without_it_a_listener_needs_a_transaction_of_its_own(settings: Any) -> None:
+    settings.OUTBOX = {}
+
+    def listener(event: outbox.Event) -> None:
+        outbox.write("order.followed")
+
+    with listening(listener, retry=ONCE), outbox.Worker():
+        (event_id,) = write()
+        ended(DEAD=1)
+    assert "NoActiveTransaction" in str(row(event_id).last_error)
+
+
+# -- the fence -------------------------------------------------------------------------------------
+
+
+def test_26_a_lease_that_was_lost_undoes_everything(settings: Any) -> None:
+    settings.OUTBOX = {}
+    lost: list[int] = []
+
+    def listener(event: outbox.Event) -> None:
+        leave(event)
+        if connection.vendor == "sqlite":  # one writer at a time: nobody else could steal it now
+            steal(event.event_id)
+        else:
+            in_thread(lambda: steal(event.event_id)).result(15)
+
+    def note(count: int, **kwargs: Any) -> None:
+        lost.append(count)
+
+    signals.lease_lost.connect(note)
+    try:
+        with listening(listener, atomic=True), outbox.Worker():
+            (event_id,) = write()
+            wait_until(lambda: lost, what="a lost lease")
+            owner = row(event_id).locked_by
+    finally:
+        signals.lease_lost.disconnect(note)
+    assert sum(lost) == 1
+    assert not Effect.objects.exists()
+    assert statuses() == {"NEW": 1}
+    if connection.vendor != "sqlite":
+        assert owner == "thief"
+
+
+def repeatable_read() -> dict[str, Any]:
+    options = {**connections.settings["default"].get("OPTIONS", {})}
+    if connection.vendor == "postgresql":
+        from psycopg import IsolationLevel
+
+        return {**options, "isolation_level": IsolationLevel.REPEATABLE_READ}
+    return {**options, "isolation_level": "repeatable read"}
+
+
+def test_a_renewed_lease_breaks_no_repeatable_read(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat changes the row after the listener's first look at the database."""
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time: no heartbeat renews beside a transaction that wrote")
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", repeatable_read())
+    settings.OUTBOX = {"LEASE": 1.2, "DRAIN_TIMEOUT": 1}
+    runs: list[str] = []
+
+    def listener(event: outbox.Event) -> None:
+        runs.append(event.event_id)
+        leave(event)
+        begun = in_thread(lambda: row(event.event_id).available_at).result(15)
+        wait_until(
+            lambda: in_thread(lambda: row(event.event_id).available_at).result(15) > begun,
+            what="a renewal",
+        )
+
+    with listening(listener, atomic=True, retry=ONCE), outbox.Worker():
+        (event_id,) = write()
+        ended(DONE=1)
+    assert runs == [event_id]
+    assert Effect.objects.count() == 1
+
+
+def test_w13_a_timeout_undoes_an_awaited_atomic_listener_and_counts(settings: Any) -> None:
+    settings.OUTBOX = {"DRAIN_TIMEOUT": 0.5}
+    go_on = threading.Event()
+
+    async def listener(event: outbox.Event) -> None:
+        await Effect.objects.acreate(event_id=event.event_id, pid=0, phase="once")
+        while not event.attempts and not go_on.is_set():  # noqa: ASYNC110 - told by a thread
+            await asyncio.sleep(0.01)
+
+    with listening(listener, atomic=True, timeout=0.2, retry=TWICE), outbox.Worker():
+        try:
+            (event_id,) = write()
+            ended(DONE=1)
+        finally:
+            go_on.set()
+    assert row(event_id).attempts == 1
+    assert Effect.objects.count() == 1
+
+
+def test_what_runs_after_the_commit_is_told_only_then(settings: Any) -> None:
+    settings.OUTBOX = {}
+    seen: list[int] = []
+
+    def listener(event: outbox.Event) -> None:
+        Order.objects.create(sku="B-7")
+        transaction.on_commit(lambda: seen.append(row(event.event_id).status))
+
+    with listening(listener, atomic=True), outbox.Worker():
+        write()
+        ended(DONE=1)
+        wait_until(lambda: seen)
+    assert seen == [1]
+
+
+# -- kills -----------------------------------------------------------------------------------------
+
+
+def test_exactly_once_in_the_same_database_whatever_is_killed(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """Workers are killed amid their work, one after the other; another takes over each time."""
+    count = 300 if connection.vendor == "sqlite" else 1000
+    site, kills = Site(database_env, tmp_path), 4
+    few = {"COLD_QUEUE_CAPACITY": 20, "POLL_BATCH_SIZE": 20, "WORKERS": 4, "ASYNC_CONCURRENCY": 1}
+    brief = {"LEASE": 1.5, "DRAIN_TIMEOUT": 1, "MAX_RESCUES": 50, **few}
+    ids = write(count, "reach.exact", payload={"seconds": 0.005})
+
+    def done() -> int:
+        return OutboxEvent.objects.done().count()
+
+    with ExitStack() as stack:
+
+        def start() -> Child:
+            child: Child = stack.enter_context(site.worker(**brief))
+            return child
+
+        running = [start(), start()]
+        for number in range(kills):
+            enough = (number + 1) * count // (kills + 1)
+            wait_until(lambda enough=enough: done() >= enough, within=60, what=f"{enough} done")
+            victim = running.pop(0)
+            victim.tell(signal.SIGKILL)
+            victim.wait()
+            running.append(start())
+        wait_until(lambda: done() == count, within=60, what=f"{count} done")
+        assert [each.stop() for each in running] == [0, 0]
+    effects = Counter(Effect.objects.values_list("event_id", flat=True))
+    assert effects == Counter(ids)
+    assert statuses() == {"DONE": count}
