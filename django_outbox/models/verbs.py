@@ -158,6 +158,9 @@ def _what_succeeded(progress: str | None) -> str | None:
 
 def _expired(settings: Settings, now: datetime) -> Q:
     """Return the condition of rows that are past their retention; empty if all are kept."""
+    if settings.MODE == "writer_only":  # nobody finishes rows there: age alone tells
+        age = settings.RETENTION_DONE
+        return Q() if age is None else Q(created_at__lt=now - timedelta(seconds=age))
     expired = Q()
     for status, retention in (
         (Status.DONE, settings.RETENTION_DONE),
