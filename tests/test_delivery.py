@@ -79,6 +79,8 @@ def test_a_returned_exception_is_done() -> None:
 def test_216_the_reason_of_dead_is_kept() -> None:
     insert()
     assert delivered(lambda event: outbox.Dead("wrong address")).error == "wrong address"
+    insert()
+    assert delivered(lambda event: outbox.Dead("☕" * 5000)).error == "☕" * 4000
 
 
 @pytest.mark.parametrize(
