@@ -49,6 +49,7 @@ def settle(event_id: str, decision: Decision, *, me: str = "me") -> int:
 # -- what a claim takes ----------------------------------------------------------------------------
 
 
+# Rows 181, 254.
 def test_a_claim_leases() -> None:
     (event_id,) = insert(due=-2)
     (found,) = claim(lease=30)
@@ -90,12 +91,14 @@ def test_a_claim_brings_every_field_of_the_event() -> None:
     assert {name: found[name] for name in given} == given
 
 
+# Row 236.
 def test_a_live_lease_is_skipped() -> None:
     insert(3)
     assert len(claim("first")) == 3
     assert claim("second") == []
 
 
+# Rows 237, 373, +11.
 def test_an_ended_lease_is_taken_and_counted_as_a_rescue() -> None:
     (event_id,) = insert(attempts=2)
     claim("lost worker")
@@ -115,6 +118,7 @@ def test_my_own_ended_lease_is_no_rescue() -> None:
     assert row(event_id).rescues == 0
 
 
+# Row 251.
 def test_undue_future_and_finished_rows_are_left() -> None:
     insert(due=3600)
     insert(due=None, status=Status.DONE)
@@ -139,6 +143,7 @@ def test_g8_limit_below_at_and_above(limit: int, expected: int) -> None:
     assert OutboxEvent.objects.leased().count() == expected
 
 
+# Row 250.
 def test_j16_rows_written_just_now_are_skipped() -> None:
     (old,) = insert(created_at=now() - timedelta(seconds=60))
     insert()
@@ -231,6 +236,7 @@ def test_a_live_suspect_is_nobodys() -> None:
 # -- many at once ----------------------------------------------------------------------------------
 
 
+# Rows 182, 192, 240.
 def test_w9_concurrent_claims_keep_to_their_limit_and_share_no_row() -> None:
     ids = insert(1000, due=-1)
     start = threading.Barrier(4)
@@ -300,6 +306,7 @@ def renew(ids: list[str], *, me: str = "me", lease: float = 90) -> tuple[set[str
     return answer
 
 
+# Row 372.
 def test_renew_prolongs() -> None:
     ids = insert(3)
     claim(lease=5)
@@ -333,6 +340,7 @@ def test_renew_skips_what_somebody_has_locked() -> None:
     assert lease_ends_in(locked) <= 20 < lease_ends_in(free)
 
 
+# Row 236.
 def test_release_makes_due_now_and_counts_nothing() -> None:
     mine, other = insert(2, attempts=1, rescues=1)
     claim("me", ids=[mine])
@@ -347,6 +355,7 @@ def test_release_makes_due_now_and_counts_nothing() -> None:
 # -- settle ----------------------------------------------------------------------------------------
 
 
+# Row 175.
 def test_j11_settling_done_twice_is_harmless() -> None:
     (event_id,) = insert()
     claim()
@@ -359,6 +368,7 @@ def test_j11_settling_done_twice_is_harmless() -> None:
     assert abs((now() - first.done_at).total_seconds()) < 5
 
 
+# Rows 175, 176, 177, 178, 241, 504; W22.
 @pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
 def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
     (event_id,) = insert()
@@ -371,6 +381,7 @@ def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
     assert settle(event_id, decision, me="owner") == 1
 
 
+# Rows 175, 177, 504.
 @pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
 @pytest.mark.parametrize("status", [Status.DEAD, Status.DONE])
 def test_j11_what_is_final_is_not_touched(decision: Decision, status: Status) -> None:
@@ -391,6 +402,7 @@ def test_j11_each_settle_clears_the_lease_and_the_rescues_but_for_done(decision:
         assert after.rescues == 0
 
 
+# Row 176.
 def test_retry_counts_and_is_due_by_the_databases_clock() -> None:
     (event_id,) = insert(attempts=2)
     claim()
@@ -405,6 +417,7 @@ def test_retry_counts_and_is_due_by_the_databases_clock() -> None:
     assert claim() == []
 
 
+# Row 178.
 def test_defer_keeps_attempts_and_the_last_error() -> None:
     (event_id,) = insert(attempts=2, last_error="an earlier failure", status=Status.RETRY)
     claim()
@@ -416,6 +429,7 @@ def test_defer_keeps_attempts_and_the_last_error() -> None:
     assert 3 < lease_ends_in(event_id) <= 5
 
 
+# Row 177.
 def test_dead_is_final_and_dated() -> None:
     (event_id,) = insert(attempts=9)
     claim()
@@ -434,6 +448,7 @@ def test_no_delay_is_due_at_once() -> None:
     assert ids_of(claim("next")) == [event_id]
 
 
+# Row +23: one statement per kind.
 def test_a_mixed_batch_settles_each_row_by_its_own_decision() -> None:
     decisions = [DONE, RETRY, DEFER, DEAD] * 160  # more than one statement holds
     ids = insert(len(decisions))
@@ -445,6 +460,7 @@ def test_a_mixed_batch_settles_each_row_by_its_own_decision() -> None:
     assert OutboxEvent.objects.filter(locked_by=None).count() == len(ids)
 
 
+# Row 418.
 def test_delete_done_keeps_what_has_a_unique_key() -> None:
     plain, unique = [*insert(), *insert(unique_key="once")]
     claim()
@@ -534,6 +550,7 @@ def is_large(step: dict[str, Any]) -> bool:
     return of_ours and (step["type"] == "ALL" or int(step["rows"] or 0) > LARGE)
 
 
+# Row +16.
 def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) -> None:
     due = due_among_many
     some, retries = due[:20], [(event_id, RETRY) for event_id in due[:20]]

@@ -167,6 +167,7 @@ def test_what_escapes_is_not_an_answer() -> None:
 # -- what the listener sees ------------------------------------------------------------------------
 
 
+# Rows 252, 259.
 def test_180_the_event_as_it_was_written() -> None:
     (event_id,) = write(
         event_type="order.paid", payload={"sku": "☕", "n": 1.5}, headers={"trace": "7"},
@@ -221,6 +222,7 @@ def test_event_started_names_event_and_listener() -> None:
 # -- rows that cannot be read ----------------------------------------------------------------------
 
 
+# Rows 253, 461.
 @pytest.mark.parametrize(
     "damage",
     [
@@ -266,6 +268,7 @@ def unroutable(settings: Any, age: float, **options: Any) -> Decision:
     return delivered(lambda event: None)
 
 
+# Rows 210, 211.
 def test_x4_unroutable_waits_for_the_grace(settings: Any) -> None:
     decision = unroutable(settings, 599, UNROUTABLE_GRACE=600)
     assert (decision.status, decision.spent) == (Status.NEW, 0)
@@ -274,6 +277,7 @@ def test_x4_unroutable_waits_for_the_grace(settings: Any) -> None:
     assert "nobody.listens" in (decision.error or "")
 
 
+# Rows 210, 461.
 def test_unroutable_past_the_grace_is_dead_and_says_what_is_known(
     settings: Any,
 ) -> None:
@@ -283,15 +287,18 @@ def test_unroutable_past_the_grace_is_dead_and_says_what_is_known(
     assert PLACED in (decision.error or "")
 
 
+# Row 210.
 def test_unroutable_without_grace_is_dead_at_once(settings: Any) -> None:
     assert unroutable(settings, 0, UNROUTABLE_GRACE=0).status is Status.DEAD
 
 
+# Rows 210, 211.
 def test_unroutable_retry_counts(settings: Any) -> None:
     decision = unroutable(settings, 0, UNROUTABLE="retry", RETRY=outbox.Fixed(delay=3))
     assert outcome(decision) == (Status.RETRY, 3.0, 1)
 
 
+# Row 210.
 def test_unroutable_ignore_is_done(settings: Any) -> None:
     assert unroutable(settings, 0, UNROUTABLE="ignore") is DONE
 

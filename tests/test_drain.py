@@ -58,6 +58,7 @@ def leaves_an_effect(event: outbox.Event) -> None:
 # -- what it does ----------------------------------------------------------------------------------
 
 
+# Rows 247, 265.
 @both
 def test_returns_the_number_of_deliveries(outside: bool) -> None:
     assert outbox.drain() == 0
@@ -69,6 +70,7 @@ def test_returns_the_number_of_deliveries(outside: bool) -> None:
     assert Effect.objects.count() == 7
 
 
+# Row 266.
 @both
 def test_limit(outside: bool) -> None:
     insert(5, due=-1)
@@ -188,6 +190,7 @@ def test_what_another_holds_is_left_and_what_was_lost_is_taken(outside: bool) ->
     assert row(lost).status == Status.DONE
 
 
+# Row +13.
 @both
 def test_max_rescues(outside: bool) -> None:
     (poison,) = insert(due=-1, rescues=4, locked_by="lost")

@@ -60,6 +60,7 @@ def test_g14_no_case_is_left_out(cases: str) -> None:
     assert re.search(r"^OK$", cases, re.MULTILINE), cases
 
 
+# Row 56.
 def test_demo(tmp_path: Path) -> None:
     done = run("-m", "example_project.demo", scratch=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

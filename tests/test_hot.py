@@ -112,6 +112,7 @@ def settled(count: int) -> Callable[[], bool]:
 # -- from the commit to the listener ---------------------------------------------------------------
 
 
+# Rows 188, 487.
 def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(
     settings: Any,
 ) -> None:
@@ -146,6 +147,7 @@ def test_232_hot_and_cold_events_are_equal_but_for_their_source(settings: Any) -
         assert getattr(hot, name) == getattr(cold, name), name
 
 
+# Rows 151, 157.
 def test_j5_one_callback_for_everything_a_transaction_wrote(settings: Any) -> None:
     settings.OUTBOX = quiet()
     calls = Calls()
@@ -171,6 +173,7 @@ def by_sql(sid: str) -> None:
         cursor.execute(connection.ops.savepoint_rollback_sql(sid))
 
 
+# Row 207; J23.
 @pytest.mark.parametrize("undo", [by_api, by_sql])
 def test_65_a_raw_savepoint_rollback_makes_no_ghost(
     settings: Any, undo: Callable[[str], None]
@@ -225,6 +228,7 @@ def test_a_rolled_back_transaction_offers_nothing(settings: Any) -> None:
 # -- what stands in the way ------------------------------------------------------------------------
 
 
+# Rows 30, 159, 160, 204, 356, 514.
 def test_j3_a_full_hot_queue_is_no_error_and_loses_nothing(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,6 +257,7 @@ def test_j3_a_full_hot_queue_is_no_error_and_loses_nothing(
     assert any("hot queue" in each.getMessage() for each in caplog.records)
 
 
+# Row 76; J23.
 def test_x6_a_foreign_callback_that_raises_before_ours(settings: Any) -> None:
     """Django drops the callbacks behind one that raised; the table still has the event."""
     settings.OUTBOX = quiet(PROBE_INTERVAL=0.1)
@@ -324,6 +329,7 @@ def test_x6_durable_blocks(settings: Any) -> None:
 # -- delays ----------------------------------------------------------------------------------------
 
 
+# Row 157.
 @pytest.mark.parametrize(("poll", "delay"), [(FAR, 0.5), (0.1, 0.5)])
 def test_g12_a_delayed_event_is_not_offered_and_not_early_and_not_late(
     settings: Any, poll: float, delay: float
@@ -372,6 +378,7 @@ def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
 # -- sharing ---------------------------------------------------------------------------------------
 
 
+# Row 226.
 def test_j15_hot_and_cold_share_two_to_one(settings: Any) -> None:
     """One place and one thread: every claim takes one event, so the claims show in the order."""
     settings.OUTBOX = quiet(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1)
@@ -401,6 +408,7 @@ def test_j15_hot_and_cold_share_two_to_one(settings: Any) -> None:
     assert "ccc" not in runs
 
 
+# Row 226.
 def test_35_neither_route_waits_for_the_other_when_it_is_alone(settings: Any) -> None:
     settings.OUTBOX = quiet(FAIRNESS=(1, 50), PROBE_INTERVAL=0.05)
     calls = Calls()
@@ -412,6 +420,7 @@ def test_35_neither_route_waits_for_the_other_when_it_is_alone(settings: Any) ->
     assert len({*calls.ids}) == len(calls.ids)
 
 
+# Rows 195, 240.
 def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
     """Both routes see every event: the claimer looks at the table without a pause."""
     settings.OUTBOX = quiet(PROBE_INTERVAL=0.001, POLL_INTERVAL=0.001)
@@ -422,6 +431,7 @@ def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
     assert calls.once_each(ids)
 
 
+# Rows 240, 357.
 def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp_path: Any) -> None:
     site = Site(database_env, tmp_path)
     small = {"POLL_BATCH_SIZE": 5, "COLD_QUEUE_CAPACITY": 5, "WORKERS": 2}

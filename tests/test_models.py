@@ -262,7 +262,7 @@ def ages(*, status: Status, days: tuple[float, ...], prefix: str = "", **fields:
 def test_done_events_are_purged_by_age_since_they_were_done(
     outbox: dict[str, Any], left: list[str], wrong_clock: None
 ) -> None:
-    """Rows 448, 453, 542, J20: by the database's clock."""
+    """Rows 448, 453, 459, 542, J20: by the database's clock."""
     ages(status=DONE, days=(0, 6.9, 7.1, 900), created_at=LONG_AGO)
     with override_settings(OUTBOX=outbox):
         assert OutboxEvent.objects.expired().count() == 4 - len(left)
@@ -273,7 +273,7 @@ def test_done_events_are_purged_by_age_since_they_were_done(
 
 @override_settings(OUTBOX={"RETENTION_DONE": 0})
 def test_no_retention_purges_what_is_done_by_now() -> None:
-    """Rows 98, 530."""
+    """Rows 98, 418, 530."""
     row("done", DONE, done_at=now() - timedelta(milliseconds=5))
     assert OutboxEvent.objects.purge() == 1
 
@@ -333,7 +333,7 @@ def backlog(count: int, *, every: int = 3) -> None:
 
 @override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
 def test_purge_deletes_bounded_batches_upwards() -> None:
-    """Rows 447, 449-451: oldest ids first."""
+    """Rows 447, 449, 450, 451: oldest ids first."""
     backlog(20)
     batches, left = [], []
     for count in purge_batches("default"):

@@ -101,6 +101,7 @@ def wait_until_it_stops(worker: psutil.Popen, threads: int) -> None:
 # -- signals ---------------------------------------------------------------------------------------
 
 
+# Rows 228, +42; N3.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
 def test_444_the_first_signal_drains(workers: Workers, gate: Path, number: int) -> None:
     running = gated(gate, 2)
@@ -126,6 +127,7 @@ def test_444_the_first_signal_drains(workers: Workers, gate: Path, number: int) 
     )  # each once
 
 
+# Row +42.
 def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> None:
     running = gated(gate, 2)
     worker = workers.start("--workers", "2", "--drain-timeout", "25", outbox={"LEASE": 30})
@@ -143,6 +145,7 @@ def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> 
     assert OutboxEvent.objects.exclude(locked_by=None).count() == 2  # they may have had an effect
 
 
+# Row 374.
 def test_444_a_stuck_listener_cannot_hold_the_process(workers: Workers) -> None:
     (event_id,) = write(1, "process.stuck")
     worker = workers.start(outbox={"LEASE": 30})
@@ -191,6 +194,7 @@ print("received")
 # -- lost workers ----------------------------------------------------------------------------------
 
 
+# Row 501.
 def test_239_kill_in_the_listener(workers: Workers, gate: Path) -> None:
     (event_id,) = gated(gate)
     first = workers.start()
@@ -208,6 +212,7 @@ def test_239_kill_in_the_listener(workers: Workers, gate: Path) -> None:
     assert workers.end(second) == 0
 
 
+# Row 501.
 def test_a_kill_loop_loses_nothing(workers: Workers) -> None:
     events, kills, threads = (600 if SQLITE else 3000), 10, 4
     ids: list[str] = []
@@ -234,6 +239,7 @@ def test_a_kill_loop_loses_nothing(workers: Workers) -> None:
     assert ends.total() - events <= kills * threads
 
 
+# Rows 504, +15; W22.
 def test_w16_a_paused_worker_cannot_settle_what_it_lost(workers: Workers, gate: Path) -> None:
     (event_id,) = gated(gate)
     paused = workers.start("--workers", "2")
@@ -259,6 +265,7 @@ def test_w16_a_paused_worker_cannot_settle_what_it_lost(workers: Workers, gate: 
 # -- the command -----------------------------------------------------------------------------------
 
 
+# Row 265.
 def test_once(workers: Workers) -> None:
     quick(7)
     insert(1, due=3600, event_type="process.quick")
@@ -268,6 +275,7 @@ def test_once(workers: Workers) -> None:
     assert workers.logged("delivered 7")
 
 
+# Rows 252, 410.
 def test_229_workers_is_the_number_of_threads(workers: Workers, gate: Path) -> None:
     gated(gate, 5)
     worker = workers.start("--workers", "3")
@@ -313,6 +321,7 @@ def relay() -> Iterator[Relay]:
     relay.cut()
 
 
+# Rows 269, +48; N9.
 @NO_SERVER
 def test_48_database_down_at_the_start_and_again_later(workers: Workers, relay: Relay) -> None:
     settings = {"default": relay.settings(), "other": relay.settings()}
@@ -338,6 +347,7 @@ def test_48_database_down_at_the_start_and_again_later(workers: Workers, relay: 
     assert effects("end").total() == 6
 
 
+# Rows 269, +48.
 @NO_SERVER
 def test_48_a_worker_that_waits_for_its_database_can_be_stopped(
     workers: Workers, relay: Relay

@@ -57,6 +57,7 @@ def rescues() -> Counter[int]:
 # -- poison ----------------------------------------------------------------------------------------
 
 
+# Rows 461, +13.
 def test_poison_ends_dead_and_the_innocent_live(fleet: Fleet) -> None:
     innocent, poison = [], []
     for _ in range(3):
@@ -200,6 +201,7 @@ def told() -> Iterator[list[tuple[str, int]]]:
     event_rescued.disconnect(receive)
 
 
+# Row +11.
 def test_a_rescue_is_announced_and_logged_once(
     told: list[tuple[str, int]], settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,6 +238,7 @@ def test_any_outcome_of_a_listener_clears_the_rescues(
     assert (after.status, after.attempts) == expected
 
 
+# Row +13.
 def test_one_lost_worker_too_many_is_dead_without_another_run(
     told: list[tuple[str, int]], settings: Any
 ) -> None:

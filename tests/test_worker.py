@@ -124,6 +124,7 @@ def test_delivers_what_is_written_and_what_was_there() -> None:
     }
 
 
+# Rows 259, 461, 515.
 def test_j4_retries_until_dead() -> None:
     calls: list[int] = []
 
@@ -193,6 +194,7 @@ def test_215_217_later_and_later_then_done(answers: list[Any], attempts: int) ->
     assert left == []
 
 
+# Row 461.
 @pytest.mark.parametrize(
     ("answer", "error"),
     [(outbox.Unrecoverable("never"), "Unrecoverable: never"), (outbox.Dead("closed"), "closed")],
@@ -225,6 +227,7 @@ def test_j6_a_delayed_event_is_on_time_and_not_at_the_poll(settings: Any) -> Non
     assert len(clock) == 2
 
 
+# Row +22.
 def test_22_a_retry_is_on_time_and_not_at_the_poll(settings: Any) -> None:
     settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
     started: list[float] = []
@@ -240,6 +243,7 @@ def test_22_a_retry_is_on_time_and_not_at_the_poll(settings: Any) -> None:
     assert 0.2 < started[1] - started[0] < 5
 
 
+# Row 238.
 def test_j12_many_threads_deliver_each_event_once() -> None:
     seen: list[str] = []
     with listening(lambda event: seen.append(event.event_id)), outbox.Worker(workers=8):
@@ -266,6 +270,7 @@ def test_w7_at_most_workers_at_once() -> None:
     assert most[0] == 3
 
 
+# Rows 483, 513.
 def test_2_an_event_of_this_process_is_hot(settings: Any) -> None:
     settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
     sources: list[str] = []
@@ -294,6 +299,7 @@ def test_g2_nothing_runs_before_the_commit() -> None:
 # -- capacity --------------------------------------------------------------------------------------
 
 
+# Rows 34, 205, 249, 260, 355.
 def test_j16_no_room_no_claim(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 5, "ASYNC_CONCURRENCY": 1}
     leased: list[int] = []
@@ -308,6 +314,7 @@ def test_j16_no_room_no_claim(settings: Any) -> None:
     assert 2 <= max(leased) <= 2 * 5 + 2 + 1  # waiting, running, decided but not yet settled
 
 
+# Rows 249, 351.
 def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 5}
     insert(60, due=-1)
@@ -322,6 +329,7 @@ def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
     assert len(gate.entered) == len(set(gate.entered)) == 100
 
 
+# Rows 30, 34, 159, 160, 514.
 def test_354_a_full_hot_queue_loses_nothing(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 2}
     seen: list[str] = []
@@ -340,6 +348,7 @@ def test_354_a_full_hot_queue_loses_nothing(settings: Any) -> None:
 # -- leases ----------------------------------------------------------------------------------------
 
 
+# Rows 246, 372, +14.
 def test_14_a_slow_listener_keeps_its_lease(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "LEASE": 1.2}
     with gated() as gate, outbox.Worker(workers=2):
@@ -360,6 +369,7 @@ def test_14_a_slow_listener_keeps_its_lease(settings: Any) -> None:
     assert row(event_id).rescues == 0
 
 
+# Rows 253, 373; W2.
 def test_239_a_lost_workers_events_are_rescued_in_more_than_one_batch(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "POLL_BATCH_SIZE": 20}
     insert(60, due=-1, locked_by="lost", attempts=2)
@@ -375,6 +385,7 @@ def test_239_a_lost_workers_events_are_rescued_in_more_than_one_batch(settings: 
     assert [each["rescues"] for each in rescued] == [1] * 61
 
 
+# Rows 504, +15.
 def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -445,6 +456,7 @@ def lock_row(event_id: str) -> None:
     OutboxEvent.objects.filter(pk=event_id).update(tenant_id="locked")
 
 
+# Row 233.
 def test_j13_a_settle_that_fails_runs_no_listener_again(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -512,6 +524,7 @@ def exit_the_thread(event: outbox.Event) -> None:
     raise SystemExit(3)
 
 
+# Row 44.
 @pytest.mark.parametrize(
     "mischief",
     [leave_transaction_open, leave_autocommit_off, leave_transaction_broken, leave_a_time_zone,
@@ -555,6 +568,7 @@ def test_70_one_listeners_leavings_do_not_reach_the_next(
 # -- stop and start --------------------------------------------------------------------------------
 
 
+# Rows 228, 257.
 def test_j12_stop_finishes_what_runs_and_releases_the_rest() -> None:
     insert(10, due=-1, attempts=3)
     with gated() as gate:
@@ -572,6 +586,7 @@ def test_j12_stop_finishes_what_runs_and_releases_the_rest() -> None:
     assert OutboxEvent.objects.due().count() == 8
 
 
+# Row 374.
 def test_444_a_stuck_listener_does_not_hold_stop() -> None:
     with gated() as gate:
         worker = outbox.Worker(workers=2)
@@ -620,6 +635,7 @@ def test_220_async_listeners_run_side_by_side_beside_the_threads() -> None:
     assert len(started) == 20
 
 
+# Rows 21, 248, 442.
 def test_206_stop_and_start_may_be_repeated() -> None:
     worker = outbox.Worker()
     worker.start()
@@ -653,6 +669,7 @@ def test_422_one_worker_per_alias_and_process() -> None:
             wait_for_statuses(DONE=1)  # the first is unharmed
 
 
+# Row 204.
 def test_j12_offers_after_stop_are_refused() -> None:
     with outbox.Worker():
         queue = hooks.slot.queues["default"]
@@ -741,6 +758,7 @@ def idle_in_transaction() -> list[str]:
         return [each[0] for each in cursor.fetchall()]
 
 
+# Row +25.
 def test_no_transaction_is_open_while_a_listener_runs() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL tells a session that idles in a transaction")
@@ -752,6 +770,7 @@ def test_no_transaction_is_open_while_a_listener_runs() -> None:
         gate.open()
 
 
+# Row 442.
 def test_w1_a_hundred_starts_and_stops_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def cycle() -> None:
         with outbox.Worker(workers=2):

@@ -81,7 +81,7 @@ def rows(alias: str = "default") -> int:
 
 
 def test_a_write_is_one_insert_on_the_callers_connection() -> None:
-    """Rows 1, 22, 64, 143, 144, 150, 173, 302: nobody listens, and it is written."""
+    """Rows 1, 22, 23, 64, 143, 144, 150, 173, 302: nobody listens, and it is written."""
     with transaction.atomic(), queries() as sent:
         event_id = write("order.placed", {"sku": "tea"})
 
@@ -187,6 +187,7 @@ def test_a_testcases_own_block_is_no_transaction(call: Callable[[], object]) -> 
     assert len(sent) == 0
 
 
+# J23.
 @pytest.mark.django_db(transaction=True)
 def test_autocommit_is_no_transaction() -> None:
     """Rows 67, 68, 75, E4-1."""
@@ -674,6 +675,7 @@ def callbacks() -> int:
     return len(connection.run_on_commit)
 
 
+# Row 151.
 def test_all_writes_of_a_transaction_share_one_callback(queue: Queue) -> None:
     """Rows 145, 146; design 12: on commit."""
     with transaction.atomic():
@@ -728,6 +730,7 @@ def test_an_event_not_inserted_is_not_handed_over(queue: Queue) -> None:
     assert queue.types == ["first"]
 
 
+# Row 157.
 def test_delayed_events_are_not_offered_but_the_claimer_looks(queue: Queue) -> None:
     """Design 5: hand over."""
     with transaction.atomic():
@@ -735,6 +738,7 @@ def test_delayed_events_are_not_offered_but_the_claimer_looks(queue: Queue) -> N
     assert (queue.types, queue.looks) == ([], 1)
 
 
+# Rows 159, 160.
 def test_a_full_queue_drops_and_says_so(queue: Queue) -> None:
     """Design 5: hand over; the row stays due."""
     queue.room = 1
@@ -846,6 +850,7 @@ def test_a_write_is_announced_and_receivers_cannot_harm_it() -> None:
     assert rows() == 2
 
 
+# Row +17.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads of other tests
 def test_a_forked_child_knows_no_queue(queue: Queue) -> None:
     """Design 9, row 443: the worker stays behind in the parent."""
