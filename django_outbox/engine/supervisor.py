@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +15,19 @@ from types import FrameType
 from typing import Any
 
 from django.db import connections
+from django.utils.autoreload import (
+    DJANGO_AUTORELOAD_ENV,
+    file_changed,
+    get_child_arguments,
+    get_reloader,
+)
 
 from .worker import Worker
 
 logger = logging.getLogger("django_outbox")
 
 BACKOFF = (0.1, 30.0)  # seconds before a process that died is replaced, and at most
+RELOAD = 3  # exit code by which a process asks to be started again, as with runserver
 HEALTHY = 10.0  # seconds after which a process counts as well started
 
 
@@ -96,6 +104,56 @@ def _serve_as_child(
     return serve(aliases, signals, **options)
 
 
+def run_reloading(aliases: Sequence[str | None], **options: Any) -> int:
+    """Run one process that ends softly when code changes, and start it again then.
+
+    Django's own ``run_with_reloader`` kills its child when it is told to end itself.
+    """
+    signals = Signals()
+    if os.environ.get(DJANGO_AUTORELOAD_ENV) == "true":
+        return _serve_until_changed(aliases, signals, options)
+    signals.install()
+    code = RELOAD
+    while code == RELOAD and not signals.received:
+        environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
+        command = get_child_arguments()
+        code = _attend(subprocess.Popen(command, env=environment), signals)  # noqa: S603 - ours
+    return code
+
+
+def _attend(child: subprocess.Popen[bytes], signals: Signals) -> int:
+    """Wait for the child's end, passing signals on; return its exit code."""
+    told = 0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            code = child.wait(0.1)
+            return 0 if told and code == -signal.SIGTERM else abs(code)  # told before it began
+        if told < signals.received:
+            told = signals.received
+            child.terminate()
+
+
+def _serve_until_changed(
+    aliases: Sequence[str | None], signals: Signals, options: dict[str, Any]
+) -> int:
+    changed = threading.Event()
+
+    def note(**kwargs: Any) -> bool:
+        if not changed.is_set():
+            changed.set()
+            signals.receive()
+        return True  # else the reloader would end its thread, for it takes it for the main one
+
+    file_changed.connect(note)
+    watch = threading.Thread(
+        target=get_reloader().run, args=(threading.main_thread(),), name="outbox-reloader",
+        daemon=True,
+    )  # fmt: skip
+    watch.start()
+    code = _serve_as_child(aliases, signals, options)
+    return RELOAD if changed.is_set() else code
+
+
 class Supervisor:
     """Keeps a number of processes alive: replaces the dead with backoff, passes signals on."""
 
@@ -111,13 +169,11 @@ class Supervisor:
         for slot in self._slots:
             slot.code = 0  # how processes ended before is told already
             slot.tell(signal.SIGTERM)
-        told_twice = False
         while any(slot.is_alive() for slot in self._slots):
-            if signals.hurry() and not told_twice:
-                told_twice = True
+            time.sleep(0.02)
+            if signals.hurry():  # again and again, for two at once arrive as one
                 for slot in self._slots:
                     slot.tell(signal.SIGTERM)
-            time.sleep(0.02)
         return 1 if any(slot.code for slot in self._slots) else 0
 
 

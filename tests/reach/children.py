@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from django.db import connection
 
-from django_outbox.models import OutboxWorker
+from django_outbox.models import OutboxEvent, OutboxWorker
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,20 @@ def workers_show(count: int, *, within: float = 30) -> set[int]:
         return found if len(found) == count else set()
 
     return wait_until(look, within=within, what=f"{count} workers in their table")
+
+
+def holds_a_database(process: psutil.Process) -> bool:
+    """Whether a process has the database open: its file, or a connection to its server."""
+    if connection.vendor == "sqlite":
+        return str(connection.settings_dict["NAME"]) in [each.path for each in process.open_files()]
+    port = int(connection.settings_dict["PORT"] or 0)
+    return any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp"))
+
+
+def nothing_is_left() -> None:
+    """No lease, and no worker in its table."""
+    assert not OutboxEvent.objects.leased().exists()
+    assert not OutboxWorker.objects.exists()
 
 
 def is_alive(process: psutil.Process) -> bool:

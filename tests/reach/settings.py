@@ -4,8 +4,9 @@ import json
 import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import INSTALLED_APPS
+from tests.settings import DATABASES, INSTALLED_APPS
 
+DATABASES = {"default": DATABASES["default"]}
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.reach"]
 ROOT_URLCONF = "tests.reach.urls"
 OUTBOX = json.loads(os.environ.get("REACH_OUTBOX", "{}"))

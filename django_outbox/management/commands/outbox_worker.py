@@ -9,11 +9,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
-from django.utils.autoreload import run_with_reloader
 
 from ... import drain
 from ...conf import current
-from ...engine.supervisor import run
+from ...engine.supervisor import run, run_reloading
 from ...models import missing_table
 
 
@@ -55,20 +54,19 @@ class Command(BaseCommand):
             count = sum(drain(using=alias) for alias in aliases)
             self.stdout.write(f"delivered {count}")
             return
-        if options["reload"]:
-            run_with_reloader(self._run, aliases, {**options, "processes": 1})
         code = self._run(aliases, options)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a listener that is stuck in a thread must not hold the process
 
     def _run(self, aliases: list[str | None], options: dict[str, Any]) -> int:
-        return run(
-            aliases,
-            processes=options["processes"] or current().PROCESSES,
-            max_events=options["max_events"] or None,
-            workers=options["workers"],
-            poll_interval=options["poll_interval"],
-            drain_timeout=options["drain_timeout"],
-            purge=not options["no_purge"],
-        )
+        given: dict[str, Any] = {
+            "max_events": options["max_events"] or None,
+            "workers": options["workers"],
+            "poll_interval": options["poll_interval"],
+            "drain_timeout": options["drain_timeout"],
+            "purge": not options["no_purge"],
+        }
+        if options["reload"]:
+            return run_reloading(aliases, **given)
+        return run(aliases, processes=options["processes"] or current().PROCESSES, **given)

@@ -1,0 +1,227 @@
+"""``outbox_worker`` in several processes: a supervisor, its signals, its replacements, a reload."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from django_outbox.models import OutboxEvent
+from tests.reach.children import (
+    Child,
+    Site,
+    holds_a_database,
+    is_alive,
+    nothing_is_left,
+    workers_show,
+)
+from tests.table import statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TWO = ("--processes", "2")
+
+
+@pytest.fixture
+def site(database_env: dict[str, str], tmp_path: Path) -> Site:
+    return Site(database_env, tmp_path)
+
+
+def pids(child: Child) -> set[int]:
+    return {each.pid for each in child.children}
+
+
+def running(child: Child) -> set[int]:
+    """Wait until two workers show; return their process ids, the supervisor's children."""
+    shown = workers_show(2)
+    assert shown == pids(child)
+    return shown
+
+
+def all_gone(processes: list[psutil.Process]) -> None:
+    wait_until(lambda: not any(map(is_alive, processes)), what=f"an end of {processes}")
+
+
+def started(count: int) -> None:
+    wait_until(
+        lambda: Effect.objects.filter(phase="start").count() >= count, what=f"{count} starts"
+    )
+
+
+def phases() -> dict[str, set[str]]:
+    """The event ids by phase."""
+    found: dict[str, set[str]] = {"start": set(), "end": set()}
+    for event_id, phase in Effect.objects.values_list("event_id", "phase"):
+        found[phase].add(event_id)
+    return found
+
+
+def test_38_two_processes_share_the_work_and_end_with_their_supervisor(site: Site) -> None:
+    with site.worker(*TWO, WORKERS=1, COLD_QUEUE_CAPACITY=2, POLL_BATCH_SIZE=2) as child:
+        workers = running(child)
+        processes = child.children
+        supervisor = psutil.Process(child.pid)
+        assert not holds_a_database(supervisor)
+        assert all(map(holds_a_database, processes))
+        write(40, "reach.slow", payload={"seconds": 0.01})
+        wait_until(lambda: statuses() == {"DONE": 40}, what="40 DONE")
+        assert not holds_a_database(supervisor)
+        assert child.stop() == 0
+        all_gone(processes)
+    by_session: dict[str, set[int]] = {}
+    for pid, session in Effect.objects.values_list("pid", "worker"):
+        by_session.setdefault(session or str(pid), set()).add(pid)
+    assert set().union(*by_session.values()) == workers
+    assert all(len(users) == 1 for users in by_session.values())  # no connection in two processes
+    nothing_is_left()
+
+
+def test_38_a_dead_process_is_replaced_with_backoff(site: Site) -> None:
+    with site.worker(*TWO) as child:
+        before = running(child)
+        survivor, victim = sorted(before)
+        for deaths in range(1, 4):
+            os.kill(victim, signal.SIGKILL)
+            child.says(f"(?s)(ended pid=.*){{{deaths}}}")
+            (victim,) = wait_until(lambda old=victim: pids(child) - {survivor, old})
+        waits = [float(each) for each in re.findall(r"code=-9 next=([\d.]+)s", child.output)]
+        assert waits == sorted({*waits})  # each longer than the one before
+        assert len(waits) == 3
+        assert survivor in pids(child)
+        write(5, "reach.noted")
+        wait_until(lambda: statuses() == {"DONE": 5}, what="5 DONE")
+        assert child.stop() == 0
+    assert not OutboxEvent.objects.leased().exists()
+
+
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_444_a_signal_lets_every_process_finish_what_runs(
+    site: Site, number: int, group: bool
+) -> None:
+    """Ctrl-C in a terminal reaches the children too; it is a soft stop all the same."""
+    with site.worker(*TWO, WORKERS=1) as child:
+        running(child)
+        write(30, "reach.slow", payload={"seconds": 0.2})
+        started(1)
+        processes = child.children
+        child.tell(number, group=group)
+        assert child.wait() == 0
+        all_gone(processes)
+    assert phases()["start"] == phases()["end"]
+    done = len(phases()["end"])
+    assert done < 30
+    assert statuses() == {"DONE": done, "NEW": 30 - done}
+    nothing_is_left()
+
+
+def test_a_second_signal_is_quick_and_exits_one(site: Site) -> None:
+    with site.worker(*TWO, WORKERS=1) as child:
+        running(child)
+        write(1, "reach.slow", payload={"seconds": 60})
+        started(1)
+        processes = child.children
+        child.tell(signal.SIGTERM)
+        wait_until(lambda: len(pids(child)) == 1, what="the idle one has ended")
+        child.tell(signal.SIGTERM)
+        assert child.wait(within=4) == 1
+        all_gone(processes)
+
+
+def test_38_children_of_a_killed_supervisor_end_by_themselves(site: Site) -> None:
+    with site.worker(*TWO, WORKERS=1) as child:
+        running(child)
+        write(30, "reach.slow", payload={"seconds": 0.2})
+        started(1)
+        processes = child.children
+        child.tell(signal.SIGKILL)
+        child.wait()
+        all_gone(processes)
+    assert phases()["start"] == phases()["end"]
+    nothing_is_left()
+
+
+def test_max_events_recycles(site: Site) -> None:
+    with site.worker(*TWO, "--max-events", "20", WORKERS=1, COLD_QUEUE_CAPACITY=10) as child:
+        first = running(child)
+        write(100, "reach.slow", payload={"seconds": 0.04})
+        wait_until(lambda: statuses() == {"DONE": 100}, within=40, what="100 DONE")
+        assert child.stop() == 0
+    ends = Effect.objects.filter(phase="end")
+    assert {*ends.values_list("pid", flat=True)} - first
+    assert ends.count() == 100
+    nothing_is_left()
+
+
+def test_max_events_ends_a_single_process(site: Site) -> None:
+    write(60, "reach.slow", payload={"seconds": 0.05})
+    with site.worker("--max-events", "5", WORKERS=1, COLD_QUEUE_CAPACITY=5) as child:
+        assert child.wait() == 0
+    assert phases()["start"] == phases()["end"]
+    assert 5 <= len(phases()["end"]) < 60
+    nothing_is_left()
+
+
+# -- reload ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Path:
+    """Settings of this test alone, so that no file of the project is touched."""
+    path = tmp_path / "watched_settings.py"
+    path.write_text("from tests.reach.settings import *\n")
+    return path
+
+
+def touch(path: Path, number: int) -> None:
+    stamp = path.stat().st_mtime + number
+    os.utime(path, (stamp, stamp))
+
+
+def reloading(site: Site, watched: Path, **outbox: Any) -> Any:
+    env = {"DJANGO_SETTINGS_MODULE": watched.stem, "PYTHONPATH": str(watched.parent)}
+    return site.run("django", "outbox_worker", "--reload", env=env, **outbox)
+
+
+def test_reload_starts_anew_when_a_file_is_touched(site: Site, watched: Path) -> None:
+    """What the old process held is the new one's at once, long before the leases would end."""
+    with reloading(site, watched, WORKERS=1, LEASE=600) as child:
+        (old,) = workers_show(1)
+        write(8, "reach.slow", payload={"seconds": 0.1})
+        started(1)
+
+        touched = iter(range(1, 9))
+
+        def another() -> set[int]:
+            touch(watched, next(touched))  # again if the reloader had not begun to watch
+            with suppress(AssertionError):
+                return wait_until(lambda: pids(child) - {old}, within=4)
+            return set()
+
+        wait_until(another, within=30, what="another process")
+        wait_until(lambda: statuses() == {"DONE": 8}, within=30, what="8 DONE")
+        assert child.stop() == 0
+    assert Effect.objects.filter(phase="end").count() == 8
+    nothing_is_left()
+
+
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_reload_ends_softly(site: Site, watched: Path, number: int, group: bool) -> None:
+    with reloading(site, watched, WORKERS=1, LEASE=600) as child:
+        workers_show(1)
+        write(30, "reach.slow", payload={"seconds": 0.2})
+        started(1)
+        processes = child.children
+        child.tell(number, group=group)
+        assert child.wait() == 0
+        all_gone(processes)
+    assert phases()["start"] == phases()["end"]
+    assert len(phases()["end"]) < 30
+    nothing_is_left()
