@@ -21,7 +21,7 @@ class Server(Protocol):
         """Start and wait until it answers."""
 
     def stop(self, how: str) -> None:
-        """Stop in one of the ways that the server knows, and wait for its end."""
+        """Stop in one of the ways that the server knows, and wait; harmless when repeated."""
 
 
 def make(vendor: str, directory: Path) -> Server:
@@ -53,6 +53,8 @@ class Postgres:
         )
 
     def stop(self, how: str = "fast") -> None:
+        if not self._server.get_postmaster_info().is_running():
+            return
         self._module.pgexec(
             "pg_ctl",
             ("-w", "-D", str(self._server.pgdata), "-m", how, "stop"),

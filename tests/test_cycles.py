@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ import pytest
 from django.db import connection, connections
 
 import django_outbox as outbox
-from django_outbox import hooks
+from django_outbox import dialects, hooks
+from django_outbox.engine.event_loop import EventLoop
 from django_outbox.models import OutboxEvent
 from tests.table import in_thread, listening, sessions, statuses, write
 from tests.waiting import wait_until
@@ -65,12 +65,20 @@ def idle() -> None:
 
 
 @pytest.fixture
-def hectic() -> Iterator[None]:
-    """Have threads take turns as often as can be."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
+def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give other threads the time to get into the middle of a start."""
+    delay(monkeypatch, dialects, "is_in_memory")
+    delay(monkeypatch, EventLoop, "start")
+
+
+def delay(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    call = getattr(owner, name)
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.003)  # the race's own time-table; nothing is waited for
+        return call(*args)
+
+    monkeypatch.setattr(owner, name, slowly)
 
 
 def in_threads(*works: Callable[[], object]) -> list[Any]:
@@ -122,7 +130,7 @@ def test_cycles_with_a_doorbell(nothing_left: None) -> None:
 
 
 def test_one_worker_started_and_stopped_by_all_at_once(
-    settings: Any, nothing_left: None, hectic: None
+    settings: Any, nothing_left: None, slow_start: None
 ) -> None:
     """Whoever comes first: once a stop has returned, nothing runs and nothing will."""
     settings.OUTBOX = QUIET
@@ -133,18 +141,29 @@ def test_one_worker_started_and_stopped_by_all_at_once(
         except RuntimeError as error:
             assert "was stopped" in str(error)  # noqa: PT017 - other errors shall escape
 
-    for _ in range(50):
+    for turn in range(50):
         worker = outbox.Worker(workers=1)
-        begin = partial(start, worker)
-        in_threads(begin, begin, worker.stop, worker.stop)
-        assert worker.stop()
+        works = [partial(start, worker), worker.stop, worker.stop]
+        # The last to come goes first, as a rule.
+        in_threads(*works if turn % 2 else reversed(works))
         assert not [each for each in threading.enumerate() if each.name.startswith("outbox-")]
+        assert worker.stop()
         with pytest.raises(RuntimeError, match="was stopped"):
             worker.start()
 
 
+def test_one_worker_started_by_all_at_once(
+    settings: Any, nothing_left: None, slow_start: None
+) -> None:
+    settings.OUTBOX = QUIET
+    for _ in range(20):
+        worker = outbox.Worker(workers=1)
+        in_threads(*[worker.start] * THREADS)
+        assert worker.stop()
+
+
 def test_one_of_many_workers_for_an_alias_starts(
-    settings: Any, nothing_left: None, hectic: None
+    settings: Any, nothing_left: None, slow_start: None
 ) -> None:
     settings.OUTBOX = QUIET
     for _ in range(20):
