@@ -7,6 +7,7 @@ deadlock.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from ..events import stored_instant
 from .fields import to_database
 from .statements import Statements
 from .vocabulary import INNOCENT, Claim, Row, marks
+
+logger = logging.getLogger("django_outbox")
 
 
 class Claiming(Statements):
@@ -36,6 +39,7 @@ class Claiming(Statements):
             [*set_params, *ids, to_database(newest, connection), claim.me],
         )
         if taken < len(rows):
+            logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
             mine = self._mine(connection, claim.me, ids)
             rows = [row for row in rows if row[0] in mine]
         return [self._found(row, claim) for row in rows]
