@@ -157,7 +157,7 @@ def listeners() -> tuple[Listener, ...]:
 def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
     """Return who gets this event, most specific first: one unnamed listener and all named ones."""
     matches = sorted(
-        (each for each in _listeners.values() if _matches(each, aggregate_type, event_type)),
+        (each for each in listeners() if _matches(each, aggregate_type, event_type)),
         key=_generality,
     )
     unnamed = [each for each in matches if not each.name]
@@ -166,7 +166,7 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
 
 def nearby(event_type: str) -> list[str]:
     """Return the registered event types, nearest first, for an error message."""
-    known = sorted({each.event_type for each in _listeners.values()})
+    known = sorted({each.event_type for each in listeners()})
     return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
 
 
