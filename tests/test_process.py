@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection
 
+from django_outbox import dialects
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import Status
 from tests import databases
@@ -91,6 +92,26 @@ def wait_until_it_runs(workers: Workers, worker: psutil.Popen) -> None:
     """Its claims may begin before, but only then a signal finds its receiver."""
     mine = f" {worker.pid} INFO worker started"
     wait_until(lambda: workers.logged(mine), what="the worker's start")
+
+
+def pause(worker: psutil.Popen) -> None:
+    """SIGSTOP where the process holds no lock, for with one it would hold up everybody else."""
+
+    def is_paused() -> bool:
+        worker.suspend()
+        own = dialects.engine_connection("default", lock_wait=0.3)
+        table = own.ops.quote_name(OutboxEvent._meta.db_table)
+        try:
+            with own.cursor() as cursor:
+                cursor.execute(f"UPDATE {table} SET tenant_id = 'paused'")
+        except DatabaseError:
+            worker.resume()
+            return False
+        finally:
+            own.close()
+        return True
+
+    wait_until(is_paused)
 
 
 def wait_until_it_stops(worker: psutil.Popen, threads: int) -> None:
@@ -244,7 +265,7 @@ def test_w16_a_paused_worker_cannot_settle_what_it_lost(workers: Workers, gate: 
     (event_id,) = gated(gate)
     paused = workers.start("--workers", "2")
     wait_for_start(event_id)
-    paused.suspend()  # SIGSTOP
+    pause(paused)
     other = workers.start()
     wait_for_start(event_id, times=2)  # its lease has ended and was taken
     gate.touch()
