@@ -1,0 +1,761 @@
+"""Requirements that no other module shows: each test names its row."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.db.backends.signals import connection_created
+
+import django_outbox as outbox
+from django_outbox import checks, dialects, registry
+from django_outbox.models import OutboxEvent, OutboxWorker
+from django_outbox.outcomes import DONE, Decision, Status
+from tests.table import (
+    PLACED,
+    claim,
+    elsewhere,
+    end_leases,
+    in_thread,
+    insert,
+    lease_ends_in,
+    listening,
+    now,
+    row,
+    statuses,
+    steal,
+    write,
+)
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).resolve().parent.parent
+FAR = 3600.0  # seconds: an interval that no test lives to see
+SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1}
+LONG_AGO = timedelta(days=30)
+DEAD = Decision(status=Status.DEAD, error="it is over", outcome="dead")
+
+
+@pytest.fixture(autouse=True)
+def soon(settings: Any) -> None:
+    settings.OUTBOX = SOON
+
+
+def far(**more: Any) -> dict[str, Any]:
+    """Settings under which a worker looks at the table only when it has a reason."""
+    return {"DOORBELL": None, "POLL_INTERVAL": FAR, "PROBE_INTERVAL": FAR, **more}
+
+
+class Gate:
+    """A listener that runs until it is opened."""
+
+    def __init__(self, work: Callable[[outbox.Event], object] = lambda event: None) -> None:
+        self.entered: list[str] = []
+        self.open = threading.Event()
+        self._work = work
+
+    def __call__(self, event: outbox.Event) -> None:
+        self._work(event)
+        self.entered.append(event.event_id)
+        assert self.open.wait(60)
+
+
+@contextmanager
+def gated(gate: Gate | None = None) -> Iterator[Gate]:
+    gate = gate or Gate()
+    with listening(gate):
+        try:
+            yield gate
+        finally:
+            gate.open.set()
+
+
+class Engine:
+    """The connections that threads make during a block, and every statement on them."""
+
+    def __init__(self) -> None:
+        self.connects: list[tuple[str, Any]] = []  # (thread, what ends the session)
+        self.sent: list[tuple[str, bool, str, Any]] = []  # (thread, in a transaction, SQL, params)
+        self.before: Callable[[str, str, Any], None] = lambda thread, sql, params: None
+
+        self._known: list[Any] = []
+
+    def made(self, thread: str) -> list[Any]:
+        return [each for name, each in self.connects if name.endswith(thread)]
+
+    def _note(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        thread = threading.current_thread().name
+        self.before(thread, sql, params)
+        self.sent.append((thread, context["connection"].in_atomic_block, sql, params))
+        return execute(sql, params, many, context)
+
+    def _made(self, connection: Any, **facts: Any) -> None:
+        if threading.current_thread().name.startswith("outbox-"):
+            if not any(each is connection for each in self._known):
+                self._known.append(connection)
+                connection.execute_wrappers.append(self._note)
+            session = session_of(connection)  # no other thread may ask a driver
+            self.connects.append((threading.current_thread().name, session))
+
+
+@contextmanager
+def watched() -> Iterator[Engine]:
+    engine = Engine()
+    connection_created.connect(engine._made)
+    try:
+        yield engine
+    finally:
+        connection_created.disconnect(engine._made)
+
+
+def statements(work: Callable[[], object]) -> list[str]:
+    """Return what ``work`` sends about the event table on this thread's connection."""
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        work()
+    return [sql for sql in sent if "outbox_event" in sql]
+
+
+def settle(event_id: str, decision: Decision, *, me: str) -> int:
+    return dialects.of(connection).settle_all(connection, me=me, decisions=[(event_id, decision)])
+
+
+def renew(ids: list[str], *, me: str = "me") -> tuple[set[str], set[str]]:
+    return dialects.of(connection).renew(connection, me=me, ids=ids, lease=90)
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("outbox-")]
+
+
+def names() -> set[str]:
+    return {each.name.removeprefix("outbox-default-") for each in engine_threads()}
+
+
+# -- databases -------------------------------------------------------------------------------------
+
+
+def test_193_four_databases_are_known_and_any_other_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert {*dialects.DIALECTS} == {"postgresql", "mysql", "sqlite"}  # mysql: MariaDB too
+    assert connection.vendor in dialects.DIALECTS
+    monkeypatch.setattr(connection, "vendor", "oracle")
+    assert [each.id for each in checks._dialect(connection)] == ["django_outbox.W024"]
+    assert type(dialects.of(connection)) is dialects.Optimistic
+
+
+@pytest.mark.parametrize(("skips", "found"), [(False, ["django_outbox.W025"]), (True, [])])
+def test_268_a_mysql_without_skip_locked_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, skips: bool, found: list[str]
+) -> None:
+    monkeypatch.setattr(connection, "vendor", "mysql")
+    monkeypatch.setattr(connection.features, "has_select_for_update_skip_locked", skips)
+    messages = checks.check_databases(None, databases=["default"])
+    assert [each.id for each in messages] == found
+    assert not any(each.is_serious() for each in messages)
+    assert all("MariaDB 10.6" in (each.hint or "") for each in messages)
+
+
+def test_190_skip_locked_only_where_the_features_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = insert(3)
+    sent = statements(claim)
+    if connection.vendor != "postgresql":  # whose every supported version has it
+        assert not any("SKIP LOCKED" in sql for sql in sent)
+    has = connection.features.has_select_for_update_skip_locked
+    assert any("SKIP LOCKED" in sql for sql in statements(lambda: renew(ids))) is has
+    monkeypatch.setattr(connection.features, "has_select_for_update_skip_locked", False)
+    sent = statements(lambda: renew(ids))
+    assert sent
+    assert not any("SKIP LOCKED" in sql for sql in sent)
+    assert all(lease_ends_in(each) > 80 for each in ids)
+
+
+# Rows 182, 254.
+def test_182_the_claiming_statement_itself_leases() -> None:
+    insert(3)
+    sent = statements(lambda: claim(limit=2))
+    assert "SET rescues = " in sent[-1]
+    assert ", locked_by = %s, locked_at = " in sent[-1]
+    if connection.vendor == "postgresql":
+        (leasing,) = sent
+        assert all(each in leasing for each in ("AS MATERIALIZED", "SKIP LOCKED", "RETURNING"))
+    else:
+        look, leasing = sent
+        assert look.startswith("SELECT") and "FOR UPDATE" not in look
+        assert "event_id IN (" in leasing and "available_at <= %s" in leasing
+
+
+def test_182_engine_connections_read_committed() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one level")
+    if connection.vendor == "postgresql":
+        question = "SHOW transaction_isolation"
+    else:  # each knows its own name for it, and not every version both
+        question = f"SELECT @@{'tx' if connection.mysql_is_mariadb else 'transaction'}_isolation"
+
+    def ask() -> str:
+        own = dialects.engine_connection("default", lock_wait=1)
+        try:
+            with own.cursor() as cursor:
+                cursor.execute(question)
+                return str(cursor.fetchone()[0]).replace("-", " ").lower()
+        finally:
+            own.close()
+
+    assert in_thread(ask).result(20) == "read committed"
+
+
+def test_192_a_lost_race_is_logged_at_debug_and_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if connection.vendor == "postgresql":
+        pytest.skip("rows that are locked are skipped: no race to lose")
+    ids = insert(4, due=-1)
+
+    def be_faster(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("UPDATE"):  # between our look and our lease
+            assert len(in_thread(lambda: claim("other", limit=3)).result(20)) == 3
+        return execute(sql, params, many, context)
+
+    with caplog.at_level(logging.DEBUG, "django_outbox"), connection.execute_wrapper(be_faster):
+        mine = [each["event_id"] for each in claim("me")]
+    assert len(mine) == 1
+    owners = {event_id: row(event_id).locked_by for event_id in ids}
+    assert sorted(owners.values(), key=str) == ["me", "other", "other", "other"]
+    assert owners[mine[0]] == "me"
+    assert [each.levelno for each in caplog.records] == [logging.DEBUG]
+
+
+# -- when a claimer claims -------------------------------------------------------------------------
+
+
+# Rows 338, N9.
+def test_338_poll_and_probe_are_jittered_within_bounds(settings: Any) -> None:
+    settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
+    claimer, probes, polls = outbox.Worker()._claimer, [], []
+    for _ in range(60):
+        claimer._sweep_at = 0.0
+        claimer.ring()
+        started = time.monotonic()
+        claimer.step()
+        probes.append(claimer._look_at - started)
+        polls.append(claimer._sweep_at - started)
+    for pauses, interval in ((probes, 100), (polls, 1000)):
+        assert 0.8 * interval <= min(pauses) < 0.95 * interval
+        assert 1.05 * interval < max(pauses) <= 1.2 * interval + 5  # and the time of the statements
+
+
+def test_266_a_full_claim_is_followed_by_the_next_at_once(settings: Any) -> None:
+    settings.OUTBOX = far(POLL_BATCH_SIZE=5)
+    insert(60, due=-1)
+    with listening(lambda event: None), outbox.Worker(workers=2):
+        wait_until(lambda: statuses() == {"DONE": 60}, what="twelve claims without a poll")
+
+
+def test_227_a_large_first_number_comes_near_strict_priority(settings: Any) -> None:
+    settings.OUTBOX = far(
+        WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1, FAIRNESS=(50, 1)
+    )  # fmt: skip
+    sources: list[str] = []
+    gate = Gate(lambda event: sources.append(event.source))
+    with gated(gate), outbox.Worker() as worker:
+        write()
+        wait_until(lambda: gate.entered)
+        insert(20, due=-10)
+        write(50)
+        worker.look()
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 71}, within=30, what="DONE")
+    while_both_waited = sources[6:46]  # but for what was claimed at the gate
+    assert while_both_waited.count("hot") >= 38
+
+
+def test_269_a_claimer_that_waits_is_stopped_at_once(settings: Any) -> None:
+    settings.OUTBOX = far()
+    worker = outbox.Worker()
+    worker.start()
+    wait_until(lambda: worker._claimer._look_at > time.monotonic() + FAR / 2, what="a long wait")
+    started = time.monotonic()
+    assert worker.stop() is True
+    assert time.monotonic() - started < 4
+
+
+@pytest.mark.parametrize("mode", ["multi_node", "single_node"])
+def test_410_workers_capacities_and_retry_hold_in_all_modes(settings: Any, mode: str) -> None:
+    settings.OUTBOX = {
+        **SOON, "MODE": mode, "WORKERS": 2, "COLD_QUEUE_CAPACITY": 3,
+        "RETRY": {"policy": "fixed", "delay": 0.01, "max_attempts": 2},
+    }  # fmt: skip
+    insert(20, due=-1)
+
+    def fail(event: outbox.Event) -> None:
+        raise ValueError("always")
+
+    with gated() as gate, listening(fail, "order.failing"), outbox.Worker():
+        wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() == 5)
+        gate.open.set()
+        (failing,) = write(event_type="order.failing")
+        wait_until(lambda: statuses() == {"DONE": 20, "DEAD": 1}, what="all settled")
+    assert row(failing).attempts == 2
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+# Rows 262, 438, 440, 442.
+def test_440_every_thread_is_named_a_daemon_and_one_of_its_kind(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "DOORBELL": "local"}
+    with outbox.Worker(workers=3):
+        threads = engine_threads()
+    kinds = ["claimer", "doorbell", "heartbeat", "loop", "purger", "settler"]
+    kinds += ["worker-0", "worker-1", "worker-2"]
+    assert sorted(each.name for each in threads) == [f"outbox-default-{kind}" for kind in kinds]
+    assert all(each.daemon for each in threads)
+    assert not any(each.is_alive() for each in threads)
+
+
+# Rows 412, 455.
+def test_412_the_heartbeat_goes_last(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "LEASE": 1.2, "DRAIN_TIMEOUT": 30, "DOORBELL": "local"}
+    alive_at_the_end: set[str] = set()
+
+    def look(thread: str, sql: str, params: Any) -> None:
+        if thread.endswith("heartbeat") and sql.startswith("DELETE") and worker.id in repr(params):
+            alive_at_the_end.update(names())
+
+    with watched() as engine, gated() as gate:
+        engine.before = look
+        worker = outbox.Worker(workers=1)
+        worker.start()
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        wait_until(OutboxWorker.objects.exists)
+        stopping = in_thread(worker.stop)
+        wait_until(lambda: names() == {"worker-0", "loop", "settler", "heartbeat"})
+        lease = row(event_id).available_at
+        assert lease is not None
+        later = lease + timedelta(seconds=1.2)
+        wait_until(lambda: (row(event_id).available_at or lease) > later, what="a kept lease")
+        gate.open.set()
+        assert stopping.result(20) is True
+    assert alive_at_the_end == {"heartbeat"}
+    assert (row(event_id).status, row(event_id).rescues) == (Status.DONE, 0)
+
+
+def test_439_the_registry_is_safe_to_read_from_all_threads() -> None:
+    ended = threading.Event()
+
+    def read() -> int:
+        looks = 0
+        while not ended.is_set():
+            registry.route.cache_clear()
+            assert len(registry.route(outbox.GLOBAL, PLACED)) == 1
+            registry.nearby("order.paced")
+            looks += 1
+        return looks
+
+    pause = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with listening(lambda event: None):
+            readers = [in_thread(read) for _ in range(4)]
+            for n in range(300):  # what a test or a late import may do
+                with listening(lambda event: None, f"other.type-{n}"):
+                    pass
+            ended.set()
+            assert all(future.result(20) for future in readers)
+    finally:
+        ended.set()
+        sys.setswitchinterval(pause)
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+
+def session_of(made: Any) -> Any:
+    """Return by what the server knows a connection; SQLite has no server, so the open file."""
+    if made.vendor == "sqlite":
+        return made.connection
+    return (
+        made.connection.info.backend_pid
+        if made.vendor == "postgresql"
+        else made.connection.thread_id()
+    )
+
+
+def break_session(session: Any) -> None:
+    if connection.vendor == "sqlite":
+        session.close()
+        return
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_terminate_backend(%s)", [session])
+        else:
+            cursor.execute(f"KILL {int(session)}")
+
+
+def test_n7_a_failed_renewal_is_repeated_on_a_new_connection(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**SOON, "LEASE": 2.4}
+    ids = insert(300, due=-1)
+    with watched() as engine, gated() as gate, outbox.Worker(workers=2):
+        wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() == 300)
+        for times in (1, 2):
+            session = wait_until(lambda: engine.made("heartbeat"))[-1]
+            break_session(session)
+            wait_until(lambda: len(engine.made("heartbeat")) > times, what="a new connection")  # noqa: B023
+            wait_until(lambda: caplog.text.count("heartbeat works again") == times)  # noqa: B023
+            anew = OutboxEvent.objects.filter(available_at__gt=now() + timedelta(seconds=2.4))
+            wait_until(lambda: anew.count() == 300, what="all renewed")  # noqa: B023
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 300})
+    assert caplog.text.count("heartbeat failed") >= 2
+    assert sorted(gate.entered) == sorted(ids)
+    assert not OutboxEvent.objects.exclude(rescues=0).exists()
+
+
+def test_n7_a_late_renewal_does_not_take_back_a_lost_lease() -> None:
+    (event_id,) = insert()
+    claim("late")
+    end_leases([event_id])
+    claim("owner")
+    before = row(event_id).__dict__ | {"_state": 0}
+    assert renew([event_id], me="late") == (set(), set())
+    assert row(event_id).__dict__ | {"_state": 0} == before
+
+
+def test_w22_a_late_settle_after_rescue_and_replay_has_no_effect() -> None:
+    (event_id,) = insert()
+    claim("late")
+    end_leases([event_id])
+    claim("rescuer")
+    assert settle(event_id, DEAD, me="rescuer") == 1
+    assert settle(event_id, DONE, me="late") == 0
+    assert OutboxEvent.objects.dead().replay() == 1
+    assert [settle(event_id, DONE, me=each) for each in ("late", "rescuer")] == [0, 0]
+    claim("next")
+    assert [settle(event_id, DONE, me=each) for each in ("late", "rescuer")] == [0, 0]
+    assert (row(event_id).status, row(event_id).locked_by) == (Status.NEW, "next")
+
+
+# Rows 241, W22.
+def test_w22_a_process_that_claims_its_own_running_event_runs_it_once(settings: Any) -> None:
+    settings.OUTBOX = far()
+    with gated() as gate, outbox.Worker(workers=2) as worker:
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        end_leases([event_id])
+        worker.look()
+        wait_until(lambda: lease_ends_in(event_id) > 0, what="a new lease")
+        assert (row(event_id).locked_by, row(event_id).rescues) == (worker.id, 0)
+        (other,) = write()  # goes the same way, behind it
+        wait_until(lambda: len(gate.entered) == 2)
+        assert gate.entered == [event_id, other]
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 2})
+    assert gate.entered == [event_id, other]
+
+
+def test_8_nothing_depends_on_the_row_of_a_worker(settings: Any) -> None:
+    """Row +8; W17."""
+    settings.OUTBOX = {**SOON, "LEASE": 0.9, "DRAIN_TIMEOUT": 0.5}
+    with listening(lambda event: None), outbox.Worker() as worker:
+        shown = wait_until(OutboxWorker.objects.first)
+        assert (shown.id, shown.pid) == (worker.id, os.getpid())
+        assert shown.hostname
+        assert abs((now() - shown.started_at).total_seconds()) < 10
+        assert '"mode": "multi_node"' in (shown.info or "")
+        OutboxWorker.objects.all().delete()
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1})
+        again = wait_until(OutboxWorker.objects.first, what="the row, written again")
+        wait_until(lambda: OutboxWorker.objects.get().heartbeat_at > again.heartbeat_at)
+    assert not OutboxWorker.objects.exists()
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+def open_transactions() -> int:
+    """How many sessions of this database are in a transaction, ours not counted."""
+    if connection.vendor == "sqlite":
+        name = str(connection.settings_dict["NAME"])
+        with sqlite3.connect(name, timeout=0, isolation_level=None) as own:
+            try:
+                own.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return 1
+            own.execute("ROLLBACK")
+        own.close()
+        return 0
+    asks = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND pid <> pg_backend_pid() AND xact_start IS NOT NULL "
+        "AND backend_type = 'client backend'",
+        "mysql": "SELECT count(*) FROM information_schema.innodb_trx t "
+        "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+        "WHERE p.db = database() AND p.id <> connection_id()",
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(asks[connection.vendor])
+        return int(cursor.fetchone()[0])
+
+
+# Row +25.
+@pytest.mark.parametrize("own", [False, True], ids=["plain listener", "with its own transaction"])
+def test_25_no_transaction_is_open_while_a_listener_runs(own: bool) -> None:
+    gate = Gate()
+
+    def listener(event: outbox.Event) -> None:
+        if not own:
+            gate(event)
+            return
+        with transaction.atomic():  # the rig itself: one that is open would be seen
+            Effect.objects.create(event_id=event.event_id, pid=0, phase="open")
+            gate(event)
+
+    with listening(listener), outbox.Worker(workers=1):
+        write()
+        wait_until(lambda: gate.entered)
+        try:
+            if own:
+                wait_until(lambda: open_transactions() == 1, within=5)
+            else:  # the heartbeat's own take a moment; a listener's would last
+                wait_until(lambda: open_transactions() == 0, within=5)
+        finally:
+            gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 1})
+
+
+# Rows 71, 187, +23.
+def test_187_decisions_are_settled_together_in_autocommit_by_the_settler() -> None:
+    insert(400, due=-1)
+    fails = outbox.Fixed(delay=FAR)
+
+    def listener(event: outbox.Event) -> None:
+        raise ValueError("not now")
+
+    write(400, "order.failing")
+    with (
+        watched() as engine,
+        listening(lambda event: None),
+        listening(listener, "order.failing", retry=fails),
+        outbox.Worker(),
+    ):
+        wait_until(lambda: statuses() == {"DONE": 400, "RETRY": 400}, within=30)
+    settles = [each for each in engine.sent if "done_at = " in each[2]]
+    assert {(thread, atomic) for thread, atomic, *_ in settles} == {
+        ("outbox-default-settler", False)
+    }
+    assert 2 <= len(settles) <= 200  # of 800 decisions
+
+
+# -- purge -----------------------------------------------------------------------------------------
+
+
+def finished(count: int = 1, **columns: Any) -> list[str]:
+    given = {"status": Status.DONE, "due": None, "done_at": now() - LONG_AGO, **columns}
+    return insert(count, **given)
+
+
+# Rows 28, 41, 457.
+@pytest.mark.parametrize("mode", ["multi_node", "single_node"])
+def test_28_a_worker_purges_in_every_mode(settings: Any, mode: str) -> None:
+    settings.OUTBOX = {**SOON, "MODE": mode, "PURGE_INTERVAL": 0.2, "PURGE_BATCH_SIZE": 10}
+    kept = [*finished(done_at=now()), *finished(status=Status.DEAD), *insert(due=FAR)]
+    finished(35)
+    with outbox.Worker():
+        wait_until(lambda: OutboxEvent.objects.count() == 3, what="the first run")
+        finished(5)
+        wait_until(lambda: OutboxEvent.objects.count() == 3, what="another run")
+    assert {*OutboxEvent.objects.values_list("event_id", flat=True)} == {*kept}
+
+
+# Row 457.
+def test_457_purges_side_by_side_do_no_harm(settings: Any) -> None:
+    settings.OUTBOX = {"PURGE_BATCH_SIZE": 20}
+    finished(400)
+    (kept,) = insert()
+    start = threading.Barrier(3)
+
+    def purge() -> int:
+        start.wait(10)
+        return OutboxEvent.objects.purge()
+
+    purges = [in_thread(purge) for _ in range(3)]
+    assert sum(future.result(60) for future in purges) == 400
+    assert [each.event_id for each in OutboxEvent.objects.all()] == [kept]
+
+
+# Row 457.
+def test_457_a_worker_may_leave_purging_to_others() -> None:
+    with outbox.Worker(purge=False):
+        assert "purger" not in names()
+
+
+# Rows 269, 455, 456.
+def test_456_a_purge_error_is_logged_and_the_next_run_comes(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**SOON, "PURGE_INTERVAL": 0.2}
+    (locked, *_) = finished(3)
+    with elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")):
+        worker = outbox.Worker()
+        worker.start()
+        try:
+            wait_until(lambda: "purger failed" in caplog.text, what="the failed run")
+        except BaseException:
+            worker.stop()
+            raise
+    try:
+        wait_until(lambda: not OutboxEvent.objects.exists(), what="the next run")
+        wait_until(lambda: "purger works again" in caplog.text)
+    finally:
+        worker.stop()
+    assert levels(caplog, "purger failed") == {logging.ERROR}
+    assert engine_threads() == []
+
+
+# Rows 28, +43.
+def test_43_outbox_purge_counts_or_deletes() -> None:
+    finished(3)
+    insert()
+
+    def said(*arguments: str) -> str:
+        out = io.StringIO()
+        call_command("outbox_purge", *arguments, stdout=out)
+        return out.getvalue().strip()
+
+    assert said("--dry-run") == "would purge 3"
+    assert OutboxEvent.objects.count() == 4
+    assert said() == "purged 3"
+    assert said("--dry-run") == "would purge 0"
+    assert OutboxEvent.objects.count() == 1
+
+
+# Rows 456, +43.
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.parametrize(("prefix", "code"), [("", 0), ("absent_", 1)])
+def test_43_outbox_purge_exits_by_its_success(
+    database_env: dict[str, str], prefix: str, code: int
+) -> None:
+    environment = {
+        **database_env,
+        "DJANGO_SETTINGS_MODULE": "tests.fault_settings",
+        "OUTBOX_TEST_SETTINGS": f'{{"TABLE_PREFIX": "{prefix}"}}',
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "outbox_purge"], cwd=ROOT, env=environment,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+
+
+def test_w2_slow_maintenance_does_not_hold_writers_up() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("an open SQLite transaction keeps every other writer out")
+    finished(50)
+    with elsewhere(OutboxEvent.objects.purge):
+        ids = in_thread(lambda: write(20)).result(5)
+        assert len(in_thread(lambda: claim(ids=ids)).result(5)) == 20
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+def levels(caplog: pytest.LogCaptureFixture, text: str) -> set[int]:
+    return {each.levelno for each in caplog.records
+            if each.name == "django_outbox" and text in each.getMessage()}  # fmt: skip
+
+
+# Rows 433, 435.
+def test_433_what_costs_nothing_warns_and_what_is_lost_is_an_error(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**SOON, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1}
+
+    def fails(event: outbox.Event) -> None:
+        raise {"retry": outbox.RetryAfter(FAR)}.get(event.payload) or outbox.Unrecoverable("no")
+
+    def stolen(event: outbox.Event) -> None:
+        steal(event.event_id)
+
+    gate = Gate()
+    with (
+        listening(gate, "order.slow"),
+        listening(fails),
+        listening(stolen, "order.stolen"),
+        outbox.Worker(workers=1),
+    ):
+        try:
+            for _ in range(10):
+                write(event_type="order.slow")
+            wait_until(lambda: levels(caplog, "hot queue full"))
+        finally:
+            gate.open.set()
+        insert(due=-1, headers="{damaged")
+        write(payload="retry")
+        write(payload="dead")
+        write(event_type="order.stolen")
+        wait_until(lambda: levels(caplog, "lost leases"))
+        wait_until(lambda: statuses().get("DEAD") == 2 and statuses().get("RETRY") == 1)
+    assert levels(caplog, "hot queue full") == {logging.WARNING}
+    assert levels(caplog, "lost leases") == {logging.WARNING}
+    assert levels(caplog, "retry event_id") == {logging.WARNING}
+    assert levels(caplog, "dead event_id") == {logging.ERROR}
+    assert any("PayloadError" in each.getMessage() for each in caplog.records)
+
+
+# Row 435.
+def test_435_levels_are_a_matter_of_logging(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(event: outbox.Event) -> None:
+        raise outbox.RetryAfter(FAR)
+
+    with caplog.at_level(logging.ERROR, "django_outbox"), listening(fails), outbox.Worker():
+        write()
+        wait_until(lambda: statuses() == {"RETRY": 1})
+    assert caplog.records == []
+
+
+# -- what a row may say ----------------------------------------------------------------------------
+
+
+def test_398_a_row_that_names_types_imports_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_a_row.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "named_by_a_row.Type"
+    payload = f'{{"__class__": "{name}", "py/object": "{name}", "!": "!!python/object:{name}"}}'
+    insert(event_type=name, aggregate_type=name, aggregate_id=name, payload=payload,
+           headers=f'{{"type": "{name}"}}')  # fmt: skip
+    seen: list[outbox.Event] = []
+    with listening(seen.append, name), outbox.Worker():
+        wait_until(lambda: statuses() == {"DONE": 1})
+    (event,) = seen
+    assert {type(each) for each in event.payload.values()} == {str}
+    assert event.aggregate_type == name
+    assert "named_by_a_row" not in sys.modules
