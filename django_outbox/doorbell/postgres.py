@@ -27,8 +27,7 @@ class Postgres:
         self.channel = f"django_outbox_{table_identity()}"
 
     def ring(self, connection: BaseDatabaseWrapper) -> None:
-        if not connection.in_atomic_block:  # a test case holds one open; nothing was committed
-            dialects.of(connection).notify(connection, self.channel)
+        dialects.of(connection).notify(connection, self.channel)
 
     def ear(self) -> Ear:
         return PostgresEar(self)

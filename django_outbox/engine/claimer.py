@@ -57,7 +57,8 @@ class Claimer:
         self._solo = False  # the suspect is in our hands
         self._rung = False  # set by any thread, cleared by ours
         self._soonest = inf  # monotonic; the next due time that others told us of
-        self._telling = Lock()  # guards the line above
+        self._again = inf  # monotonic; when to look once more after the latest ring
+        self._telling = Lock()  # guards the two lines above
         self.hungry = False  # waiting for room; whoever makes some wakes us
 
     def ring(self) -> None:
@@ -68,6 +69,14 @@ class Claimer:
         """Note that something will be due in ``delay`` seconds."""
         with self._telling:
             self._soonest = min(self._soonest, time.monotonic() + delay)
+
+    def look_again(self, delay: float) -> None:
+        """Note that who rings now may keep quiet about what commits in the next ``delay`` seconds.
+
+        Only the latest counts: the rings themselves are looked at when they come.
+        """
+        with self._telling:
+            self._again = time.monotonic() + delay
 
     def step(self) -> float:
         """Make one claim, if there is room and reason; return the seconds to wait."""
@@ -84,14 +93,17 @@ class Claimer:
         if self._rung:
             self._rung, self._look_at = False, 0.0
         with self._telling:
-            self._look_at, self._soonest = min(self._look_at, self._soonest), inf
+            if self._soonest <= now:
+                self._look_at, self._soonest = 0.0, inf
+            if self._again <= now:
+                self._look_at, self._again = 0.0, inf
         if len(self.offers) and (now < self._look_at or next(self._turns)):
             self._claim_hot(room)
             return 0.0
         if now >= self._look_at:
             self._claim_due(room, now)
             return 0.0
-        return self._look_at - now
+        return min(self._look_at, self._soonest, self._again) - now
 
     def _room(self) -> int:
         """Free places; a claim waits until it can take a fair part of a batch."""

@@ -18,10 +18,10 @@ class Listening:
 
     def __init__(
         self, ear: Ear, *, interval: float, look: Callable[[], None],
-        expect: Callable[[float], None], tell: Callable[[bool], None],
+        look_again: Callable[[float], None], tell: Callable[[bool], None],
     ) -> None:  # fmt: skip
-        self._ear, self._again = ear, interval + MARGIN
-        self._look, self._expect, self._tell = look, expect, tell
+        self._ear, self._quiet = ear, interval + MARGIN
+        self._look, self._look_again, self._tell = look, look_again, tell
         self._open = False
 
     def step(self) -> float:
@@ -40,7 +40,7 @@ class Listening:
             self._look()  # what was rung while nobody listened
         if self._ear.wait(LOOK_UP):
             self._look()
-            self._expect(self._again)
+            self._look_again(self._quiet)
         self._tell(self._ear.sure)
 
     def close(self) -> None:

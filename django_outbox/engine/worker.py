@@ -121,8 +121,8 @@ class Worker:
         self._hearing: Loop | None = None
         if (ear := doorbell.ear(self.alias)) is not None:
             listening = Listening(
-                ear, interval=settings.DOORBELL_INTERVAL, look=self.look, expect=self._expect,
-                tell=self._hears,
+                ear, interval=settings.DOORBELL_INTERVAL, look=self.look,
+                look_again=self._look_again, tell=self._hears,
             )  # fmt: skip
             self._hearing = self._loop("doorbell", listening.step, close=listening.close)
 
@@ -282,6 +282,10 @@ class Worker:
 
     def _expect(self, delay: float) -> None:
         self._claimer.expect(delay)
+        self._claiming.wake()
+
+    def _look_again(self, delay: float) -> None:
+        self._claimer.look_again(delay)
         self._claiming.wake()
 
     def _wake(self) -> None:

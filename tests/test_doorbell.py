@@ -1,0 +1,500 @@
+"""The doorbell: a commit in one process wakes the workers of the others; it costs latency only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import stat
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import TestCase
+
+import django_outbox as outbox
+from django_outbox import dialects, doorbell, hooks
+from django_outbox.doorbell.ends import database_identity
+from tests.reach.children import Site, workers_show
+from tests.table import PLACED, insert, listening, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}  # only a ring is quicker
+REDIS = "redis://127.0.0.1:6379/0"
+CLOSED = "redis://127.0.0.1:1/0"  # nobody listens there
+
+
+def redis_client() -> Any:
+    redis = pytest.importorskip("redis")
+    client = redis.Redis.from_url(REDIS)
+    try:
+        client.ping()
+    except redis.ConnectionError:
+        client.close()
+        pytest.skip("no Redis at 127.0.0.1:6379")
+    return client
+
+
+def needs_postgres() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL has NOTIFY")
+
+
+def delivered(ids: list[str]) -> Callable[[], bool]:
+    return lambda: {*Effect.objects.values_list("event_id", flat=True)} >= {*ids}
+
+
+@contextmanager
+def an_ear(directory: Path) -> Iterator[Callable[[], int]]:
+    """Hang a socket of the test's own among those of the workers; the block counts its rings."""
+    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ear.setblocking(False)
+    ear.bind(str(directory / f"{database_identity('default')}.test"))
+    heard = 0
+
+    def rings() -> int:
+        nonlocal heard
+        while True:
+            try:
+                ear.recv(16)
+            except BlockingIOError:
+                return heard
+            heard += 1
+
+    try:
+        yield rings
+    finally:
+        ear.close()
+
+
+def local(directory: Path) -> dict[str, str]:
+    return {"kind": "local", "directory": str(directory)}
+
+
+@pytest.fixture
+def bells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for sockets, whose paths may have 108 bytes only."""
+    with tempfile.TemporaryDirectory(prefix="bells") as directory:
+        yield Path(directory)
+
+
+# -- from one process to another -------------------------------------------------------------------
+
+
+def rings_at(kind: str, directory: Path) -> dict[str, Any]:
+    """What ``DOORBELL`` is for a kind, where this database and machine have it."""
+    if kind == "postgres":
+        needs_postgres()
+        return {"kind": "postgres"}
+    if kind == "redis":
+        redis_client().close()
+        return {"kind": "redis", "url": REDIS}
+    return local(directory)
+
+
+def ears(kind: str, directory: Path) -> int:
+    """How many workers listen."""
+    if kind == "postgres":
+        return len(listeners())
+    if kind == "redis":
+        with redis_client() as client:
+            channel = f"django_outbox_{database_identity('default')}"
+            return int(client.pubsub_numsub(channel)[0][1])
+    return len([*directory.iterdir()])
+
+
+def listeners() -> list[int]:
+    """The server's process ids of the sessions that LISTEN."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE 'LISTEN%%'",
+            [],
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+@pytest.mark.parametrize("kind", ["local", "redis", "postgres"])
+def test_484_a_commit_is_heard_by_the_workers_of_other_processes(
+    settings: Any, database_env: dict[str, str], tmp_path: Path, bells: Path, kind: str
+) -> None:
+    bell = rings_at(kind, bells)
+    settings.OUTBOX = {"DOORBELL": bell}
+    site = Site(database_env, tmp_path)
+    with site.worker(DOORBELL=bell, **FAR) as child:
+        workers_show(1)
+        wait_until(lambda: ears(kind, bells) == 1, what="an ear")
+        for _ in range(5):
+            wait_until(delivered(write(event_type="reach.noted")), within=4, what="a delivery")
+        assert child.stop() == 0
+        assert ears(kind, bells) == 0
+    assert {*Effect.objects.values_list("pid", "phase")} == {(child.pid, "cold")}
+
+
+@pytest.mark.parametrize("kind", ["local", "redis", "postgres"])
+def test_488_the_last_of_a_burst_is_not_missed(
+    settings: Any, database_env: dict[str, str], tmp_path: Path, bells: Path, kind: str
+) -> None:
+    """Most of the commits ring nothing, for one rang just before them."""
+    bell = rings_at(kind, bells)
+    settings.OUTBOX = {"DOORBELL": bell, "DOORBELL_INTERVAL": 0.05}
+    site = Site(database_env, tmp_path)
+    with site.worker(DOORBELL=bell, DOORBELL_INTERVAL=0.05, **FAR) as child:
+        workers_show(1)
+        wait_until(lambda: ears(kind, bells) == 1, what="an ear")
+        for _ in range(3):
+            burst = [each for _ in range(15) for each in write(event_type="reach.noted")]
+            wait_until(delivered(burst), within=4, what="the whole burst")
+        assert child.stop() == 0
+
+
+# -- rings -----------------------------------------------------------------------------------------
+
+
+def test_w19_one_transaction_rings_once_and_only_after_its_commit(
+    settings: Any, bells: Path
+) -> None:
+    settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 0}
+    with an_ear(bells) as rings:
+        with transaction.atomic():
+            for _ in range(5):
+                outbox.write(PLACED)
+            outbox.write_many([outbox.Event(event_type=PLACED) for _ in range(5)])
+            assert rings() == 0
+        assert rings() == 1
+        write()
+        assert rings() == 2
+
+
+def test_488_a_burst_is_coalesced(settings: Any, bells: Path) -> None:
+    settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 30}
+    with an_ear(bells) as rings:
+        for _ in range(20):
+            write()
+        assert rings() == 1
+
+
+def test_delayed_events_ring_too(settings: Any, bells: Path) -> None:
+    """A worker is to know the new due time."""
+    settings.OUTBOX = {"DOORBELL": local(bells)}
+    with an_ear(bells) as rings:
+        with transaction.atomic():
+            outbox.write(PLACED, deliver_after=3600)
+        assert rings() == 1
+
+
+@pytest.mark.parametrize("mode", [{"ENABLED": False}, {"MODE": "writer_only"}])
+def test_154_nobody_is_rung_when_nothing_is_handed_over(
+    settings: Any, bells: Path, mode: dict[str, Any]
+) -> None:
+    settings.OUTBOX = {"DOORBELL": local(bells), **mode}
+    with an_ear(bells) as rings:
+        write()
+        assert rings() == 0
+
+
+def test_a_rolled_back_transaction_rings_nobody(settings: Any, bells: Path) -> None:
+    settings.OUTBOX = {"DOORBELL": local(bells)}
+
+    def roll_back() -> None:
+        with transaction.atomic():
+            outbox.write(PLACED)
+            raise ZeroDivisionError
+
+    with an_ear(bells) as rings:
+        with pytest.raises(ZeroDivisionError):
+            roll_back()
+        assert rings() == 0
+
+
+def test_489_a_ring_tells_nothing_of_the_event(settings: Any, bells: Path) -> None:
+    settings.OUTBOX = {"DOORBELL": local(bells)}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(bells / f"{database_identity('default')}.test"))
+        write(payload={"secret": "s3cret"})
+        assert len(ear.recv(1000)) == 1
+
+
+def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
+    needs_postgres()
+    settings.OUTBOX = {"DOORBELL": "postgres", "DOORBELL_INTERVAL": 0}
+    me = connection.connection.info.backend_pid if connection.connection else None
+    own = dialects.engine_connection("default", lock_wait=1)
+    try:
+        bell = doorbell._button("default").doorbell  # type: ignore[union-attr]
+        dialects.of(own).listen(own, bell.channel)  # type: ignore[attr-defined]
+        with transaction.atomic():
+            outbox.write(PLACED)
+            me = connection.connection.info.backend_pid
+            assert not [*own.connection.notifies(timeout=0.05)]
+        (heard,) = own.connection.notifies(timeout=10, stop_after=1)
+        assert (heard.pid, heard.payload) == (me, "")
+    finally:
+        own.close()
+
+
+@pytest.mark.django_db(transaction=False)
+def test_inside_a_test_case_nobody_is_rung(settings: Any, bells: Path) -> None:
+    """Nothing of it will ever be committed."""
+    settings.OUTBOX = {"DOORBELL": local(bells)}
+    with an_ear(bells) as rings:
+        with TestCase.captureOnCommitCallbacks(execute=True) as callbacks:
+            write()
+        assert len(callbacks) == 1
+        assert rings() == 0
+
+
+# -- a doorbell that does not work -----------------------------------------------------------------
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [each.getMessage() for each in caplog.records]
+    return [each for each in found if "doorbell failed" in each and "polling" in each]
+
+
+def test_486_a_failed_ring_is_logged_once_and_costs_nothing(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("redis")
+    settings.OUTBOX = {"DOORBELL": {"kind": "redis", "url": CLOSED}}
+    with caplog.at_level(logging.WARNING, "django_outbox"):
+        ids = [each for _ in range(20) for each in write()]
+    assert len(failures(caplog)) == 1
+    assert statuses() == {"NEW": len(ids)}
+
+
+class Moody:
+    """A doorbell of the user's own, by dotted path; it works when it likes to."""
+
+    works = False
+    rings = 0
+
+    def __init__(self, alias: str) -> None:
+        assert alias == "default"
+
+    def ring(self, connection: Any) -> None:
+        if not type(self).works:
+            raise ConnectionError("not today")
+        type(self).rings += 1
+
+
+def test_486_a_failed_ring_is_tried_again_later_and_told_once(
+    settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorbell, "BACKOFF", (0.02, 0.1))
+    monkeypatch.setattr(Moody, "works", False)
+    monkeypatch.setattr(Moody, "rings", 0)
+    settings.OUTBOX = {"DOORBELL": "tests.test_doorbell.Moody", "DOORBELL_INTERVAL": 0}
+    button = doorbell._button("default")
+    assert button is not None
+
+    def failed() -> bool:
+        write()
+        return button._failures >= 3
+
+    def rung() -> int:
+        write()
+        return Moody.rings
+
+    with caplog.at_level(logging.WARNING, "django_outbox"):
+        wait_until(failed, what="three failures")
+        Moody.works = True
+        wait_until(rung, what="a ring, now that it works")
+        assert len(failures(caplog)) == 1
+        Moody.works = False
+        write()
+        assert len(failures(caplog)) == 2  # a failure of its own
+
+
+@pytest.mark.parametrize(
+    "bell",
+    [None, {"kind": "redis", "url": CLOSED}, {"kind": "local", "directory": "/nowhere"}],
+    ids=["none", "redis down", "no directory"],
+)
+def test_20_without_a_bell_the_probe_delivers(settings: Any, bell: Any) -> None:
+    if isinstance(bell, dict) and bell["kind"] == "redis":
+        pytest.importorskip("redis")
+    settings.OUTBOX = {"DOORBELL": bell, "POLL_INTERVAL": 60, "PROBE_INTERVAL": 0.1}
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.source)), outbox.Worker():
+        for count in range(1, 4):
+            insert()  # as another process would write it
+            wait_until(lambda count=count: statuses() == {"DONE": count}, what="a delivery")
+    assert seen == ["cold"] * 3
+
+
+def test_none_starts_no_ear(settings: Any) -> None:
+    settings.OUTBOX = {"DOORBELL": None}
+    with outbox.Worker():
+        assert not [each for each in threading.enumerate() if "doorbell" in each.name]
+
+
+def test_18_a_lost_listen_session_is_made_again(settings: Any) -> None:
+    """Meanwhile the probe delivers; afterwards the ring does."""
+    needs_postgres()
+    settings.OUTBOX = {"DOORBELL": "postgres", "POLL_INTERVAL": 60, "PROBE_INTERVAL": 0.2}
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)), outbox.Worker():
+        (first,) = wait_until(listeners, what="LISTEN")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [first])
+        (event_id,) = insert()
+        wait_until(lambda: seen == [event_id], what="a delivery without the ear")
+        (second,) = wait_until(lambda: [each for each in listeners() if each != first])
+        (event_id,) = insert()
+        doorbell.ring(connection)
+        wait_until(lambda: seen[1:] == [event_id], what="a delivery by the new ear")
+    assert second != first
+
+
+def test_18_what_was_written_while_nobody_listened_is_caught_up(settings: Any) -> None:
+    needs_postgres()
+    settings.OUTBOX = {"DOORBELL": "postgres", **FAR}
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)), outbox.Worker():
+        wait_until(listeners, what="LISTEN")
+        for _ in range(3):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE query LIKE 'LISTEN%%' AND datname = current_database()",
+                    [],
+                )
+            (event_id,) = insert()  # and nobody rings
+            wait_until(lambda event_id=event_id: event_id in seen, within=20, what="caught up")
+
+
+# -- the local one's directory ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(bells: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the private directory is made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(bells))
+    return bells / f"django_outbox_{os.getuid()}"
+
+
+def test_19_the_directory_is_private(settings: Any, temporary: Path) -> None:
+    settings.OUTBOX = {"DOORBELL": "local", **FAR}
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)), outbox.Worker():
+        (path,) = wait_until(lambda: temporary.exists() and [*temporary.iterdir()], what="a socket")
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+        assert stat.S_ISSOCK(path.stat().st_mode)
+        (event_id,) = insert()
+        doorbell.ring(connection)
+        wait_until(lambda: seen == [event_id], what="a delivery")
+    assert not [*temporary.iterdir()]
+
+
+@pytest.mark.parametrize("fault", ["others may enter", "a link", "a file"])
+def test_19_a_directory_that_others_could_use_is_refused(
+    settings: Any, temporary: Path, bells: Path, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    if fault == "others may enter":
+        temporary.mkdir()
+        temporary.chmod(0o755)
+    elif fault == "a link":
+        (bells / "elsewhere").mkdir(mode=0o700)
+        temporary.symlink_to(bells / "elsewhere")
+    else:
+        temporary.write_text("")
+    settings.OUTBOX = {"DOORBELL": "local", "PROBE_INTERVAL": 0.1}
+    with caplog.at_level(logging.WARNING, "django_outbox"):
+        write(3)
+        write(3)
+    assert len(failures(caplog)) == 1
+    with listening(lambda event: None), outbox.Worker():
+        wait_until(lambda: statuses() == {"DONE": 6}, what="the probe delivers")
+
+
+def test_a_given_directory_keeps_its_mode(settings: Any, bells: Path) -> None:
+    bells.chmod(0o755)
+    settings.OUTBOX = {"DOORBELL": local(bells), **FAR}
+    with listening(lambda event: None), outbox.Worker():
+        wait_until(lambda: [*bells.iterdir()], what="a socket")
+        insert()
+        doorbell.ring(connection)
+        wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery")
+    assert stat.S_IMODE(bells.stat().st_mode) == 0o755
+
+
+def test_19_a_killed_workers_socket_is_removed_by_the_next_ring(
+    settings: Any, database_env: dict[str, str], tmp_path: Path, bells: Path
+) -> None:
+    settings.OUTBOX = {"DOORBELL": local(bells)}
+    with Site(database_env, tmp_path).worker(DOORBELL=local(bells)) as child:
+        wait_until(lambda: [*bells.iterdir()], within=30, what="a socket")
+        child.stop(signal.SIGKILL)
+    assert [*bells.iterdir()]
+    write()
+    assert not [*bells.iterdir()]
+
+
+def test_a_socket_that_was_removed_is_made_again(settings: Any, bells: Path) -> None:
+    """As by a cleaner of temporary files."""
+    settings.OUTBOX = {"DOORBELL": local(bells), **FAR}
+    with listening(lambda event: None), outbox.Worker():
+        (first,) = wait_until(lambda: [*bells.iterdir()], what="a socket")
+        first.unlink()
+        wait_until(lambda: [each for each in bells.iterdir() if each != first], what="another")
+        insert()
+        doorbell.ring(connection)
+        wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery")
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
+def test_a_fork_rings_by_itself(settings: Any, bells: Path) -> None:
+    settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 60}
+    with an_ear(bells) as rings:
+        doorbell.ring(connection)
+        assert rings() == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests' pools
+            pid = os.fork()
+        if not pid:
+            try:
+                doorbell.ring(connection)  # the parent's interval is not its own
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert rings() == 2
+        doorbell.ring(connection)
+        assert rings() == 2  # within the parent's interval
+
+
+def test_redis_after_a_fork_uses_a_connection_of_its_own(settings: Any) -> None:
+    with redis_client() as client, client.pubsub(ignore_subscribe_messages=True) as ear:
+        settings.OUTBOX = {"DOORBELL": {"kind": "redis", "url": REDIS}, "DOORBELL_INTERVAL": 0}
+        ear.subscribe(f"django_outbox_{database_identity('default')}")
+
+        def heard() -> bool:
+            return ear.get_message(timeout=0.1) is not None
+
+        doorbell.ring(connection)
+        wait_until(heard, what="the parent's ring")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if not pid:
+            try:
+                doorbell.ring(connection)
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        wait_until(heard, what="the child's ring")
+        doorbell.ring(connection)
+        wait_until(heard, what="the parent's again")
+    assert not hooks.slot.queues
