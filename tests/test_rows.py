@@ -23,6 +23,7 @@ from django.db.backends.signals import connection_created
 
 import django_outbox as outbox
 from django_outbox import checks, dialects, registry
+from django_outbox.dialects.optimistic import Optimistic
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.outcomes import DONE, Decision, Status
 from tests.table import (
@@ -163,7 +164,7 @@ def test_193_four_databases_are_known_and_any_other_is_warned_of(
     assert connection.vendor in dialects.DIALECTS
     monkeypatch.setattr(connection, "vendor", "oracle")
     assert [each.id for each in checks._dialect(connection)] == ["django_outbox.W024"]
-    assert type(dialects.of(connection)) is dialects.Optimistic
+    assert type(dialects.of(connection)) is Optimistic
 
 
 @pytest.mark.parametrize(("skips", "found"), [(False, ["django_outbox.W025"]), (True, [])])
@@ -212,8 +213,10 @@ def test_182_engine_connections_read_committed() -> None:
         pytest.skip("SQLite has one level")
     if connection.vendor == "postgresql":
         question = "SHOW transaction_isolation"
-    else:  # each knows its own name for it, and not every version both
-        question = f"SELECT @@{'tx' if connection.mysql_is_mariadb else 'transaction'}_isolation"
+    else:
+        is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+        # Each knows its own name for it, and not every version both.
+        question = f"SELECT @@{'tx' if is_mariadb else 'transaction'}_isolation"
 
     def ask() -> str:
         own = dialects.engine_connection("default", lock_wait=1)
@@ -483,7 +486,8 @@ def test_8_nothing_depends_on_the_row_of_a_worker(settings: Any) -> None:
     """Row +8; W17."""
     settings.OUTBOX = {**SOON, "LEASE": 0.9, "DRAIN_TIMEOUT": 0.5}
     with listening(lambda event: None), outbox.Worker() as worker:
-        shown = wait_until(OutboxWorker.objects.first)
+        wait_until(OutboxWorker.objects.exists)
+        shown = OutboxWorker.objects.get()
         assert (shown.id, shown.pid) == (worker.id, os.getpid())
         assert shown.hostname
         assert abs((now() - shown.started_at).total_seconds()) < 10
@@ -491,7 +495,8 @@ def test_8_nothing_depends_on_the_row_of_a_worker(settings: Any) -> None:
         OutboxWorker.objects.all().delete()
         write()
         wait_until(lambda: statuses() == {"DONE": 1})
-        again = wait_until(OutboxWorker.objects.first, what="the row, written again")
+        wait_until(OutboxWorker.objects.exists, what="the row, written again")
+        again = OutboxWorker.objects.get()
         wait_until(lambda: OutboxWorker.objects.get().heartbeat_at > again.heartbeat_at)
     assert not OutboxWorker.objects.exists()
 
