@@ -308,8 +308,14 @@ def label(value: Any) -> str:
     return str(getattr(value, "__qualname__", value))
 
 
+def errors(code: str) -> list[Any]:
+    """Return what our own checks say; those of models would ask a MySQL server."""
+    found = run_checks(tags=["django_outbox"])
+    return [each for each in found if each.id == f"django_outbox.{code}"]
+
+
 def faults() -> list[Any]:
-    return [each for each in run_checks() if each.id == "django_outbox.E010"]
+    return errors("E010")
 
 
 @pytest.mark.parametrize("call", FIT, ids=label)
@@ -402,7 +408,7 @@ def test_a_conflict_between_apps_is_a_check_error_and_the_first_listens_on(
         make_app("conflict_three", LISTENS.format("y")),
     ]
     with modify_settings(INSTALLED_APPS={"append": apps}):
-        [error] = [each for each in run_checks() if each.id == "django_outbox.E011"]
+        [error] = errors("E011")
         assert "conflict_one.listeners.it" in error.msg
         assert "conflict_two.listeners.it" in error.msg
         assert error.hint == "Give the second listener a name."
