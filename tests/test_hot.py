@@ -431,7 +431,7 @@ def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
     assert calls.once_each(ids)
 
 
-# Rows 240, 357.
+# Rows 240, 300, 357.
 def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp_path: Any) -> None:
     site = Site(database_env, tmp_path)
     small = {"POLL_BATCH_SIZE": 5, "COLD_QUEUE_CAPACITY": 5, "WORKERS": 2}

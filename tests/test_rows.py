@@ -748,6 +748,7 @@ def test_435_levels_are_a_matter_of_logging(caplog: pytest.LogCaptureFixture) ->
 # -- what a row may say ----------------------------------------------------------------------------
 
 
+# Rows 300, 398.
 def test_398_a_row_that_names_types_imports_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
