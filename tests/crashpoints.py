@@ -15,7 +15,7 @@ from typing import Any
 
 VARIABLE = "OUTBOX_CRASH_AT"
 KILLED = 137  # the exit code of a process that SIGKILL ended, as a shell sees it
-SOME = 12  # decisions that wait when the process dies in the middle of settling them
+SOME = 3  # decisions that wait when the process dies in the middle of settling them: one a thread
 
 
 def install() -> None:
