@@ -246,13 +246,14 @@ def _hand_over(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
     if not settings.ENABLED or settings.MODE == "writer_only":
         return
     callback = _callback(connection)
-    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed]
-    callback.others = callback.others or len(hot) < len(rows)
+    room = 0
     if hooks.slot.queue(connection.alias) is not None and callback.events is not None:
-        loads = hooks.serializer().loads
         room = max(settings.HOT_QUEUE_CAPACITY - len(callback.events), 0)
-        callback.events += [event.written(text, loads) for event, text, _ in hot[:room]]
-        callback.others = callback.others or len(hot) > room
+    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
+    if hot and callback.events is not None:
+        loads = hooks.serializer().loads
+        callback.events += [event.written(text, loads) for event, text, _ in hot]
+    callback.others = callback.others or len(hot) < len(rows)
 
 
 def _callback(connection: BaseDatabaseWrapper) -> _AfterCommit:
