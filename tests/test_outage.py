@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -47,12 +48,14 @@ on_sqlite = pytest.mark.skipif(
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # The name is short because a socket's path must be.
-    server = servers.make(databases.vendor(), tmp_path_factory.mktemp("s"))
-    server.start()
-    yield server
-    server.stop("terminate" if databases.vendor() == "mariadb" else "immediate")
+def server() -> Iterator[Server]:
+    # Not in tmp_path: a socket's path must be short, and every other pytest that starts closes
+    # that directory to the user that PostgreSQL runs as where we are root.
+    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as directory:
+        server = servers.make(databases.vendor(), Path(directory))
+        server.start()
+        yield server
+        server.stop("terminate" if databases.vendor() == "mariadb" else "immediate")
 
 
 @pytest.fixture
