@@ -34,6 +34,9 @@ class MySQL(Optimistic):
         # On a small table the optimizer would scan, and so wait for everybody's locked rows.
         return f"{self._table(connection)} FORCE INDEX (PRIMARY)"
 
+    def _delete_by_key(self, connection: BaseDatabaseWrapper) -> str:
+        return f"DELETE {self._table(connection)} FROM {self._by_key(connection)}"
+
     @contextmanager
     def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
         if not connection.in_atomic_block:

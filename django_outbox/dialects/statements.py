@@ -38,6 +38,10 @@ class Statements:
     def _table(self, connection: BaseDatabaseWrapper) -> str:
         return str(connection.ops.quote_name(table_name("outbox_event")))
 
+    def _delete_by_key(self, connection: BaseDatabaseWrapper) -> str:
+        """The beginning of a DELETE by primary keys."""
+        return f"DELETE FROM {self._table(connection)}"
+
     def _by_key(self, connection: BaseDatabaseWrapper) -> str:
         """The table in an UPDATE by primary keys."""
         return self._table(connection)

@@ -20,6 +20,7 @@ class Active:
         self._alias, self._me, self._lease = alias, me, lease
         self._pause = min(lease / 6, poll)
         self._until = 0.0  # monotonic; our own deadline, safely before others may take over
+        self._held: bool | None = None  # as it was last told; None: not yet
 
     def __call__(self) -> bool:
         """Say whether this worker may claim."""
@@ -27,10 +28,10 @@ class Active:
 
     def step(self) -> float:
         connection, started = connections[self._alias], time.monotonic()
-        was = self()
         held = dialects.of(connection).hold_active(connection, me=self._me, lease=self._lease)
         self._until = started + SAFE_PART * self._lease if held else 0.0
-        if held != was:
+        if held is not self._held:
+            self._held = held
             logger.info("%s id=%s", "active" if held else "standing by", self._me)
         return self._pause
 

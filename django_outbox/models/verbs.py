@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from django.db import connections, models, router
+from django.db import connections, models, router, transaction
 from django.db.models import Q
 
 from .. import dialects
@@ -79,7 +79,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         return count
 
     def purge_batches(self) -> Iterator[int]:
-        """Purge these; yield the size of each delete, which commits by itself.
+        """Purge these; yield the size of each delete, which commits by itself, be it 0.
 
         It walks the primary key upwards in ranges, so that it needs no index of its own and no
         batch reads more than its range.
@@ -94,9 +94,20 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", flat=True)
             high = next(iter(ahead[size - 1 : size]), None)
             batch = expired.filter(pk__gt=low, **({} if high is None else {"pk__lte": high}))
-            if ids := [*batch.values_list("pk", flat=True)]:
-                yield expired.filter(pk__in=ids).delete()[0]
+            yield batch._delete_unlocked()
             low = high
+
+    def _delete_unlocked(self) -> int:
+        """Delete these but for what somebody has locked: a purge waits for nobody."""
+        connection = connections[self._write_alias()]
+        features, rows = connection.features, self
+        with transaction.atomic(using=connection.alias):
+            if features.has_select_for_update:
+                rows = rows.select_for_update(
+                    skip_locked=features.has_select_for_update_skip_locked
+                )
+            ids = [*rows.values_list("pk", flat=True)]
+            return dialects.of(connection).delete(connection, ids=ids) if ids else 0
 
     def expired(self) -> OutboxQuerySet:
         """Finished events past their retention: what the next purge deletes."""

@@ -1,0 +1,320 @@
+"""The modes ``single_node`` and ``writer_only``, the purge, and the workers' own table."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F
+
+import django_outbox as outbox
+from django_outbox.dialects.vocabulary import ACTIVE
+from django_outbox.engine import purger
+from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker, purge_batches
+from tests.reach.children import Child, Site, nothing_is_left, workers_show
+from tests.table import PLACED, elsewhere, in_thread, insert, listening, now, row, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DAY = 86400.0
+DONE = {"status": 1, "due": None}
+
+
+@pytest.fixture
+def site(database_env: dict[str, str], tmp_path: Path) -> Site:
+    return Site(database_env, tmp_path)
+
+
+# -- single_node -----------------------------------------------------------------------------------
+
+SINGLE = {"MODE": "single_node", "POLL_INTERVAL": 0.3, "PROBE_INTERVAL": 0.1, "DRAIN_TIMEOUT": 1}
+
+
+def active() -> int:
+    """The process id of the active worker; 0 if there is none."""
+    owner = OutboxStream.objects.filter(key=ACTIVE).values_list("locked_by", flat=True).first()
+    return int(owner.split("-")[-2]) if owner else 0
+
+
+def two(stack: ExitStack, site: Site, **settings: Any) -> tuple[Child, Child]:
+    """Start two workers; return the active one first."""
+    one = stack.enter_context(site.worker(**{**SINGLE, **settings}))
+    other = stack.enter_context(site.worker(**{**SINGLE, **settings}))
+    workers_show(2)
+    first = wait_until(active, what="an active worker")
+    return (one, other) if first == one.pid else (other, one)
+
+
+def delivered_by(ids: list[str]) -> set[int]:
+    """Wait for these events; return which processes delivered them."""
+    found = Effect.objects.filter(event_id__in=ids)
+    wait_until(lambda: found.values("event_id").distinct().count() == len(ids), what="deliveries")
+    return {*found.values_list("pid", flat=True)}
+
+
+def test_404_one_works_and_the_other_takes_over_at_once_after_a_clean_stop(site: Site) -> None:
+    """Far below the lease, which is ten minutes."""
+    with ExitStack() as stack:
+        first, second = two(stack, site, LEASE=600)
+        assert delivered_by(write(40, "reach.noted")) == {first.pid}
+        assert first.stop() == 0
+        wait_until(lambda: active() == second.pid, what="a successor")
+        assert delivered_by(write(5, "reach.noted")) == {second.pid}
+        assert second.stop() == 0
+    assert active() == 0
+    nothing_is_left()
+
+
+def test_404_a_killed_one_is_followed_within_a_lease_and_a_poll(site: Site) -> None:
+    with ExitStack() as stack:
+        first, second = two(stack, site, LEASE=2)
+        first.stop(signal.SIGKILL)
+        since = time.monotonic()
+        waiting = write(5, "reach.noted")
+        wait_until(lambda: active() == second.pid, what="a successor")
+        assert time.monotonic() - since < 2 + 0.3 + 1.5  # the last for a busy machine
+        assert delivered_by(waiting) == {second.pid}
+        second.stop()
+
+
+def test_w3_a_paused_one_is_not_the_active_one_when_it_wakes(site: Site) -> None:
+    with ExitStack() as stack:
+        first, second = two(stack, site, LEASE=1.5, WORKERS=1)
+        slow = write(60, "reach.slow", payload={"seconds": 0.02})
+        wait_until(lambda: Effect.objects.filter(phase="end").count() >= 3, what="a beginning")
+        first.tell(signal.SIGSTOP)
+        wait_until(lambda: active() == second.pid, what="a successor")
+        wait_until(lambda: Effect.objects.filter(pid=second.pid).exists(), what="a rescue")
+        first.tell(signal.SIGCONT)
+        assert delivered_by(write(40, "reach.noted")) == {second.pid}
+        assert delivered_by(slow) == {first.pid, second.pid}
+        wait_until(lambda: statuses() == {"DONE": 100}, what="100 DONE")
+        assert active() == second.pid
+        first.says("standing by")
+        assert first.stop() == 0
+        assert second.stop() == 0
+    ends = Counter(Effect.objects.filter(phase="end").values_list("event_id", flat=True))
+    assert sum(ends.values()) - len(ends) <= 1  # what its one thread was in when it was paused
+    nothing_is_left()
+
+
+def test_the_active_row_is_no_stream_of_a_user(settings: Any) -> None:
+    settings.OUTBOX = {**SINGLE}
+    with listening(lambda event: None), outbox.Worker():
+        write(3)
+        wait_until(lambda: statuses() == {"DONE": 3}, what="3 DONE")
+        assert OutboxStream.objects.get().key == ACTIVE
+    stream = OutboxStream.objects.get()
+    assert (stream.locked_by, stream.due_at) == (None, None)
+
+
+# -- writer_only -----------------------------------------------------------------------------------
+
+WRITER = {"MODE": "writer_only", "PURGE_INTERVAL": 0.05, "RETENTION_DONE": DAY}
+
+
+def test_j9_nothing_is_handed_over_or_claimed(settings: Any) -> None:
+    settings.OUTBOX = {**WRITER, "POLL_INTERVAL": 0.05, "PROBE_INTERVAL": 0.05}
+    calls: list[str] = []
+    (old,) = insert(created_at=now() - timedelta(days=2))
+    with listening(lambda event: calls.append(event.event_id)), outbox.Worker():
+        with transaction.atomic():
+            event_id = outbox.write(PLACED)
+            assert connection.run_on_commit == []
+        names = [each.name for each in threading.enumerate() if each.name.startswith("outbox-")]
+        assert names == ["outbox-default-purger"]
+        wait_until(lambda: not OutboxEvent.objects.filter(pk=old).exists(), what="a purge")
+        assert row(str(event_id)).status == 0
+        assert row(str(event_id)).locked_by is None
+    assert not calls
+
+
+def test_458_only_writer_only_purges_by_age_alone(settings: Any) -> None:
+    settings.OUTBOX = WRITER
+    past = now() - timedelta(days=2)
+    old = {
+        *insert(created_at=past),
+        *insert(created_at=past, status=2),
+        *insert(created_at=past, status=3, due=None, done_at=now()),
+        *insert(created_at=past, status=1, due=None, done_at=now()),
+    }
+    young = {*insert(2), *insert(**DONE, done_at=past)}
+    settings.OUTBOX = {**WRITER, "MODE": "multi_node", "RETENTION_DEAD": DAY}
+    assert sum(purge_batches("default")) == 1  # by the time of its end: the young one of them
+    assert {*OutboxEvent.objects.values_list("pk", flat=True)} >= old
+    settings.OUTBOX = WRITER
+    assert sum(purge_batches("default")) == 4
+    left = {*OutboxEvent.objects.values_list("pk", flat=True)}
+    assert left < young
+    assert len(left) == 2
+
+
+def test_writer_only_keeps_everything_without_a_retention(settings: Any) -> None:
+    settings.OUTBOX = {**WRITER, "RETENTION_DONE": None}
+    insert(3, created_at=now() - timedelta(days=2000))
+    assert sum(purge_batches("default")) == 0
+
+
+def test_j9_in_a_process_of_its_own(site: Site) -> None:
+    """The command runs, purges, delivers nothing and ends well."""
+    (old,) = insert(created_at=now() - timedelta(days=2))
+    (young,) = insert(event_type="reach.noted")
+    with site.worker(**WRITER) as child:
+        wait_until(lambda: not OutboxEvent.objects.filter(pk=old).exists(), what="a purge")
+        assert child.stop() == 0
+    assert row(young).status == 0
+    assert not Effect.objects.exists()
+
+
+# -- the purge -------------------------------------------------------------------------------------
+
+PURGING = {"PURGE_INTERVAL": 0.05, "PURGE_BATCH_SIZE": 10, "RETENTION_DONE": 1}
+
+
+def expired(count: int, **columns: Any) -> list[str]:
+    return insert(count, **{**DONE, "done_at": now() - timedelta(days=1), **columns})
+
+
+def test_274_the_worker_purges_in_batches(settings: Any) -> None:
+    settings.OUTBOX = PURGING
+    expired(57)
+    (kept,) = insert(**DONE, done_at=now() + timedelta(seconds=60))
+    sizes = [*purge_batches("default")]
+    assert sum(sizes) == 57
+    assert max(sizes) == 10
+    expired(57)
+    with outbox.Worker():
+        wait_until(lambda: OutboxEvent.objects.count() == 1, what="a purge")
+    assert row(kept)
+
+
+def test_a_run_is_bounded_in_time(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is for the next run."""
+    settings.OUTBOX = PURGING
+    monkeypatch.setattr(purger, "LONGEST", 0.0)
+    expired(35)
+    run = purger.Purger(alias="default", interval=100)
+    left = []
+    for _ in range(4):
+        assert 80 < run.step() < 120  # the interval, jittered
+        left.append(OutboxEvent.objects.count())
+    assert left == [25, 15, 5, 0]
+
+
+def test_a_stop_ends_a_run(settings: Any) -> None:
+    settings.OUTBOX = PURGING
+    expired(35)
+    run = purger.Purger(alias="default", interval=100)
+    run.stopping = True
+    run.step()
+    assert OutboxEvent.objects.count() == 25
+
+
+def test_28_a_purge_waits_for_nobody_and_holds_nobody_up(settings: Any) -> None:
+    """A business transaction has one of the rows locked, and another writes meanwhile."""
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time: the file is locked, not a row")
+    settings.OUTBOX = {**PURGING, "LOCK_WAIT": 30}
+    ids = expired(25)
+
+    def lock() -> None:
+        OutboxEvent.objects.select_for_update().get(pk=ids[3])
+        outbox.write("order.ignored")
+
+    with elsewhere(lock), outbox.Worker():
+        wait_until(
+            lambda: OutboxEvent.objects.filter(pk__in=ids).count() == 1,
+            within=10,
+            what="a purge of all others",
+        )
+        in_thread(lambda: write(event_type="order.ignored")).result(5)
+        assert OutboxEvent.objects.filter(pk=ids[3]).exists()
+    with outbox.Worker():
+        wait_until(lambda: not OutboxEvent.objects.filter(pk__in=ids).exists(), what="the last")
+
+
+def test_w2_several_may_purge_at_once(settings: Any) -> None:
+    settings.OUTBOX = {**PURGING, "PURGE_BATCH_SIZE": 20}
+    ids = expired(400)
+    runs = [in_thread(lambda: sum(purge_batches("default"))) for _ in range(3)]
+    counts = [each.result(60) for each in runs]
+    assert sum(counts) == len(ids)
+    assert not OutboxEvent.objects.exists()
+
+
+def test_retention_zero_keeps_what_has_a_unique_key(settings: Any) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0, "PURGE_INTERVAL": 0.05}
+    with listening(lambda event: None), outbox.Worker():
+        with transaction.atomic():
+            unique = outbox.write(PLACED, unique_key="once")
+            for _ in range(5):
+                outbox.write(PLACED)
+        wait_until(lambda: statuses() == {"DONE": 1}, what="one row left")
+        (left,) = OutboxEvent.objects.all()
+        with transaction.atomic(), pytest.raises(outbox.DuplicateEvent):
+            outbox.write(PLACED, unique_key="once")
+        OutboxEvent.objects.update(
+            done_at=F("done_at") - timedelta(days=8)
+        )  # past RETENTION_UNIQUE
+        wait_until(lambda: not OutboxEvent.objects.exists(), what="a purge of the key")
+    assert left.event_id == unique
+
+
+def test_retention_zero_waits_for_no_open_transaction(settings: Any) -> None:
+    """A small table is scanned by some optimizers, and so is what others have locked in it."""
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time: the file is locked, not a row")
+    settings.OUTBOX = {"RETENTION_DONE": 0, "LOCK_WAIT": 30}
+    with (
+        listening(lambda event: None),
+        elsewhere(lambda: outbox.write("order.ignored")),
+        outbox.Worker(),
+    ):
+        in_thread(lambda: write(5)).result(15)
+        wait_until(lambda: not OutboxEvent.objects.exists(), within=10, what="an empty table")
+
+
+# -- the workers' table ----------------------------------------------------------------------------
+
+
+def test_w17_a_workers_row_comes_goes_and_is_written_again(settings: Any) -> None:
+    settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
+    with listening(lambda event: None):
+        worker = outbox.Worker()
+        with worker:
+            mine = wait_until(lambda: OutboxWorker.objects.filter(pk=worker.id).first())
+            assert mine.started_at is not None
+            wait_until(
+                lambda: OutboxWorker.objects.get().heartbeat_at > mine.heartbeat_at,
+                what="another heartbeat",
+            )
+            OutboxWorker.objects.all().delete()
+            write(3)
+            wait_until(lambda: statuses() == {"DONE": 3}, what="3 DONE")
+            wait_until(lambda: OutboxWorker.objects.filter(pk=worker.id).exists(), what="its row")
+    assert not OutboxWorker.objects.exists()
+
+
+def test_w17_the_row_of_a_lost_worker_goes_after_ten_leases(settings: Any) -> None:
+    settings.OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 1}
+    clock = now()
+    for name, seconds in (("lost", 31), ("silent", 20)):
+        seen = clock - timedelta(seconds=seconds)
+        OutboxWorker.objects.create(
+            id=name, hostname="h", pid=1, started_at=seen, heartbeat_at=seen
+        )
+    with outbox.Worker() as worker:
+        wait_until(
+            lambda: {*OutboxWorker.objects.values_list("pk", flat=True)} == {"silent", worker.id},
+            what="only the silent one and our own",
+        )
