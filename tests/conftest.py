@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +14,9 @@ from asgiref.sync import SyncToAsync
 from django.db import connections
 
 from tests import databases
+
+# A shell has its background jobs ignore SIGINT, and so would the processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GRACE = 5  # seconds for what is ending already when its test returns
 

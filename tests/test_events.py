@@ -186,7 +186,9 @@ def test_an_instance_without_a_key_is_invalid() -> None:
         Event(event_type="x", aggregate=Order())
 
 
-@pytest.mark.parametrize("value", [Order, "order", 5, object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Order, "order", 5, object()], ids=["class", "str", "int", "object"]
+)
 def test_only_instances_are_aggregates(value: Any) -> None:
     with pytest.raises(InvalidEvent, match="expected a model instance"):
         Event(event_type="x", aggregate=value)

@@ -305,7 +305,7 @@ UNFIT: list[Any] = [
 
 
 def label(value: Any) -> str:
-    return str(getattr(value, "__qualname__", value))
+    return str(getattr(value, "__qualname__", type(value).__name__))
 
 
 def errors(code: str) -> list[Any]:
