@@ -159,6 +159,8 @@ class Claimer:
         )
         if due is not None:
             pause = min(pause, due + 0.001)
+        if self.settings.SKIP_RECENT:
+            pause = min(pause, self.settings.SKIP_RECENT)  # what was too young will be old enough
         self._look_at = time.monotonic() + max(pause, 0.001)
 
     def _claim(
