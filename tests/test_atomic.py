@@ -298,6 +298,7 @@ def test_exactly_once_in_the_same_database_whatever_is_killed(
             running.append(start())
         wait_until(lambda: done() == count, within=60, what=f"{count} done")
         assert [each.stop() for each in running] == [0, 0]
+    assert OutboxEvent.objects.filter(rescues__gt=0).exists()  # the kills did hit their work
     effects = Counter(Effect.objects.values_list("event_id", flat=True))
     assert effects == Counter(ids)
     assert statuses() == {"DONE": count}
