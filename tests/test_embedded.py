@@ -169,6 +169,10 @@ def stop(server: Server) -> str:
 def test_39_nothing_is_started_or_opened_before_the_fork(
     name: str, database_env: dict[str, str], tmp_path: Path
 ) -> None:
+    if str(connection.settings_dict["HOST"]).startswith("/"):
+        # gunicorn has Unix sockets of its own, and nobody tells their peers; MariaDB's run, and
+        # PostgreSQL's over TCP, show this.
+        pytest.skip("a Unix socket does not tell its peer")
     with serving(name, database_env, tmp_path) as server:
         booted = "(?s)" + ".*".join(["Booting worker"] * 2)
         server.child.says(booted)

@@ -25,6 +25,7 @@ from .queues import Decisions, Held, Offers, Ready
 logger = logging.getLogger("django_outbox")
 
 MARGIN = timedelta(seconds=1)  # below the low watermark: what committed late lies there
+PROBATION = 3.0  # seconds
 SUSPECTS_AMONG = 2000  # rows due first in which a sweep looks for a suspect
 
 
@@ -42,10 +43,12 @@ class Claimer:
         ready: Ready,
         decisions: Decisions,
         may_claim: Callable[[], bool],
+        settled: Callable[[], int],
     ) -> None:
         self.alias, self.me, self.settings = alias, me, settings
         self.offers, self.held, self.ready, self.decisions = offers, held, ready, decisions
         hot, cold = settings.FAIRNESS
+        self._settled, self._born = settled, time.monotonic()
         self._may_claim = may_claim  # False on the standby of single_node
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, suspects=True)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
@@ -126,7 +129,7 @@ class Claimer:
     def _claim_due(self, room: int, now: float) -> None:
         limit = min(room, self.settings.POLL_BATCH_SIZE)
         sweep = now >= self._sweep_at
-        if sweep:
+        if sweep and self._is_proven(now):
             self._sweep_at = now + self.settings.POLL_INTERVAL * random.uniform(0.8, 1.2)
             if dialects.of(self._connection).has_suspect(
                 self._connection, me=self.me, among=SUSPECTS_AMONG
@@ -149,6 +152,10 @@ class Claimer:
         if low is None:
             self._rest(now)
 
+    def _is_proven(self, now: float) -> bool:
+        """Say whether this process may try a suspect: one that dies young only blames it more."""
+        return self._settled() > 0 or now - self._born > min(PROBATION, self.held.lease)
+
     def _rest(self, now: float) -> None:
         """Nothing more is due: sleep until the poll, or until the next row falls due."""
         # Where no ring is sure to be heard, a look at the index takes its place.
@@ -159,6 +166,8 @@ class Claimer:
         )
         if due is not None:
             pause = min(pause, due + 0.001)
+        if not self._is_proven(now):
+            pause = min(pause, 0.5)
         if self.settings.SKIP_RECENT:
             pause = min(pause, self.settings.SKIP_RECENT)  # what was too young will be old enough
         self._look_at = time.monotonic() + max(pause, 0.001)

@@ -94,7 +94,8 @@ class Worker:
             self._holding = self._loop("active", self._active.step, close=self._active.release)
         self._claimer = Claimer(
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
-            decisions=self._decisions, may_claim=self._active or always, **parts,
+            decisions=self._decisions, may_claim=self._active or always,
+            settled=lambda: self._settler.settled, **parts,
         )  # fmt: skip
         self._event_loop = EventLoop(
             slots=settings.ASYNC_CONCURRENCY, decisions=self._decisions, **parts

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,6 +124,8 @@ def holds_a_database(process: psutil.Process) -> bool:
     """Whether a process has the database open: its file, or a connection to its server."""
     if connection.vendor == "sqlite":
         return str(connection.settings_dict["NAME"]) in [each.path for each in process.open_files()]
+    if str(connection.settings_dict["HOST"]).startswith("/"):  # a socket whose peer nobody tells
+        return any(each.type == socket.SOCK_STREAM for each in process.net_connections("unix"))
     port = int(connection.settings_dict["PORT"] or 0)
     return any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp"))
 
