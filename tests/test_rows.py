@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import sqlite3
 import subprocess
@@ -258,6 +259,7 @@ def test_192_a_lost_race_is_logged_at_debug_and_loses_nothing(
 def test_338_poll_and_probe_are_jittered_within_bounds(settings: Any) -> None:
     settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
     claimer, probes, polls = outbox.Worker()._claimer, [], []
+    claimer._born = -math.inf  # its probation is over: it looks for suspects
     for _ in range(60):
         claimer._sweep_at = 0.0
         claimer.ring()

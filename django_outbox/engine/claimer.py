@@ -59,7 +59,8 @@ class Claimer:
         self._alone: float | None = None  # monotonic; since when claims rest for a suspect's sake
         self._solo = False  # the suspect is in our hands
         self._rung = False  # set by any thread, cleared by ours
-        self._soonest = inf  # monotonic; the next due time that others told us of
+        # Monotonic; the next due time that others told us of, and first the end of the probation.
+        self._soonest = time.monotonic() + min(PROBATION, held.lease)
         self._again = inf  # monotonic; when to look once more after the latest ring
         self._telling = Lock()  # guards the two lines above
         self.hungry = False  # waiting for room; whoever makes some wakes us
@@ -166,8 +167,6 @@ class Claimer:
         )
         if due is not None:
             pause = min(pause, due + 0.001)
-        if not self._is_proven(now):
-            pause = min(pause, 0.5)
         if self.settings.SKIP_RECENT:
             pause = min(pause, self.settings.SKIP_RECENT)  # what was too young will be old enough
         self._look_at = time.monotonic() + max(pause, 0.001)
