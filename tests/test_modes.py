@@ -18,6 +18,7 @@ from django.db.models import F
 import django_outbox as outbox
 from django_outbox.dialects.vocabulary import ACTIVE
 from django_outbox.engine import purger
+from django_outbox.engine.active import Active
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker, purge_batches
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, elsewhere, in_thread, insert, listening, now, row, statuses, write
@@ -106,6 +107,26 @@ def test_w3_a_paused_one_is_not_the_active_one_when_it_wakes(site: Site) -> None
     ends = Counter(Effect.objects.filter(phase="end").values_list("event_id", flat=True))
     assert sum(ends.values()) - len(ends) <= 1  # what its one thread was in when it was paused
     nothing_is_left()
+
+
+def test_w3_it_stops_claiming_by_itself_before_others_may_take_over() -> None:
+    """No look at the database tells it: a paused machine could not look."""
+    mine = Active(alias="default", me="host-1-a", lease=2.0, poll=5)
+    other = Active(alias="default", me="host-2-b", lease=2.0, poll=5)
+    mine.step()
+    other.step()
+    assert (mine(), other()) == (True, False)
+    wait_until(lambda: not mine(), within=5, what="an end by its own deadline")
+    other.step()
+    assert not other()  # the lease in the table goes on for a fifth of its time
+
+    def taken_over() -> bool:
+        other.step()
+        return other()
+
+    wait_until(taken_over, within=5, what="a successor")
+    mine.step()
+    assert not mine()
 
 
 def test_the_active_row_is_no_stream_of_a_user(settings: Any) -> None:
