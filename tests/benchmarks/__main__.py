@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import statistics
+import sys
 from typing import Any
 
 import django
@@ -32,9 +35,17 @@ def main() -> None:
 
 def report(connection: Any, figures: dict[str, list[float]], events: int) -> None:
     pairs = zip(figures["worker"], figures["reference"], strict=True)
-    [worker / reference for worker, reference in pairs]
-    for _name, _rates in figures.items():
-        pass
+    ratios = [worker / reference for worker, reference in pairs]
+    print(f"drain of {events} events on {connection.vendor}, medians (lowest to highest)")
+    for name, rates in figures.items():
+        print(f"  {name:<10} {spread(rates, '{:,.0f}')} events/s")
+    print(f"  ratio      {spread(ratios, '{:.2f}')}")
+    facts = {
+        "benchmark": "drain", "vendor": connection.vendor, "events": events, **figures,
+        "ratio": statistics.median(ratios), "cpus": os.cpu_count(), "machine": platform.machine(),
+        "python": sys.version.split()[0], "django": django.get_version(),
+    }  # fmt: skip
+    print(json.dumps(facts))
 
 
 def spread(values: list[float], form: str) -> str:
