@@ -124,7 +124,7 @@ def mid_batch(fuse: Fuse) -> None:
 
     def wait_for_some(self: Any) -> None:
         while len(self._decisions) < SOME:
-            time.sleep(0.005)
+            time.sleep(0.005)  # between two looks at what waits
 
     around(Settler, "step", before=wait_for_some)
     finish = Settler._finish

@@ -64,7 +64,8 @@ def soak(worker: psutil.Process, seconds: float, rate: float) -> int:
     looks: list[Look] = []
     while (elapsed := time.monotonic() - started) < seconds:
         written += write(int(rate * PAUSE))
-        time.sleep(max(PAUSE - (time.monotonic() - started - elapsed), 0))
+        rest = PAUSE - (time.monotonic() - started - elapsed)
+        time.sleep(max(rest, 0))  # the load is steady, and looked at in between
         looks.append(look(worker))
         if first is None and elapsed > WARM_UP:
             first = looks[-1]

@@ -19,7 +19,7 @@ def note(event: outbox.Event) -> None:
 @outbox.listener("reach.slow")
 def run_for_a_while(event: outbox.Event) -> None:
     leave(event, "start")
-    time.sleep(event.payload["seconds"])
+    time.sleep(event.payload["seconds"])  # the listener's work
     leave(event, "end")
 
 
@@ -33,4 +33,4 @@ async def wait_for_a_while(event: outbox.Event) -> None:
 @outbox.listener("reach.exact", atomic=True)
 def change_and_take_time(event: outbox.Event) -> None:
     leave(event, "once")
-    time.sleep(event.payload["seconds"])
+    time.sleep(event.payload["seconds"])  # the listener's work
