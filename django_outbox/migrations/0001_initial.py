@@ -188,7 +188,7 @@ class Migration(migrations.Migration):
                     django_outbox.dialects.fields.PendingIndex(
                         fields=["key", "seq"],
                         name=index_name("outbox_event_key"),
-                        plain_fields=("key", "done_at", "seq"),
+                        plain_fields=("key", "status", "seq"),
                         where=models.Q(("key__isnull", False), ("status__in", [0, 2, 3])),
                     ),
                     django_outbox.dialects.fields.PendingIndex(

@@ -92,7 +92,7 @@ class OutboxEvent(models.Model):
             PendingIndex(
                 fields=["key", "seq"],
                 where=Q(key__isnull=False, status__in=[0, 2, 3]),
-                plain_fields=("key", "done_at", "seq"),
+                plain_fields=("key", "status", "seq"),
                 name=index_name("outbox_event_key"),
             ),
             PendingIndex(
