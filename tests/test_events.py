@@ -39,6 +39,7 @@ from django_outbox.events import (
 from tests.testapp.models import Order
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+SECOND = timedelta(seconds=1)
 
 
 class Kind(models.TextChoices):
@@ -370,6 +371,69 @@ def test_an_explicit_none_is_no_due_time(name: str) -> None:
 def test_an_explicit_none_is_no_error_for_occurred_at() -> None:
     """Row 105."""
     assert Event(event_type="x", occurred_at=None).occurred_at is not None  # type: ignore[arg-type]
+
+
+# --- a changed copy -------------------------------------------------------------------------
+
+LATER = NOON + timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"event_id": "own", "occurred_at": NOON},
+        {"available_at": LATER},
+        {"deliver_after": 90},
+        {"deliver_after": 90, "occurred_at": NOON},
+        {"available_at": datetime(2001, 1, 1, tzinfo=timezone.utc)},
+        {"aggregate": Order(pk=1), "headers": {"a": "1"}, "unique_key": "u", "tenant_id": "t"},
+    ],
+    ids=lambda fields: "-".join(fields) or "plain",
+)
+def test_a_copy_is_equal_and_a_change_changes_nothing_else(fields: dict[str, Any]) -> None:
+    """Row 148: what a hook returns is usually a changed copy."""
+    event = Event(event_type="x", payload={"a": 1}, **fields)
+    copy = dataclasses.replace(event)
+    assert copy == event
+    assert (copy._own_id, copy._delay) == (event._own_id, event._delay)
+    assert copy.is_delayed == event.is_delayed
+
+    changed = dataclasses.replace(event, payload=2)
+    assert changed.payload == 2
+    assert dataclasses.replace(changed, payload=event.payload) == event
+
+
+def test_a_copy_may_get_an_id_of_its_own() -> None:
+    event = Event(event_type="x")
+    assert dataclasses.replace(event, event_id="own")._own_id
+    another = dataclasses.replace(event, event_id="")
+    assert another.event_id != event.event_id
+    assert not another._own_id
+
+
+def test_a_copy_may_be_due_at_another_time() -> None:
+    event = Event(event_type="x", deliver_after=90)
+    assert dataclasses.replace(event, deliver_after=5)._delay == 5
+    due = dataclasses.replace(event, available_at=NOON)
+    assert (due.available_at, due.deliver_at, due._delay) == (NOON, NOON, None)
+    at_once = dataclasses.replace(due, available_at=None)
+    assert not at_once.is_delayed
+    with pytest.raises(InvalidEvent, match="both given"):
+        dataclasses.replace(due, deliver_after=5)
+
+
+def test_a_copy_is_checked_like_any_event() -> None:
+    with pytest.raises(InvalidEvent, match="event_type"):
+        dataclasses.replace(Event(event_type="x"), event_type="")
+    with pytest.raises(InvalidEvent, match="lies before"):
+        dataclasses.replace(Event(event_type="x", occurred_at=NOON), available_at=NOON - SECOND)
+
+
+def test_ready_json_is_kept_by_a_copy_until_its_payload_changes() -> None:
+    event = Event.from_json("x", ' {"b": 1.0}')
+    assert dataclasses.replace(event, event_type="y")._text == ' {"b": 1.0}'
+    assert dataclasses.replace(event, payload={"b": 2})._text is None
 
 
 # --- payload as text --------------------------------------------------------------------------

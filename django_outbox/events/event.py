@@ -59,9 +59,10 @@ class Event:
     first_due_at: datetime | None = None
     attempts: int = 0  # executions so far
     source: str = ""  # "hot" or "cold" once delivered
-    _own_id: bool = field(default=False, repr=False, compare=False)  # the caller's event_id
+    # The id and the time that were not given but made here; set also says: checked before, a copy.
+    _made: tuple[str, datetime | None] | None = field(default=None, repr=False, compare=False)
     _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
-    _text: str | None = field(default=None, repr=False, compare=False)  # the payload's exact JSON
+    _exact: tuple[Any, str] | None = field(default=None, repr=False, compare=False)  # and its JSON
     _loads: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     _row: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
@@ -71,13 +72,15 @@ class Event:
         put("aggregate_type", rules.type_name(self.aggregate_type, "aggregate_type"))
         if aggregate is not None:
             _fill_aggregate(put, self, aggregate)
-        put("_own_id", self.event_id not in ("", None))
-        put("event_id", rules.identity(self.event_id) if self._own_id else new_id())
+        made_id = (self._made or ("",))[0]
+        if self.event_id in ("", None):
+            put("event_id", made_id := new_id())
+        put("event_id", rules.identity(self.event_id))
         put("key", rules.identity(self.key))
         for name in LENGTHS:
             put(name, rules.column(name, getattr(self, name)))
         put("headers", rules.read_only_headers(self.headers))
-        _fill_times(put, self, deliver_after)
+        put("_made", (made_id, _fill_times(put, self, deliver_after)))
 
     def __getattr__(self, name: str) -> Any:
         """Fill a slot that a row left empty, at the first look at it."""
@@ -93,6 +96,16 @@ class Event:
 
     def __str__(self) -> str:
         return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
+
+    @property
+    def _own_id(self) -> bool:
+        """Say whether the id is the caller's, who may have used it before."""
+        return self._made is None or self.event_id != self._made[0]
+
+    @property
+    def _text(self) -> str | None:
+        """The payload's exact JSON, as long as it is the payload that came with it."""
+        return self._exact[1] if self._exact and self._exact[0] is self.payload else None
 
     @property
     def is_delayed(self) -> bool:
@@ -119,15 +132,16 @@ class Event:
             value = decode(text)
         except PayloadError as error:
             raise InvalidEvent(f"from_json got no valid JSON: {error}") from error
-        return cls(event_type=event_type, payload=value, _text=text, **fields)
+        return cls(event_type=event_type, payload=value, _exact=(value, text), **fields)
 
     def written(self, text: str, loads: Callable[[str], Any]) -> Event:
         """Return the event as its listeners will see it: payload from ``text``, undecoded."""
         return leased({**{name: getattr(self, name) for name in _KEPT}, "_text": text}, loads)
 
 
-for _name in ("aggregate", "deliver_after"):
-    delattr(Event, _name)  # the defaults of arguments; an event has no such attributes
+for _name in ("aggregate", "deliver_after"):  # arguments; an event has no such attributes
+    delattr(Event, _name)
+    del Event.__dataclass_fields__[_name]  # dataclasses.replace would ask the event for them
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
 _KEPT = tuple(name for name in Event.__slots__ if name[0] != "_" and name != "payload")
@@ -157,17 +171,25 @@ def _fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any
     put("aggregate_id", pk)
 
 
-def _fill_times(put: Callable[[str, Any], None], event: Event, deliver_after: Any) -> None:
+def _fill_times(
+    put: Callable[[str, Any], None], event: Event, deliver_after: Any
+) -> datetime | None:
+    """Check and fill the times; return ``occurred_at`` if it was not given."""
     occurred: Any = event.occurred_at
     due: Any = event.available_at
-    if due is None or deliver_after is None:
+    if deliver_after is None or (due is None and event._made is None):
         raise TypeError("An explicit None is no due time; leave the argument out for 'at once'.")
+    due = ABSENT if due is None else due
     if due is not ABSENT and deliver_after is not ABSENT:
         raise InvalidEvent("available_at and deliver_after were both given; expected one of them.")
-    given = occurred is not ABSENT and occurred is not None
-    occurred = rules.instant("occurred_at", occurred) if given else datetime.now(timezone.utc)
+    made = event._made[1] if event._made is not None else None
+    if occurred is ABSENT or occurred is None:
+        made = occurred = datetime.now(timezone.utc)
+    given = occurred is not made
+    occurred = rules.instant("occurred_at", occurred) if given else made
     if due is not ABSENT:
         due = rules.instant("available_at", due)
+        put("_delay", None)
         if given and due < occurred:
             raise InvalidEvent(f"available_at {due} lies before occurred_at {occurred}.")
     elif deliver_after is not ABSENT:
@@ -179,3 +201,4 @@ def _fill_times(put: Callable[[str, Any], None], event: Event, deliver_after: An
     put("occurred_at", occurred)
     put("available_at", None if due is ABSENT else due)
     put("deliver_at", event.available_at)
+    return made
