@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from . import dialects, doorbell, hooks
+from . import dialects, doorbell, hooks, transactions
 from .conf import current
 from .events import ABSENT, Event, check_text, encode_headers
-from .exceptions import DuplicateEvent, InvalidEvent, NoActiveTransaction
+from .exceptions import DuplicateEvent, InvalidEvent
 from .signals import announce, event_dropped, event_queued, event_written
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def write(
     })  # fmt: skip
     connection = _connection(using)
     row = _row(event)
-    require_transaction(connection)
+    transactions.require(connection, "An event was written")
     if not _insert(connection, [row]):
         if on_duplicate == "ignore":
             return _existing(connection, event)
@@ -87,7 +87,7 @@ def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str
             raise InvalidEvent(f"write_many got {event!r}; expected Event instances.")
     connection = _connection(using)
     rows = [_row(event) for event in events]
-    require_transaction(connection)
+    transactions.require(connection, "An event was written")
     if not rows:
         return []
     if any(_may_clash(event) for event in events):
@@ -98,31 +98,6 @@ def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str
         _insert(connection, rows)
     _hand_over(connection, rows)
     return [event.event_id for event in events]
-
-
-def require_transaction(connection: BaseDatabaseWrapper) -> None:
-    """Raise ``NoActiveTransaction`` unless business code opened a transaction here.
-
-    Blocks that a TestCase opened do not count, so that a forgotten ``atomic()`` fails in tests too.
-    """
-    if _in_transaction(connection):
-        return
-    others = [each.alias for each in connections.all(initialized_only=True)
-              if _in_transaction(each)]  # fmt: skip
-    hint = (
-        f" A transaction is active on {others}; did you mean using= one of them?" if others else ""
-    )
-    raise NoActiveTransaction(
-        f"An event was written outside a transaction on {connection.alias!r}. Expected "
-        "transaction.atomic() around the business change and the write, so that both commit or "
-        f"neither does.{hint}"
-    )
-
-
-def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    return connection.in_atomic_block and any(
-        not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks
-    )
 
 
 def _connection(using: str | None) -> BaseDatabaseWrapper:

@@ -1,0 +1,38 @@
+"""Whether business code has a transaction open, in which the outbox may write."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .exceptions import NoActiveTransaction
+
+# Set by the test kit alone: the block that a TestCase opened counts as business code's.
+test_blocks_count: ContextVar[bool] = ContextVar("test_blocks_count", default=False)
+
+
+def is_open(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether business code opened a transaction here.
+
+    Blocks that a TestCase opened do not count, so that a forgotten ``atomic()`` fails in tests too.
+    """
+    return connection.in_atomic_block and (
+        test_blocks_count.get()
+        or any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+    )
+
+
+def require(connection: BaseDatabaseWrapper, happened: str) -> None:
+    """Raise ``NoActiveTransaction`` unless one is open; ``happened`` begins its message."""
+    if is_open(connection):
+        return
+    others = [each.alias for each in connections.all(initialized_only=True) if is_open(each)]
+    hint = (
+        f" A transaction is active on {others}; did you mean using= one of them?" if others else ""
+    )
+    raise NoActiveTransaction(
+        f"{happened} outside a transaction on {connection.alias!r}. Expected transaction.atomic() "
+        f"around it and the business change, so that both commit or neither does.{hint}"
+    )
