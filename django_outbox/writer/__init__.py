@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from . import dialects, doorbell, hooks, transactions
-from .conf import current
-from .events import ABSENT, Event, check_text, encode_headers
-from .exceptions import DuplicateEvent, InvalidEvent
-from .signals import announce, event_dropped, event_queued, event_written
+from .. import dialects, hooks, transactions
+from ..conf import current
+from ..events import ABSENT, Event, check_text, encode_headers
+from ..exceptions import DuplicateEvent, InvalidEvent
+from .after_commit import hand_over
 
 if TYPE_CHECKING:
-    from .models import OutboxEvent
-
-logger = logging.getLogger("django_outbox")
+    from ..models import OutboxEvent
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # MariaDB drops the connection above max_allowed_packet
 PARAMS_PER_ROW = 12
@@ -72,7 +68,7 @@ def write(
         if on_duplicate == "ignore":
             return _existing(connection, event)
         raise _duplicate([event])
-    _hand_over(connection, [row])
+    hand_over(connection, [row])
     return event.event_id
 
 
@@ -96,7 +92,7 @@ def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str
                 raise _duplicate([event for event in events if _may_clash(event)])
     else:
         _insert(connection, rows)
-    _hand_over(connection, rows)
+    hand_over(connection, rows)
     return [event.event_id for event in events]
 
 
@@ -106,7 +102,7 @@ def _connection(using: str | None) -> BaseDatabaseWrapper:
 
 def _model() -> type[OutboxEvent]:
     # Inside the function, for users import write from their own models.py while apps load.
-    from .models import OutboxEvent
+    from ..models import OutboxEvent
 
     return OutboxEvent
 
@@ -184,58 +180,3 @@ def _duplicate(events: list[Event]) -> DuplicateEvent:
         f"An event with the same identity is already stored; nothing was written. Given: {names}. "
         'Expected identities that are new, or on_duplicate="ignore".'
     )
-
-
-# -- after the commit ------------------------------------------------------------------------------
-
-
-class _AfterCommit:
-    """The one callback of a transaction, alias and savepoint level: hands over what it wrote."""
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self.__qualname__ = type(self).__qualname__  # Django 5.2 logs a failed callback by it
-        self.connection = connection
-        self.events: list[Event] | None = []  # None once it ran
-        self.others = False  # wrote something that is not offered
-
-    def __call__(self) -> None:
-        events, self.events = self.events, None
-        alias = self.connection.alias
-        queue = hooks.slot.queue(alias)
-        if queue is None:
-            doorbell.ring(self.connection)
-            return
-        for event in events or ():
-            taken = queue.offer(event)
-            self.others = self.others or not taken
-            announce(event_queued if taken else event_dropped, sender=alias, event=event)
-        if self.others:
-            queue.look()
-
-
-def _hand_over(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
-    settings = current()
-    if event_written.receivers:
-        for event, _, _ in rows:
-            announce(event_written, sender=connection.alias, event=event)
-    if not settings.ENABLED or settings.MODE == "writer_only":
-        return
-    callback = _callback(connection)
-    room = 0
-    if hooks.slot.queue(connection.alias) is not None and callback.events is not None:
-        room = max(settings.HOT_QUEUE_CAPACITY - len(callback.events), 0)
-    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
-    if hot and callback.events is not None:
-        loads = hooks.serializer().loads
-        callback.events += [event.written(text, loads) for event, text, _ in hot]
-    callback.others = callback.others or len(hot) < len(rows)
-
-
-def _callback(connection: BaseDatabaseWrapper) -> _AfterCommit:
-    level = set(connection.savepoint_ids)
-    for sids, function, *_ in islice(reversed(connection.run_on_commit), 20):
-        if isinstance(function, _AfterCommit) and sids == level and function.events is not None:
-            return function
-    callback = _AfterCommit(connection)
-    transaction.on_commit(callback, using=connection.alias, robust=True)
-    return callback
