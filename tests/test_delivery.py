@@ -239,7 +239,7 @@ def test_j18_a_damaged_row_is_dead_and_the_others_delivered(damage: dict[str, st
     before, damaged, after = [*insert(), *insert(**damage), *insert()]
     called: list[str] = []
     with listening(lambda event: called.append(event.event_id)):
-        decisions = {each.event.event_id: deliver(each, alias="default") for each in leases()}
+        decisions = {each.event_id: deliver(each, alias="default") for each in leases()}
     assert decisions[before] is DONE
     assert decisions[after] is DONE
     assert called == [before, after]

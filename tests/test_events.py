@@ -619,10 +619,15 @@ class Loads:
         return decode(text)
 
 
+def stored(text: str, loads: Any = decode) -> Event:
+    """An event as it comes from a row."""
+    return leased(("x", text), {"event_type": 0, "payload": 1}, loads)
+
+
 def test_a_stored_payload_is_decoded_at_first_sight_and_once() -> None:
     """Row 123."""
     loads = Loads()
-    event = leased({"event_type": "x", "_text": '{"a": 1}'}, loads)
+    event = stored('{"a": 1}', loads)
 
     assert loads.texts == []
     assert event.payload is event.payload
@@ -635,7 +640,7 @@ def test_both_routes_decode_the_same_text() -> None:
     written = Event(event_type="x", payload=mine)
     text = encode(mine)
     hot = written.written(text, decode)
-    cold = leased({"event_type": "x", "event_id": written.event_id, "_text": text}, decode)
+    cold = stored(text)
     mine["later"] = "changed"  # type: ignore[index]
 
     assert hot.payload == cold.payload == {"1": [2, 3], "at": "2030-01-01T12:00:00Z"}
@@ -657,7 +662,7 @@ def test_a_hot_event_keeps_every_other_field() -> None:
 
 def test_a_damaged_payload_is_a_payload_error() -> None:
     """Row 129."""
-    event = leased({"event_type": "x", "_text": "{"}, decode)
+    event = stored("{")
     with pytest.raises(PayloadError, match="cannot be decoded"):
         _ = event.payload
 
@@ -670,7 +675,7 @@ def test_damaged_json_is_a_payload_error(text: str) -> None:
 
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = leased({"event_type": "x", "_text": "1"}, decode).nonsense
+        _ = stored("1").nonsense
 
 
 def test_payload_as_gives_an_instance() -> None:

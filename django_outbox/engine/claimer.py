@@ -214,7 +214,7 @@ class Claimer:
     def _note_rescue(self, lease: Lease) -> None:
         logger.warning(
             "rescued event_id=%s event_type=%s rescues=%d",
-            lease.event.event_id, lease.event.event_type, lease.rescues,
+            lease.event_id, lease.event_type, lease.rescues,
         )  # fmt: skip
         announce(event_rescued, sender=self.alias, event=lease.event, rescues=lease.rescues)
 

@@ -88,7 +88,7 @@ class Dispatcher:
             # that a listener sets is gone afterwards.
             decision = copy_context().run(deliver, lease, alias=self._alias)
         except BaseException:  # whatever it is, it does not cost the thread
-            logger.exception("delivery failed event_id=%s", lease.event.event_id)
+            logger.exception("delivery failed event_id=%s", lease.event_id)
             decision = faulty()
         self._decisions.put((lease, decision))
         hygiene.after(lease)

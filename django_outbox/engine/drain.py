@@ -119,7 +119,7 @@ class _Drain:
             self._settle(connection, waiting)
             if rest := self.held.unstarted():
                 dialects.of(connection).release(connection, me=self.me, ids=rest)
-            self.held.drop([lease.event.event_id for lease in leases])
+            self.held.drop([lease.event_id for lease in leases])
         return count
 
     def _decide(self, lease: Lease, *, inside: bool) -> Decision:
@@ -134,7 +134,7 @@ class _Drain:
                 if connection not in self.in_use:
                     tidy(connection, lease)
         lease.started_at = time.monotonic()
-        self._note_delay(lease.event.event_id, decision)
+        self._note_delay(lease.event_id, decision)
         return decision
 
     def _run(self, lease: Lease) -> Decision:

@@ -75,7 +75,7 @@ class EventLoop:
     def _finished(self, task: asyncio.Task[None]) -> None:
         lease = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("delivery failed event_id=%s", lease.event.event_id, exc_info=error)
+            logger.error("delivery failed event_id=%s", lease.event_id, exc_info=error)
             self._decisions.put((lease, faulty()))
         self._fill()
 

@@ -69,5 +69,5 @@ class Heartbeat:
                 lease.overdue_at = 0.0
                 logger.warning(
                     "listener runs longer than its timeout event_id=%s event_type=%s",
-                    lease.event.event_id, lease.event.event_type,
+                    lease.event_id, lease.event_type,
                 )  # fmt: skip

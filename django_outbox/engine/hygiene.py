@@ -67,7 +67,7 @@ def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
         logger.error(
             "listener left a transaction open; its connection is closed "
             "event_id=%s event_type=%s alias=%s",
-            lease.event.event_id, lease.event.event_type, connection.alias,
+            lease.event_id, lease.event_type, connection.alias,
         )  # fmt: skip
         abandon(connection)
     elif connection.errors_occurred:

@@ -125,7 +125,7 @@ class Held:
         new = []
         with self._changed:
             for lease in leases:
-                known = self._leases.setdefault(lease.event.event_id, lease)
+                known = self._leases.setdefault(lease.event_id, lease)
                 if known is lease:
                     new.append(lease)
                 else:
@@ -188,7 +188,7 @@ class Held:
 
     def has(self, lease: Lease) -> bool:
         """Say whether the lease is still held."""
-        return self._leases.get(lease.event.event_id) is lease
+        return self._leases.get(lease.event_id) is lease
 
 
 Ready = Waiting[Lease]

@@ -80,8 +80,8 @@ class Settler:
             time.sleep(0.001)
 
     def _finish(self, part: Settled) -> None:
-        written = {lease.event.event_id for lease, _ in part}
-        self._waiting = [each for each in self._waiting if each[0].event.event_id not in written]
+        written = {lease.event_id for lease, _ in part}
+        self._waiting = [each for each in self._waiting if each[0].event_id not in written]
         self._held.drop(written)
         self.settled += len(part)
         delays = [each.delay for _, each in part if each.delay is not None]
@@ -118,7 +118,7 @@ def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings
     count = dialects.of(connection).settle_all(
         connection,
         me=me,
-        decisions=[(lease.event.event_id, decision) for lease, decision in batch],
+        decisions=[(lease.event_id, decision) for lease, decision in batch],
         delete_done=settings.RETENTION_DONE == 0,
     )
     _count_lost(len(batch) - count, batch, connection.alias)
@@ -134,7 +134,7 @@ def _count_lost(count: int, batch: Settled, alias: str) -> None:
 def _plainer(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
     """The same decision with an error text that any database takes."""
     lease, decision = each
-    logger.error("settle refused, error text dropped event_id=%s", lease.event.event_id)
+    logger.error("settle refused, error text dropped event_id=%s", lease.event_id)
     error = decision.error and decision.error.encode("ascii", "replace").decode()
     return lease, Decision(
         status=decision.status, delay=decision.delay, spent=decision.spent, error=error,
@@ -162,6 +162,6 @@ def _log(lease: Lease, decision: Decision) -> None:
     logger.log(
         level,
         "%s event_id=%s event_type=%s attempt=%d error=%s",
-        decision.outcome, lease.event.event_id, lease.event.event_type,
+        decision.outcome, lease.event_id, lease.event_type,
         lease.event.attempts + decision.spent, (decision.error or "").partition("\n")[0],
     )  # fmt: skip

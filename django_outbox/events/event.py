@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
@@ -14,7 +14,7 @@ from ..exceptions import InvalidEvent, PayloadError
 from . import rules
 from .ids import new_id
 from .rules import GLOBAL, LENGTHS, NO_HEADERS
-from .text import decode
+from .text import decode, decode_headers
 
 T = TypeVar("T")
 
@@ -64,7 +64,8 @@ class Event:
     _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
     _exact: tuple[Any, str] | None = field(default=None, repr=False, compare=False)  # and its JSON
     _loads: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
-    _row: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    _row: Sequence[Any] | None = field(default=None, repr=False, compare=False)
+    _places: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self, aggregate: Any, deliver_after: Any) -> None:
         put = object.__setattr__.__get__(self)
@@ -86,13 +87,26 @@ class Event:
         """Fill a slot that a row left empty, at the first look at it."""
         if self._row is None or name not in _SLOTS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = self._stored("payload" if name == "_text" else name)
         if name == "payload":
-            value = (self._loads or decode)(self._row["_text"])
-        else:
-            value = self._row.get(name, _EMPTY.get(name))
-            value = rules.stored_instant(value) if name in INSTANTS else value
+            value = (self._loads or decode)(value)
+        elif name == "headers":
+            value = _headers(value)
+        elif name in INSTANTS:
+            value = rules.stored_instant(value)
         object.__setattr__(self, name, value)
         return value
+
+    def read(self) -> None:
+        """Decode what a row has as JSON; ``PayloadError`` if it is damaged."""
+        if self._row is not None:
+            _put_headers(self, _headers(self._stored("headers")))
+            _put_payload(self, (self._loads or decode)(self._stored("payload")))
+
+    def _stored(self, name: str) -> Any:
+        """What the row has in a column, or what stands for a column that it lacks."""
+        place = self._places.get(name)
+        return _EMPTY.get(name) if place is None or self._row is None else self._row[place]
 
     def __str__(self) -> str:
         return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
@@ -136,7 +150,7 @@ class Event:
 
     def written(self, text: str, loads: Callable[[str], Any]) -> Event:
         """Return the event as its listeners will see it: payload from ``text``, undecoded."""
-        return leased({**{name: getattr(self, name) for name in _KEPT}, "_text": text}, loads)
+        return leased((*[getattr(self, name) for name in _KEPT], text), _WRITTEN, loads)
 
 
 for _name in ("aggregate", "deliver_after"):  # arguments; an event has no such attributes
@@ -145,20 +159,33 @@ for _name in ("aggregate", "deliver_after"):  # arguments; an event has no such 
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
 _KEPT = tuple(name for name in Event.__slots__ if name[0] != "_" and name != "payload")
+_WRITTEN = {name: place for place, name in enumerate((*_KEPT, "payload"))}
 _SLOTS = frozenset(Event.__slots__)
-_EMPTY = {"aggregate_type": GLOBAL, "headers": NO_HEADERS, "attempts": 0, "source": ""}
+_EMPTY = {"aggregate_type": GLOBAL, "attempts": 0, "source": "cold"}
 
 
-def leased(row: Mapping[str, Any], loads: Callable[[str], Any]) -> Event:
+def leased(row: Sequence[Any], places: Mapping[str, int], loads: Callable[[str], Any]) -> Event:
     """Make an event of a stored row, unchecked; each field is read when it is first looked at.
 
-    ``row`` has the columns' names, and the payload's text as ``_text``. A listener looks at a few
-    of the fields; reading them all cost as much as the rest of a delivery.
+    ``places`` tells where the row has the columns. A listener looks at a few of the fields; reading
+    them all cost as much as the rest of a delivery.
     """
-    event = object.__new__(Event)
-    object.__setattr__(event, "_row", row)
-    object.__setattr__(event, "_loads", loads)
+    event: Event = _new(Event)
+    _put_row(event, row)
+    _put_places(event, places)
+    _put_loads(event, loads)
     return event
+
+
+def _headers(stored: Any) -> Mapping[str, str]:
+    return decode_headers(stored) if isinstance(stored, str) else stored or NO_HEADERS
+
+
+# Past the dataclass, which is frozen, and twice as fast as object.__setattr__.
+_new = object.__new__
+_put_row, _put_places, _put_loads, _put_payload, _put_headers = (
+    getattr(Event, name).__set__ for name in ("_row", "_places", "_loads", "payload", "headers")
+)
 
 
 def _fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any) -> None:

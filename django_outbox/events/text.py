@@ -40,7 +40,7 @@ def encode(payload: Any) -> str:
 def decode(text: str) -> Any:
     """Return the value of a JSON text; ``PayloadError`` if it is damaged."""
     try:
-        return msgspec.json.decode(text)
+        return _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
         raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
 
@@ -98,6 +98,8 @@ def _default(value: Any) -> Any:
 
 
 _encoder = JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_default)
+
+_decoder = msgspec.json.Decoder()
 
 
 def _too_deep() -> InvalidEvent:
