@@ -81,6 +81,7 @@ class Event:
         for name in LENGTHS:
             put(name, rules.column(name, getattr(self, name)))
         put("headers", rules.read_only_headers(self.headers))
+        put("_row", None)  # a copy of a stored event is none
         put("_made", (made_id, _fill_times(put, self, deliver_after)))
 
     def __getattr__(self, name: str) -> Any:
@@ -118,7 +119,9 @@ class Event:
 
     @property
     def _text(self) -> str | None:
-        """The payload's exact JSON, as long as it is the payload that came with it."""
+        """The payload's exact JSON: of the row, or as long as it is the payload it came with."""
+        if self._row is not None:
+            return str(self._row["_text"])
         return self._exact[1] if self._exact and self._exact[0] is self.payload else None
 
     @property
