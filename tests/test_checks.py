@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
-from django.db import connections
+from django.db import connections, transaction
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.utils import ConnectionHandler
 from django.test import override_settings
@@ -156,6 +156,7 @@ def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: A
         made.append(handler)
         monkeypatch.setattr(checks, "connections", handler)
         monkeypatch.setattr(outbox_models, "connections", handler)
+        monkeypatch.setattr(transaction, "connections", handler)  # for the schema editor
         return handler["default"]
 
     with django_db_blocker.unblock():
