@@ -142,7 +142,8 @@ def _start_mariadb() -> str:
 
 
 def _start_private_mariadb(binary: str, directory: Path) -> str:
-    data, sock, log = directory / "mariadb", directory / "mariadb.sock", directory / "mariadb.log"
+    data, log = directory / "mariadb", directory / "mariadb.log"
+    host, port = "127.0.0.1", _free_port()  # by TCP, so that tests see who is connected
     common = ["--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}"]
     with log.open("w") as output:
         subprocess.run(
@@ -160,21 +161,22 @@ def _start_private_mariadb(binary: str, directory: Path) -> str:
             [
                 binary,
                 *common,
-                f"--socket={sock}",
-                "--skip-networking",
+                f"--socket={directory / 'mariadb.sock'}",
+                f"--bind-address={host}",
+                f"--port={port}",
                 "--innodb-flush-log-at-trx-commit=0",  # the data does not outlive the run
             ],
             stdout=output,
             stderr=output,
         )
     _at_end(lambda: _terminate(server))
-    _wait_for_mariadb(server, sock, log)
-    return f"mysql://root@{quote(str(sock), safe='')}/outbox"
+    _wait_for_mariadb(server, log, host=host, port=port)
+    return f"mysql://root@{host}:{port}/outbox"
 
 
-def _wait_for_mariadb(server: subprocess.Popen[bytes], sock: Path, log: Path) -> None:
+def _wait_for_mariadb(server: subprocess.Popen[bytes], log: Path, **place: Any) -> None:
     deadline = time.monotonic() + START_DEADLINE
-    while not mariadb_lets_us_in(unix_socket=str(sock)):
+    while not mariadb_lets_us_in(**place):
         if server.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"mariadbd did not start:\n{log.read_text()[-2000:]}")
         time.sleep(0.1)  # between two looks at a server that is starting
@@ -191,6 +193,12 @@ def _scratch() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="outbox-"))
     _at_end(lambda: shutil.rmtree(directory, ignore_errors=True))
     return directory
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _at_end(stop: Callable[[], object]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -124,9 +123,15 @@ def holds_a_database(process: psutil.Process) -> bool:
     """Whether a process has the database open: its file, or a connection to its server."""
     if connection.vendor == "sqlite":
         return str(connection.settings_dict["NAME"]) in [each.path for each in process.open_files()]
-    if str(connection.settings_dict["HOST"]).startswith("/"):  # a socket whose peer nobody tells
-        return any(each.type == socket.SOCK_STREAM for each in process.net_connections("unix"))
-    port = int(connection.settings_dict["PORT"] or 0)
+    if connection.vendor == "postgresql":  # where the settings of the site sign each session
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = %s",
+                [f"pid {process.pid}"],
+            )
+            return bool(cursor.fetchone()[0])
+    port = int(connection.settings_dict["PORT"] or 3306)
     return any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp"))
 
 

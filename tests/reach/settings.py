@@ -6,6 +6,15 @@ import os
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, INSTALLED_APPS
 
+
+def sign_sessions() -> None:
+    """Have PostgreSQL know whose a session is: nobody tells the peer of a Unix socket."""
+    os.environ["PGAPPNAME"] = f"pid {os.getpid()}"
+
+
+sign_sessions()
+os.register_at_fork(after_in_child=sign_sessions)
+
 DATABASES = {"default": DATABASES["default"]}
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.reach"]
 ROOT_URLCONF = "tests.reach.urls"
