@@ -35,8 +35,8 @@ from django_outbox import (
     signals,
     write,
     write_many,
-    writer,
 )
+from django_outbox.dialects import inserting
 from django_outbox.events import new_id
 from django_outbox.models import OutboxEvent
 from tests.databases import vendor
@@ -419,7 +419,7 @@ def test_more_rows_than_a_statement_has_parameters_for_are_all_written() -> None
 
 def test_statements_stay_below_the_limit_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 145."""
-    monkeypatch.setattr(writer, "STATEMENT_PARAMS", 10 * writer.PARAMS_PER_ROW)
+    monkeypatch.setattr(inserting, "STATEMENT_PARAMS", 10 * inserting.PARAMS_PER_ROW)
     with transaction.atomic(), queries() as sent:
         write_many(events(25))
     assert len(sent) == 3
@@ -428,7 +428,7 @@ def test_statements_stay_below_the_limit_of_parameters(monkeypatch: pytest.Monke
 
 def test_statements_stay_below_the_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 145, E7: MariaDB drops the connection above max_allowed_packet."""
-    monkeypatch.setattr(writer, "STATEMENT_BYTES", 20_000)
+    monkeypatch.setattr(inserting, "STATEMENT_BYTES", 20_000)
     mine = [Event(event_type="x", payload="ü" * 2000) for _ in range(10)]
     with transaction.atomic(), queries() as sent:
         write_many(mine)
@@ -505,7 +505,7 @@ def test_many_with_a_duplicate_among_themselves_are_none() -> None:
 
 def test_many_over_several_statements_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The savepoint holds all parts together."""
-    monkeypatch.setattr(writer, "STATEMENT_BYTES", 1)  # each its own statement
+    monkeypatch.setattr(inserting, "STATEMENT_BYTES", 1)  # each its own statement
     with transaction.atomic():
         write("first", unique_key="c")
         with pytest.raises(DuplicateEvent):

@@ -1,47 +1,83 @@
-"""One INSERT, in the caller's transaction."""
+"""One INSERT, in the caller's transaction; events with a key get their place in its stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import Event
 from .fields import to_database
-from .statements import Statements
+from .numbering import Numbering
 from .vocabulary import marks
 
+STATEMENT_BYTES = 4 * 1024 * 1024  # MariaDB drops the connection above max_allowed_packet
+PARAMS_PER_ROW = 14
+STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol ends at 65,535
 
-class Inserting(Statements):
-    def insert(self, connection: BaseDatabaseWrapper, rows: Sequence[tuple[Event, str, str | None]],
-               *, may_clash: bool) -> int:  # fmt: skip
-        """Insert (event, payload text, headers text) rows; return how many went in.
+Written = tuple[Event, str, str | None]  # event, payload text, headers text
+SQL = tuple[str, list[Any]]  # and its parameters
+
+
+class Inserting(Numbering):
+    def insert(
+        self, connection: BaseDatabaseWrapper, rows: Sequence[Written], *, may_clash: bool
+    ) -> int:
+        """Insert rows; return how many went in.
 
         With ``may_clash`` a row whose id or unique key exists is left out instead of an error that
         would poison the caller's transaction.
         """
+        (before, before_params), seqs = self._places(connection, rows)
+        count = 0
+        for part in _parts([*zip(rows, seqs, strict=True)], connection.features.max_query_params):
+            sql, params = self._insert_of(connection, part)
+            count += self._insert(
+                connection, before + sql, before_params + params, may_clash=may_clash
+            )
+        return count
+
+    def _places(
+        self, connection: BaseDatabaseWrapper, rows: Sequence[Written]
+    ) -> tuple[SQL, list[SQL]]:
+        """Return what to put before the INSERT, and each row's seq."""
+        counts = Counter(event.key for event, _, _ in rows if event.key is not None)
+        taken = self.number(connection, counts) if counts else {}
+        seqs: list[SQL] = []
+        for event, _, _ in reversed(rows):
+            if event.key is None:
+                seqs.append(("NULL", []))
+            else:
+                seqs.append(("%s", [taken[event.key]]))
+                taken[event.key] -= 1
+        return ("", []), seqs[::-1]
+
+    def _insert_of(
+        self, connection: BaseDatabaseWrapper, rows: Sequence[tuple[Written, SQL]]
+    ) -> SQL:
         name = connection.ops.quote_name
         columns = (
             "event_id event_type aggregate_type aggregate_id tenant_id payload headers unique_key "
-            "occurred_at deliver_at first_due_at available_at created_at status attempts rescues"
+            "occurred_at key seq deliver_at first_due_at available_at created_at status attempts "
+            "rescues"
         ).split()
         values, params = [], []
-        for event, payload, headers in rows:
+        for (event, payload, headers), (seq, seq_params) in rows:
             due, due_params = self._due(event, connection)
             deliver = due if event.is_delayed else "NULL"
-            values.append(f"({marks(columns[:9])}, {deliver}, {due}, {due}, {self.now}, 0, 0, 0)")
+            available = due if event.key is None else "NULL"  # its stream is due instead
+            times = f"{deliver}, {due}, {available}, {self.now}"
+            values.append(f"({marks(columns[:10])}, {seq}, {times}, 0, 0, 0)")
             params += [
                 event.event_id, event.event_type, event.aggregate_type, event.aggregate_id,
                 event.tenant_id, payload, headers, event.unique_key,
-                to_database(event.occurred_at, connection),
+                to_database(event.occurred_at, connection), event.key, *seq_params,
                 *(due_params * (3 if deliver is due else 2)),
             ]  # fmt: skip
-        sql = (
-            f"INSERT INTO {self._table(connection)} ({', '.join(map(name, columns))}) "
-            f"VALUES {', '.join(values)}"
-        )
-        return self._insert(connection, sql, params, may_clash=may_clash)
+        into = f"{self._table(connection)} ({', '.join(map(name, columns))})"
+        return f"INSERT INTO {into} VALUES {', '.join(values)}", params
 
     def _insert(
         self, connection: BaseDatabaseWrapper, sql: str, params: list[Any], *, may_clash: bool
@@ -50,7 +86,25 @@ class Inserting(Statements):
             cursor.execute(sql + " ON CONFLICT DO NOTHING" * may_clash, params)
             return int(cursor.rowcount)
 
-    def _due(self, event: Event, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    def _due(self, event: Event, connection: BaseDatabaseWrapper) -> SQL:
         if event.available_at is not None:
             return "%s", [to_database(event.available_at, connection)]
         return (self.now, []) if event._delay is None else (self.plus, [event._delay])
+
+
+def _parts(
+    rows: Sequence[tuple[Written, SQL]], max_params: int | None
+) -> Iterator[list[tuple[Written, SQL]]]:
+    """Cut rows into statements below 4 MB and the database's number of parameters."""
+    most = min(max_params or STATEMENT_PARAMS, STATEMENT_PARAMS) // PARAMS_PER_ROW
+    part: list[tuple[Written, SQL]] = []
+    size = 0
+    for row in rows:
+        (_, payload, headers), _ = row
+        length = 4 * (len(payload) + len(headers or "")) + 1000
+        if part and (len(part) >= most or size + length > STATEMENT_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    yield part

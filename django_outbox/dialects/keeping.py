@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..conf import table_name
+from ..events import ACTIVE
 from .inserting import Inserting
-from .vocabulary import ACTIVE, FENCE
+from .vocabulary import FENCE
 
 
 class Keeping(Inserting):
@@ -65,8 +65,7 @@ class Keeping(Inserting):
 
     def hold_active(self, connection: BaseDatabaseWrapper, *, me: str, lease: float) -> bool:
         """Take or keep the lease of ``single_node``; say whether it is ours."""
-        stream = connection.ops.quote_name(table_name("outbox_stream"))
-        key = connection.ops.quote_name("key")
+        stream, key = self._streams(connection)
         taken = self._run(
             connection,
             f"UPDATE {stream} SET locked_by = %s, locked_at = {self.now}, due_at = {self.plus} "
@@ -80,8 +79,7 @@ class Keeping(Inserting):
         return made == 1 and self.hold_active(connection, me=me, lease=lease)
 
     def release_active(self, connection: BaseDatabaseWrapper, *, me: str) -> None:
-        stream = connection.ops.quote_name(table_name("outbox_stream"))
-        key = connection.ops.quote_name("key")
+        stream, key = self._streams(connection)
         self._run(
             connection,
             f"UPDATE {stream} SET locked_by = NULL, due_at = NULL WHERE {key} = %s "

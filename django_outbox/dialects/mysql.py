@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .numbering import Places, due_of_followers, upsert_values
 from .optimistic import Optimistic
 
 DUPLICATE_ENTRY = 1062
@@ -18,6 +19,8 @@ IDLE = 10  # seconds that a transaction of the engine may idle
 class MySQL(Optimistic):
     now = "UTC_TIMESTAMP(6)"
     plus = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    # UNIX_TIMESTAMP() would read the session's local time, of which one hour a year comes twice.
+    micros = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
     def _insert(
         self, connection: BaseDatabaseWrapper, sql: str, params: list[Any], *, may_clash: bool
@@ -29,6 +32,28 @@ class MySQL(Optimistic):
             if may_clash and error.args[0] == DUPLICATE_ENTRY:
                 return 0
             raise
+
+    def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
+        if len(places) > 1:
+            return super()._number(connection, places)
+        sql, params = self._upsert(connection, places, due=due_of_followers())
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return {places[0][0]: int(cursor.lastrowid)}  # it came with the statement's answer
+
+    def _upsert(
+        self, connection: BaseDatabaseWrapper, places: Places, *, due: str
+    ) -> tuple[str, list[Any]]:
+        streams, key = self._streams(connection)
+        row = f"(%s, LAST_INSERT_ID({self.micros} + %s), {self.now})"
+        sql = (
+            f"INSERT INTO {streams} ({key}, seq, due_at) VALUES {', '.join([row] * len(places))} "
+            # MySQL 8 would rather have an alias than VALUES(), of which MariaDB knows nothing.
+            "ON DUPLICATE KEY UPDATE "
+            f"seq = LAST_INSERT_ID(seq + 1 + VALUES(seq) - {self.micros}), "
+            f"due_at = {due.format(row='', now=self.now)}"
+        )
+        return sql, upsert_values(places)
 
     def _by_key(self, connection: BaseDatabaseWrapper) -> str:
         # On a small table the optimizer would scan, and so wait for everybody's locked rows.

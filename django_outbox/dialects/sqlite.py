@@ -21,6 +21,10 @@ class SQLite(Optimistic):
 
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
     plus = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
+    micros = (
+        "(CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 "
+        "+ CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000)"
+    )
     bound = 500
 
     def _settle(

@@ -16,6 +16,7 @@ from .vocabulary import marks
 class Statements:
     now = "CURRENT_TIMESTAMP"
     plus = "CURRENT_TIMESTAMP + %s * INTERVAL '1' SECOND"  # seconds from now
+    micros = "CAST(EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) * 1000000 AS BIGINT)"  # since 1970
     bound = 100  # rows per statement where a CASE per row makes it quadratic
 
     def clock(self, connection: BaseDatabaseWrapper) -> datetime:
@@ -37,6 +38,11 @@ class Statements:
 
     def _table(self, connection: BaseDatabaseWrapper) -> str:
         return str(connection.ops.quote_name(table_name("outbox_event")))
+
+    def _streams(self, connection: BaseDatabaseWrapper) -> tuple[str, str]:
+        """The table of streams, and its primary key, whose name is a word of SQL."""
+        name = connection.ops.quote_name
+        return str(name(table_name("outbox_stream"))), str(name("key"))
 
     def _delete_by_key(self, connection: BaseDatabaseWrapper) -> str:
         """The beginning of a DELETE by primary keys."""

@@ -11,8 +11,6 @@ from ..outcomes import Decision
 
 Row = tuple[Any, ...]
 
-ACTIVE = "__outbox_active__"  # the row of outbox_stream that is single_node's lease
-
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
 LIGHT = ("event_id", "attempts", "rescues", "progress", *INSTANTS)
 FULL = (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .event import ABSENT, Event, leased
 from .ids import new_id
-from .rules import GLOBAL, LENGTHS, NO_HEADERS, as_utc, stored_instant, type_name
+from .rules import ACTIVE, GLOBAL, LENGTHS, NO_HEADERS, as_utc, stored_instant, type_name
 from .text import check_text, decode, decode_headers, encode, encode_headers
 
 __all__ = [
     "ABSENT",
+    "ACTIVE",
     "GLOBAL",
     "LENGTHS",
     "NO_HEADERS",

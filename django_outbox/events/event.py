@@ -77,12 +77,17 @@ class Event:
         if self.event_id in ("", None):
             put("event_id", made_id := new_id())
         put("event_id", rules.identity(self.event_id))
-        put("key", rules.identity(self.key))
+        put("key", rules.stream_key(self.key))
         for name in LENGTHS:
             put(name, rules.column(name, getattr(self, name)))
         put("headers", rules.read_only_headers(self.headers))
         put("_row", None)  # a copy of a stored event is none
         put("_made", (made_id, _fill_times(put, self, deliver_after)))
+        if self.key is not None and (self.deliver_at is not None or self._delay is not None):
+            raise InvalidEvent(
+                f"key {self.key!r} was given together with a delay; a stream delivers its events "
+                "in the order of their writes. Leave one of them out."
+            )
 
     def __getattr__(self, name: str) -> Any:
         """Fill a slot that a row left empty, at the first look at it."""

@@ -17,6 +17,7 @@ from django.utils.dateparse import parse_datetime
 from ..exceptions import InvalidEvent
 
 GLOBAL: Final = "__GLOBAL__"  # the aggregate type of events that belong to no aggregate
+ACTIVE: Final = "__outbox_active__"  # no stream: the row that is the lease of "single_node"
 MAX_DELAY = timedelta(days=36_525)  # further due times overflow some database's calendar
 LENGTHS: Mapping[str, int] = {
     "event_id": 36,
@@ -55,6 +56,14 @@ def column(name: str, given: Any) -> str | None:
 def identity(value: Any) -> Any:
     """Let ints and UUIDs stand for their text; a bool is a mistake."""
     return str(value) if isinstance(value, (int, UUID)) and not isinstance(value, bool) else value
+
+
+def stream_key(value: Any) -> Any:
+    """Return ``key`` as text; refuse the one that is no stream."""
+    value = identity(value)
+    if value == ACTIVE:
+        raise InvalidEvent(f"key is {value!r}, which the outbox itself uses; choose another.")
+    return value
 
 
 def type_name(value: Any, name: str) -> str:

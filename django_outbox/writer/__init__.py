@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,10 +18,6 @@ from .after_commit import hand_over
 
 if TYPE_CHECKING:
     from ..models import OutboxEvent
-
-STATEMENT_BYTES = 4 * 1024 * 1024  # MariaDB drops the connection above max_allowed_packet
-PARAMS_PER_ROW = 12
-STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol ends at 65,535
 
 Row = tuple[Event, str, str | None]  # event, payload text, headers text
 
@@ -64,10 +61,12 @@ def write(
     connection = _connection(using)
     row = _row(event)
     transactions.require(connection, "An event was written")
-    if not _insert(connection, [row]):
-        if on_duplicate == "ignore":
-            return _existing(connection, event)
-        raise _duplicate([event])
+    try:
+        _insert(connection, [row])
+    except DuplicateEvent:
+        if on_duplicate == "raise":
+            raise
+        return _existing(connection, event)
     hand_over(connection, [row])
     return event.event_id
 
@@ -86,12 +85,7 @@ def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str
     transactions.require(connection, "An event was written")
     if not rows:
         return []
-    if any(_may_clash(event) for event in events):
-        with transaction.atomic(using=connection.alias):
-            if _insert(connection, rows) < len(rows):
-                raise _duplicate([event for event in events if _may_clash(event)])
-    else:
-        _insert(connection, rows)
+    _insert(connection, rows)
     hand_over(connection, rows)
     return [event.event_id for event in events]
 
@@ -123,10 +117,6 @@ def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
 
 def _row(event: Event) -> Row:
     """Check and serialise; nothing has touched the database yet."""
-    if event.key is not None:
-        raise InvalidEvent(
-            "key= was given, but this release delivers without order. Leave the key out."
-        )
     text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
     check_text(text, most=current().MAX_PAYLOAD_BYTES)
     return event, text, encode_headers(event.headers)
@@ -136,28 +126,17 @@ def _may_clash(event: Event) -> bool:
     return event._own_id or event.unique_key is not None
 
 
-def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> int:
-    dialect = dialects.of(connection)
-    may_clash = any(_may_clash(event) for event, _, _ in rows)
-    return sum(
-        dialect.insert(connection, part, may_clash=may_clash)
-        for part in _parts(rows, connection.features.max_query_params)
+def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
+    """Insert all or none; ``DuplicateEvent`` leaves streams as they were, and no error behind."""
+    clashing = [event for event, _, _ in rows if _may_clash(event)]
+    touches_more = len(rows) > 1 or rows[0][0].key is not None
+    undoable = (
+        transaction.atomic(using=connection.alias) if clashing and touches_more else nullcontext()
     )
-
-
-def _parts(rows: list[Row], max_params: int | None) -> Iterator[list[Row]]:
-    """Cut rows into statements below 4 MB and the database's number of parameters."""
-    most = min(max_params or STATEMENT_PARAMS, STATEMENT_PARAMS) // PARAMS_PER_ROW
-    part: list[Row] = []
-    size = 0
-    for row in rows:
-        length = 4 * (len(row[1]) + len(row[2] or "")) + 1000
-        if part and (len(part) >= most or size + length > STATEMENT_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(row)
-        size += length
-    yield part
+    with undoable:
+        count = dialects.of(connection).insert(connection, rows, may_clash=bool(clashing))
+        if count < len(rows):
+            raise _duplicate(clashing)
 
 
 def _existing(connection: BaseDatabaseWrapper, event: Event) -> str:
