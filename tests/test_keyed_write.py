@@ -1,0 +1,508 @@
+"""Conformance of writes with a key on the database of this run (design 7; E1, E1d, ordering.md)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+import django_outbox as outbox
+from django_outbox import DuplicateEvent, Event, InvalidEvent, hooks, write, write_many
+from django_outbox.dialects import inserting, numbering
+from django_outbox.events import LENGTHS
+from django_outbox.models import OutboxEvent, OutboxStream
+from tests.databases import vendor
+from tests.table import claim, elsewhere, in_thread, now, row
+from tests.test_write import Queue, Undone, undone
+from tests.testapp.models import Order
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+HOUR = 3_600_000_000  # microseconds
+
+
+def stream(key: str = "k") -> OutboxStream:
+    return OutboxStream.objects.get(pk=key)
+
+
+def put_stream(key: str = "k", **columns: Any) -> None:
+    """Make a stream as a worker would have left it."""
+    OutboxStream.objects.create(**{"key": key, "seq": 100, **columns})
+
+
+def keyed(*keys: str | None, **fields: Any) -> list[Event]:
+    return [Event(event_type="x", key=key, payload=n, **fields) for n, key in enumerate(keys)]
+
+
+def seqs(key: str = "k") -> list[int | None]:
+    """The places of a stream's events, in the order in which they were written."""
+    return [*OutboxEvent.objects.filter(key=key).order_by("pk").values_list("seq", flat=True)]
+
+
+def micros() -> int:
+    """The database's clock."""
+    return int(now().timestamp() * 1_000_000)
+
+
+def statements(work: Callable[[], object]) -> list[str]:
+    with transaction.atomic(), CaptureQueriesContext(connection) as sent:
+        work()
+    return [each["sql"] for each in sent.captured_queries]
+
+
+# --- one event -----------------------------------------------------------------------------------
+
+
+def test_an_event_with_a_key_takes_a_place_in_its_stream() -> None:
+    """Rows 128, +9, +30."""
+    with transaction.atomic():
+        event_id = write("x", {"n": 1}, key="k")
+
+    event, its = row(str(event_id)), stream()
+    assert (event.key, event.seq) == ("k", its.seq)
+    assert its.due_at is not None
+    assert abs((its.due_at - now()).total_seconds()) < 60
+    assert (its.locked_by, its.locked_at) == (None, None)
+
+
+def test_its_stream_is_due_instead_of_the_event() -> None:
+    """Row 128: the claim of events without a key does not see it."""
+    with transaction.atomic():
+        event = row(str(write("x", key="k")))
+    assert (event.available_at, event.deliver_at) == (None, None)
+    assert event.first_due_at is not None
+    assert claim() == []
+
+
+def test_a_key_costs_one_statement_more_or_none() -> None:
+    """ordering.md: figures of a write."""
+    sent = statements(lambda: write("x", key="k"))
+    assert len(sent) == {"postgres": 1, "mariadb": 2, "sqlite": 3}[vendor()]
+
+
+def test_seq_rises_by_one_and_each_key_counts_for_itself() -> None:
+    """Row 360."""
+    with transaction.atomic():
+        for key in "kkzk":
+            write("x", key=key)
+    first = seqs()[0]
+    assert first is not None
+    assert seqs() == [first, first + 1, first + 2]
+    assert stream().seq == first + 2
+    assert seqs("z") == [stream("z").seq]
+
+
+def test_a_fresh_stream_starts_at_the_databases_clock_in_microseconds() -> None:
+    """Design 7: after the purge of an idle stream the numbers still rise."""
+    before = micros()
+    with transaction.atomic():
+        write("x", key="k")
+        write_many(keyed("z", "z", "z"))
+    after = micros()
+    for first in (seqs()[0], seqs("z")[0]):
+        assert before - 1000 <= first <= after  # type: ignore[operator]  # SQLite counts in ms
+
+
+def test_an_application_clock_changes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row W10: clocks decide nothing."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    before = micros()
+    with transaction.atomic():
+        write("x", key="k", occurred_at=NOON)
+        write("x", key="k", occurred_at=NOON.replace(year=1999))
+    first, second = OutboxEvent.objects.order_by("seq")
+    assert (first.occurred_at, second.occurred_at) == (NOON, NOON.replace(year=1999))
+    assert before - 1000 <= stream().seq <= before + HOUR
+
+
+def test_a_rollback_returns_the_place() -> None:
+    """Row +30: no gap, and no stream without an event."""
+    with undone():
+        write("x", key="k")
+    assert not OutboxStream.objects.exists()
+
+    with transaction.atomic():
+        write("x", key="k")
+        with undone():
+            write("x", key="k")
+        write("x", key="k")
+    first = seqs()[0]
+    assert seqs() == [first, first + 1]  # type: ignore[operator]
+    assert stream().seq == seqs()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [(7, "7"), (UUID(int=1), str(UUID(int=1))), ("Ördér ☕", "Ördér ☕"), ("k" * 255, "k" * 255)],
+    ids=["int", "uuid", "unicode", "longest"],
+)
+def test_keys_are_texts(given: Any, stored: str) -> None:
+    """Design 12: ints and UUIDs are cast."""
+    with transaction.atomic():
+        write("x", key=given)
+        write_many([Event(event_type="x", key=given), Event(event_type="x", key="z")])
+    assert len(seqs(stored)) == 2
+    assert stream(stored).seq == seqs(stored)[-1]
+
+
+def test_keys_that_differ_in_case_or_accent_are_different_streams() -> None:
+    """Row +7, E7."""
+    keys = ["Order-1", "order-1", "Ördér-1", "Order-1\t"]
+    with transaction.atomic():
+        write_many(keyed(*keys))
+    assert {*OutboxStream.objects.values_list("key", flat=True)} == {*keys}
+
+
+BAD: dict[str, Callable[[], object]] = {
+    "empty": lambda: write("x", key=""),
+    "blank": lambda: write("x", key="  "),
+    "trailing space": lambda: write("x", key="k "),
+    "too long": lambda: write("x", key="k" * (LENGTHS["key"] + 1)),
+    "NUL": lambda: write("x", key="a\0b"),
+    "bool": lambda: write("x", key=True),
+    "list": lambda: write("x", key=["k"]),
+    "reserved": lambda: write("x", key="__outbox_active__"),
+    "delay": lambda: write("x", key="k", deliver_after=1),
+    "due time": lambda: write("x", key="k", available_at=NOON),
+    "delay from a time": lambda: write("x", key="k", occurred_at=NOON, deliver_after=1),
+    "many": lambda: write_many([Event(event_type="x", key="k"), Event(event_type="x", key=1.5)]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_unfit_key_is_found_before_any_sql_and_poisons_nothing(name: str) -> None:
+    """Rows +33, +4; design 12."""
+    with transaction.atomic():
+        with CaptureQueriesContext(connection) as sent, pytest.raises(InvalidEvent, match="key"):
+            BAD[name]()
+        assert len(sent) == 0
+        Order.objects.create(sku="goes on")
+    assert Order.objects.exists()
+    assert not OutboxEvent.objects.exists()
+
+
+def test_a_key_together_with_a_delay_says_what_to_do() -> None:
+    """Row +33."""
+    with pytest.raises(InvalidEvent, match=r"key 'k' .*together with a delay.*Leave one"):
+        Event(event_type="x", key="k", deliver_after=5)
+
+
+# --- many ----------------------------------------------------------------------------------------
+
+
+def test_many_take_places_in_the_order_given_among_events_without_a_key() -> None:
+    """Row +30: seq-n+1 … seq."""
+    with transaction.atomic():
+        write("x", key="b")
+        write_many(keyed("b", None, "a", "b", "b", "a", None))
+
+    for key, count in (("a", 2), ("b", 4)):
+        last = stream(key).seq
+        assert seqs(key) == [*range(last - count + 1, last + 1)]
+    unkeyed = OutboxEvent.objects.filter(key=None)
+    assert [*unkeyed.values_list("seq", flat=True)] == [None, None]
+    assert not unkeyed.filter(available_at=None).exists()
+    assert not OutboxEvent.objects.exclude(key=None).exclude(available_at=None).exists()
+
+
+def test_many_keys_are_one_upsert_in_the_order_of_the_keys() -> None:
+    """Row +30, E1d: unsorted keys gave 19 deadlocks on PostgreSQL and 117 on MariaDB in 4 s."""
+    sent = statements(lambda: write_many(keyed("d", "b", "e", "a", "c")))
+    assert len(sent) == {"postgres": 2, "mariadb": 3, "sqlite": 3}[vendor()]
+    assert [sent[0].index(f"'{key}'") for key in "abcde"] == sorted(
+        sent[0].index(f"'{key}'") for key in "abcde"
+    )
+
+
+def test_one_key_takes_all_its_places_at_once() -> None:
+    statements_of_one = statements(lambda: write_many(keyed(*"k" * 50)))
+    assert len(statements_of_one) == {"postgres": 2, "mariadb": 2, "sqlite": 3}[vendor()]
+    assert seqs() == [*range(stream().seq - 49, stream().seq + 1)]
+
+
+def test_more_keys_than_a_statement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbering, "KEYS", 10)
+    monkeypatch.setattr(inserting, "STATEMENT_PARAMS", 7 * inserting.PARAMS_PER_ROW)
+    keys = [f"k{n:02}" for n in range(25)] * 2
+    with transaction.atomic():
+        write_many(keyed(*keys))
+    assert OutboxStream.objects.count() == 25
+    for each in OutboxStream.objects.all():
+        assert seqs(each.key) == [each.seq - 1, each.seq]
+
+
+def test_as_many_keys_as_events() -> None:
+    """J11: more than a chunk."""
+    with transaction.atomic():
+        write_many(keyed(*(str(n) for n in range(1200))))
+    assert OutboxStream.objects.count() == OutboxEvent.objects.count() == 1200
+
+
+# --- when the stream falls due -------------------------------------------------------------------
+
+
+def test_an_idle_stream_becomes_due() -> None:
+    """Row +30."""
+    put_stream(due_at=None, locked_at=NOON)
+    with transaction.atomic():
+        write("x", key="k")
+    its = stream()
+    assert its.seq == 101
+    assert its.due_at is not None
+    assert abs((its.due_at - now()).total_seconds()) < 60
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("stop", [True, False], ids=["stop", "go-on"])
+def test_a_lease_is_left_alone(stop: bool, many: bool) -> None:
+    """Ordering.md: the owner finds the new event when its release does not match."""
+    put_stream(due_at=NOON, locked_by="w1", locked_at=NOON)
+    with override_settings(OUTBOX={"STOP_ON_FIRST_FAILURE": stop}), transaction.atomic():
+        write_many(keyed("k", "z")) if many else write("x", key="k")
+    its = stream()
+    assert (its.seq, its.due_at, its.locked_by, its.locked_at) == (101, NOON, "w1", NOON)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_behind_a_head_that_waits_the_stream_waits(many: bool) -> None:
+    """Row 365: nobody looks at followers."""
+    put_stream(due_at=NOON)
+    with transaction.atomic():
+        write_many(keyed("k", "z")) if many else write("x", key="k")
+    assert (stream().seq, stream().due_at) == (101, NOON)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@override_settings(OUTBOX={"STOP_ON_FIRST_FAILURE": False})
+def test_where_followers_go_past_a_failing_head_the_stream_is_due_for_them(many: bool) -> None:
+    """Row 366; ordering.md: else arrivals would wait for the retry."""
+    put_stream(due_at=NOON)
+    with transaction.atomic():
+        write_many(keyed("k", "z")) if many else write("x", key="k")
+    assert stream().due_at < NOON  # type: ignore[operator]
+
+
+# --- duplicates ----------------------------------------------------------------------------------
+
+SAME = pytest.mark.parametrize("identity", ["event_id", "unique_key"])
+
+
+@SAME
+def test_a_duplicate_takes_no_place_and_poisons_nothing(identity: str) -> None:
+    """Design 5: DuplicateEvent."""
+    same: dict[str, Any] = {identity: "same"}
+    with transaction.atomic():
+        write("x", key="k", **same)
+        before = stream().seq
+        for key in ("k", "fresh"):
+            with pytest.raises(DuplicateEvent, match="already stored"):
+                write("y", key=key, **same)
+            with pytest.raises(DuplicateEvent, match="already stored"):
+                write_many([Event(event_type="y", key=key), Event(event_type="y", key=key, **same)])
+        write("z", key="k")
+        Order.objects.create(sku="goes on")
+    assert stream().seq == before + 1
+    assert {*seqs()} == {before, before + 1}
+    assert not OutboxStream.objects.filter(pk="fresh").exists()
+    assert Order.objects.exists()
+
+
+@SAME
+def test_an_ignored_duplicate_takes_no_place_and_wakes_nobody(identity: str) -> None:
+    """Design 5: on_duplicate="ignore"."""
+    same: dict[str, Any] = {identity: "same", "on_duplicate": "ignore"}
+    with transaction.atomic():
+        first = write("x", key="k", **same)
+    OutboxStream.objects.update(due_at=None)
+    before = stream().seq
+    with transaction.atomic():
+        assert write("y", key="k", **same) == first
+        assert write("y", key="fresh", **same) == first
+    assert (stream().seq, stream().due_at) == (before, None)
+    assert OutboxStream.objects.count() == OutboxEvent.objects.count() == 1
+
+
+def test_a_duplicate_that_commits_meanwhile_takes_no_place() -> None:
+    """The second writer waits for the first, then finds its event."""
+    with elsewhere(lambda: write("x", key="k", unique_key="u")):
+        late = in_thread(lambda: ignored("k"))
+        wait_for_a_waiter()
+    first = OutboxEvent.objects.get()
+    assert late.result(30) == first.event_id
+    assert stream().seq == first.seq
+
+
+def ignored(key: str) -> str | None:
+    with transaction.atomic():
+        return write("y", key=key, unique_key="u", on_duplicate="ignore")
+
+
+# --- several writers -----------------------------------------------------------------------------
+
+
+def wait_for_a_waiter() -> None:
+    """Return once a session of this database waits for a row. SQLite cannot say who does."""
+    sql = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock'",
+        # innodb_trx would answer from its cache for as long as it is asked again and again.
+        "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = database() "
+        "AND command = 'Query' AND id <> connection_id() AND time_ms > 200",
+    }.get(connection.vendor)
+
+    def waiting() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(str(sql))
+            return int(cursor.fetchone()[0])
+
+    if sql:
+        wait_until(waiting, what="a writer that waits")
+
+
+def test_x1_a_second_writer_of_a_key_waits_for_the_first_ones_commit() -> None:
+    """Rows X1, 360: so seq is the order of commits, and nothing overtakes a late committer."""
+    begun, more, end = (threading.Event() for _ in range(3))
+
+    def slow() -> None:
+        with transaction.atomic():
+            write("slow", 1, key="k")
+            begun.set()
+            assert more.wait(60)
+            write("slow", 2, key="k")
+            assert end.wait(60)
+
+    def quick() -> None:
+        with transaction.atomic():
+            write("quick", key="k")
+
+    first = in_thread(slow)
+    assert begun.wait(30)
+    second = in_thread(quick)
+    wait_for_a_waiter()
+    more.set()
+    end.set()
+    first.result(30)
+    second.result(30)
+
+    order = OutboxEvent.objects.order_by("seq").values_list("event_type", "payload")
+    assert [*order] == [("slow", "1"), ("slow", "2"), ("quick", "null")]
+
+
+@pytest.mark.skipif(vendor() == "sqlite", reason="SQLite has one writer at a time")
+def test_writers_of_other_keys_wait_for_nobody() -> None:
+    """E1d."""
+    with elsewhere(lambda: write("x", key="k")):
+        with transaction.atomic():
+            write("x", key="z")
+            write_many(keyed("y", "a", None))
+        assert OutboxEvent.objects.count() == 4
+    assert OutboxEvent.objects.count() == 5
+
+
+def test_a_late_rollback_lets_the_next_writer_begin_the_stream() -> None:
+    """Row X1: nothing of an undone transaction keeps a place."""
+    ready, end = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        with suppress(Undone), transaction.atomic():
+            write("ghost", key="k")
+            ready.set()
+            assert end.wait(60)
+            raise Undone
+
+    failing = in_thread(fails)
+    assert ready.wait(30)
+    second = in_thread(lambda: _write("k"))
+    wait_for_a_waiter()
+    end.set()
+    failing.result(30)
+    second.result(30)
+    assert seqs() == [stream().seq]
+    assert OutboxEvent.objects.get().event_type == "x"
+
+
+def _write(key: str) -> None:
+    with transaction.atomic():
+        write("x", key=key)
+
+
+def test_many_writers_of_shared_keys_meet_no_deadlock_and_leave_no_gap() -> None:
+    """Row +30, E1d."""
+    rounds = 15 if vendor() == "sqlite" else 40
+    keys = [f"k{n}" for n in range(6)]
+
+    def work(shift: int) -> None:
+        for n in range(rounds):
+            mine = [
+                keys[(shift * 5 + n + step * (1 if shift % 2 else -1)) % 6] for step in range(4)
+            ]
+            with transaction.atomic():
+                write_many(keyed(*mine))
+
+    writers = [in_thread(lambda shift=shift: work(shift)) for shift in range(4)]  # type: ignore[misc]
+    for each in writers:
+        each.result(100)
+    assert OutboxEvent.objects.count() == 4 * rounds * 4
+    for key in keys:
+        places = sorted(each for each in seqs(key) if each is not None)
+        assert places == [*range(places[0], places[0] + len(places))]
+        assert stream(key).seq == places[-1]
+
+
+# --- after the commit ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    made = Queue()
+    monkeypatch.setitem(hooks.slot.queues, "default", made)
+    return made
+
+
+def test_an_event_with_a_key_is_not_offered_but_the_claimer_looks(queue: Queue) -> None:
+    """Rows +37, 359: keyed events never go hot, but wake the worker of this process."""
+    with transaction.atomic():
+        write("a", key="k")
+        write_many(keyed("k", None))
+        assert queue.looks == 0
+    assert queue.types == ["x"]
+    assert queue.looks == 1
+
+
+def test_an_event_with_a_key_rings_where_no_worker_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row +37."""
+    rung: list[str] = []
+    monkeypatch.setattr("django_outbox.doorbell.ring", lambda each: rung.append(each.alias))
+    with transaction.atomic():
+        write("a", key="k")
+        assert rung == []
+    assert rung == ["default"]
+
+
+def test_an_ignored_duplicate_rings_for_nobody(queue: Queue) -> None:
+    with transaction.atomic():
+        write("a", key="k", unique_key="u")
+    with transaction.atomic():
+        write("a", key="k", unique_key="u", on_duplicate="ignore")
+    assert queue.looks == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_streams_of_two_databases_do_not_mix() -> None:
+    """Design 12: aliases."""
+    with transaction.atomic(using="other"):
+        outbox.write("x", key="k", using="other")
+    assert OutboxStream.objects.using("other").count() == 1
+    assert not OutboxStream.objects.exists()
