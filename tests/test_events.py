@@ -437,8 +437,7 @@ def test_ready_json_is_kept_by_a_copy_until_its_payload_changes() -> None:
 
 
 def test_a_stored_event_knows_its_text_and_a_copy_of_it_has_its_own_payload() -> None:
-    stored = leased({"event_type": "x", "event_id": "i", "occurred_at": NOON, "_text": "[1.0]"},
-                    decode)  # fmt: skip
+    stored = Event(event_type="x", event_id="i").written("[1.0]", decode)
     assert stored._text == "[1.0]"
     copy = dataclasses.replace(stored, event_type="y", payload=2)
     assert (copy.event_type, copy.payload, copy._text) == ("y", 2, None)

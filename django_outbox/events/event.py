@@ -93,7 +93,7 @@ class Event:
         """Fill a slot that a row left empty, at the first look at it."""
         if self._row is None or name not in _SLOTS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = self._stored("payload" if name == "_text" else name)
+        value = self._stored(name)
         if name == "payload":
             value = (self._loads or decode)(value)
         elif name == "headers":
@@ -126,7 +126,7 @@ class Event:
     def _text(self) -> str | None:
         """The payload's exact JSON: of the row, or as long as it is the payload it came with."""
         if self._row is not None:
-            return str(self._row["_text"])
+            return str(self._stored("payload"))
         return self._exact[1] if self._exact and self._exact[0] is self.payload else None
 
     @property
