@@ -18,11 +18,19 @@ from tests import databases
 # A shell has its background jobs ignore SIGINT, and so would the processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+REASON = 25  # lines of a failure that is shown though the test passed later
 GRACE = 5  # seconds for what is ending already when its test returns
 
 
 def pytest_report_header() -> str:
     return f"database: {databases.vendor()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why: what passed in the end left no traceback."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"run again: {report.nodeid}", sep="-")
+        terminalreporter.line("\n".join(str(report.longrepr).splitlines()[-REASON:]))
 
 
 @pytest.fixture
