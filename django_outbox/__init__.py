@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from . import inbox
     from .engine.drain import drain
     from .engine.worker import Worker
     from .events import GLOBAL, Event
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from .writer import write, write_many
 
 # Resolved at first use (PEP 562): ``import django_outbox`` must work before apps are loaded.
-_ROOMS = {
+_ROOMS: dict[str, str | None] = {
+    "inbox": None,  # the room itself
     "drain": "engine.drain",
     "Worker": "engine.worker",
     "GLOBAL": "events",
@@ -87,6 +89,7 @@ __all__ = [
     "Unrecoverable",
     "Worker",
     "drain",
+    "inbox",
     "listener",
     "write",
     "write_many",
@@ -98,7 +101,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    room = _ROOMS[name]
+    module = import_module(f"{__name__}.{room or name}")
+    value = module if room is None else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -34,7 +34,7 @@ PUBLIC = """
 write write_many Event GLOBAL
 listener ANY Done Defer Dead RetryAfter Recoverable Unrecoverable
 RetryPolicy Exponential Fixed Linear Jittered
-drain Worker
+drain Worker inbox
 OutboxError NoActiveTransaction InvalidEvent PayloadTooLarge DuplicateEvent
 ListenerAlreadyRegistered UnroutableEvent PayloadError ListenerTimeout
 """.split()

@@ -1,4 +1,7 @@
-"""One INSERT, in the caller's transaction; events with a key get their place in its stream."""
+"""One INSERT, in the caller's transaction; events with a key get their place in its stream.
+
+Messages that were received are remembered alike.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +81,13 @@ class Inserting(Numbering):
             ]  # fmt: skip
         into = f"{self._table(connection)} ({', '.join(map(name, columns))})"
         return f"INSERT INTO {into} VALUES {', '.join(values)}", params
+
+    def receive(self, connection: BaseDatabaseWrapper, *, source: str, message_id: str) -> bool:
+        """Remember a message; say whether it was new. Waits for whoever is just receiving it."""
+        table = self._table(connection, "outbox_inbox")
+        columns = ", ".join(map(connection.ops.quote_name, ("source", "message_id", "received_at")))
+        sql = f"INSERT INTO {table} ({columns}) VALUES (%s, %s, {self.now})"
+        return self._insert(connection, sql, [source, message_id], may_clash=True) == 1
 
     def _insert(
         self, connection: BaseDatabaseWrapper, sql: str, params: list[Any], *, may_clash: bool

@@ -55,12 +55,12 @@ class MySQL(Optimistic):
         )
         return sql, upsert_values(places)
 
-    def _by_key(self, connection: BaseDatabaseWrapper) -> str:
+    def _by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         # On a small table the optimizer would scan, and so wait for everybody's locked rows.
-        return f"{self._table(connection)} FORCE INDEX (PRIMARY)"
+        return f"{self._table(connection, name)} FORCE INDEX (PRIMARY)"
 
-    def _delete_by_key(self, connection: BaseDatabaseWrapper) -> str:
-        return f"DELETE {self._table(connection)} FROM {self._by_key(connection)}"
+    def _delete_by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
+        return f"DELETE {self._table(connection, name)} FROM {self._by_key(connection, name)}"
 
     @contextmanager
     def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:

@@ -41,6 +41,12 @@ class Settling(Statements):
         sql = f"{self._delete_by_key(connection)} WHERE {among} AND status >= 0"
         return self._run(connection, sql, params)
 
+    def forget(self, connection: BaseDatabaseWrapper, *, ids: Sequence[int]) -> int:
+        """Delete received messages that the caller has locked; return how many."""
+        table = self._delete_by_key(connection, "outbox_inbox")
+        sql = f"{table} WHERE id IN ({marks(ids)}) AND received_at IS NOT NULL"  # as in delete
+        return self._run(connection, sql, ids)
+
     def settle_all(
         self,
         connection: BaseDatabaseWrapper,

@@ -36,18 +36,18 @@ class Statements:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
 
-    def _table(self, connection: BaseDatabaseWrapper) -> str:
-        return str(connection.ops.quote_name(table_name("outbox_event")))
+    def _table(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
+        return str(connection.ops.quote_name(table_name(name)))
 
     def _streams(self, connection: BaseDatabaseWrapper) -> tuple[str, str]:
         """The table of streams, and its primary key, whose name is a word of SQL."""
         name = connection.ops.quote_name
         return str(name(table_name("outbox_stream"))), str(name("key"))
 
-    def _delete_by_key(self, connection: BaseDatabaseWrapper) -> str:
+    def _delete_by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         """The beginning of a DELETE by primary keys."""
-        return f"DELETE FROM {self._table(connection)}"
+        return f"DELETE FROM {self._table(connection, name)}"
 
-    def _by_key(self, connection: BaseDatabaseWrapper) -> str:
+    def _by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         """The table in an UPDATE by primary keys."""
-        return self._table(connection)
+        return self._table(connection, name)

@@ -1,12 +1,13 @@
-"""Deletes finished events past their retention, batch by batch, where the worker has time."""
+"""Deletes what is past its retention, batch by batch, where the worker has time."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
+from collections.abc import Iterator
 
-from ..models import purge_batches
+from ..models import purge_batches, purge_inbox
 from ..signals import announce, events_purged
 
 logger = logging.getLogger("django_outbox")
@@ -23,12 +24,17 @@ class Purger:
 
     def step(self) -> float:
         until = time.monotonic() + LONGEST
+        if events := self._purge(purge_batches(self._alias), until):
+            logger.info("purged events=%d", events)
+            announce(events_purged, sender=self._alias, count=events)
+        if messages := self._purge(purge_inbox(self._alias), until):
+            logger.info("purged received_messages=%d", messages)
+        return self._interval * random.uniform(0.9, 1.1)
+
+    def _purge(self, batches: Iterator[int], until: float) -> int:
         total = 0
-        for count in purge_batches(self._alias):
+        for count in batches:
             total += count
             if self.stopping or time.monotonic() > until:
                 break
-        if total:
-            logger.info("purged count=%d", total)
-            announce(events_purged, sender=self._alias, count=total)
-        return self._interval * random.uniform(0.9, 1.1)
+        return total

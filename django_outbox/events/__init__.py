@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from .event import ABSENT, Event, leased
 from .ids import new_id
-from .rules import ACTIVE, GLOBAL, LENGTHS, NO_HEADERS, as_utc, stored_instant, type_name
+from .rules import (
+    ACTIVE,
+    GLOBAL,
+    LENGTHS,
+    NO_HEADERS,
+    RECEIVED_LENGTHS,
+    as_utc,
+    exact_text,
+    identity,
+    stored_instant,
+    type_name,
+)
 from .text import check_text, decode, decode_headers, encode, encode_headers
 
 __all__ = [
@@ -13,6 +24,7 @@ __all__ = [
     "GLOBAL",
     "LENGTHS",
     "NO_HEADERS",
+    "RECEIVED_LENGTHS",
     "Event",
     "as_utc",
     "check_text",
@@ -20,6 +32,8 @@ __all__ = [
     "decode_headers",
     "encode",
     "encode_headers",
+    "exact_text",
+    "identity",
     "leased",
     "new_id",
     "stored_instant",

@@ -28,22 +28,25 @@ LENGTHS: Mapping[str, int] = {
     "key": 255,
     "unique_key": 255,
 }
+RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # of the inbox
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def column(name: str, given: Any) -> str | None:
-    """Return the text of a column; refuse what some database would change or reject."""
-    if given is None:
-        return None
+    """Return the text of a column; None if there is none."""
+    return None if given is None else exact_text(name, given, most=LENGTHS[name])
+
+
+def exact_text(name: str, given: Any, *, most: int) -> str:
+    """Return a text that every database keeps as it is; refuse what some would change or reject."""
     if not isinstance(given, str):
         raise InvalidEvent(f"{name} is {given!r}; expected a str.")
     value = exactly_str(given)
     if not value.strip():
         raise InvalidEvent(f"{name} is {value!r}; expected a text that is not blank.")
-    if len(value) > LENGTHS[name]:
+    if len(value) > most:
         raise InvalidEvent(
-            f"{name} has {len(value)} characters; at most {LENGTHS[name]} fit. "
-            f"It begins {value[:40]!r}."
+            f"{name} has {len(value)} characters; at most {most} fit. It begins {value[:40]!r}."
         )
     if "\0" in value or value[-1] == " " or not _is_unicode(value):
         raise InvalidEvent(

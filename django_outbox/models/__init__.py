@@ -11,7 +11,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import index_name, table_name
 from ..dialects.fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
-from ..events import GLOBAL, LENGTHS
+from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS
+from .received import InboxQuerySet
 from .verbs import OutboxQuerySet
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "OutboxWorker",
     "missing_table",
     "purge_batches",
+    "purge_inbox",
 ]
 
 
@@ -141,6 +143,11 @@ def purge_batches(alias: str) -> Iterator[int]:
     return OutboxEvent.objects.using(alias).purge_batches()
 
 
+def purge_inbox(alias: str) -> Iterator[int]:
+    """Purge the received messages of this database; yield the size of each delete."""
+    return OutboxInbox.objects.using(alias).purge_batches()
+
+
 class OutboxStream(models.Model):
     """The events of one key; ``seq`` is its version, ``due_at`` its due time or lease end."""
 
@@ -189,9 +196,11 @@ class OutboxInbox(models.Model):
     """A received message that was seen once (idempotent consumers)."""
 
     id = models.BigAutoField(primary_key=True)
-    source = ExactCharField(max_length=128)
-    message_id = ExactCharField(max_length=255)
+    source = ExactCharField(max_length=RECEIVED_LENGTHS["source"])
+    message_id = ExactCharField(max_length=RECEIVED_LENGTHS["message_id"])
     received_at = UTCDateTimeField()
+
+    objects = InboxQuerySet.as_manager()
 
     class Meta:
         db_table = table_name("outbox_inbox")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
 from .. import dialects
@@ -98,15 +99,9 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             low = high
 
     def _delete_unlocked(self) -> int:
-        """Delete these but for what somebody has locked: a purge waits for nobody."""
         connection = connections[self._write_alias()]
-        features, rows = connection.features, self
         with transaction.atomic(using=connection.alias):
-            if features.has_select_for_update:
-                rows = rows.select_for_update(
-                    skip_locked=features.has_select_for_update_skip_locked
-                )
-            ids = [*rows.values_list("pk", flat=True)]
+            ids = unlocked(self, connection)
             return dialects.of(connection).delete(connection, ids=ids) if ids else 0
 
     def expired(self) -> OutboxQuerySet:
@@ -155,6 +150,17 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
 
     def _write_alias(self) -> str:
         return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+
+
+def unlocked(rows: models.QuerySet[Any], connection: BaseDatabaseWrapper) -> list[Any]:
+    """Lock rows but for what somebody else has locked, and return their keys.
+
+    A purge waits for nobody.
+    """
+    features = connection.features
+    if features.has_select_for_update:
+        rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
+    return [*rows.values_list("pk", flat=True)]
 
 
 def _what_succeeded(progress: str | None) -> str | None:

@@ -1,0 +1,61 @@
+"""The verbs of the inbox's table: what was received long ago is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from django.db import connections, models, router, transaction
+
+from .. import dialects
+from ..conf import current
+from .verbs import unlocked
+
+if TYPE_CHECKING:
+    from . import OutboxInbox  # noqa: F401 - named in a string below
+
+
+class InboxQuerySet(models.QuerySet["OutboxInbox"]):
+    """Received messages, by the database's clock."""
+
+    def expired(self) -> InboxQuerySet:
+        """Messages past their retention: what the next purge deletes."""
+        limit = self._limit()
+        return self.none() if limit is None else self.filter(received_at__lt=limit)
+
+    def purge(self) -> int:
+        """Delete every message past its retention, batch by batch; return how many."""
+        return sum(self.purge_batches())
+
+    def purge_batches(self) -> Iterator[int]:
+        """Purge all; yield the size of each delete, which commits by itself, be it 0.
+
+        Keys rise with the time of receipt, so the walk upwards ends where nothing is old enough,
+        and no index of its own is needed.
+        """
+        every, limit = self.model.objects.using(self._write_alias()), self._limit()
+        size, low = current().PURGE_BATCH_SIZE, 0
+        while limit is not None:
+            ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", "received_at")
+            ids = [pk for pk, at in ahead[:size] if at < limit]
+            if not ids:
+                return
+            low = ids[-1]
+            yield every.filter(pk__in=ids)._delete_unlocked()
+
+    def _delete_unlocked(self) -> int:
+        connection = connections[self._write_alias()]
+        with transaction.atomic(using=connection.alias):
+            ids = unlocked(self, connection)
+            return dialects.of(connection).forget(connection, ids=ids) if ids else 0
+
+    def _limit(self) -> datetime | None:
+        """Return the instant before which messages are forgotten; None if they are all kept."""
+        age, connection = current().RETENTION_INBOX, connections[self._write_alias()]
+        if age is None:
+            return None
+        return dialects.of(connection).clock(connection) - timedelta(seconds=age)
+
+    def _write_alias(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]

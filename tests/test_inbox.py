@@ -1,0 +1,511 @@
+"""The inbox: a message that arrives twice has its effect once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.test import TestCase
+
+import django_outbox as outbox
+from django_outbox import inbox
+from django_outbox.engine import purger
+from django_outbox.models import OutboxEvent, OutboxInbox
+from tests import samples
+from tests.consumer import POINTS
+from tests.crashpoints import KILLED, VARIABLE
+from tests.fleet import REPOSITORY, Fleet, wait_for_end_of
+from tests.table import elsewhere, in_thread, listening, now, write
+from tests.testapp.models import Effect, Order
+from tests.waiting import wait_until
+
+inside = pytest.mark.django_db
+outside = pytest.mark.django_db(transaction=True)
+
+SQLITE = connection.vendor == "sqlite"
+
+
+def receive(message: Any = "m1", source: str = "bank", **options: Any) -> bool:
+    """Receive a message in a transaction of its own, with an effect if it is the first."""
+    with transaction.atomic(**options), inbox.once(source, message, **options) as first:
+        if first:
+            leave_effect(str(message))
+        return first
+
+
+def leave_effect(name: str) -> None:
+    Effect.objects.create(event_id=name[:36], pid=os.getpid(), phase="received")
+
+
+def effects() -> Counter[str]:
+    return Counter(Effect.objects.values_list("event_id", flat=True))
+
+
+# -- the first time and every other ----------------------------------------------------------------
+
+
+@outside
+def test_true_once_and_false_ever_after() -> None:
+    assert [receive() for _ in range(3)] == [True, False, False]
+    assert effects() == {"m1": 1}
+
+
+@inside
+def test_within_one_transaction_too() -> None:
+    with transaction.atomic():
+        answers = []
+        for _ in range(2):
+            with inbox.once("bank", 1) as first:
+                answers.append(first)
+    assert answers == [True, False]
+
+
+@inside
+def test_source_and_message_together_are_the_identity() -> None:
+    assert receive("m1", "bank")
+    assert receive("m1", "shop")
+    assert receive("M1", "bank")  # MySQL's own collation takes them for the same
+    assert receive("m2", "bank")
+    assert receive("☕", "bank")
+    assert not receive("☕", "bank")
+    assert receive("x" * 255, "y" * 128)
+
+
+@inside
+def test_ints_and_uuids_stand_for_their_text() -> None:
+    number = uuid.uuid4()
+    assert receive(17)
+    assert receive(number)
+    assert not receive("17")
+    assert not receive(str(number))
+
+
+@inside
+def test_received_at_is_the_databases_clock() -> None:
+    before = now()
+    receive()
+    assert before <= OutboxInbox.objects.get().received_at <= now()
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_each_database_remembers_for_itself() -> None:
+    for alias in ("default", "other"):
+        with transaction.atomic(using=alias), inbox.once("bank", 1, using=alias) as first:
+            assert first
+    assert OutboxInbox.objects.using("other").count() == 1
+    with transaction.atomic(using="other"), inbox.once("bank", 1, using="other") as first:
+        assert not first
+
+
+# -- what is undone --------------------------------------------------------------------------------
+
+
+@outside
+def test_a_rollback_forgets() -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        with inbox.once("bank", "m1") as first:
+            assert first
+            leave_effect("m1")
+        raise ZeroDivisionError
+    assert not OutboxInbox.objects.exists()
+    assert receive()
+    assert effects() == {"m1": 1}
+
+
+@outside
+def test_an_error_in_the_block_undoes_the_block_alone() -> None:
+    """Whoever catches it keeps a usable transaction, and the message comes again."""
+    with transaction.atomic():
+        leave_effect("before")
+        with pytest.raises(ZeroDivisionError), inbox.once("bank", "m1"):
+            leave_effect("m1")
+            raise ZeroDivisionError
+        leave_effect("after")
+    assert effects() == {"before": 1, "after": 1}
+    assert receive()
+
+
+@outside
+def test_a_repeat_leaves_the_transaction_usable() -> None:
+    receive()
+    with transaction.atomic():
+        leave_effect("before")
+        with inbox.once("bank", "m1") as first:
+            leave_effect("within")
+        leave_effect("after")
+    assert not first
+    assert effects() == {"m1": 1, "before": 1, "within": 1, "after": 1}
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@outside
+def test_outside_a_transaction_it_is_refused() -> None:
+    refused = pytest.raises(outbox.NoActiveTransaction, match="A message was received outside")
+    with refused, inbox.once("bank", "m1"):
+        pytest.fail("entered")
+    assert not OutboxInbox.objects.exists()
+
+
+class InATestCase(TestCase):
+    def test_its_own_block_is_no_transaction(self) -> None:
+        with pytest.raises(outbox.NoActiveTransaction), inbox.once("bank", "m1"):
+            pytest.fail("entered")
+        assert receive()
+
+
+BAD = {
+    "None": None, "bytes": b"m1", "float": 1.5, "bool": True, "empty": "", "blank": "  ",
+    "trailing": "m1 ", "nul": "m\0", "surrogate": "\ud800", "long": "x" * 256,
+}  # fmt: skip
+
+
+@inside
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_message_id_is_found_before_any_sql(bad: str, django_assert_num_queries: Any) -> None:
+    with transaction.atomic():
+        refused = pytest.raises(ValueError, match="message_id")
+        with django_assert_num_queries(0), refused, inbox.once("bank", BAD[bad]):
+            pytest.fail("entered")
+        assert receive()
+
+
+@inside
+@pytest.mark.parametrize("bad", [None, 5, "", "bank ", "x" * 129], ids=repr)
+def test_a_bad_source_is_found_before_any_sql(bad: Any, django_assert_num_queries: Any) -> None:
+    refused = pytest.raises(outbox.InvalidEvent, match="source")
+    with transaction.atomic(), django_assert_num_queries(0), refused, inbox.once(bad, "m1"):
+        pytest.fail("entered")
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+@outside
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_the_second_consumer_waits_for_the_first(end: str) -> None:
+    """It decides by what became of it, and its own transaction is none the worse."""
+    received, finish = threading.Event(), threading.Event()
+
+    def first_consumer() -> None:
+        with transaction.atomic(), inbox.once("bank", "m1") as first:
+            assert first
+            leave_effect("m1")
+            received.set()
+            assert finish.wait(30)
+            if end == "rollback":
+                raise ZeroDivisionError
+
+    def second_consumer() -> bool:
+        with transaction.atomic():
+            leave_effect("second")
+            with inbox.once("bank", "m1") as first:
+                if first:
+                    leave_effect("m1")
+            leave_effect("second")
+        return first
+
+    one = in_thread(first_consumer)
+    assert received.wait(30)
+    two = in_thread(second_consumer)
+    if not SQLITE:  # there it waits for the file, before its first statement
+        wait_until(lambda: two.done() or lock_waits(), what="the second one's wait")
+    assert not two.done()
+    finish.set()
+    assert two.result(30) is (end == "rollback")
+    assert isinstance(one.exception(30), ZeroDivisionError if end == "rollback" else type(None))
+    assert effects() == {"m1": 1, "second": 2}
+
+
+def lock_waits() -> bool:
+    """Say whether a session of the server waits for a lock in the inbox."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
+                "AND wait_event_type = 'Lock' AND query LIKE '%outbox_inbox%'"
+            )
+        else:
+            cursor.execute(
+                "SELECT 1 FROM information_schema.processlist WHERE db = database() "
+                "AND info LIKE 'INSERT INTO `outbox_inbox`%' AND time_ms > 100"
+            )
+        return cursor.fetchone() is not None
+
+
+@outside
+def test_of_many_at_once_one_is_the_first() -> None:
+    together = threading.Barrier(8)
+
+    def consume() -> list[bool]:
+        connection.ensure_connection()
+        together.wait(30)
+        return [receive(n) for n in range(20)]
+
+    answers = [each.result(60) for each in [in_thread(consume) for _ in range(8)]]
+    assert [sum(column) for column in zip(*answers, strict=True)] == [1] * 20
+    assert effects() == {str(n): 1 for n in range(20)}
+
+
+# -- with the outbox -------------------------------------------------------------------------------
+
+
+@outside
+def test_in_a_listener_that_is_run_again() -> None:
+    """The first run commits and then fails; the second finds that done."""
+    calls: list[bool] = []
+
+    def reserve(event: outbox.Event) -> None:
+        with transaction.atomic(), inbox.once("reserve", event.event_id) as first:
+            calls.append(first)
+            if first:
+                leave_effect(event.event_id)
+        if len(calls) == 1:
+            raise outbox.RetryAfter(0)
+
+    (event_id,) = write()
+    with listening(reserve):
+        outbox.drain()
+        outbox.drain()
+    assert calls == [True, False]
+    assert effects() == {event_id: 1}
+
+
+@inside
+def test_in_a_drain_within_a_test_case() -> None:
+    def reserve(event: outbox.Event) -> None:
+        with transaction.atomic(), inbox.once("bank", event.payload["n"] // 2) as first:
+            if first:
+                leave_effect(str(event.payload["n"]))
+
+    write(4)
+    with listening(reserve):
+        assert outbox.drain() == 4
+    assert OutboxEvent.objects.done().count() == 4
+    assert effects().total() == 2
+
+
+class Broker:
+    """Delivers each message until it is acknowledged, and twice at least."""
+
+    def __init__(self) -> None:
+        self.waiting = [{"id": f"m{n // 2}", "sku": f"s{n // 2}"} for n in range(6)]
+        self.acknowledged = 0
+
+    def messages(self) -> list[dict[str, str]]:
+        return self.waiting
+
+    def acknowledge(self, message: dict[str, str]) -> None:
+        self.acknowledged += 1
+
+
+@outside
+def test_474_479_the_samples_of_the_how_to() -> None:
+    """Rows 474, 479."""
+    with samples.run("how-to/receive-messages.md", Order=Order) as names:
+        broker = Broker()
+        names["consume"](broker)
+        assert broker.acknowledged == 6
+        assert skus() == ["s0", "s1", "s2"]
+        for message in broker.waiting:
+            names["receive_into_outbox"]({**message, "id": f"other {message['id']}"})
+        assert outbox.drain() == 3
+        assert skus() == ["s0", "s0", "s1", "s1", "s2", "s2"]
+        for message in broker.waiting:
+            names["receive_by_key"](message)
+        assert outbox.drain() == 3
+        assert Counter(skus()) == {"s0": 3, "s1": 3, "s2": 3}
+        event = outbox.Event(event_type="order.placed", payload={"sku": "s9"})
+        names["count_sale"](event)
+        names["count_sale"](event)
+        assert skus()[-2:] == ["s2", "s9"]
+
+
+def skus() -> list[str]:
+    return [*Order.objects.order_by("sku").values_list("sku", flat=True)]
+
+
+@pytest.fixture
+def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database_env, tmp_path, LEASE=0.8, DRAIN_TIMEOUT=0.5, POLL_INTERVAL=0.2)
+    yield fleet
+    fleet.kill_all()
+    sys.stdout.write(fleet.log.read_text()[-6000:])  # pytest shows it where the test failed
+
+
+MESSAGES = 40
+
+
+@outside
+def test_exactly_once_from_end_to_end_whatever_dies(
+    fleet: Fleet, database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """A broker repeats, consumers die, workers die: each message has its effect once."""
+    spool, acknowledged = tmp_path / "spool", tmp_path / "acknowledged"
+    spool.write_text("\n".join(f"m{n}" for n in range(MESSAGES)))
+    acknowledged.touch()
+
+    def consume(*where: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.consumer", str(spool), str(acknowledged), *where],
+            cwd=REPOSITORY, env=database_env,
+        )  # fmt: skip
+
+    for point in POINTS:
+        assert consume(point, "7").wait(60) == -9
+    assert len(acknowledged.read_text().split()) == 12
+    assert events() == {f"m{n}": 1 for n in range(13)}  # the last one is not acknowledged
+    for place in ("in_atomic_settle:3", "after_listener:5", "after_settle:1"):
+        dying = fleet.start(**{VARIABLE: place})
+        assert wait_for_end_of(dying) == KILLED, fleet.log.read_text()
+    worker = fleet.start()
+    both = [consume(), consume()]  # and so the same message twice at a time
+    assert [each.wait(60) for each in both] == [0, 0]
+    assert {*acknowledged.read_text().split()} == {f"m{n}" for n in range(MESSAGES)}
+    wait_until(lambda: not OutboxEvent.objects.pending().exists(), what="an event pending")
+    assert fleet.end(worker) == 0
+
+    assert events() == {f"m{n}": 1 for n in range(MESSAGES)}
+    assert OutboxEvent.objects.done().count() == MESSAGES
+    assert effects() == dict.fromkeys(OutboxEvent.objects.values_list("pk", flat=True), 1)
+    repeated = {key for key, count in fleet.starts().items() if count > 1}
+    assert repeated  # the deaths did hit
+
+
+def events() -> Counter[str]:
+    """How many events were written for each message."""
+    payloads = OutboxEvent.objects.values_list("payload", flat=True)
+    return Counter(json.loads(each)["message"] for each in payloads)
+
+
+# -- the purge -------------------------------------------------------------------------------------
+
+
+def received(count: int, *, days: float) -> list[int]:
+    """Put received messages of that age in; return their keys."""
+    at = now() - timedelta(days=days)
+    first = OutboxInbox.objects.count()
+    made = [
+        OutboxInbox.objects.create(source="s", message_id=f"{first + n}", received_at=at)
+        for n in range(count)
+    ]
+    return [each.pk for each in made]
+
+
+def left() -> list[int]:
+    return [*OutboxInbox.objects.order_by("pk").values_list("pk", flat=True)]
+
+
+@inside
+def test_what_is_old_is_purged(settings: Any) -> None:
+    settings.OUTBOX = {"PURGE_BATCH_SIZE": 4}
+    received(10, days=7.1)
+    young = received(3, days=6.9)
+    assert OutboxInbox.objects.expired().count() == 10
+    sizes = [*OutboxInbox.objects.purge_batches()]
+    assert (sum(sizes), max(sizes)) == (10, 4)
+    assert left() == young
+    assert OutboxInbox.objects.purge() == 0
+
+
+@inside
+@pytest.mark.parametrize(
+    ("retention", "kept"), [(None, 3), (86400, 2), (0, 0)], ids=["None", "a day", "nothing"]
+)
+def test_retention_inbox(settings: Any, retention: float | None, kept: int) -> None:
+    settings.OUTBOX = {"RETENTION_INBOX": retention}
+    received(1, days=30)
+    received(2, days=0.5)
+    assert OutboxInbox.objects.purge() == 3 - kept
+    assert OutboxInbox.objects.count() == kept
+
+
+@outside
+def test_a_purged_message_is_new_again() -> None:
+    receive()
+    OutboxInbox.objects.update(received_at=now() - timedelta(days=8))
+    assert OutboxInbox.objects.purge() == 1
+    assert receive()
+
+
+@outside
+@pytest.mark.parametrize("mode", ["multi_node", "writer_only"])
+def test_the_worker_purges(settings: Any, mode: str) -> None:
+    settings.OUTBOX = {"MODE": mode, "PURGE_INTERVAL": 0.05, "PURGE_BATCH_SIZE": 2}
+    received(5, days=8)
+    young = received(1, days=1)
+    with outbox.Worker():
+        wait_until(lambda: left() == young, what="a purge")
+
+
+@outside
+def test_a_purge_stops_when_told() -> None:
+    received(3, days=8)
+    run = purger.Purger(alias="default", interval=100)
+    run.stopping = True
+    run.step()
+    assert OutboxInbox.objects.count() == 0  # one batch is all there was
+    received(1500, days=8)
+    run.step()
+    assert OutboxInbox.objects.count() == 1000
+
+
+@outside
+@pytest.mark.skipif(SQLITE, reason="one writer at a time: the file is locked, not a row")
+def test_a_purge_waits_for_nobody() -> None:
+    old = received(20, days=8)
+
+    def lock() -> None:
+        OutboxInbox.objects.select_for_update().get(pk=old[2])
+        with inbox.once("bank", "under way"):
+            pass
+
+    def purge() -> int:
+        with connection.cursor() as cursor:  # far below the database's own patience
+            limit = {"postgresql": "SET lock_timeout = 1000"}
+            cursor.execute(limit.get(connection.vendor, "SET innodb_lock_wait_timeout = 1"))
+        return OutboxInbox.objects.purge()
+
+    with elsewhere(lock):
+        assert in_thread(purge).result(30) == 19
+    assert OutboxInbox.objects.purge() == 1
+
+
+@outside
+def test_the_command_purges_both(settings: Any) -> None:
+    received(4, days=8)
+
+    def said(*arguments: str) -> str:
+        out = io.StringIO()
+        call_command("outbox_purge", *arguments, stdout=out)
+        return out.getvalue().strip()
+
+    assert said("--dry-run") == "would purge events: 0, received messages: 4"
+    assert OutboxInbox.objects.count() == 4
+    assert said() == "purged events: 0, received messages: 4"
+    assert not OutboxInbox.objects.exists()
+
+
+def test_the_room_is_found_by_its_name() -> None:
+    script = "import django_outbox as outbox\nprint(outbox.inbox.once.__name__)"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    code = f"import django; django.setup()\n{script}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True,
+        text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "once\n", done.stderr
