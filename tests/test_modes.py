@@ -16,9 +16,9 @@ from django.db import connection, transaction
 from django.db.models import F
 
 import django_outbox as outbox
-from django_outbox.dialects.vocabulary import ACTIVE
 from django_outbox.engine import purger
 from django_outbox.engine.active import Active
+from django_outbox.events import ACTIVE
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker, purge_batches
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, elsewhere, in_thread, insert, listening, now, row, statuses, write
