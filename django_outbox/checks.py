@@ -59,6 +59,19 @@ def _clashes(settings: Settings) -> Iterator[CheckMessage]:
             id="django_outbox.E003",
         )
 
+    if (
+        settings.MODE == "ordered"
+        and settings.ORDERING == "global"
+        and settings.UNROUTABLE == "dead"
+        and settings.UNROUTABLE_GRACE > 0
+    ):
+        yield Error(
+            'OUTBOX["ORDERING"] is "global", where one event that nobody listens to would hold up '
+            f'all others for OUTBOX["UNROUTABLE_GRACE"] ({settings.UNROUTABLE_GRACE:g} s).',
+            hint='Set OUTBOX["UNROUTABLE_GRACE"] = 0.',
+            id="django_outbox.E003",
+        )
+
 
 def _awaited(settings: Settings) -> Iterator[CheckMessage]:
     """E004 and W005: what later releases will do must not seem to be done already."""
@@ -145,12 +158,12 @@ def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 def check_databases(
     app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W021 SQLite without WAL; E022 SCHEMA on a database that has none; W023 no tables yet."""
+    """W021 no WAL; E022 no schemas there; W023 no tables; W024 unknown; W025, W026 its ways."""
     found: list[CheckMessage] = []
     for alias in sorted(set(databases or ()).intersection(_aliases())):
         connection = connections[alias]
         found += [*_journal(connection), *_schema(connection), *_tables(connection)]
-        found += _dialect(connection)
+        found += [*_dialect(connection), *_isolation(connection)]
     return found
 
 
@@ -192,6 +205,19 @@ def _dialect(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             "there, but a renewal of leases may meet a deadlock, and is repeated.",
             hint="Upgrade to MySQL 8.0.1 or MariaDB 10.6.",
             id="django_outbox.W025",
+        )
+
+
+def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if conf.problems() or conf.current().MODE != "ordered":
+        return  # elsewhere nobody knows which events have keys
+    if level := dialects.of(connection).failing_isolation(connection):
+        yield Warning(
+            f"The transactions of {connection.alias!r} are {level}. A write with a key, and in "
+            'OUTBOX["MODE"] "ordered" nearly all have one, fails there with a serialization error '
+            "if another transaction has written to the key meanwhile.",
+            hint="Use READ COMMITTED; or repeat such transactions, and silence this check.",
+            id="django_outbox.W026",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,20 @@ def test_e003_a_worker_must_end_before_its_leases(outbox: dict[str, Any], found:
         assert ids() == found
 
 
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [({}, True), ({"UNROUTABLE_GRACE": 0}, False), ({"UNROUTABLE": "ignore"}, False),
+     ({"ORDERING": "aggregate"}, False), ({"MODE": "multi_node"}, False)],
+    ids=str,
+)  # fmt: skip
+def test_e003_one_stream_waits_for_no_listener(change: dict[str, Any], refused: bool) -> None:
+    """Design 5: an unroutable event would hold up everything for the grace."""
+    with override_settings(OUTBOX={"MODE": "ordered", "ORDERING": "global", **change}):
+        found = [each for each in ours() if each.id == "django_outbox.E003"]
+    assert bool(found) == refused
+    assert all("UNROUTABLE_GRACE" in (each.hint or "") for each in found)
+
+
 def test_e004_what_a_later_release_will_do_is_refused() -> None:
     """J24."""
     with override_settings(OUTBOX={"MODE": "ordered"}):
@@ -130,6 +145,48 @@ def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:
         [warning] = ours()
     assert (warning.id, warning.is_serious()) == ("django_outbox.W005", False)
     assert all(name in warning.msg for name in outbox)
+
+
+@pytest.fixture
+def strict(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[str | None]:
+    """Make the database's connection REPEATABLE READ; return what the check should say of it."""
+    plain = connections["default"]
+    strict = plain.copy()
+    options = {**strict.settings_dict["OPTIONS"]}
+    if plain.vendor == "postgresql":
+        options["isolation_level"] = 3  # psycopg's REPEATABLE READ
+    elif plain.vendor == "mysql":
+        options |= {
+            "isolation_level": "repeatable read",
+            "init_command": "SET SESSION innodb_snapshot_isolation = ON",
+        }
+    strict.settings_dict["OPTIONS"] = options
+    connections["default"] = strict
+    yield None if plain.vendor == "sqlite" else "REPEATABLE READ"
+    strict.close()
+    connections["default"] = plain
+
+
+def strictness() -> list[str]:
+    return [each.msg for each in ours(["default"]) if each.id == "django_outbox.W026"]
+
+
+@override_settings(OUTBOX={"MODE": "ordered"})
+def test_w026_transactions_in_which_a_second_writer_of_a_key_fails(strict: str | None) -> None:
+    """R9 of the races of ordered delivery."""
+    found = strictness()
+    assert len(found) == (strict is not None)
+    assert all(f"are {strict}." in text for text in found)
+
+
+def test_w026_is_for_those_whose_every_event_has_a_key(strict: str | None) -> None:
+    assert strictness() == []
+
+
+@pytest.mark.django_db
+@override_settings(OUTBOX={"MODE": "ordered"})
+def test_w026_is_not_for_read_committed() -> None:
+    assert strictness() == []
 
 
 @pytest.mark.parametrize(("embedded", "found"), [(True, ["django_outbox.W030"]), (False, [])])

@@ -11,14 +11,16 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from hypothesis import given
+from hypothesis import strategies as st
 
 import django_outbox as outbox
-from django_outbox import DuplicateEvent, Event, InvalidEvent, hooks, write, write_many
+from django_outbox import DuplicateEvent, Event, InvalidEvent, hooks, signals, write, write_many
 from django_outbox.dialects import inserting, numbering
-from django_outbox.events import LENGTHS
+from django_outbox.events import LENGTHS, aggregate_key
 from django_outbox.models import OutboxEvent, OutboxStream
 from tests.databases import vendor
 from tests.table import claim, elsewhere, in_thread, now, row
@@ -506,3 +508,147 @@ def test_streams_of_two_databases_do_not_mix() -> None:
         outbox.write("x", key="k", using="other")
     assert OutboxStream.objects.using("other").count() == 1
     assert not OutboxStream.objects.exists()
+
+
+# --- MODE "ordered" ------------------------------------------------------------------------------
+
+ORDERED = {"MODE": "ordered"}
+FILE = {"MODE": "ordered", "ORDERING": "global", "UNROUTABLE_GRACE": 0}
+
+
+def keys() -> dict[str, str | None]:
+    """The stream of each event, by its type."""
+    return dict(OutboxEvent.objects.values_list("event_type", "key"))
+
+
+@override_settings(OUTBOX=ORDERED)
+def test_358_every_event_gets_the_key_of_its_aggregate() -> None:
+    """Rows 358, 406, +35: no further setting."""
+    order = Order.objects.create(sku="tea")
+    with transaction.atomic():
+        write("model", aggregate=order)
+        write_many(
+            [
+                Event(event_type="id", aggregate_type="Order", aggregate_id="7"),
+                Event(event_type="no id", aggregate_type="Order"),
+                Event(event_type="nothing"),
+                Event(event_type="own", aggregate_type="Order", aggregate_id="7", key="mine"),
+            ]
+        )
+    assert keys() == {
+        "model": f"testapp.Order:{order.pk}",
+        "id": "Order:7",
+        "no id": "Order",
+        "nothing": outbox.GLOBAL,
+        "own": "mine",
+    }
+    assert OutboxStream.objects.count() == 5
+    assert not OutboxEvent.objects.filter(seq=None).exists()
+
+
+@override_settings(OUTBOX=FILE)
+def test_358_or_all_events_share_one_stream() -> None:
+    """Row +35: ORDERING "global"."""
+    with transaction.atomic():
+        write("a", aggregate_type="Order", aggregate_id="7")
+        write_many([Event(event_type="b"), Event(event_type="c", aggregate_type="Customer")])
+        write("own", key="mine")
+    assert keys() == {**dict.fromkeys("abc", outbox.GLOBAL), "own": "mine"}
+    assert len(seqs(outbox.GLOBAL)) == 3
+
+
+@pytest.mark.parametrize("ordering", [ORDERED, FILE], ids=["aggregate", "global"])
+def test_33_a_delayed_event_has_no_key(ordering: dict[str, Any]) -> None:
+    """Row +33: it is delivered at its time, beside the streams."""
+    with override_settings(OUTBOX=ordering), transaction.atomic():
+        write("later", deliver_after=60, aggregate_type="Order", aggregate_id="7")
+        write("then", available_at=NOON, aggregate_type="Order", aggregate_id="7")
+    assert keys() == {"later": None, "then": None}
+    assert not OutboxEvent.objects.filter(available_at=None).exists()
+    assert not OutboxStream.objects.exists()
+
+
+def test_in_other_modes_only_a_given_key_makes_an_order() -> None:
+    """Row 128: without a key there is no order."""
+    with transaction.atomic():
+        write("x", aggregate_type="Order", aggregate_id="7")
+    assert keys() == {"x": None}
+
+
+@override_settings(OUTBOX=ORDERED)
+def test_an_ordered_event_is_announced_with_its_key_and_not_offered(queue: Queue) -> None:
+    """Rows 358, 359: keyed events never go hot."""
+    told: list[str | None] = []
+
+    def written(sender: str, event: Event, **kwargs: Any) -> None:
+        told.append(event.key)
+
+    signals.event_written.connect(written)
+    try:
+        with transaction.atomic():
+            event = Event(event_type="x", payload={"n": 1.0}, aggregate_type="Order")
+            assert write(event) == event.event_id
+    finally:
+        signals.event_written.disconnect(written)
+    assert (told, queue.types, queue.looks) == (["Order"], [], 1)
+    assert row(event.event_id).payload == '{"n":1.0}'
+    assert event.key is None  # the caller's stays as it was
+
+
+@override_settings(OUTBOX=ORDERED)
+def test_an_ordered_duplicate_is_one_too() -> None:
+    with transaction.atomic():
+        first = write("x", unique_key="u", aggregate_type="Order")
+        with pytest.raises(DuplicateEvent):
+            write("x", unique_key="u", aggregate_type="Order")
+        assert write("x", unique_key="u", on_duplicate="ignore") == first
+    assert [*OutboxStream.objects.values_list("key", flat=True)] == ["Order"]
+
+
+TEXT = st.text(st.sampled_from("ab:\\/ "), min_size=1, max_size=6).filter(
+    lambda text: text.strip() and text[-1] != " "
+)
+AGGREGATES = st.tuples(TEXT, st.none() | TEXT)
+
+
+@given(one=AGGREGATES, other=AGGREGATES)
+def test_35_no_two_aggregates_share_a_stream(
+    one: tuple[str, str | None], other: tuple[str, str | None]
+) -> None:
+    """Row +35: whatever colons are in a name."""
+    assert (aggregate_key(*one) == aggregate_key(*other)) == (one == other)
+
+
+# --- transactions that are stricter than READ COMMITTED ------------------------------------------
+
+
+def test_r9_a_second_writer_at_repeatable_read() -> None:
+    """Ordering.md, R9: PostgreSQL refuses; MariaDB before 11.6 and SQLite go on."""
+    level = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+    postgres = connection.vendor == "postgresql"
+    with transaction.atomic():
+        write("x", key="k")
+
+    def strict() -> None:
+        if connection.vendor == "mysql":
+            with connection.cursor() as cursor:
+                cursor.execute(level)  # for the next transaction
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                if postgres:
+                    cursor.execute(level)
+                cursor.execute("SELECT 1")
+            assert OutboxEvent.objects.count() == 1  # the snapshot
+            if connection.vendor != "sqlite":  # which has one transaction at a time
+                in_thread(lambda: _write("k")).result(30)
+            write("late", key="k")
+
+    if postgres:
+        with pytest.raises(OperationalError, match="could not serialize"):
+            strict()
+        with transaction.atomic():
+            write("late", key="k")
+    else:
+        strict()
+    late = OutboxEvent.objects.get(event_type="late")
+    assert late.seq == stream().seq == max(each for each in seqs() if each is not None)

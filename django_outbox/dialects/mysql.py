@@ -55,6 +55,18 @@ class MySQL(Optimistic):
         )
         return sql, upsert_values(places)
 
+    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+        with connection.cursor() as cursor:  # MySQL 8 and MariaDB have one name each for the level
+            cursor.execute(
+                "SHOW VARIABLES WHERE variable_name IN "
+                "('transaction_isolation', 'tx_isolation', 'innodb_snapshot_isolation')"
+            )
+            found = dict(cursor.fetchall())
+        if found.pop("innodb_snapshot_isolation", "OFF") == "OFF":  # the default before 11.6
+            return None
+        level = str(next(iter(found.values()))).replace("-", " ")
+        return level if level in ("REPEATABLE READ", "SERIALIZABLE") else None
+
     def _by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         # On a small table the optimizer would scan, and so wait for everybody's locked rows.
         return f"{self._table(connection, name)} FORCE INDEX (PRIMARY)"

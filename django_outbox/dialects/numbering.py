@@ -41,6 +41,10 @@ class Numbering(Statements):
         for places in _parts(dict.fromkeys(keys, 1)):
             self._run(connection, *self._upsert(connection, places, due=UNLESS_LEASED))
 
+    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return this connection's isolation level if a writer who waited for a key fails at it."""
+        return None
+
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
         self._run(connection, *self._upsert(connection, places, due=due_of_followers()))
         streams, key = self._streams(connection)

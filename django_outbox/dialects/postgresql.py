@@ -43,6 +43,13 @@ class PostgreSQL(Optimistic):
             cursor.execute(f"{upsert} RETURNING {key}, seq", params)
             return dict(cursor.fetchall())
 
+    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+        # Inside a transaction, for psycopg sets the level as it begins one.
+        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            level = str(cursor.fetchone()[0]).upper()
+        return None if level == "READ COMMITTED" else level
+
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
         """Lease rows in one statement; MATERIALIZED holds the planner to the LIMIT."""
         table = self._table(connection)

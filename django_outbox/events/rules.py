@@ -69,6 +69,15 @@ def stream_key(value: Any) -> Any:
     return value
 
 
+def aggregate_key(aggregate_type: str, aggregate_id: str | None) -> str:
+    """Return the stream of an aggregate: ``type:id``, or ``type`` alone for events without an id.
+
+    A colon in the type is escaped, so that no two aggregates share a stream.
+    """
+    kind = aggregate_type.replace("\\", "\\\\").replace(":", "\\:")
+    return kind if aggregate_id is None else f"{kind}:{aggregate_id}"
+
+
 def type_name(value: Any, name: str) -> str:
     """Return a type name: a str, or an enum member's value if that is a str, else its name."""
     if isinstance(value, Enum):

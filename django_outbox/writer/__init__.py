@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects, hooks, transactions
 from ..conf import current
-from ..events import ABSENT, Event, check_text, encode_headers
+from ..events import ABSENT, GLOBAL, Event, aggregate_key, check_text, encode_headers
 from ..exceptions import DuplicateEvent, InvalidEvent
 from .after_commit import hand_over
 
@@ -117,9 +118,20 @@ def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
 
 def _row(event: Event) -> Row:
     """Check and serialise; nothing has touched the database yet."""
+    event = _in_stream(event)
     text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
     check_text(text, most=current().MAX_PAYLOAD_BYTES)
     return event, text, encode_headers(event.headers)
+
+
+def _in_stream(event: Event) -> Event:
+    """Give an event without a key the one that MODE "ordered" has for it; not to a delayed one."""
+    settings = current()
+    if settings.MODE != "ordered" or event.key is not None or event.is_delayed:
+        return event
+    if settings.ORDERING == "global":
+        return replace(event, key=GLOBAL)
+    return replace(event, key=aggregate_key(event.aggregate_type, event.aggregate_id))
 
 
 def _may_clash(event: Event) -> bool:
