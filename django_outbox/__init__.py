@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Unrecoverable,
         UnroutableEvent,
     )
-    from .outcomes import Dead, Defer, Done
+    from .outcomes import Dead, Defer, Done, Failure
     from .registry import ANY, listener
     from .retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
     from .writer import write, write_many
@@ -52,6 +52,7 @@ _ROOMS: dict[str, str | None] = {
     "Dead": "outcomes",
     "Defer": "outcomes",
     "Done": "outcomes",
+    "Failure": "outcomes",
     "ANY": "registry",
     "listener": "registry",
     "Exponential": "retry",
@@ -72,6 +73,7 @@ __all__ = [
     "DuplicateEvent",
     "Event",
     "Exponential",
+    "Failure",
     "Fixed",
     "InvalidEvent",
     "Jittered",

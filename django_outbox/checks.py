@@ -20,7 +20,7 @@ Configs = Sequence[AppConfig] | None
 
 
 AWAITED = (
-    "WRITER_HOOKS", "CONTEXT_PROVIDERS", "INTERCEPTORS", "SIGNAL_BRIDGE", "ORDERING", "ON_DEAD",
+    "WRITER_HOOKS", "CONTEXT_PROVIDERS", "SIGNAL_BRIDGE", "ORDERING", "ON_DEAD",
     "STOP_ON_FIRST_FAILURE", "METRICS_NAMESPACE", "REDACT",
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ DELIVERING = (
     "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "HOT_QUEUE_CAPACITY",
     "COLD_QUEUE_CAPACITY", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
     "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE", "UNROUTABLE_GRACE",
-    "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT",
+    "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS",
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _unresolved() -> Iterator[CheckMessage]:
-    for load in (hooks.serializer, hooks.retry_policy):
+    for load in (hooks.serializer, hooks.retry_policy, hooks.interceptors):
         try:
             load()
         except ImproperlyConfigured as error:
@@ -115,22 +115,18 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]
 
 @register("django_outbox")
 def check_listeners(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """E010 a listener cannot be called with an event; E011 two listeners claim one place."""
-    return [
-        *(
-            Error(
-                each.fault,
-                hint="Give it the signature (event).",
-                id="django_outbox.E010",
-            )
-            for each in registry.listeners()
-            if each.fault
-        ),
-        *(
-            Error(text, hint="Give the second listener a name.", id="django_outbox.E011")
-            for text in registry.conflicts
-        ),
-    ]
+    """E010, E012 a listener or its fallback cannot be called; E011 two claim one place."""
+    found: list[CheckMessage] = []
+    for each in registry.listeners():
+        if fault := each.fault:
+            hint = "Give it the signature (event)."
+            found.append(Error(fault, hint=hint, id="django_outbox.E010"))
+        if fault := each.fallback_fault:
+            hint = "Give it the signature (event, failure)."
+            found.append(Error(fault, hint=hint, id="django_outbox.E012"))
+    hint = "Remove one of them, or give the second listener a name."
+    found += [Error(text, hint=hint, id="django_outbox.E011") for text in registry.conflicts]
+    return found
 
 
 @register("django_outbox")

@@ -178,13 +178,20 @@ def current() -> Settings:
 def resolve(name: str) -> Any:
     """Return what a setting names: the object itself, or what its dotted path leads to."""
     value = getattr(current(), name)
-    if not isinstance(value, str):
-        return value
+    return _import(name, value) if isinstance(value, str) else value
+
+
+def resolve_all(name: str) -> tuple[Any, ...]:
+    """Return what the dotted paths of a setting lead to, in their order."""
+    return tuple(_import(name, path) for path in getattr(current(), name))
+
+
+def _import(name: str, path: str) -> Any:
     try:
-        return import_string(value)
+        return import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(
-            f'OUTBOX["{name}"] is {value!r}, which cannot be imported: {error}'
+            f'OUTBOX["{name}"] names {path!r}, which cannot be imported: {error}'
         ) from error
 
 

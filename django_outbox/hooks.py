@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from . import events, retry
-from .conf import resolve
+from .conf import current, resolve, resolve_all
 from .events import Event
 
 
@@ -90,10 +90,24 @@ def retry_policy() -> retry.RetryPolicy:
         raise ImproperlyConfigured(f'OUTBOX["RETRY"]: {error}') from error
 
 
+@lru_cache(maxsize=1)
+def interceptors() -> tuple[Callable[[Event], Any], ...]:
+    """Return the callables that make a context manager around each call of a listener."""
+    found = resolve_all("INTERCEPTORS")
+    for path, interceptor in zip(current().INTERCEPTORS, found, strict=True):
+        if not callable(interceptor):
+            raise ImproperlyConfigured(
+                f'OUTBOX["INTERCEPTORS"] names {path!r}, which is {interceptor!r}; expected a '
+                "callable that takes an event and returns a context manager."
+            )
+    return found
+
+
 def _reset(*, setting: str, **kwargs: Any) -> None:
     if setting == "OUTBOX":
         serializer.cache_clear()
         retry_policy.cache_clear()
+        interceptors.cache_clear()
 
 
 setting_changed.connect(_reset, dispatch_uid="django_outbox.hooks")

@@ -51,6 +51,16 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a fallback is called: what became of its listener (design section 3)."""
+
+    listener: str  # as the event's progress names it: event type and name
+    attempts: int  # executions of the listener, the last one included
+    exception: BaseException  # what the last one raised
+    text: str  # class, message and the end of the traceback, at most 4000 characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What the settler writes: one row's next state."""
 

@@ -7,16 +7,19 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from .events import LENGTHS, type_name
 from .exceptions import ListenerAlreadyRegistered, seconds
 from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class _Any(Enum):
@@ -40,46 +43,45 @@ class Listener:
     retry: RetryPolicy | None  # None: OUTBOX["RETRY"]
     timeout: float | None  # seconds
     atomic: bool
+    fallback: Callable[..., Any] | None = None  # called once when this one has failed for good
     is_async: bool = field(init=False)
+    title: str = field(init=False)  # names it within an event's progress: it must outlive a deploy
 
     @property
     def key(self) -> tuple[str | _Any, str, str]:
         return self.aggregate_type, self.event_type, self.name
 
-    @property
-    def title(self) -> str:
-        """Name the listener within an event's progress: it must outlive a deploy."""
-        kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
-        return f"{self.event_type}{kind} {self.name}".rstrip()
-
     def __post_init__(self) -> None:
-        call = self.call
-        awaited = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-            getattr(call, "__call__", None)  # noqa: B004 - an object's own call, not the test for one
-        )
-        object.__setattr__(self, "is_async", awaited)
+        kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
+        object.__setattr__(self, "title", f"{self.event_type}{kind} {self.name}".rstrip())
+        object.__setattr__(self, "is_async", is_async(self.call))
 
     @property
     def where(self) -> str:
         """Name the callable and its place: ``shop.listeners.reserve_stock (…/listeners.py:12)``."""
-        call = inspect.unwrap(_whole(self.call))
-        of_object = getattr(type(call), "__call__", None)  # noqa: B004 - as in is_async
-        code = getattr(call, "__code__", None) or getattr(of_object, "__code__", None)
-        place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-        return f"{label(call)}{place}"
+        return place(self.call)
 
     @property
     def fault(self) -> str | None:
         """Say why calling it with an event, its one argument, would fail or do nothing."""
-        if _makes_generator(self.call):
-            return f"{self.where} is a generator function: a call would run nothing of it."
-        try:
-            inspect.signature(self.call).bind(object())
-        except TypeError:
-            return f"{self.where} does not take exactly one argument, the event."
-        except ValueError:  # a builtin without a signature
+        return _fault(self.call, "exactly one argument, the event", object())
+
+    @property
+    def fallback_fault(self) -> str | None:
+        """Say the same of its fallback."""
+        if self.fallback is None:
             return None
-        return None
+        return _fault(self.fallback, "two arguments, the event and the failure", object(), object())
+
+
+class Listening(Protocol[P, T_co]):
+    """A registered function: itself, and the decorator of its fallback."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        """Call the function, as before."""
+
+    def fallback(self, call: F, /) -> F:
+        """Have ``call(event, failure)`` called once when the listener has failed for good."""
 
 
 _listeners: dict[tuple[str | _Any, str, str], Listener] = {}
@@ -94,11 +96,12 @@ def listener(
     retry: RetryPolicy | None = None,
     timeout: float | None = None,
     atomic: bool = False,
-) -> Callable[[F], F]:
+) -> Callable[[Callable[P, T_co]], Listening[P, T_co]]:
     """Register a function, method, callable object or ``async def`` for an event type.
 
     ``event_type`` may be a pattern (``"order.*"``, ``"*"``). One listener per (aggregate type,
     event type, name): give each further one a ``name``, and it gets the event too.
+    ``@that_listener.fallback`` registers what is called when it has failed for good.
 
     Raises ``ListenerAlreadyRegistered`` for a second one and ``ValueError`` for a type that no
     event can have, and for options that would fail with the first event.
@@ -112,7 +115,7 @@ def listener(
     kind = aggregate_type if aggregate_type is ANY else _checked(aggregate_type, "aggregate_type")
     pattern = _checked(event_type, "event_type")
 
-    def register(call: F) -> F:
+    def register(call: Callable[P, T_co]) -> Listening[P, T_co]:
         add(
             Listener(
                 call=call,
@@ -124,28 +127,59 @@ def listener(
                 atomic=atomic,
             )
         )
-        return call
+        _give_fallback(call)
+        return call  # type: ignore[return-value]  # it is one now
 
     return register
 
 
 def add(new: Listener) -> None:
     """Register; ``ListenerAlreadyRegistered`` names both if the place is taken."""
-    if old := _listeners.get(new.key):
+    if old := next((each for each in listeners() if each.title == new.title), None):
         raise ListenerAlreadyRegistered(
             f"{new.where} and {old.where} both listen to {new.event_type!r} of aggregate type "
             f"{new.aggregate_type!r} under the name {new.name!r}. Expected one; give the second a "
             "name= of its own to have both called."
         )
     _listeners[new.key] = new
-    route.cache_clear()
+    _forget_routes()
+
+
+def fallback(of: Callable[..., Any], call: F) -> F:
+    """Have ``call`` called once an event has failed for good with ``of``, wherever it listens.
+
+    Raises ``ListenerAlreadyRegistered`` if it has a fallback.
+    """
+    mine = [each for each in listeners() if each.call == of]
+    for old in (each.fallback for each in mine if each.fallback):
+        raise ListenerAlreadyRegistered(
+            f"{place(call)} and {place(old)} are both the fallback of {place(of)}. Expected one; "
+            "have it call the other."
+        )
+    for each in mine:
+        _listeners[each.key] = replace(each, fallback=call)
+    _forget_routes()
+    return call
 
 
 def remove(call: Callable[..., Any]) -> None:
     """Forget every registration of a callable; for tests."""
     for key in [key for key, each in _listeners.items() if each.call == call]:
         del _listeners[key]
+    _forget_routes()
+
+
+def _forget_routes() -> None:
     route.cache_clear()
+    route_is_async.cache_clear()
+
+
+def _give_fallback(call: Any) -> None:
+    """Give the callable its ``fallback``, unless it has something else of that name, or no room."""
+    mine = functools.partial(fallback, call)
+    if isinstance(getattr(call, "fallback", mine), functools.partial):
+        with suppress(AttributeError):
+            call.fallback = mine
 
 
 def listeners() -> tuple[Listener, ...]:
@@ -164,6 +198,13 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
     return tuple(each for each in matches if each.name or each is unnamed[0])
 
 
+@lru_cache(maxsize=4096)
+def route_is_async(aggregate_type: str, event_type: str) -> bool:
+    """Say whether everybody who gets this event can be awaited, on the event loop."""
+    found = route(aggregate_type, event_type)
+    return bool(found) and all(each.is_async and not each.atomic for each in found)
+
+
 def nearby(event_type: str) -> list[str]:
     """Return the registered event types, nearest first, for an error message."""
     known = sorted({each.event_type for each in listeners()})
@@ -175,6 +216,32 @@ def label(call: Callable[..., Any]) -> str:
     call = _whole(call)
     named = call if hasattr(call, "__qualname__") else type(call)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def place(call: Callable[..., Any]) -> str:
+    """Name a callable and where it stands."""
+    call = inspect.unwrap(_whole(call))
+    of_object = getattr(type(call), "__call__", None)  # noqa: B004 - as in is_async
+    code = getattr(call, "__code__", None) or getattr(of_object, "__code__", None)
+    return f"{label(call)}{f' ({code.co_filename}:{code.co_firstlineno})' if code else ''}"
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Say whether a callable has to be awaited."""
+    of_object = getattr(call, "__call__", None)  # noqa: B004 - an object's own call, not the test for one
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object)
+
+
+def _fault(call: Callable[..., Any], expected: str, *arguments: object) -> str | None:
+    if _makes_generator(call):
+        return f"{place(call)} is a generator function: a call would run nothing of it."
+    try:
+        inspect.signature(call).bind(*arguments)
+    except TypeError:
+        return f"{place(call)} does not take {expected}."
+    except ValueError:  # a builtin without a signature
+        return None
+    return None
 
 
 def _makes_generator(call: Callable[..., Any]) -> bool:

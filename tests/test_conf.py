@@ -269,7 +269,7 @@ def test_a_path_that_leads_nowhere_is_improper(path: str) -> None:
     with (
         override_settings(OUTBOX={"SERIALIZER": path}),
         pytest.raises(
-            ImproperlyConfigured, match=r'OUTBOX\["SERIALIZER"\] is .*cannot be imported'
+            ImproperlyConfigured, match=r'OUTBOX\["SERIALIZER"\] names .*cannot be imported'
         ),
     ):
         conf.resolve("SERIALIZER")

@@ -399,11 +399,15 @@ def test_220_an_async_listener_is_awaited_here_too() -> None:
     assert seen == [PLACED]
 
 
+async def go_on(lease: Lease) -> bool:
+    return True
+
+
 def adelivered(listener: Any, **options: Any) -> Decision:
     with listening(listener, **options):
         (lease,) = leases()
         assert is_async(lease)
-        return asyncio.run(adeliver(lease, alias="default"))
+        return asyncio.run(adeliver(lease, alias="default", between=go_on))
 
 
 def test_adeliver_decides_like_deliver() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from datetime import datetime, timedelta
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 
 from .. import hooks, registry
 from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
-from ..outcomes import DONE, LOST, Decision, Status
+from ..outcomes import DONE, Decision, Status
 from ..registry import Listener
-from .call import Call, Escaping
+from .call import Call
 from .decide import clean, dead, decide, describe, failed
-from .fanout import Progress
+from .fanout import FanOut
+from .intercept import Escaping
 from .lease import Lease, take
 
 __all__ = ["Lease", "adeliver", "decide", "deliver", "faulty", "is_async", "lost", "take"]
@@ -21,8 +24,22 @@ __all__ = ["Lease", "adeliver", "decide", "deliver", "faulty", "is_async", "lost
 FAULT_DELAY = 5.0  # seconds until an event comes again after a fault of the worker's own
 
 
-def deliver(lease: Lease, *, alias: str, escaping: Escaping = ()) -> Decision:
-    """Call the event's listeners and decide; whatever they raise is an answer, or ``escaping``."""
+def may_go_on(lease: Lease) -> bool:
+    return True
+
+
+def deliver(
+    lease: Lease,
+    *,
+    alias: str,
+    escaping: Escaping = (),
+    between: Callable[[Lease], bool] = may_go_on,
+) -> Decision:
+    """Call the event's listeners and decide; whatever they raise is an answer, or ``escaping``.
+
+    ``between`` is called after a listener before another one, or a fallback, is: it tidies up, and
+    says whether another listener may start.
+    """
     settings = current()
     listeners = _listeners(lease, settings)
     if isinstance(listeners, Decision):
@@ -30,37 +47,51 @@ def deliver(lease: Lease, *, alias: str, escaping: Escaping = ()) -> Decision:
     started = time.monotonic()
     try:
         if len(listeners) == 1 and lease.progress is None:
-            one = Call(lease, listeners[0], lease.event.attempts, settings, alias, escaping)
-            return one.run(write=one.write_decision)
-        return _fan_out(lease, listeners, settings, alias, escaping)
+            event = lease.event
+            event.called(listeners[0].title, alias)
+            return Call(
+                lease, listeners[0], event, event.attempts, settings, alias, between, escaping
+            ).run()
+        fan_out = FanOut(lease, listeners, settings, alias, between, escaping)
+        for call in fan_out.calls():
+            if fan_out.begun and not between(lease):
+                break
+            fan_out.note(call, copy_context().run(call.run))
+        return fan_out.decision
     finally:
-        lease.duration = time.monotonic() - started
+        lease.duration, lease.overdue_at = time.monotonic() - started, 0.0
         lease.forget()
 
 
-async def adeliver(lease: Lease, *, alias: str) -> Decision:
-    """Call the one ``async def`` listener of an event (``is_async``) and decide."""
+async def adeliver(
+    lease: Lease, *, alias: str, between: Callable[[Lease], Awaitable[bool]]
+) -> Decision:
+    """Call the listeners of an event that are all ``async def`` (``is_async``), and decide."""
     settings = current()
     listeners = _listeners(lease, settings)
     if isinstance(listeners, Decision):
         return listeners
     started = time.monotonic()
     try:
-        return await Call(lease, listeners[0], lease.event.attempts, settings, alias).arun()
+        if len(listeners) == 1 and lease.progress is None:
+            event = lease.event
+            event.called(listeners[0].title, alias)
+            call = Call(lease, listeners[0], event, event.attempts, settings, alias, between)
+            return await call.arun()
+        fan_out = FanOut(lease, listeners, settings, alias, between)
+        for call in fan_out.calls():
+            if fan_out.begun and not await between(lease):
+                break
+            fan_out.note(call, await asyncio.create_task(call.arun()))
+        return fan_out.decision
     finally:
         lease.duration = time.monotonic() - started
         lease.forget()
 
 
 def is_async(lease: Lease) -> bool:
-    """Say whether the event belongs on the event loop: one listener, ``async def``."""
-    listeners = registry.route(lease.aggregate_type, lease.event_type)
-    return (
-        len(listeners) == 1
-        and listeners[0].is_async
-        and not listeners[0].atomic
-        and lease.progress is None
-    )
+    """Say whether the event belongs on the event loop: all its listeners are ``async def``."""
+    return registry.route_is_async(lease.aggregate_type, lease.event_type)
 
 
 def _listeners(lease: Lease, settings: Settings) -> tuple[Listener, ...] | Decision:
@@ -71,38 +102,6 @@ def _listeners(lease: Lease, settings: Settings) -> tuple[Listener, ...] | Decis
         return dead(describe(error))
     listeners = registry.route(lease.aggregate_type, lease.event_type)
     return listeners or unroutable(lease, settings)
-
-
-def _fan_out(
-    lease: Lease,
-    listeners: tuple[Listener, ...],
-    settings: Settings,
-    alias: str,
-    escaping: Escaping,
-) -> Decision:
-    """Run every listener whose time has come; one that failed does not keep the others."""
-    progress, error, started = Progress(lease.progress), None, time.monotonic()
-
-    def now() -> datetime:
-        return lease.now + timedelta(seconds=time.monotonic() - started)
-
-    for listener in listeners:
-        if progress.waits(listener.title, now()):
-            continue
-        attempts = progress.attempts(listener.title)
-        call = Call(lease, listener, attempts, settings, alias, escaping)
-
-        def write(decision: Decision, call: Call = call) -> bool:
-            progress.note(call.listener.title, decision, now())
-            return call.write_progress(progress.text)
-
-        decision = call.run(write=write)
-        if decision is LOST:
-            return decision
-        error = decision.error or error
-        if not decision.written:
-            progress.note(listener.title, decision, now())
-    return progress.decision([each.title for each in listeners], lease.event, now(), error)
 
 
 def unroutable(lease: Lease, settings: Settings) -> Decision:

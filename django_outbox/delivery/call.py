@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import isawaitable
 from typing import Any
 
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
-from .. import dialects, hooks
+from .. import dialects, hooks, registry
 from ..conf import Settings
+from ..events import Event
 from ..exceptions import ListenerTimeout
-from ..outcomes import LOST, Decision
+from ..outcomes import DONE, LOST, Decision, Failure, Status
 from ..registry import Listener
 from ..signals import announce, event_started
-from .decide import decide
+from .decide import decide, describe, recovered
+from .intercept import Escaping, intercept
 from .lease import Lease
+from .progress import Progress
 
-Escaping = tuple[type[BaseException], ...]
-
-
-async def _finish(answer: Awaitable[Any]) -> Any:
-    return await answer
+logger = logging.getLogger("django_outbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,114 +37,132 @@ class _Raised:
 
 
 class _Undo(Exception):
-    """Leaves an atomic listener's transaction with a decision."""
-
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
+    """Leaves the transaction of an atomic listener."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: making one is a part of every delivery
 class Call:
-    """A listener, the event for it, and how many executions came before."""
+    """A listener, the event for it, and how many executions came before.
+
+    When it has failed for good, its fallback is called in the same way: within interceptors, with
+    the listener's timeout, and, if the listener is atomic, in a transaction of its own.
+    """
 
     lease: Lease
     listener: Listener
+    event: Event
     attempts: int
     settings: Settings
     alias: str
+    between: Callable[[Lease], Any]  # tidies up before anything else is called
     escaping: Escaping = ()
+    progress: Progress | None = None  # where the event has several listeners
 
-    def run(self, *, write: Callable[[Decision], bool]) -> Decision:
-        """Call and decide; ``write`` commits an atomic listener's decision with its effects."""
-        self._announce()
-        if self.listener.timeout is not None:
-            self.lease.overdue_at = time.monotonic() + self.listener.timeout
-        return self._run_atomic(write) if self.listener.atomic else self._decide(self._answer())
+    def run(self) -> Decision:
+        """Call and decide."""
+        announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
+        answer, decision = self._execute(self._decide, self.listener.call, self.event)
+        if decision is DONE:
+            return decision
+        failure = self._failure(answer, decision)
+        if failure is None:
+            return decision
+        self.between(self.lease)
+        decide = partial(recovered, failure=failure, after=decision)
+        _, decision = self._execute(decide, self.listener.fallback, self.event, failure)
+        return self._told(decision, failure)
 
     async def arun(self) -> Decision:
         """Await the listener on the event loop and decide."""
-        self._announce()
-        return self._decide(await self._awaited())
+        announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
+        answer = await self._awaited(self.listener.call, self.event)
+        decision = self._decide(answer)
+        failure = self._failure(answer, decision)
+        if failure is None:
+            return decision
+        await self.between(self.lease)
+        answer = await self._awaited(_awaitable(self.listener.fallback), self.event, failure)
+        return self._told(recovered(answer, failure=failure, after=decision), failure)
 
-    async def _awaited(self) -> Any:
-        """Return what the listener answered or raised; past its timeout it is cancelled."""
-        timeout, started = self.listener.timeout, time.monotonic()
+    # -- the ways to call --------------------------------------------------------------------------
+
+    def _execute(
+        self, decide: Callable[[Any], Decision], call: Any, *args: Any
+    ) -> tuple[Any, Decision]:
+        """Return what was answered or raised, and the decision."""
+        if self.listener.timeout is not None:
+            self.lease.overdue_at = time.monotonic() + self.listener.timeout
+        if self.listener.atomic:
+            return self._in_transaction(decide, call, args)
+        answer = self._answer(call, args)
+        return answer, decide(answer)
+
+    def _in_transaction(
+        self, decide: Callable[[Any], Decision], call: Any, args: tuple[Any, ...]
+    ) -> tuple[Any, Decision]:
+        """Commit the decision with what was changed; an error undoes both."""
+        connection, answer, decision = connections[self.alias], None, LOST
         try:
-            answer = await asyncio.wait_for(self._guarded(), timeout)
-        except asyncio.TimeoutError as error:  # ours, or one of the listener's own
-            if timeout is None or time.monotonic() - started < timeout:
-                return error
-            text = f"{self.listener.where} ran longer than {timeout} s and was cancelled"
-            return ListenerTimeout(text)
-        except asyncio.CancelledError as error:
-            if self.lease.cancelled:  # by the worker, which stops
-                raise
-            return error
-        except Exception as error:  # noqa: BLE001 - what it may raise is its own
-            return error
-        if isinstance(answer, _Raised):
-            if isinstance(answer.error, self.escaping):
-                raise answer.error
-            return answer.error
-        return answer
+            with dialects.of(connection).read_committed(connection):
+                answer = self._answer(call, args)
+                decision = decide(answer)
+                if isinstance(answer, BaseException):
+                    raise _Undo
+                if not self._write(decision):
+                    decision = LOST
+                    raise _Undo
+        except _Undo:
+            return answer, decision
+        except Exception as error:  # noqa: BLE001 - the commit was refused: a failure like any other
+            return error, decide(error)
+        return answer, replace(decision, written=True)
 
-    async def _guarded(self) -> Any:
-        """Hold back what would end the loop: before 3.12 a timeout makes a task of its own."""
+    def _answer(self, call: Any, args: tuple[Any, ...]) -> Any:
         try:
-            answer = await self.listener.call(self.lease.event)
-        except (KeyboardInterrupt, SystemExit) as error:
-            return _Raised(error)
-        return None if isinstance(answer, BaseException) else answer  # returned, not raised
-
-    def write_decision(self, decision: Decision) -> bool:
-        """Settle on the listener's own connection; say whether the row was still ours."""
-        connection, event_id = connections[self.alias], self.lease.event_id
-        dialect = dialects.of(connection)
-        return (
-            dialect.settle_all(
-                connection,
-                me=self.lease.owner,
-                decisions=[(event_id, decision)],
-                delete_done=self.settings.RETENTION_DONE == 0,
-            )
-            == 1
-        )
-
-    def write_progress(self, text: str) -> bool:
-        """Keep a fan-out's progress on the listener's own connection, fenced alike."""
-        connection = connections[self.alias]
-        return dialects.of(connection).keep_progress(
-            connection, me=self.lease.owner, event_id=self.lease.event_id, progress=text
-        )
-
-    def _answer(self) -> Any:
-        try:
-            if self.listener.is_async:
-                return async_to_sync(self._awaited)()
-            answer = self.listener.call(self.lease.event)
-            if isawaitable(answer):  # of a plain function that calls an async one
-                answer = async_to_sync(_finish)(answer)
+            if not hooks.interceptors():
+                return self._called(call, args)
+            with intercept(self.event, self.escaping):
+                return self._called(call, args)
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
             return error
-        return None if isinstance(answer, BaseException) else answer  # returned, not raised
 
-    def _run_atomic(self, write: Callable[[Decision], bool]) -> Decision:
-        connection = connections[self.alias]
+    def _called(self, call: Any, args: tuple[Any, ...]) -> Any:
+        answer = call(*args)
+        if answer is None:
+            return None
+        if isawaitable(answer):
+            answer = async_to_sync(self._timed)(answer)
+        return _plain(answer)
+
+    async def _awaited(self, call: Any, *args: Any) -> Any:
         try:
-            with dialects.of(connection).read_committed(connection):
-                answer = self._answer()
-                decision = self._decide(answer)
-                if isinstance(answer, BaseException):
-                    raise _Undo(decision)
-                if not write(decision):
-                    raise _Undo(LOST)
-        except _Undo as undo:
-            return undo.decision
-        except Exception as error:  # noqa: BLE001 - the commit was refused: a failure like any other
-            return self._decide(error)
-        return replace(decision, written=True)
+            with intercept(self.event, self.escaping):
+                return _plain(await self._timed(call(*args)))
+        except asyncio.CancelledError as error:
+            if self.lease.cancelled:  # by the worker, which stops
+                raise
+            return error
+        except BaseException as error:  # noqa: BLE001 - as in _answer
+            return error
+
+    async def _timed(self, awaitable: Awaitable[Any]) -> Any:
+        """Return what was answered; past the timeout it is cancelled."""
+        timeout, started = self.listener.timeout, time.monotonic()
+        try:
+            return await asyncio.wait_for(_guarded(awaitable), timeout)
+        except asyncio.TimeoutError as error:  # ours, or one of the listener's own
+            if timeout is None or time.monotonic() - started < timeout:
+                raise
+            text = f"{self.listener.where} ran longer than {timeout} s and was cancelled"
+            raise ListenerTimeout(text) from error
+        except asyncio.CancelledError as error:
+            if self.lease.cancelled:
+                raise
+            return _Raised(error)
+
+    # -- what becomes of it ------------------------------------------------------------------------
 
     def _decide(self, answer: Any) -> Decision:
         limit = self.settings.DEFER_LIMIT
@@ -156,5 +175,67 @@ class Call:
             defer_limit=limit,
         )
 
-    def _announce(self) -> None:
-        announce(event_started, sender=self.alias, event=self.lease.event, listener=self.listener)
+    def _write(self, decision: Decision) -> bool:
+        """Settle on the listener's own connection; say whether the row was still ours."""
+        connection, event_id = connections[self.alias], self.event.event_id
+        dialect = dialects.of(connection)
+        if self.progress is not None:
+            self.progress.note(self.listener.title, decision)
+            return dialect.keep_progress(
+                connection, me=self.lease.owner, event_id=event_id, progress=self.progress.text
+            )
+        settled = dialect.settle_all(
+            connection,
+            me=self.lease.owner,
+            decisions=[(event_id, decision)],
+            delete_done=self.settings.RETENTION_DONE == 0,
+        )
+        return settled == 1
+
+    def _failure(self, answer: Any, decision: Decision) -> Failure | None:
+        """Say what the fallback is to hear of: an error that was the last, not an answer."""
+        if self.listener.fallback is None or decision.status is not Status.DEAD:
+            return None
+        if not isinstance(answer, BaseException):
+            return None
+        return Failure(
+            listener=self.listener.title,
+            attempts=self.attempts + 1,
+            exception=answer,
+            text=describe(answer),
+        )
+
+    def _told(self, decision: Decision, failure: Failure) -> Decision:
+        if decision.status is Status.DONE:
+            logger.warning(
+                "fallback succeeded event_id=%s event_type=%s listener=%r attempt=%d error=%s",
+                self.event.event_id, self.event.event_type, failure.listener, failure.attempts,
+                failure.text.partition("\n")[0],
+            )  # fmt: skip
+        return decision
+
+
+def _plain(answer: Any) -> Any:
+    if isinstance(answer, _Raised):
+        raise answer.error
+    return None if isinstance(answer, BaseException) else answer  # returned, not raised
+
+
+async def _guarded(awaitable: Awaitable[Any]) -> Any:
+    """Hold back what would end the loop: before 3.12 a timeout makes a task of its own."""
+    try:
+        return await awaitable
+    except (KeyboardInterrupt, SystemExit) as error:
+        return _Raised(error)
+
+
+def _awaitable(call: Any) -> Callable[..., Awaitable[Any]]:
+    """Have a plain fallback run in the thread of its delivery, where it may use the database."""
+    if registry.is_async(call):
+        return call  # type: ignore[no-any-return]
+
+    async def in_thread(*args: Any) -> Any:
+        answer = await sync_to_async(call)(*args)
+        return await answer if isawaitable(answer) else answer
+
+    return in_thread

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from .. import retry
 from ..exceptions import PayloadError, RetryAfter, Unrecoverable
-from ..outcomes import DONE, Dead, Decision, Defer, Status
+from ..outcomes import DONE, Dead, Decision, Defer, Failure, Status
 
 logger = logging.getLogger("django_outbox")
 
@@ -30,7 +31,7 @@ def decide(
     first due; a policy without a limit of its own gets ``max_attempts``.
     """
     if isinstance(answer, BaseException):
-        return failed(answer, attempts + 1, policy, policy.max_attempts or max_attempts)
+        return failed(answer, attempts + 1, policy, max_attempts)
     if isinstance(answer, Dead):
         return dead(answer.reason or "the listener answered Dead")
     if isinstance(answer, Defer):
@@ -41,43 +42,61 @@ def decide(
 
 
 def failed(
-    error: BaseException, executions: int, policy: retry.RetryPolicy, limit: int
+    error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
 ) -> Decision:
     """Decide on an exception after that many executions, this one included."""
     text = describe(error)
     if isinstance(error, (Unrecoverable, PayloadError)):
         return dead(text)
-    delay = _delay(error, executions, policy) if executions < limit else None
+    delay = _delay(error, executions, policy, max_attempts)
     if delay is None:
         return dead(text, spent=1)
     return Decision(status=Status.RETRY, delay=delay, spent=1, error=text, outcome="retry")
+
+
+def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
+    """Decide after a fallback: done, unless it failed too or answered ``Dead``."""
+    if isinstance(answer, BaseException):
+        text = describe(answer, room=ERROR_LENGTH // 2 - 30)
+    elif isinstance(answer, Dead):
+        text = answer.reason or "it answered Dead"
+    elif isinstance(answer, Defer):
+        text = "it answered Defer; expected None or Dead, for it is called once"
+    else:
+        return replace(after, status=Status.DONE, outcome="done")
+    first = describe(failure.exception, room=ERROR_LENGTH // 2)
+    return replace(after, error=clean(f"{first.rstrip()}\n\nThe fallback: {text}"))
 
 
 def dead(reason: str, *, spent: int = 0) -> Decision:
     return Decision(status=Status.DEAD, spent=spent, error=clean(reason), outcome="dead")
 
 
-def _delay(error: BaseException, executions: int, policy: retry.RetryPolicy) -> float | None:
+def _delay(
+    error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
+) -> float | None:
     """Return the seconds to the next execution, None if there is to be none."""
-    if isinstance(error, RetryAfter):
-        return retry.bounded(error.delay)
     try:
+        if executions >= (policy.max_attempts or max_attempts):
+            return None
+        if isinstance(error, RetryAfter):
+            return retry.bounded(error.delay)
         return retry.bounded(policy.delay(executions)) if policy.should_retry(error) else None
     except BaseException:
         logger.exception("retry policy failed policy=%r; the default is used", policy)
-        return retry.Exponential().delay(executions)
+        return retry.Exponential().delay(executions) if executions < max_attempts else None
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, *, room: int = ERROR_LENGTH) -> str:
     """Return class, message and the end of the traceback in what the column holds."""
     head = f"{type(error).__module__}.{type(error).__qualname__}: {_message(error)}"
-    head = head.removeprefix("builtins.")[: ERROR_LENGTH // 2]
+    head = head.removeprefix("builtins.")[: room // 2]
     try:
         trace = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - what cannot be printed must be settled all the same
         trace = ""
-    room = ERROR_LENGTH - len(head) - 1
-    return clean(f"{head}\n{trace[-room:]}" if trace else head)
+    rest = room - len(head) - 1
+    return clean(f"{head}\n{trace[-rest:]}" if trace else head)
 
 
 def clean(text: str) -> str:

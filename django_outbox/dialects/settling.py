@@ -9,7 +9,7 @@ from typing import Any
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..outcomes import DONE, Decision
+from ..outcomes import DONE, Decision, Status
 from .statements import Statements
 from .vocabulary import FENCE, marks, plain
 
@@ -56,8 +56,13 @@ class Settling(Statements):
         delete_done: bool = False,
     ) -> int:
         """Write decisions of any kind; return how many rows were still mine."""
-        done = [event_id for event_id, decision in decisions if decision is DONE]
-        others = [each for each in decisions if each[1] is not DONE]
+
+        def ends(decision: Decision) -> bool:
+            """Say whether the row's end is all there is to write, or the row goes anyway."""
+            return decision is DONE or (delete_done and decision.status is Status.DONE)
+
+        done = [event_id for event_id, decision in decisions if ends(decision)]
+        others = [each for each in decisions if not ends(each[1])]
         count = self.delete_done(connection, me=me, ids=done) if done and delete_done else 0
         if count < len(done):
             count += self.settle_done(connection, me=me, ids=done)

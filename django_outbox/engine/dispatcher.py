@@ -60,6 +60,11 @@ class Dispatcher:
 
     def _run(self) -> None:
         hygiene, ahead = Hygiene(self._held.lease), 0.0
+
+        def between(lease: Lease) -> bool:
+            hygiene.after(lease)
+            return self._held.is_current(lease) and not self._stopping.is_set()
+
         while not self._stopping.is_set():
             lease = self._ready.take(LOOK_UP)
             self._made_room()
@@ -68,7 +73,7 @@ class Dispatcher:
             if is_async(lease):
                 self._to_loop(lease)
             elif self._may_start(lease):
-                ahead += self._deliver(lease, hygiene)
+                ahead += self._deliver(lease, hygiene, between)
                 if ahead > RUN_AHEAD:
                     self._held.wait_settled(lease, self._stopping.is_set)
                     ahead = 0.0
@@ -79,14 +84,14 @@ class Dispatcher:
             return not self._stopping.is_set()
         return self._held.wait_current(lease, self._stopping.is_set)
 
-    def _deliver(self, lease: Lease, hygiene: Hygiene) -> float:
+    def _deliver(self, lease: Lease, hygiene: Hygiene, between: Callable[[Lease], bool]) -> float:
         """Deliver; return the seconds of listener time that a lost process would repeat."""
         lease.started_at = time.monotonic()
         try:
             hygiene.before()
             # In a context of its own, so that a language, a time zone or any other context variable
             # that a listener sets is gone afterwards.
-            decision = copy_context().run(deliver, lease, alias=self._alias)
+            decision = copy_context().run(deliver, lease, alias=self._alias, between=between)
         except BaseException:  # whatever it is, it does not cost the thread
             logger.exception("delivery failed event_id=%s", lease.event_id)
             decision = faulty()

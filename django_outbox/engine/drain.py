@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import copy_context
 from datetime import datetime
 
@@ -126,20 +125,27 @@ class _Drain:
         if lease.rescues >= self.settings.MAX_RESCUES:
             decision = lost(lease.rescues)
         elif inside:
-            with savepoint(connections[self.alias]):
-                decision = self._run(lease)
+            with Savepoint(connections[self.alias]) as savepoint:
+                decision = self._run(lease, savepoint.renew)
         else:
-            decision = self._run(lease)
-            for connection in connections.all(initialized_only=True):
-                if connection not in self.in_use:
-                    tidy(connection, lease)
+            decision = self._run(lease, self._tidy)
+            self._tidy(lease)
         lease.started_at = time.monotonic()
         self._note_delay(lease.event_id, decision)
         return decision
 
-    def _run(self, lease: Lease) -> Decision:
+    def _run(self, lease: Lease, between: Callable[[Lease], bool]) -> Decision:
         """Deliver in a context of its own: no language or time zone reaches the next, or us."""
-        return copy_context().run(deliver, lease, alias=self.alias, escaping=ESCAPING)
+        return copy_context().run(
+            deliver, lease, alias=self.alias, escaping=ESCAPING, between=between
+        )
+
+    def _tidy(self, lease: Lease) -> bool:
+        """Close the connections that a listener broke; say whether the lease still holds."""
+        for connection in connections.all(initialized_only=True):
+            if connection not in self.in_use:
+                tidy(connection, lease)
+        return self.held.is_current(lease)
 
     def _note_delay(self, event_id: str, decision: Decision) -> None:
         """An event comes again only while the delays it was given lie within ``at``."""
@@ -164,22 +170,36 @@ class _Drain:
             tell(part, alias=self.alias)
 
 
-@contextmanager
-def savepoint(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Undo what a listener broke in the surrounding transaction, and only that."""
-    if not connection.in_atomic_block:
-        yield
-        return
-    depth, names = len(connection.atomic_blocks), len(connection.savepoint_ids)
-    connection.errors_occurred = False
-    sid = connection.savepoint() or ""
-    try:
-        yield
-    finally:
-        leaked = len(connection.atomic_blocks) > depth
-        del connection.atomic_blocks[depth:], connection.savepoint_ids[names:]
+class Savepoint:
+    """Undoes what a listener broke in the surrounding transaction, and only that."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._sid: str | None = None
+
+    def __enter__(self) -> Savepoint:
+        connection = self._connection
+        if connection.in_atomic_block:
+            self._depth = len(connection.atomic_blocks)
+            self._names = len(connection.savepoint_ids)
+            connection.errors_occurred = False
+            self._sid = connection.savepoint() or ""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        connection, sid = self._connection, self._sid
+        if sid is None:
+            return
+        leaked = len(connection.atomic_blocks) > self._depth
+        del connection.atomic_blocks[self._depth :], connection.savepoint_ids[self._names :]
         if leaked or connection.needs_rollback or connection.errors_occurred:
             connection.needs_rollback = False
             connection.savepoint_rollback(sid)
         else:
             connection.savepoint_commit(sid)
+
+    def renew(self, lease: Lease) -> bool:
+        """Begin anew, so that what comes next neither suffers nor undoes what was before."""
+        self.__exit__()
+        self.__enter__()
+        return True

@@ -86,8 +86,13 @@ class EventLoop:
         decision = None
         try:
             async with ThreadSensitiveContext() as context:
+
+                async def between(lease: Lease) -> bool:
+                    await _close_connections(context)
+                    return self._held.is_current(lease) and not self._stopping
+
                 try:
-                    decision = await adeliver(lease, alias=self._alias)
+                    decision = await adeliver(lease, alias=self._alias, between=between)
                 finally:
                     await _close_connections(context)
         except asyncio.CancelledError:

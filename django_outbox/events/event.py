@@ -59,6 +59,8 @@ class Event:
     first_due_at: datetime | None = None
     attempts: int = 0  # executions so far
     source: str = ""  # "hot" or "cold" once delivered
+    listener: str = ""  # who is called with it, as its progress names it
+    database: str = ""  # the alias that it was delivered from
     # The id and the time that were not given but made here; set also says: checked before, a copy.
     _made: tuple[str, datetime | None] | None = field(default=None, repr=False, compare=False)
     _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
@@ -156,6 +158,18 @@ class Event:
             raise InvalidEvent(f"from_json got no valid JSON: {error}") from error
         return cls(event_type=event_type, payload=value, _exact=(value, text), **fields)
 
+    def called(self, listener: str, database: str) -> None:
+        """Note whom a delivered event is for."""
+        _put_listener(self, listener)
+        _put_database(self, database)
+
+    def apart(self, attempts: int) -> Event:
+        """Return a delivered event as one of several listeners gets it: its payload is its own."""
+        assert self._row is not None
+        event = leased(self._row, self._places, self._loads or decode)
+        _put_attempts(event, attempts)
+        return event
+
     def written(self, text: str, loads: Callable[[str], Any]) -> Event:
         """Return the event as its listeners will see it: payload from ``text``, undecoded."""
         return leased((*[getattr(self, name) for name in _KEPT], text), _WRITTEN, loads)
@@ -166,10 +180,13 @@ for _name in ("aggregate", "deliver_after"):  # arguments; an event has no such 
     del Event.__dataclass_fields__[_name]  # dataclasses.replace would ask the event for them
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
-_KEPT = tuple(name for name in Event.__slots__ if name[0] != "_" and name != "payload")
+_OF_DELIVERY = ("payload", "listener", "database")
+_KEPT = tuple(name for name in Event.__slots__ if name[0] != "_" and name not in _OF_DELIVERY)
 _WRITTEN = {name: place for place, name in enumerate((*_KEPT, "payload"))}
 _SLOTS = frozenset(Event.__slots__)
-_EMPTY = {"aggregate_type": GLOBAL, "attempts": 0, "source": "cold"}
+_EMPTY = {
+    "aggregate_type": GLOBAL, "attempts": 0, "source": "cold", "listener": "", "database": "",
+}  # fmt: skip
 
 
 def leased(row: Sequence[Any], places: Mapping[str, int], loads: Callable[[str], Any]) -> Event:
@@ -193,6 +210,9 @@ def _headers(stored: Any) -> Mapping[str, str]:
 _new = object.__new__
 _put_row, _put_places, _put_loads, _put_payload, _put_headers = (
     getattr(Event, name).__set__ for name in ("_row", "_places", "_loads", "payload", "headers")
+)
+_put_listener, _put_database, _put_attempts = (
+    getattr(Event, name).__set__ for name in ("listener", "database", "attempts")
 )
 
 

@@ -168,6 +168,8 @@ def _what_succeeded(progress: str | None) -> str | None:
     try:
         entries = json.loads(progress or "")
         done = {title: each for title, each in entries.items() if each["state"] == "done"}
+        for each in done.values():
+            each.pop("attempts", None)  # the row begins to count anew
     except (ValueError, TypeError, KeyError, AttributeError):
         return None  # damaged: every listener runs
     return json.dumps(done) if done else None

@@ -1,0 +1,791 @@
+"""Several listeners of one event: each with its own retries, next time, transaction and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.utils import translation
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+from tests.table import PLACED, insert, lease_ends_in, listening, now, row, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+both = pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
+        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
+    ],
+)
+outside_alone = pytest.mark.django_db(transaction=True)
+
+ONCE = outbox.Fixed(0, max_attempts=1)
+SOON = outbox.Fixed(0, max_attempts=4)
+FAR = outbox.Fixed(600, max_attempts=4)
+
+Work = Callable[[outbox.Event], Any]
+
+
+class Listener:
+    """Notes the events that it gets, and does with each what it is told to."""
+
+    def __init__(self, name: str, work: Work, **options: Any) -> None:
+        self.name, self.work, self.options = name, work, options
+        self.seen: list[outbox.Event] = []
+
+    def __call__(self, event: outbox.Event) -> Any:
+        self.seen.append(event)
+        return self.work(event)
+
+    @property
+    def attempts(self) -> list[int]:
+        return [event.attempts for event in self.seen]
+
+
+def nothing(event: outbox.Event) -> None:
+    """Be done."""
+
+
+def fails(event: outbox.Event) -> None:
+    raise LookupError(f"no {event.listener}")
+
+
+def fails_first(times: int) -> Work:
+    def work(event: outbox.Event) -> None:
+        if event.attempts < times:
+            raise LookupError(f"not yet {event.listener}")
+
+    return work
+
+
+def effect(event: outbox.Event) -> None:
+    Effect.objects.create(event_id=event.event_id, pid=0, phase=event.listener)
+
+
+@contextmanager
+def registered(*listeners: Listener) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in listeners:
+            stack.enter_context(listening(each, name=each.name, **each.options))
+        yield
+
+
+def drain(times: int = 1) -> None:
+    for _ in range(times):
+        outbox.drain()
+
+
+def progress(event_id: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(row(event_id).progress or "{}")
+    return found
+
+
+def states(event_id: str) -> dict[str, str]:
+    return {title: entry["state"] for title, entry in progress(event_id).items()}
+
+
+# -- the end of the row ----------------------------------------------------------------------------
+
+
+# Rows 96, 235.
+@both
+def test_an_event_is_done_when_all_its_listeners_are(outside: bool) -> None:
+    (event_id,) = write()
+    first, second, third = (Listener(name, nothing) for name in ("", "mail", "audit"))
+    with registered(first, second, third):
+        drain()
+    assert [len(each.seen) for each in (first, second, third)] == [1, 1, 1]
+    assert statuses() == {"DONE": 1}
+    assert states(event_id) == {
+        PLACED: "done",
+        f"{PLACED} mail": "done",
+        f"{PLACED} audit": "done",
+    }
+    assert row(event_id).attempts == 0
+
+
+# Row +29.
+@both
+def test_29_who_succeeded_is_not_run_again_when_another_fails(outside: bool) -> None:
+    (event_id,) = write()
+    good, bad = Listener("", effect), Listener("mail", fails_first(2), retry=SOON)
+    with registered(good, bad):
+        drain()
+        assert statuses() == {"RETRY": 1}
+        assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "due"}
+        drain(2)
+    assert statuses() == {"DONE": 1}
+    assert len(good.seen) == Effect.objects.count() == 1
+    assert bad.attempts == [0, 1, 2]
+
+
+# Row 96.
+@both
+def test_an_event_is_dead_only_when_none_can_go_on(outside: bool) -> None:
+    (event_id,) = write()
+    hopeless = Listener("", fails, retry=ONCE)
+    slow = Listener("mail", fails_first(2), retry=SOON)
+    with registered(hopeless, slow):
+        drain()
+        assert statuses() == {"RETRY": 1}
+        assert states(event_id) == {PLACED: "dead", f"{PLACED} mail": "due"}
+        drain(2)
+    assert statuses() == {"DEAD": 1}
+    assert (len(hopeless.seen), len(slow.seen)) == (1, 3)
+    assert states(event_id) == {PLACED: "dead", f"{PLACED} mail": "done"}
+
+
+@both
+def test_a_dead_event_tells_the_error_of_a_listener_that_died(outside: bool) -> None:
+    """Not the later one of a listener that recovered from it."""
+    (event_id,) = write()
+    hopeless = Listener("", fails, retry=ONCE)
+    slow = Listener("mail", fails_first(1), retry=SOON)
+    with registered(hopeless, slow):
+        drain()
+        assert f"not yet {PLACED} mail" in str(row(event_id).last_error)
+        drain()
+    assert statuses() == {"DEAD": 1}
+    assert str(row(event_id).last_error) == f"LookupError: no {PLACED}"
+
+
+@both
+def test_a_dead_answer_among_several(outside: bool) -> None:
+    (event_id,) = write()
+    with registered(
+        Listener("", nothing), Listener("mail", lambda event: outbox.Dead("no address"))
+    ):
+        drain()
+    assert statuses() == {"DEAD": 1}
+    assert row(event_id).last_error == "no address"
+    assert row(event_id).attempts == 0
+
+
+@both
+def test_defer_among_several(outside: bool) -> None:
+    (event_id,) = write()
+    done, deferred = Listener("", nothing), Listener("mail", lambda event: outbox.Defer(600))
+    with registered(done, deferred):
+        drain()
+    assert statuses() == {"NEW": 1}
+    assert row(event_id).attempts == 0
+    assert 590 < lease_ends_in(event_id) < 610
+    assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "due"}
+
+
+# -- to each its own -------------------------------------------------------------------------------
+
+
+@both
+def test_each_policy_sees_its_own_executions_and_the_row_the_most(outside: bool) -> None:
+    (event_id,) = write()
+    asked: dict[str, list[int]] = {"two": [], "four": []}
+
+    def policy(name: str, limit: int) -> Any:
+        class Policy:
+            max_attempts = limit
+
+            def should_retry(self, error: BaseException) -> bool:
+                return True
+
+            def delay(self, attempt: int) -> float:
+                asked[name].append(attempt)
+                return 0.0
+
+        return Policy()
+
+    two = Listener("two", fails, retry=policy("two", 2))
+    four = Listener("four", fails, retry=policy("four", 4))
+    with registered(Listener("", nothing), two, four):
+        drain(3)
+        assert statuses() == {"RETRY": 1}
+        assert row(event_id).attempts == 3
+        drain()
+    assert (two.attempts, four.attempts) == ([0, 1], [0, 1, 2, 3])
+    assert asked == {"two": [1], "four": [1, 2, 3]}
+    assert statuses() == {"DEAD": 1}
+    assert row(event_id).attempts == 4
+
+
+@both
+def test_each_comes_again_at_its_own_time(outside: bool) -> None:
+    (event_id,) = write()
+    soon = Listener("soon", fails, retry=outbox.Fixed(100, max_attempts=9))
+    late = Listener("late", fails, retry=outbox.Fixed(1000, max_attempts=9))
+    with registered(soon, late):
+        drain()
+        assert (len(soon.seen), len(late.seen)) == (1, 1)
+        assert 90 < lease_ends_in(event_id) < 110  # the earlier of the two
+        outbox.drain(limit=1, at=now() + timedelta(seconds=150))
+        assert (len(soon.seen), len(late.seen)) == (2, 1)
+        outbox.drain(limit=1, at=now() + timedelta(seconds=1200))
+        assert (len(soon.seen), len(late.seen)) == (3, 1)  # it is the next of the two again
+
+
+@both
+def test_drain_at_follows_the_times_of_each(outside: bool) -> None:
+    write()
+    soon = Listener("soon", fails, retry=outbox.Fixed(100, max_attempts=9))
+    late = Listener("late", fails, retry=outbox.Fixed(250, max_attempts=9))
+    with registered(soon, late):
+        outbox.drain(at=now() + timedelta(seconds=320))
+    assert (len(soon.seen), len(late.seen)) == (4, 2)  # at 0, 100, 200, 300; at 0, 250
+
+
+@both
+def test_a_row_whose_due_time_was_moved_is_run(outside: bool) -> None:
+    """Whoever makes a row due means it: the listener that would be next has its turn now."""
+    (event_id,) = write()
+    soon, late = Listener("soon", fails, retry=FAR), Listener("late", fails)
+    late.options["retry"] = outbox.Fixed(5000, max_attempts=9)
+    with registered(soon, late):
+        drain()
+        OutboxEvent.objects.filter(pk=event_id).update(available_at=now())
+        drain()
+    assert (len(soon.seen), len(late.seen)) == (2, 1)
+    assert 590 < lease_ends_in(event_id) < 610
+
+
+@both
+def test_each_gets_a_payload_of_its_own(outside: bool) -> None:
+    """What one listener does to its payload is not seen by the next."""
+    write(payload={"lines": [1]})
+    first = Listener("", lambda event: event.payload["lines"].append(2))
+    second = Listener("mail", nothing)
+    with registered(first, second):
+        drain()
+    assert [event.payload for event in second.seen] == [{"lines": [1]}]
+
+
+@both
+def test_the_event_says_who_is_called_with_it_and_where_it_comes_from(outside: bool) -> None:
+    write()
+    first, second = Listener("", nothing), Listener("mail", nothing)
+    with registered(first, second):
+        drain()
+    (one,), (other,) = first.seen, second.seen
+    assert (one.listener, other.listener) == (PLACED, f"{PLACED} mail")
+    assert (one.database, other.database) == ("default", "default")
+    assert one.event_id == other.event_id
+
+
+@both
+def test_a_language_that_one_activates_does_not_reach_the_next(outside: bool) -> None:
+    write()
+    languages: list[str] = []
+    with registered(
+        Listener("a", lambda event: translation.activate("de")),
+        Listener("b", lambda event: languages.append(translation.get_language())),
+    ):
+        drain()
+    assert languages == ["en-us"]
+
+
+@pytest.mark.django_db
+def test_293_they_are_called_from_the_most_specific_to_the_least() -> None:
+    write(aggregate_type="shop.Order", aggregate_id="1")
+    order: list[str] = []
+
+    def note(event: outbox.Event) -> None:
+        order.append(event.listener)
+
+    titles = [
+        ("*", {"name": "all"}),
+        ("order.*", {"name": "orders"}),
+        (PLACED, {"name": "second"}),
+        (PLACED, {"name": "third"}),
+        (PLACED, {}),
+        (PLACED, {"name": "exact", "aggregate_type": "shop.Order"}),
+    ]
+    with ExitStack() as stack:
+        for event_type, options in titles:
+            call = Listener("", note)
+            stack.enter_context(listening(call, event_type, **options))
+        drain()
+    assert order == [
+        f"{PLACED}[shop.Order] exact",
+        f"{PLACED} second",
+        f"{PLACED} third",
+        PLACED,
+        "order.* orders",
+        "* all",
+    ]
+
+
+def test_two_listeners_that_progress_could_not_tell_apart_are_refused() -> None:
+    with (
+        listening(nothing, "* y"),
+        pytest.raises(outbox.ListenerAlreadyRegistered),
+        listening(fails, "*", name="y"),
+    ):
+        pass
+
+
+# -- replay ----------------------------------------------------------------------------------------
+
+
+# Row +29; design 12.
+@both
+def test_a_replay_runs_only_what_has_not_succeeded(outside: bool) -> None:
+    (event_id,) = write()
+    good, bad = Listener("", effect), Listener("mail", fails, retry=outbox.Fixed(0, max_attempts=2))
+    with registered(good, bad):
+        drain(2)
+        assert statuses() == {"DEAD": 1}
+        assert OutboxEvent.objects.dead().replay() == 1
+        assert states(event_id) == {PLACED: "done"}
+        drain()
+        assert statuses() == {"RETRY": 1}
+        bad.work = nothing
+        drain()
+    assert bad.attempts == [0, 1, 0, 1]  # all of its attempts again
+    assert statuses() == {"DONE": 1}
+    assert len(good.seen) == 1
+
+
+# -- deploys ---------------------------------------------------------------------------------------
+
+
+@both
+def test_a_listener_that_is_added_gets_what_is_pending(outside: bool) -> None:
+    write()
+    old, failing = Listener("", nothing), Listener("mail", fails_first(1), retry=SOON)
+    new = Listener("audit", nothing)
+    with registered(old, failing):
+        drain()
+    with registered(old, failing, new):
+        drain()
+    assert (len(old.seen), len(failing.seen), len(new.seen)) == (1, 2, 1)
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_a_first_listener_that_is_joined_by_others_begins_anew(outside: bool) -> None:
+    """Before there was only the row's count, which tells nobody whose failures they were."""
+    (event_id,) = write()
+    alone, new = Listener("", fails_first(9), retry=SOON), Listener("audit", nothing)
+    with registered(alone):
+        drain(2)
+        assert row(event_id).attempts == 2
+        assert row(event_id).progress is None
+    with registered(alone, new):
+        drain()
+        assert statuses() == {"RETRY": 1}
+    assert alone.attempts == [0, 1, 0]
+    assert len(new.seen) == 1
+    assert row(event_id).attempts == 2  # of the row: the most it ever had
+
+
+@both
+def test_a_listener_that_is_removed_is_not_waited_for(outside: bool) -> None:
+    write()
+    good, gone = Listener("", fails_first(1), retry=SOON), Listener("mail", fails, retry=FAR)
+    with registered(good, gone):
+        drain()
+    with registered(good):
+        OutboxEvent.objects.update(available_at=now())
+        drain()
+    assert (len(good.seen), len(gone.seen)) == (2, 1)
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_what_is_left_of_dead_listeners_that_were_removed_kills_nothing(outside: bool) -> None:
+    write()
+    slow, dead = Listener("", fails_first(1), retry=SOON), Listener("mail", fails, retry=ONCE)
+    with registered(slow, dead):
+        drain()
+    with registered(slow):
+        drain()
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_a_listener_that_is_renamed_is_a_new_one(outside: bool) -> None:
+    write()
+    slow, before = Listener("", fails_first(1), retry=SOON), Listener("mail", effect)
+    after = Listener("letters", effect)
+    with registered(slow, before):
+        drain()
+    with registered(slow, after):
+        drain()
+    assert (len(before.seen), len(after.seen)) == (1, 1)
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_an_event_whose_last_listener_is_gone_is_unroutable(outside: bool, settings: Any) -> None:
+    settings.OUTBOX = {"UNROUTABLE_GRACE": 0}
+    (event_id,) = write()
+    with registered(Listener("", nothing), Listener("mail", fails, retry=SOON)):
+        drain()
+    drain()
+    assert statuses() == {"DEAD": 1}
+    assert "UnroutableEvent" in str(row(event_id).last_error)
+    assert states(event_id)[PLACED] == "done"  # so a replay will not run it again
+
+
+# -- what a row may hold ---------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "", "null", "[]", "{", '{"order.placed": 1}', '{"order.placed": {}}',
+        '{"order.placed": {"state": "finished"}}', '{"order.placed": {"state": "done", "at": "x"}}',
+        '{"order.placed": {"state": "done", "at": "2026-01-01T00:00:00"}}', "\\ud800", "NaN",
+    ],
+)  # fmt: skip
+def test_damaged_progress_has_every_listener_run(damaged: str) -> None:
+    insert(progress=damaged)
+    first, second = Listener("", nothing), Listener("mail", nothing)
+    with registered(first, second):
+        drain()
+    assert (len(first.seen), len(second.seen)) == (1, 1)
+    assert statuses() == {"DONE": 1}
+
+
+@pytest.mark.django_db
+def test_progress_that_an_earlier_release_wrote_is_understood() -> None:
+    at = (now() - timedelta(seconds=5)).isoformat()
+    insert(
+        status=Status.RETRY,
+        attempts=2,
+        progress=json.dumps({
+            PLACED: {"state": "done", "attempts": 0},
+            f"{PLACED} mail": {"state": "due", "attempts": 2, "at": at, "failed": True},
+        }),
+    )  # fmt: skip
+    first, second = Listener("", nothing), Listener("mail", nothing)
+    with registered(first, second):
+        drain()
+    assert (first.attempts, second.attempts) == ([], [2])
+    assert statuses() == {"DONE": 1}
+
+
+@pytest.mark.django_db
+def test_progress_keeps_the_line_of_an_error_that_names_it() -> None:
+    (event_id,) = write()
+
+    def wordy(event: outbox.Event) -> None:
+        raise ValueError("☕" * 5000)
+
+    with registered(Listener("", nothing), Listener("mail", wordy, retry=FAR)):
+        drain()
+    entry = progress(event_id)[f"{PLACED} mail"]
+    assert entry["error"] == ("ValueError: " + "☕" * 5000)[:200]
+    assert (entry["attempts"], entry["failed"]) == (1, True)
+    assert "at" in entry
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+@both
+def test_an_atomic_one_commits_its_own_part(outside: bool) -> None:
+    """Its effects stay though another fails, and are not made twice."""
+    (event_id,) = write()
+    booked = Listener("book", effect, atomic=True)
+    bad = Listener("mail", fails_first(2), retry=SOON)
+    with registered(bad, booked):
+        drain(3)
+    assert [*Effect.objects.values_list("phase", flat=True)] == [f"{PLACED} book"]
+    assert statuses() == {"DONE": 1}
+    assert len(booked.seen) == 1
+    assert row(event_id).attempts == 2
+
+
+@both
+def test_an_atomic_one_that_fails_leaves_nothing_and_harms_no_other(outside: bool) -> None:
+    write()
+
+    def after_all(event: outbox.Event) -> None:
+        effect(event)
+        raise LookupError
+
+    bad = Listener("book", after_all, atomic=True, retry=ONCE)
+    with registered(Listener("a", effect), bad, Listener("z", effect)):
+        drain()
+    assert {*Effect.objects.values_list("phase", flat=True)} == {f"{PLACED} a", f"{PLACED} z"}
+    assert statuses() == {"DEAD": 1}
+
+
+@both
+def test_what_an_atomic_one_committed_outlives_the_end_of_the_caller(outside: bool) -> None:
+    """Its part of the progress is in the table before the next listener is called."""
+    (event_id,) = write()
+
+    def interrupted(event: outbox.Event) -> None:
+        raise KeyboardInterrupt
+
+    booked = Listener("book", effect, atomic=True)
+    last = Listener("mail", interrupted)
+    with registered(booked, last):
+        with pytest.raises(KeyboardInterrupt):
+            drain()
+        if outside:  # inside, the savepoint goes with it
+            assert states(event_id) == {f"{PLACED} book": "done"}
+        last.work = nothing
+        OutboxEvent.objects.update(available_at=now(), locked_by=None)
+        drain()
+    assert statuses() == {"DONE": 1}
+    assert Effect.objects.count() == 1
+
+
+@both
+def test_a_statement_that_one_breaks_undoes_nothing_of_another(outside: bool) -> None:
+    write()
+
+    def breaks(event: outbox.Event) -> None:
+        effect(event)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT nothing FROM nowhere")
+
+    bad = Listener("m", breaks, retry=ONCE)
+    with registered(Listener("a", effect), bad, Listener("z", effect)):
+        drain()
+    kept = {*Effect.objects.values_list("phase", flat=True)}
+    assert kept >= {f"{PLACED} a", f"{PLACED} z"}
+    assert statuses() == {"DEAD": 1}
+
+
+def leaves_open(event: outbox.Event) -> None:
+    effect(event)
+    transaction.atomic().__enter__()
+
+
+@both
+def test_a_transaction_that_one_leaves_open_undoes_nothing_of_another(
+    outside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    write()
+    careless = Listener("m", leaves_open)
+    with registered(Listener("a", effect), careless, Listener("z", effect)):
+        drain()
+    kept = {*Effect.objects.values_list("phase", flat=True)}
+    assert kept >= {f"{PLACED} a", f"{PLACED} z"}
+    assert not connection.in_atomic_block or not outside
+    assert statuses() == {"DONE": 1}
+
+
+@outside_alone
+def test_a_worker_undoes_nothing_of_the_others_either(settings: Any) -> None:
+    settings.OUTBOX = {}
+    careless = Listener("m", leaves_open)
+    with registered(Listener("a", effect), careless, Listener("z", effect)), outbox.Worker():
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+    kept = {*Effect.objects.values_list("phase", flat=True)}
+    assert kept >= {f"{PLACED} a", f"{PLACED} z"}
+
+
+@both
+def test_with_retention_of_nothing_the_row_goes_when_all_are_done(
+    outside: bool, settings: Any
+) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0}
+    write()
+    with registered(Listener("", nothing), Listener("mail", fails_first(1), retry=SOON)):
+        drain()
+        assert statuses() == {"RETRY": 1}
+        drain()
+    assert not OutboxEvent.objects.exists()
+
+
+# -- in a worker -----------------------------------------------------------------------------------
+
+
+# Row +29.
+@outside_alone
+def test_29_in_a_worker_with_retries_and_a_replay(settings: Any) -> None:
+    settings.OUTBOX = {}
+    good = Listener("", effect)
+    booked = Listener("book", effect, atomic=True)
+    slow = Listener("slow", fails_first(3), retry=outbox.Fixed(0.02, max_attempts=9))
+    bad = Listener("mail", fails, retry=outbox.Fixed(0.01, max_attempts=2))
+    with registered(good, booked, slow, bad), outbox.Worker():
+        ids = write(20)
+        wait_until(lambda: statuses() == {"DEAD": 20}, what="20 DEAD")
+        bad.work = nothing
+        assert OutboxEvent.objects.dead().replay() == 20
+        wait_until(lambda: statuses() == {"DONE": 20}, what="20 DONE")
+    assert len(good.seen) == len(booked.seen) == 20
+    assert len(slow.seen) == 80
+    assert len(bad.seen) == 60
+    assert Effect.objects.count() == 40
+    assert {row(each).attempts for each in ids} == {0}
+
+
+@outside_alone
+def test_a_stop_starts_no_further_listener_and_keeps_what_is_done(settings: Any) -> None:
+    settings.OUTBOX = {"DRAIN_TIMEOUT": 10}
+    inside, go_on = threading.Event(), threading.Event()
+
+    def waits(event: outbox.Event) -> None:
+        inside.set()
+        assert go_on.wait(15)
+
+    first, second = Listener("a", waits), Listener("b", nothing)
+    with registered(first, second):
+        worker = outbox.Worker()
+        worker.start()
+        (event_id,) = write()
+        assert inside.wait(15)
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        wait_until(worker._dispatcher._stopping.is_set)
+        go_on.set()
+        stopping.join(15)
+        assert (len(first.seen), len(second.seen)) == (1, 0)
+        assert states(event_id) == {f"{PLACED} a": "done"}
+        found = row(event_id)
+        assert (found.status, found.locked_by, found.attempts) == (Status.NEW, None, 0)
+        drain()
+    assert (len(first.seen), len(second.seen)) == (1, 1)
+    assert statuses() == {"DONE": 1}
+
+
+@outside_alone
+def test_a_lease_that_is_lost_between_two_listeners_stops_the_second(settings: Any) -> None:
+    settings.OUTBOX = {"LEASE": 0.9, "DRAIN_TIMEOUT": 0.5}
+
+    def loses_it(event: outbox.Event) -> None:
+        OutboxEvent.objects.filter(pk=event.event_id).update(
+            locked_by="thief", available_at=now() + timedelta(seconds=60)
+        )
+        wait_until(lambda: not current(worker), what="a late lease")
+
+    first, second = Listener("a", loses_it), Listener("b", nothing)
+    with registered(first, second):
+        worker = outbox.Worker()
+        with worker:
+            (event_id,) = write()
+            wait_until(lambda: first.seen)
+            wait_until(lambda: not worker._held.running(), what="the delivery's end")
+    assert second.seen == []
+    assert row(event_id).locked_by == "thief"
+
+
+def current(worker: outbox.Worker) -> bool:
+    return all(worker._held.is_current(each) for each in worker._held.running())
+
+
+@outside_alone
+def test_the_timeout_of_one_is_not_that_of_the_next(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
+    go_on = threading.Event()
+    first = Listener("a", nothing, timeout=0.05)
+    second = Listener("b", lambda event: go_on.wait(15))
+    with (
+        caplog.at_level(logging.WARNING, "django_outbox"),
+        registered(first, second),
+        outbox.Worker() as worker,
+    ):
+        try:
+            (event_id,) = write()
+            wait_until(lambda: second.seen)
+            first_end = row(event_id).available_at
+            assert first_end is not None
+            # Two renewals: the heartbeat has looked at what runs.
+            wait_until(
+                lambda: row(event_id).available_at > first_end + timedelta(seconds=0.2),  # type: ignore[operator]
+                what="renewals",
+            )
+        finally:
+            go_on.set()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+        assert worker.id
+    assert "longer than its timeout" not in caplog.text
+
+
+# -- async -----------------------------------------------------------------------------------------
+
+
+class Crowd(Listener):
+    """Many of it wait at the same time."""
+
+    inside = most = 0
+
+    async def __call__(self, event: outbox.Event) -> Any:
+        self.seen.append(event)
+        Crowd.inside += 1
+        Crowd.most = max(Crowd.most, Crowd.inside)
+        await asyncio.sleep(0.05)
+        Crowd.inside -= 1
+        return self.work(event)
+
+
+@outside_alone
+def test_those_that_are_all_async_occupy_no_thread(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 1, "ASYNC_CONCURRENCY": 50}
+    Crowd.most = 0
+    first = Crowd("a", fails_first(1), retry=outbox.Fixed(0.01))
+    second = Crowd("b", nothing)
+    with registered(first, second), outbox.Worker():
+        ids = write(50)
+        wait_until(lambda: statuses() == {"DONE": 50}, what="50 DONE")
+    assert (len(first.seen), len(second.seen)) == (100, 50)
+    assert Crowd.most > 10  # one thread alone would come to 1
+    assert {title for each in ids for title in states(each)} == {f"{PLACED} a", f"{PLACED} b"}
+
+
+@both
+def test_async_and_plain_ones_share_an_event(outside: bool) -> None:
+    write()
+    first, second = Crowd("a", nothing), Listener("b", nothing)
+    with registered(first, second):
+        drain()
+    assert (len(first.seen), len(second.seen)) == (1, 1)
+    assert statuses() == {"DONE": 1}
+
+
+@outside_alone
+def test_an_async_one_past_its_timeout_is_cancelled_and_the_others_go_on(settings: Any) -> None:
+    settings.OUTBOX = {}
+
+    async def endless(event: outbox.Event) -> None:
+        await asyncio.Event().wait()
+
+    second = Crowd("b", nothing)
+    with (
+        listening(endless, name="a", timeout=0.05, retry=outbox.Fixed(0.01, max_attempts=2)),
+        registered(second),
+        outbox.Worker(),
+    ):
+        (event_id,) = write()
+        wait_until(lambda: statuses() == {"DEAD": 1}, what="DEAD")
+    assert states(event_id) == {f"{PLACED} a": "dead", f"{PLACED} b": "done"}
+    assert "ListenerTimeout" in str(row(event_id).last_error)
+    assert len(second.seen) == 1
+
+
+@outside_alone
+def test_a_language_that_an_async_one_activates_does_not_reach_the_next(settings: Any) -> None:
+    settings.OUTBOX = {}
+    languages: list[str | None] = []
+    with (
+        registered(
+            Crowd("a", lambda event: translation.activate("de")),
+            Crowd("b", lambda event: languages.append(translation.get_language())),
+        ),
+        outbox.Worker(),
+    ):
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+    assert languages == ["en-us"]
