@@ -31,7 +31,7 @@ logger = logging.getLogger("django_outbox")
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What a listener raised that no task may raise."""
+    """What a listener raised: no task may raise all of it, and frames of asgiref tell nothing."""
 
     error: BaseException
 
@@ -140,26 +140,27 @@ class Call:
         try:
             with intercept(self.event, self.escaping):
                 return _plain(await self._timed(call(*args)))
-        except asyncio.CancelledError as error:
-            if self.lease.cancelled:  # by the worker, which stops
+        except BaseException as error:
+            if self.lease.cancelled and isinstance(error, asyncio.CancelledError):
                 raise
-            return error
-        except BaseException as error:  # noqa: BLE001 - as in _answer
             return error
 
     async def _timed(self, awaitable: Awaitable[Any]) -> Any:
-        """Return what was answered; past the timeout it is cancelled."""
+        """Return what was answered or raised; past the timeout it is cancelled."""
         timeout, started = self.listener.timeout, time.monotonic()
         try:
             return await asyncio.wait_for(_guarded(awaitable), timeout)
         except asyncio.TimeoutError as error:  # ours, or one of the listener's own
             if timeout is None or time.monotonic() - started < timeout:
-                raise
-            text = f"{self.listener.where} ran longer than {timeout} s and was cancelled"
-            raise ListenerTimeout(text) from error
+                return _Raised(error)
+            late = ListenerTimeout(f"{self.listener.where} ran longer than {timeout} s; cancelled")
+            late.__cause__ = error
+            return _Raised(late)
         except asyncio.CancelledError as error:
-            if self.lease.cancelled:
+            if self.lease.cancelled:  # by the worker, which stops
                 raise
+            return _Raised(error)
+        except Exception as error:  # noqa: BLE001 - what it may raise is its own
             return _Raised(error)
 
     # -- what becomes of it ------------------------------------------------------------------------

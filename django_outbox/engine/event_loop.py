@@ -13,6 +13,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
 from ..delivery import Lease, adeliver, faulty
+from .hygiene import tidy
 from .queues import Decisions, Held
 
 logger = logging.getLogger("django_outbox")
@@ -88,13 +89,13 @@ class EventLoop:
             async with ThreadSensitiveContext() as context:
 
                 async def between(lease: Lease) -> bool:
-                    await _close_connections(context)
+                    await _close_connections(context, lease)
                     return self._held.is_current(lease) and not self._stopping
 
                 try:
                     decision = await adeliver(lease, alias=self._alias, between=between)
                 finally:
-                    await _close_connections(context)
+                    await _close_connections(context, lease)
         except asyncio.CancelledError:
             lease.started_at = 0.0  # really ended: the lease can be given back
             raise
@@ -118,7 +119,13 @@ class EventLoop:
         ending.add_done_callback(lambda _: self._loop.stop())
 
 
-async def _close_connections(context: ThreadSensitiveContext) -> None:
+async def _close_connections(context: ThreadSensitiveContext, lease: Lease) -> None:
     """Close what this delivery's own thread opened, if it ever needed one."""
+
+    def close() -> None:
+        for connection in connections.all(initialized_only=True):
+            tidy(connection, lease)
+            connection.close()
+
     if context in SyncToAsync.context_to_thread_executor:
-        await sync_to_async(connections.close_all, thread_sensitive=True)()
+        await sync_to_async(close, thread_sensitive=True)()

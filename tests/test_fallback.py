@@ -1,0 +1,784 @@
+"""Fallbacks: called once when a listener has failed for good (rows 33, 339-348; N5)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.checks import run_checks
+from django.db import connection, transaction
+from django.utils import translation
+
+import django_outbox as outbox
+from django_outbox import registry, signals
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+from tests.table import PLACED, in_thread, insert, listening, row, statuses, steal, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+both = pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
+        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
+    ],
+)
+inside = pytest.mark.django_db
+outside_alone = pytest.mark.django_db(transaction=True)
+
+ONCE = outbox.Fixed(0, max_attempts=1)
+TWICE = outbox.Fixed(0, max_attempts=2)
+
+
+class Fallback:
+    """Notes what it is called with, and does what it is told to."""
+
+    def __init__(self, work: Callable[[outbox.Event, outbox.Failure], Any] | None = None) -> None:
+        self.work = work or (lambda event, failure: None)
+        self.calls: list[tuple[outbox.Event, outbox.Failure]] = []
+
+    def __call__(self, event: outbox.Event, failure: outbox.Failure) -> Any:
+        self.calls.append((event, failure))
+        return self.work(event, failure)
+
+
+@contextmanager
+def guarded(listen: Callable[..., Any], fallback: Any, **options: Any) -> Iterator[None]:
+    """Have a listener and its fallback registered for the length of a block."""
+    with listening(listen, **options):
+        registry.fallback(listen, fallback)
+        yield
+
+
+def raising(error: BaseException) -> Callable[[outbox.Event], None]:
+    def listen(event: outbox.Event) -> None:
+        raise error
+
+    return listen
+
+
+def effect(event: outbox.Event, phase: str) -> None:
+    Effect.objects.create(event_id=event.event_id, pid=0, phase=phase)
+
+
+def drain(times: int = 1) -> None:
+    for _ in range(times):
+        outbox.drain()
+
+
+# -- when it is called -----------------------------------------------------------------------------
+
+
+# Rows 339, 342, 346.
+@both
+def test_n5_spent_retries_lead_to_it_once_and_its_success_is_done(outside: bool) -> None:
+    (event_id,) = write(headers={"trace": "7"}, aggregate_type="shop.Order", aggregate_id="9")
+    fallback = Fallback()
+    with guarded(raising(LookupError("sold out")), fallback, retry=TWICE):
+        drain()
+        assert statuses() == {"RETRY": 1}
+        assert fallback.calls == []
+        drain(3)
+    assert statuses() == {"DONE": 1}
+    ((event, failure),) = fallback.calls
+    assert event.event_id == event_id
+    assert dict(event.headers) == {"trace": "7"}
+    assert (event.aggregate_type, event.aggregate_id) == ("shop.Order", "9")
+    assert event.payload == {"n": 0}
+    assert (failure.listener, failure.attempts) == (PLACED, 2)
+    assert str(failure.exception) == "sold out"
+    assert isinstance(failure.exception, LookupError)
+    assert failure.text.startswith("LookupError: sold out\nTraceback")
+    assert row(event_id).attempts == 2
+    assert "sold out" in str(row(event_id).last_error)  # it says why the fallback was called
+
+
+# Rows 339, 347.
+@both
+@pytest.mark.parametrize(
+    ("error", "policy", "spent"),
+    [
+        (outbox.Unrecoverable("never"), outbox.Fixed(0), 0),
+        (KeyError("sku"), outbox.Fixed(0, give_up_on=(LookupError,)), 1),
+        (KeyError("sku"), outbox.Fixed(0, retry_on=(TimeoutError,)), 1),
+        (outbox.PayloadError("does not fit"), outbox.Fixed(0), 0),
+        (outbox.RetryAfter(5), ONCE, 1),
+    ],
+    ids=["unrecoverable", "given_up_on", "not_retried_on", "payload", "retry_after"],
+)
+def test_n5_what_is_not_retried_goes_straight_to_it(
+    outside: bool, error: BaseException, policy: Any, spent: int
+) -> None:
+    (event_id,) = write()
+    fallback = Fallback()
+    with guarded(raising(error), fallback, retry=policy):
+        drain()
+    assert statuses() == {"DONE": 1}
+    ((_, failure),) = fallback.calls
+    assert failure.exception is error
+    assert failure.attempts == 1
+    assert row(event_id).attempts == spent
+
+
+# Row 348.
+@both
+def test_348_without_one_the_same_event_is_dead(outside: bool) -> None:
+    write()
+    with listening(raising(LookupError()), retry=ONCE):
+        drain()
+    assert statuses() == {"DEAD": 1}
+
+
+# Row 339; design 12.
+@both
+def test_a_dead_answer_is_not_for_it(outside: bool) -> None:
+    write()
+    fallback = Fallback()
+    with guarded(lambda event: outbox.Dead("refused"), fallback):
+        drain()
+    assert statuses() == {"DEAD": 1}
+    assert fallback.calls == []
+
+
+@inside
+@pytest.mark.parametrize("damage", [{"payload": "{"}, {"headers": "["}], ids=["payload", "headers"])
+def test_a_row_that_cannot_be_decoded_is_not_for_it(damage: dict[str, str]) -> None:
+    insert(**damage)
+    fallback = Fallback()
+    with guarded(raising(LookupError()), fallback):
+        drain()
+    assert statuses() == {"DEAD": 1}
+    assert fallback.calls == []
+
+
+@inside
+def test_a_poison_event_is_not_for_it() -> None:
+    insert(rescues=4, locked_by="lost", due=-1)
+    fallback = Fallback()
+    with guarded(raising(LookupError()), fallback):
+        drain()
+    assert statuses() == {"DEAD": 1}
+    assert "lost 5 workers" in str(OutboxEvent.objects.get().last_error)
+    assert fallback.calls == []
+
+
+@both
+def test_a_success_or_a_deferral_is_not_for_it(outside: bool) -> None:
+    write(2)
+    fallback = Fallback()
+    answers = {0: None, 1: outbox.Defer(600)}
+    with guarded(lambda event: answers[event.payload["n"]], fallback):
+        drain()
+    assert statuses() == {"DONE": 1, "NEW": 1}
+    assert fallback.calls == []
+
+
+# -- what becomes of the event ---------------------------------------------------------------------
+
+
+# Row 342.
+@both
+def test_n5_its_failure_is_dead_with_both_errors(outside: bool) -> None:
+    (event_id,) = write()
+
+    def fails(event: outbox.Event, failure: outbox.Failure) -> None:
+        raise RuntimeError("nobody answers the phone") from failure.exception
+
+    with guarded(raising(LookupError("sold out")), Fallback(fails), retry=ONCE):
+        drain()
+    assert statuses() == {"DEAD": 1}
+    text = str(row(event_id).last_error)
+    assert text.startswith("LookupError: sold out\n")  # the listener's names the row
+    assert "\n\nThe fallback: RuntimeError: nobody answers the phone\n" in text
+    assert text.rstrip().endswith("RuntimeError: nobody answers the phone")
+    assert row(event_id).attempts == 1
+
+
+@both
+def test_both_errors_fit_however_long_they_are(outside: bool) -> None:
+    (event_id,) = write()
+
+    def fails(event: outbox.Event, failure: outbox.Failure) -> None:
+        raise RuntimeError("☕" * 9000)
+
+    with guarded(raising(LookupError("é" * 9000)), Fallback(fails), retry=ONCE):
+        drain()
+    text = str(row(event_id).last_error)
+    assert len(text) <= 4000
+    assert text.startswith("LookupError: éé")
+    assert "\n\nThe fallback: RuntimeError: ☕☕" in text
+    assert text.rstrip().endswith("☕")
+
+
+@both
+def test_it_may_leave_the_event_dead_for_a_person(outside: bool) -> None:
+    """Row 345: who is alerted repairs the cause and replays."""
+    (event_id,) = write()
+    fallback = Fallback(lambda event, failure: outbox.Dead("the warehouse was told"))
+    with guarded(raising(LookupError("sold out")), fallback, retry=ONCE):
+        drain()
+        assert statuses() == {"DEAD": 1}
+        text = str(row(event_id).last_error)
+        assert text.startswith("LookupError: sold out\n")
+        assert text.endswith("The fallback: the warehouse was told")
+        OutboxEvent.objects.dead().replay()
+        drain()
+    assert len(fallback.calls) == 2
+
+
+@both
+def test_it_cannot_defer(outside: bool) -> None:
+    (event_id,) = write()
+    with guarded(
+        raising(LookupError()), Fallback(lambda event, failure: outbox.Defer(5)), retry=ONCE
+    ):
+        drain()
+    assert statuses() == {"DEAD": 1}
+    assert "it answered Defer; expected None or Dead" in str(row(event_id).last_error)
+
+
+@both
+@pytest.mark.parametrize("answer", [None, outbox.Done(), "whatever", False], ids=repr)
+def test_whatever_else_it_answers_is_done(outside: bool, answer: Any) -> None:
+    write()
+    with guarded(raising(LookupError()), Fallback(lambda event, failure: answer), retry=ONCE):
+        drain()
+    assert statuses() == {"DONE": 1}
+
+
+@outside_alone
+def test_its_end_is_logged_and_announced(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[tuple[str, str]] = []
+
+    def note(event: outbox.Event, outcome: str, **kwargs: Any) -> None:
+        heard.append(("settled", outcome))
+
+    def note_dead(event: outbox.Event, cause: str, **kwargs: Any) -> None:
+        heard.append(("dead", cause.partition("\n")[0]))
+
+    signals.event_settled.connect(note)
+    signals.event_dead.connect(note_dead)
+    good = Fallback()
+    bad = Fallback(lambda event, failure: outbox.Dead())
+    try:
+        with caplog.at_level(logging.WARNING, "django_outbox"):
+            for fallback in (good, bad):
+                write()
+                with guarded(raising(LookupError("sold out")), fallback, retry=ONCE):
+                    drain()
+    finally:
+        signals.event_settled.disconnect(note)
+        signals.event_dead.disconnect(note_dead)
+    assert heard == [("settled", "done"), ("dead", "LookupError: sold out"), ("settled", "dead")]
+    told = [each.getMessage() for each in caplog.records if "fallback" in each.getMessage()]
+    assert len(told) == 1
+    assert "fallback succeeded" in told[0]
+    assert "LookupError: sold out" in told[0]
+
+
+@both
+def test_with_retention_of_nothing_the_row_goes(outside: bool, settings: Any) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0}
+    write()
+    with guarded(raising(LookupError()), Fallback(), retry=ONCE):
+        drain()
+    assert not OutboxEvent.objects.exists()
+
+
+# -- its surroundings ------------------------------------------------------------------------------
+
+
+@both
+def test_a_statement_that_the_listener_broke_does_not_harm_it(outside: bool) -> None:
+    write()
+
+    def breaks(event: outbox.Event) -> None:
+        effect(event, "listener")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT nothing FROM nowhere")
+
+    fallback = Fallback(lambda event, failure: effect(event, "fallback"))
+    with guarded(breaks, fallback, retry=ONCE):
+        drain()
+    assert "fallback" in Effect.objects.values_list("phase", flat=True)
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_a_transaction_that_the_listener_left_open_does_not_undo_it(outside: bool) -> None:
+    write()
+
+    def leaves_open(event: outbox.Event) -> None:
+        transaction.atomic().__enter__()
+        raise LookupError
+
+    fallback = Fallback(lambda event, failure: effect(event, "fallback"))
+    with guarded(leaves_open, fallback, retry=ONCE):
+        drain()
+    assert [*Effect.objects.values_list("phase", flat=True)] == ["fallback"]
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_of_an_atomic_listener_it_commits_with_done(outside: bool) -> None:
+    """The listener's transaction is undone; the fallback has one of its own."""
+    write()
+    depths: list[int] = []
+
+    def listen(event: outbox.Event) -> None:
+        effect(event, "listener")
+        raise LookupError
+
+    def fall_back(event: outbox.Event, failure: outbox.Failure) -> None:
+        depths.append(len(connection.atomic_blocks))
+        effect(event, "fallback")
+
+    before = len(connection.atomic_blocks)
+    with guarded(listen, Fallback(fall_back), atomic=True, retry=ONCE):
+        drain()
+    assert [*Effect.objects.values_list("phase", flat=True)] == ["fallback"]
+    assert statuses() == {"DONE": 1}
+    assert depths == [before + 1]
+
+
+@both
+def test_of_an_atomic_listener_its_failure_leaves_nothing(outside: bool) -> None:
+    (event_id,) = write()
+
+    def fails(event: outbox.Event, failure: outbox.Failure) -> None:
+        effect(event, "fallback")
+        raise RuntimeError("nobody answers")
+
+    with guarded(raising(LookupError("sold out")), Fallback(fails), atomic=True, retry=ONCE):
+        drain()
+    assert not Effect.objects.exists()
+    assert statuses() == {"DEAD": 1}
+    assert "nobody answers" in str(row(event_id).last_error)
+
+
+@outside_alone
+def test_of_an_atomic_listener_a_lost_lease_undoes_it() -> None:
+    (event_id,) = write()
+
+    def loses_it(event: outbox.Event, failure: outbox.Failure) -> None:
+        effect(event, "fallback")
+        if connection.vendor == "sqlite":  # one writer at a time: nobody else could steal it now
+            steal(event.event_id)
+        else:
+            in_thread(lambda: steal(event.event_id)).result(15)
+
+    with guarded(raising(LookupError()), Fallback(loses_it), atomic=True, retry=ONCE):
+        drain()
+    assert not Effect.objects.exists()
+    assert statuses() == {"NEW": 1}
+    assert row(event_id).attempts == 0
+
+
+@both
+def test_the_language_of_the_listener_does_not_outlive_both(outside: bool) -> None:
+    write()
+
+    def listen(event: outbox.Event) -> None:
+        translation.activate("de")
+        raise LookupError
+
+    with guarded(listen, Fallback(lambda event, failure: translation.activate("fr")), retry=ONCE):
+        drain()
+    assert translation.get_language() == "en-us"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@outside_alone
+def test_in_a_drain_what_ends_the_caller_ends_it_there_too(error: type[BaseException]) -> None:
+    (event_id,) = write()
+
+    def ends(event: outbox.Event, failure: outbox.Failure) -> None:
+        raise error
+
+    with (
+        guarded(raising(LookupError()), Fallback(ends), retry=ONCE),
+        pytest.raises(error),
+    ):
+        drain()
+    found = row(event_id)
+    assert (found.status, found.attempts) == (Status.NEW, 0)
+
+
+# -- several listeners -----------------------------------------------------------------------------
+
+
+# Rows 343; design 12.
+@both
+def test_each_listener_of_an_event_has_its_own(outside: bool) -> None:
+    (event_id,) = write()
+    saved, lost = Fallback(), Fallback(lambda event, failure: outbox.Dead("no"))
+    with (
+        guarded(raising(LookupError("a")), saved, name="a", retry=TWICE),
+        guarded(raising(LookupError("b")), lost, name="b", retry=ONCE),
+        listening(lambda event: None, name="c"),
+    ):
+        drain(3)
+    assert statuses() == {"DEAD": 1}
+    ((event, failure),) = saved.calls
+    assert (failure.listener, failure.attempts, event.listener) == (
+        f"{PLACED} a", 2, f"{PLACED} a",
+    )  # fmt: skip
+    assert len(lost.calls) == 1
+    assert '"state":"dead"' in str(row(event_id).progress)
+    assert str(row(event_id).last_error).startswith("LookupError: b")
+
+
+@both
+def test_an_event_is_done_when_fallbacks_saved_what_failed(outside: bool) -> None:
+    write()
+    with (
+        guarded(raising(LookupError()), Fallback(), name="a", retry=ONCE),
+        guarded(raising(LookupError()), Fallback(), name="b", retry=TWICE),
+    ):
+        drain(2)
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_one_function_may_serve_several_listeners(outside: bool) -> None:
+    write(event_type="order.placed")
+    write(event_type="order.paid")
+    fallback = Fallback()
+    with (
+        guarded(raising(LookupError()), fallback, event_type="order.placed", retry=ONCE),
+        guarded(raising(LookupError()), fallback, event_type="order.paid", retry=ONCE),
+    ):
+        drain()
+    assert [failure.listener for _, failure in fallback.calls] == ["order.placed", "order.paid"]
+    assert statuses() == {"DONE": 2}
+
+
+# -- in a worker -----------------------------------------------------------------------------------
+
+
+@outside_alone
+def test_n5_in_a_worker(settings: Any) -> None:
+    settings.OUTBOX = {}
+    fallback = Fallback(lambda event, failure: effect(event, "fallback"))
+    policy = outbox.Fixed(0.01, max_attempts=3)
+    with guarded(raising(SystemExit(3)), fallback, retry=policy), outbox.Worker():
+        ids = write(10)
+        wait_until(lambda: statuses() == {"DONE": 10}, what="10 DONE")
+    assert sorted(event.event_id for event, _ in fallback.calls) == sorted(ids)
+    assert Effect.objects.count() == 10
+    assert {failure.attempts for _, failure in fallback.calls} == {3}
+
+
+@outside_alone
+def test_a_worker_closes_what_the_listener_broke_before_it(settings: Any) -> None:
+    settings.OUTBOX = {}
+
+    def breaks(event: outbox.Event) -> None:
+        transaction.atomic().__enter__()
+        effect(event, "listener")
+        raise LookupError
+
+    fallback = Fallback(lambda event, failure: effect(event, "fallback"))
+    with guarded(breaks, fallback, retry=ONCE), outbox.Worker():
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+    assert [*Effect.objects.values_list("phase", flat=True)] == ["fallback"]
+
+
+@outside_alone
+def test_the_timeout_counts_for_it_anew(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A plain one cannot be stopped; it is reported, like its listener."""
+    settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
+    go_on = threading.Event()
+
+    def reports() -> int:
+        return sum("longer than its timeout" in each.getMessage() for each in caplog.records)
+
+    fallback = Fallback(lambda event, failure: go_on.wait(15))
+    with (
+        caplog.at_level(logging.WARNING, "django_outbox"),
+        guarded(raising(LookupError()), fallback, timeout=0.05, retry=ONCE),
+        outbox.Worker(),
+    ):
+        try:
+            write()
+            wait_until(lambda: fallback.calls)
+            wait_until(reports, what="a report")
+        finally:
+            go_on.set()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+    assert reports() == 1
+
+
+# -- async -----------------------------------------------------------------------------------------
+
+
+async def afails(event: outbox.Event) -> None:
+    await asyncio.sleep(0)
+    raise LookupError("sold out")
+
+
+async def nap(event: outbox.Event, failure: outbox.Failure) -> None:
+    await asyncio.sleep(0)
+    await Effect.objects.acreate(event_id=event.event_id, pid=0, phase=failure.listener)
+
+
+def plain(event: outbox.Event, failure: outbox.Failure) -> None:
+    effect(event, failure.listener)  # a query: it must not be on the event loop
+
+
+@outside_alone
+@pytest.mark.parametrize("fallback", [nap, plain, functools.partial(nap)],
+                         ids=["async", "plain", "partial"])  # fmt: skip
+@pytest.mark.parametrize("where", ["worker", "drain"])
+def test_344_of_async_listeners_it_may_be_either(settings: Any, fallback: Any, where: str) -> None:
+    settings.OUTBOX = {}
+    with guarded(afails, fallback, retry=outbox.Fixed(0.01, max_attempts=2)):
+        if where == "worker":
+            with outbox.Worker():
+                write(3)
+                wait_until(lambda: statuses() == {"DONE": 3}, what="3 DONE")
+        else:
+            write(3)
+            wait_until(lambda: outbox.drain() == 0 and statuses() == {"DONE": 3}, what="3 DONE")
+    assert [*Effect.objects.values_list("phase", flat=True)] == [PLACED] * 3
+
+
+@both
+def test_344_an_async_one_of_a_plain_listener_is_awaited(outside: bool) -> None:
+    write()
+    called: list[str] = []
+
+    async def fall_back(event: outbox.Event, failure: outbox.Failure) -> None:
+        await asyncio.sleep(0)
+        called.append(failure.listener)
+
+    with guarded(raising(LookupError()), fall_back, retry=ONCE):
+        drain()
+    assert called == [PLACED]
+    assert statuses() == {"DONE": 1}
+
+
+@outside_alone
+def test_a_plain_one_that_returns_an_awaitable_is_awaited(settings: Any) -> None:
+    settings.OUTBOX = {}
+
+    def later(event: outbox.Event, failure: outbox.Failure) -> Any:
+        return nap(event, failure)
+
+    with guarded(afails, later, retry=ONCE), outbox.Worker():
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+    assert Effect.objects.count() == 1
+
+
+@outside_alone
+def test_an_async_one_past_the_timeout_is_cancelled_and_the_event_dead(settings: Any) -> None:
+    settings.OUTBOX = {}
+    ends: list[str] = []
+
+    async def endless(event: outbox.Event, failure: outbox.Failure) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append(type(failure.exception).__name__)
+            raise
+
+    async def listen(event: outbox.Event) -> None:
+        await asyncio.Event().wait()
+
+    with guarded(listen, endless, timeout=0.05, retry=ONCE), outbox.Worker():
+        (event_id,) = write()
+        wait_until(lambda: statuses() == {"DEAD": 1}, what="DEAD")
+    assert ends == ["ListenerTimeout"]
+    assert str(row(event_id).last_error).count("ListenerTimeout: ") >= 2
+
+
+@outside_alone
+def test_an_async_listener_that_broke_its_connection_does_not_harm_it(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {}
+
+    def leaves_open(event: outbox.Event) -> None:
+        transaction.atomic().__enter__()
+        effect(event, "listener")
+
+    async def listen(event: outbox.Event) -> None:
+        await sync_to_async(leaves_open)(event)
+        raise LookupError
+
+    with guarded(listen, nap, retry=ONCE), outbox.Worker():
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+    assert [*Effect.objects.values_list("phase", flat=True)] == [PLACED]
+    assert "listener left a transaction open" in caplog.text
+
+
+@outside_alone
+def test_an_async_one_that_raises_outside_exception_ends_nothing(settings: Any) -> None:
+    settings.OUTBOX = {}
+
+    async def ends(event: outbox.Event, failure: outbox.Failure) -> None:
+        raise SystemExit(4)
+
+    with guarded(afails, ends, retry=ONCE), outbox.Worker():
+        write()
+        wait_until(lambda: statuses() == {"DEAD": 1}, what="DEAD")
+        write()
+        wait_until(lambda: statuses() == {"DEAD": 2}, what="the next one DEAD")
+
+
+# -- registration ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_listeners", {})
+    registry._forget_routes()
+    yield
+    registry._forget_routes()
+
+
+registering = pytest.mark.usefixtures("empty_registry")
+
+
+# Row 340.
+@registering
+def test_340_the_listener_decorates_it() -> None:
+    @outbox.listener(PLACED)
+    def reserve(event: outbox.Event) -> None: ...
+
+    @reserve.fallback
+    def tell(event: outbox.Event, failure: outbox.Failure) -> None: ...
+
+    (found,) = registry.listeners()
+    assert found.call is reserve
+    assert found.fallback is tell
+
+
+# Row 343.
+@registering
+def test_343_it_decorates_several_and_holds_for_every_registration() -> None:
+    @outbox.listener("order.placed")
+    @outbox.listener("order.submitted")
+    def reserve(event: outbox.Event) -> None: ...
+
+    @outbox.listener("order.paid")
+    async def pay(event: outbox.Event) -> None: ...
+
+    @reserve.fallback
+    @pay.fallback
+    def tell(event: outbox.Event, failure: outbox.Failure) -> None: ...
+
+    assert [each.fallback for each in registry.listeners()] == [tell] * 3
+
+
+# Row 343.
+@registering
+def test_343_a_second_for_one_listener_is_an_error_naming_both() -> None:
+    @outbox.listener(PLACED)
+    def reserve(event: outbox.Event) -> None: ...
+
+    @reserve.fallback
+    def first(event: outbox.Event, failure: outbox.Failure) -> None: ...
+
+    with pytest.raises(outbox.ListenerAlreadyRegistered) as caught:
+
+        @reserve.fallback
+        def second(event: outbox.Event, failure: outbox.Failure) -> None: ...
+
+    for name in ("reserve", "first", "second"):
+        assert f"{name} ({__file__}:" in str(caught.value)
+    assert registry.listeners()[0].fallback is first
+
+
+@registering
+def test_a_function_that_was_wrapped_after_it_listened_has_its_own() -> None:
+    """``functools.wraps`` copies attributes: the outer function's is not the inner's."""
+
+    @outbox.listener("inner")
+    def inner(event: outbox.Event) -> None: ...
+
+    @outbox.listener("outer")
+    @functools.wraps(inner)
+    def outer(event: outbox.Event) -> None: ...
+
+    @outer.fallback
+    def tell(event: outbox.Event, failure: outbox.Failure) -> None: ...
+
+    assert {each.event_type: each.fallback for each in registry.listeners()} == {
+        "inner": None,
+        "outer": tell,
+    }
+
+
+class Shelf:
+    fallback = "an attribute of the object's own"
+
+    def __call__(self, event: outbox.Event) -> None: ...
+
+    def method(self, event: outbox.Event) -> None: ...
+
+
+@registering
+def test_an_attribute_of_that_name_is_left_alone() -> None:
+    shelf = Shelf()
+    assert outbox.listener(PLACED)(shelf) is shelf
+    assert shelf.fallback == "an attribute of the object's own"
+
+
+@registering
+def test_what_has_no_room_for_it_can_listen_all_the_same() -> None:
+    method = Shelf().method
+    outbox.listener(PLACED)(method)
+    outbox.listener("order.paid")(print)
+    assert len(registry.listeners()) == 2
+
+
+# Row 344.
+@registering
+@pytest.mark.parametrize(
+    ("fallback", "fits"),
+    [
+        (lambda event, failure: None, True),
+        (lambda *args: None, True),
+        (nap, True),
+        (Fallback(), True),
+        (lambda event: None, False),
+        (lambda: None, False),
+        (lambda event, failure, more: None, False),
+        (lambda event, *, failure: None, False),
+        (lambda event, failure: (yield), False),
+    ],
+    ids="two any async object one none three keyword generator".split(),
+)
+def test_344_another_signature_is_a_check_error(fallback: Any, fits: bool) -> None:
+    def reserve(event: outbox.Event) -> None: ...
+
+    outbox.listener(PLACED)(reserve)
+    registry.fallback(reserve, fallback)
+    errors = [each for each in run_checks(tags=["django_outbox"]) if "E012" in str(each.id)]
+    assert len(errors) == (0 if fits else 1)
+    if not fits:
+        assert "lambda" in errors[0].msg
+        assert errors[0].hint == "Give it the signature (event, failure)."
+        assert errors[0].is_serious()
+
+
+def test_a_failure_is_a_value() -> None:
+    failure = outbox.Failure(listener="x", attempts=1, exception=KeyError(), text="KeyError")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        failure.attempts = 2  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        outbox.Failure("x", 1, KeyError(), "KeyError")  # type: ignore[misc]
