@@ -136,7 +136,7 @@ def test_e004_what_a_later_release_will_do_is_refused() -> None:
 @pytest.mark.parametrize(
     "outbox",
     [{"ORDERING": "global"}, {"ON_DEAD": "block"}, {"WRITER_HOOKS": ["a.b"]}, {"REDACT": ["a"]},
-     {"SIGNAL_BRIDGE": False, "INTERCEPTORS": ["a.b"]}],
+     {"SIGNAL_BRIDGE": False, "CONTEXT_PROVIDERS": ["a.b"]}],
     ids=str,
 )  # fmt: skip
 def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -21,8 +22,9 @@ import django_outbox as outbox
 from django_outbox import registry, signals
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import Status
+from tests import samples
 from tests.table import PLACED, in_thread, insert, listening, row, statuses, steal, write
-from tests.testapp.models import Effect
+from tests.testapp.models import Effect, Order
 from tests.waiting import wait_until
 
 # Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
@@ -782,3 +784,26 @@ def test_a_failure_is_a_value() -> None:
         failure.attempts = 2  # type: ignore[misc]
     with pytest.raises(TypeError):
         outbox.Failure("x", 1, KeyError(), "KeyError")  # type: ignore[misc]
+
+
+# -- the documentation -----------------------------------------------------------------------------
+
+
+@both
+def test_the_samples_of_the_how_to(outside: bool) -> None:
+    order = Order.objects.create(sku="B-7")
+    cards, courier, pager = Mock(), Mock(), Mock()
+    cards.charge.side_effect = outbox.Unrecoverable("the card is blocked")
+    courier.book.side_effect = outbox.Unrecoverable("no such street")
+    given = {"cards": cards, "courier": courier, "pager": pager, "Order": Order}
+    with samples.run("how-to/fall-back.md", transaction=transaction, **given):
+        write(event_type="payment.requested", payload={"order": order.pk, "amount": 5})
+        write(event_type="parcel.requested", payload={"to": "nowhere"})
+        outbox.drain(limit=2)
+    assert statuses() == {"DONE": 1, "DEAD": 1, "NEW": 1}
+    order.refresh_from_db()
+    assert order.sku == "cancelled"
+    cancelled = OutboxEvent.objects.get(event_type="order.cancelled")
+    assert "the card is blocked" in cancelled.payload
+    pager.send.assert_called_once_with("parcel.requested failed 1 times: no such street")
+    assert "somebody was told" in str(OutboxEvent.objects.dead().get().last_error)

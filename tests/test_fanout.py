@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import F
 from django.utils import translation
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import Status
+from tests import samples
 from tests.table import PLACED, insert, lease_ends_in, listening, now, row, statuses, write
-from tests.testapp.models import Effect
+from tests.testapp.models import Effect, Order
 from tests.waiting import wait_until
 
 # Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
@@ -789,3 +792,30 @@ def test_a_language_that_an_async_one_activates_does_not_reach_the_next(settings
         write()
         wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
     assert languages == ["en-us"]
+
+
+# -- the documentation -----------------------------------------------------------------------------
+
+
+@both
+def test_the_samples_of_the_how_to(outside: bool) -> None:
+    Order.objects.create(sku="B-7", quantity=0)
+    warehouse, mail = Mock(), Mock()
+    mail.send.side_effect = [ConnectionError("no answer"), None]
+    given = {"warehouse": warehouse, "mail": mail, "Order": Order, "F": F}
+    with samples.run("how-to/share-an-event.md", **given):
+        (event_id,) = write(payload={"sku": "B-7", "customer": "ann@example.org"})
+        drain()
+        assert statuses() == {"RETRY": 1}
+        assert 25 < lease_ends_in(event_id) < 95
+        OutboxEvent.objects.update(available_at=now())
+        drain()
+    assert statuses() == {"DONE": 1}
+    warehouse.reserve.assert_called_once_with("B-7", idempotency_key=event_id)
+    assert mail.send.call_count == 2
+    assert Order.objects.get().quantity == 1
+    assert states(event_id) == {
+        PLACED: "done",
+        f"{PLACED} mail": "done",
+        "order.* statistics": "done",
+    }

@@ -411,7 +411,7 @@ def test_a_conflict_between_apps_is_a_check_error_and_the_first_listens_on(
         [error] = errors("E011")
         assert "conflict_one.listeners.it" in error.msg
         assert "conflict_two.listeners.it" in error.msg
-        assert error.hint == "Give the second listener a name."
+        assert error.hint == "Remove one of them, or give the second listener a name."
         assert registry.route(GLOBAL, "x")[0].call.__module__ == "conflict_one.listeners"
         assert route(GLOBAL, "y") == ["it"]
 
