@@ -1,1 +1,1 @@
-"""Figures that anyone can re-run: paired, in one process run, ratios against a reference."""
+"""Figures that anyone can re-run: measured in turn with a reference, and given as ratios to it."""

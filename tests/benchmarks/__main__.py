@@ -1,57 +1,100 @@
-"""``python -m tests.benchmarks``: a table and one JSON line; the database as for the tests."""
+"""``python -m tests.benchmarks``: the parts, each in a process of its own; a table, and JSON.
+
+What fails is a line of the table and the rest goes on; the JSON is written after every part. The
+database is that of the tests (``OUTBOX_TEST_DB``, ``DATABASE_URL``), or those of ``--on``.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
-import statistics
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import django
+from tests import databases
 
+from . import machine, report
+from .scale import FULL, QUICK, Scale
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
-    parser.add_argument("--events", type=int, default=30_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    django.setup()
-
-    from django.db import connection
-    from django.test.utils import setup_databases, teardown_databases
-
-    from . import drain
-
-    made = setup_databases(verbosity=0, interactive=False)
-    try:
-        report(connection, drain.run(options.events, options.repeats), options.events)
-    finally:
-        teardown_databases(made, verbosity=0)
+PARTS = ("drain", "latency")
+PART_LIMIT = 900.0  # seconds
 
 
-def report(connection: Any, figures: dict[str, list[float]], events: int) -> None:
-    pairs = zip(figures["worker"], figures["reference"], strict=True)
-    ratios = [worker / reference for worker, reference in pairs]
-    print(f"drain of {events} events on {connection.vendor}, medians (lowest to highest)")
-    for name, rates in figures.items():
-        print(f"  {name:<10} {spread(rates, '{:,.0f}')} events/s")
-    print(f"  ratio      {spread(ratios, '{:.2f}')}")
-    facts = {
-        "benchmark": "drain", "vendor": connection.vendor, "events": events, **figures,
-        "ratio": statistics.median(ratios), "cpus": os.cpu_count(), "machine": platform.machine(),
-        "python": sys.version.split()[0], "django": django.get_version(),
+def main() -> int:
+    options = arguments()
+    scale = FULL if options.full else QUICK
+    given = {"repeats": options.repeats, "events": options.events}
+    scale = replace(scale, **{name: value for name, value in given.items() if value})
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
+    run: dict[str, Any] = {
+        "hardware": machine.hardware(), "software": machine.software(), "scale": asdict(scale),
+        "results": [],
     }  # fmt: skip
-    print(json.dumps(facts))
+    for place in options.on or [databases.vendor()]:
+        with patch.dict(os.environ, environment(place)):
+            databases.database_url()  # starts a server where none is named
+            for part in options.parts or PARTS:
+                run["results"].append(measure(part, scale))
+                options.json.write_text(json.dumps(run, indent=1) + "\n")
+                print(report.as_text(run["results"][-1]), flush=True)
+    print(f"{report.heading(run)}\nJSON: {options.json}")
+    return 1 if any("error" in result for result in run["results"]) else 0
 
 
-def spread(values: list[float], form: str) -> str:
-    low, high = form.format(min(values)), form.format(max(values))
-    return f"{form.format(statistics.median(values))} ({low} to {high})"
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="minutes (the default)")
+    size.add_argument("--full", action="store_true", help="what is published; half an hour")
+    parser.add_argument("--repeats", type=int, help="rounds; medians are of these")
+    parser.add_argument("--events", type=int, help="events of a backlog")
+    parser.add_argument("--on", action="append", metavar="DATABASE",
+                        help="postgres, mariadb, sqlite or a URL; may be repeated")  # fmt: skip
+    parser.add_argument("--json", type=Path, default=Path("benchmarks.json"))
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    return options
+
+
+def environment(place: str) -> dict[str, str]:
+    """Return the variables that name a database, given by its vendor or URL."""
+    if "://" not in place:
+        return {"OUTBOX_TEST_DB": place}
+    return {"OUTBOX_TEST_DB": databases.SCHEMES[place.partition(":")[0]], "DATABASE_URL": place}
+
+
+def measure(part: str, scale: Scale) -> dict[str, Any]:
+    """Run one part on one database; return its figures, or what went wrong."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:
+        result = Path(directory) / "result.json"
+        command = [sys.executable, "-m", "tests.benchmarks.alone", part, str(result)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            process.communicate(json.dumps(asdict(scale)), timeout=PART_LIMIT)
+            error = f"exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            error = f"not done after {PART_LIMIT:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # it and its workers
+                process.wait()
+        found = json.loads(result.read_text()) if result.exists() else {"error": error}
+    seconds = round(time.monotonic() - started, 1)
+    return {"part": part, "database": databases.vendor(), "seconds": seconds, **found}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

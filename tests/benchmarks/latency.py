@@ -1,0 +1,79 @@
+"""From the commit to the listener's start: an idle system, events about 10 ms apart."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from django.db import transaction
+
+import django_outbox as outbox
+from tests.waiting import wait_until
+
+from .backlog import PAYLOAD, empty
+from .figures import Figure, percentile
+from .scale import Scale
+from .witness import Witness
+from .workers import WorkerProcess
+
+APART = 0.01  # seconds
+WARM_UP = 20  # events that are not counted
+PATIENCE = 30.0  # seconds
+
+Measured = list[float]  # milliseconds
+
+
+def run(scale: Scale, witness: Witness) -> list[Figure]:
+    separate: list[Measured] = []
+    at_random: list[Measured] = []
+    embedded: list[Measured] = []
+    for _ in range(scale.repeats):
+        with WorkerProcess():
+            separate.append(measure(scale.latencies, witness, lambda: APART))
+            at_random.append(
+                measure(scale.latencies, witness, lambda: random.expovariate(1 / APART))
+            )
+        with outbox.Worker(purge=False):
+            embedded.append(measure(scale.latencies, witness, lambda: APART))
+    return [
+        *percentiles("separate worker", separate, p50="≤ 1.5", p99="≤ 5"),
+        *percentiles("separate worker, events at random", at_random),
+        *percentiles("embedded worker", embedded, p50="≤ 1"),
+    ]
+
+
+def percentiles(name: str, found: list[Measured], *, p50: str = "", p99: str = "") -> list[Figure]:
+    def one(percent: int, bar: str) -> Figure:
+        values = [percentile(each, percent) for each in found]
+        return Figure(name=f"commit to listener, {name}, p{percent}", unit="ms",
+                      values=values, bar=bar)  # fmt: skip
+
+    return [one(50, p50), one(99, p99)]
+
+
+def measure(events: int, witness: Witness, pause: Callable[[], float]) -> Measured:
+    """Write events one by one; return milliseconds from each commit to its listener's start."""
+    empty()
+    witness.clear()
+    write(0)
+    wait_until(lambda: len(witness) > 0, within=PATIENCE, what="the worker's first call")
+    committed = {}
+    for number in range(1, WARM_UP + events + 1):
+        time.sleep(pause())  # the system is idle between two events
+        committed[str(number)] = write(number)
+    wait_until(lambda: len(witness) > WARM_UP + events, within=PATIENCE, what="the last call")
+    started = dict(witness.lines())
+    return [
+        1000 * (started[str(number)] - committed[str(number)])
+        for number in range(WARM_UP + 1, WARM_UP + events + 1)
+    ]
+
+
+def write(number: int) -> float:
+    """Write one event; return when its commit had returned, before anybody was rung."""
+    at = []
+    with transaction.atomic():
+        transaction.on_commit(lambda: at.append(time.monotonic()))
+        outbox.write("benchmark.tell", PAYLOAD, aggregate_id=str(number))
+    return at[0]
