@@ -20,8 +20,7 @@ Configs = Sequence[AppConfig] | None
 
 
 AWAITED = (
-    "WRITER_HOOKS", "CONTEXT_PROVIDERS", "SIGNAL_BRIDGE", "ORDERING", "ON_DEAD",
-    "STOP_ON_FIRST_FAILURE", "METRICS_NAMESPACE", "REDACT",
+    "SIGNAL_BRIDGE", "ORDERING", "ON_DEAD", "STOP_ON_FIRST_FAILURE", "METRICS_NAMESPACE", "REDACT",
 )  # fmt: skip
 
 
@@ -43,7 +42,10 @@ def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _unresolved() -> Iterator[CheckMessage]:
-    for load in (hooks.serializer, hooks.retry_policy, hooks.interceptors):
+    for load in (
+        hooks.serializer, hooks.retry_policy, hooks.interceptors,
+        hooks.writer_hooks, hooks.context_providers,
+    ):  # fmt: skip
         try:
             load()
         except ImproperlyConfigured as error:

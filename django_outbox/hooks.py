@@ -1,10 +1,12 @@
-"""Who is told of a write: the slot of this process's hot queue, and what settings name by path."""
+"""Who is told of a write: this process's hot queue, hooks, and what else settings name by path."""
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -13,7 +15,10 @@ from django.core.signals import setting_changed
 
 from . import events, retry
 from .conf import current, resolve, resolve_all
-from .events import Event
+from .events import Event, read_only_headers
+from .exceptions import InvalidEvent
+
+logger = logging.getLogger("django_outbox")
 
 
 class HotQueue(Protocol):
@@ -103,11 +108,115 @@ def interceptors() -> tuple[Callable[[Event], Any], ...]:
     return found
 
 
+MOMENTS = ("before_write", "after_write", "after_commit", "after_rollback")
+
+
+class WriterHooks:
+    """The hooks that ``WRITER_HOOKS`` names, by moment, each time in the order of the setting."""
+
+    def __init__(self, hooks: Sequence[object]) -> None:
+        self._told = {
+            moment: [getattr(hook, moment) for hook in hooks if hasattr(hook, moment)]
+            for moment in MOMENTS
+        }
+
+    def change(self, given: list[Event]) -> list[Event]:
+        """Return what ``before_write`` makes of the events; none: the write is suppressed.
+
+        Raises whatever a hook raises, and ``InvalidEvent`` if it returns something else.
+        """
+        for before_write in self._told["before_write"]:
+            if given:
+                given = _events(before_write(given), before_write)
+        return given
+
+    def tell(self, moment: str, about: list[Event]) -> None:
+        """Call the hooks of a moment after the INSERT; what they raise is logged."""
+        for hook in self._told[moment]:
+            try:
+                hook([*about])
+            except Exception:
+                logger.exception("writer hook failed hook=%s", _name(hook))
+
+    def __contains__(self, moment: str) -> bool:
+        return bool(self._told[moment])
+
+
+def _events(answer: Any, hook: Callable[..., Any]) -> list[Event]:
+    if answer is None:
+        return []
+    expected = f"{_name(hook)} returned {{}}; expected a list of Events, or None to suppress them."
+    try:
+        changed = list(answer)
+    except TypeError:
+        raise InvalidEvent(expected.format(type(answer).__name__)) from None
+    for each in changed:
+        if not isinstance(each, Event):
+            raise InvalidEvent(expected.format(f"{type(each).__name__} among its events"))
+    return changed
+
+
+@lru_cache(maxsize=1)
+def writer_hooks() -> WriterHooks | None:
+    """Return the hooks of ``WRITER_HOOKS``, None if there are none."""
+    classes = zip(current().WRITER_HOOKS, resolve_all("WRITER_HOOKS"), strict=True)
+    hooks = [_hook(path, cls) for path, cls in classes]
+    return WriterHooks(hooks) if hooks else None
+
+
+def _hook(path: str, cls: Any) -> object:
+    setting = f'OUTBOX["WRITER_HOOKS"] names {path!r}, '
+    if not isinstance(cls, type):
+        raise ImproperlyConfigured(f"{setting}which is {cls!r}; expected a class.")
+    defined = {name: getattr(cls, name) for name in MOMENTS if hasattr(cls, name)}
+    if not defined:
+        raise ImproperlyConfigured(
+            f"{setting}which has none of the methods {', '.join(MOMENTS)}; expected one at least."
+        )
+    for name, method in defined.items():
+        if not callable(method) or inspect.iscoroutinefunction(method):
+            raise ImproperlyConfigured(f"{setting}whose {name} is no ordinary method.")
+    try:
+        return cls()
+    except TypeError as error:
+        raise ImproperlyConfigured(
+            f"{setting}which cannot be made without arguments: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def context_providers() -> tuple[Callable[[], Mapping[str, str] | None], ...]:
+    """Return the callables that ``CONTEXT_PROVIDERS`` names."""
+    found = resolve_all("CONTEXT_PROVIDERS")
+    for path, provider in zip(current().CONTEXT_PROVIDERS, found, strict=True):
+        if not callable(provider) or inspect.iscoroutinefunction(provider):
+            raise ImproperlyConfigured(
+                f'OUTBOX["CONTEXT_PROVIDERS"] names {path!r}, which is {provider!r}; expected an '
+                "ordinary function that takes nothing and returns a dict of str to str."
+            )
+    return found
+
+
+def context() -> dict[str, str]:
+    """Ask the context providers for headers; the later wins, one that fails is logged."""
+    merged: dict[str, str] = {}
+    for provider in context_providers():
+        try:
+            merged.update(read_only_headers(provider()))
+        except Exception:
+            logger.exception("context provider failed provider=%s; skipped", _name(provider))
+    return merged
+
+
+def _name(call: Any) -> str:
+    named = call if hasattr(call, "__qualname__") else type(call)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def _reset(*, setting: str, **kwargs: Any) -> None:
     if setting == "OUTBOX":
-        serializer.cache_clear()
-        retry_policy.cache_clear()
-        interceptors.cache_clear()
+        for each in (serializer, retry_policy, interceptors, writer_hooks, context_providers):
+            each.cache_clear()
 
 
 setting_changed.connect(_reset, dispatch_uid="django_outbox.hooks")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from django_outbox import registry
@@ -26,6 +28,29 @@ def blocks(page: str) -> dict[str, str]:
         found[match["title"] or f"line {line}"] = "\n" * line + match["code"]
     assert found, f"no sample in {page}"
     return found
+
+
+@contextmanager
+def modules(page: str) -> Iterator[dict[str, ModuleType]]:
+    """Make a module of each block that is titled by its file, so that paths lead to it.
+
+    ``shop/hooks.py`` becomes ``shop.hooks``. Afterwards they and their listeners are forgotten.
+    """
+    before = {*registry.listeners()}
+    made: dict[str, ModuleType] = {}
+    try:
+        for title, code in blocks(page).items():
+            if title.endswith(".py"):
+                name = title.removesuffix(".py").replace("/", ".")
+                sys.modules[name] = made[name] = ModuleType(name)
+                exec(compile(code, str(DOCS / page), "exec"), vars(made[name]))
+        assert made, f"no sample with a file's name in {page}"
+        yield made
+    finally:
+        for name in made:
+            del sys.modules[name]
+        for each in {*registry.listeners()} - before:
+            registry.remove(each.call)
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.utils import ConnectionHandler
 from django.test import override_settings
 
-from django_outbox import checks, hooks
+from django_outbox import Event, checks, hooks
 from django_outbox import models as outbox_models
 from django_outbox.events import decode, encode
 
@@ -94,6 +95,55 @@ def test_e002_a_path_that_leads_to_nothing_usable(outbox: dict[str, Any]) -> Non
     assert f'OUTBOX["{next(iter(outbox))}"]' in error.msg
 
 
+class Useless:
+    """A class with nothing that a writer would call."""
+
+
+class Needy:
+    def __init__(self, client: object) -> None:
+        """Nobody gives it one."""
+
+    def after_commit(self, events: list[Event]) -> None:
+        """Never called."""
+
+
+class Awaited:
+    async def after_commit(self, events: list[Event]) -> None:
+        """Never awaited."""
+
+
+async def awaited_context() -> dict[str, str]:
+    return {}
+
+
+WRONG_PATHS: dict[str, tuple[str, str, str]] = {
+    "no module": ("WRITER_HOOKS", "nonsense.Hook", "cannot be imported"),
+    "no attribute": ("WRITER_HOOKS", "tests.test_checks.Nonsense", "cannot be imported"),
+    "no class": ("WRITER_HOOKS", "tests.test_checks.ours", "expected a class"),
+    "an instance": ("WRITER_HOOKS", "tests.test_checks.WRONG_PATHS", "expected a class"),
+    "no method": ("WRITER_HOOKS", "tests.test_checks.Useless", "none of the methods before_write"),
+    "arguments": ("WRITER_HOOKS", "tests.test_checks.Needy", "made without arguments"),
+    "async method": ("WRITER_HOOKS", "tests.test_checks.Awaited", "no ordinary method"),
+    "no provider": ("CONTEXT_PROVIDERS", "nonsense.provider", "cannot be imported"),
+    "not callable": ("CONTEXT_PROVIDERS", "tests.test_checks.WRONG_PATHS", "ordinary function"),
+    "async provider": (
+        "CONTEXT_PROVIDERS", "tests.test_checks.awaited_context", "ordinary function"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_PATHS)
+def test_e002_a_path_of_a_list_that_leads_to_nothing_usable(name: str) -> None:
+    """Rows 37, 408, J24: what would fail with the first write."""
+    setting, path, says = WRONG_PATHS[name]
+    with override_settings(OUTBOX={setting: [path]}):
+        [error] = ours()
+        with pytest.raises(ImproperlyConfigured, match=says):
+            _ = hooks.writer_hooks(), hooks.context()
+    assert (error.id, error.is_serious()) == ("django_outbox.E002", True)
+    assert f'OUTBOX["{setting}"] names {path!r}' in error.msg
+    assert says in error.msg
+
+
 def test_a_serializer_is_found_by_its_path() -> None:
     with override_settings(OUTBOX={"SERIALIZER": "tests.test_checks.Text"}):
         assert hooks.serializer() is Text
@@ -135,8 +185,8 @@ def test_e004_what_a_later_release_will_do_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "outbox",
-    [{"ORDERING": "global"}, {"ON_DEAD": "block"}, {"WRITER_HOOKS": ["a.b"]}, {"REDACT": ["a"]},
-     {"SIGNAL_BRIDGE": False, "CONTEXT_PROVIDERS": ["a.b"]}],
+    [{"ORDERING": "global"}, {"ON_DEAD": "block"}, {"REDACT": ["a"]},
+     {"SIGNAL_BRIDGE": False, "STOP_ON_FIRST_FAILURE": False}],
     ids=str,
 )  # fmt: skip
 def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from .rules import (
     as_utc,
     exact_text,
     identity,
+    read_only_headers,
     stored_instant,
     type_name,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "identity",
     "leased",
     "new_id",
+    "read_only_headers",
     "stored_instant",
     "type_name",
 ]

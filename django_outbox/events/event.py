@@ -186,6 +186,7 @@ _WRITTEN = {name: place for place, name in enumerate((*_KEPT, "payload"))}
 _SLOTS = frozenset(Event.__slots__)
 _EMPTY = {
     "aggregate_type": GLOBAL, "attempts": 0, "source": "cold", "listener": "", "database": "",
+    "_made": ("", None),
 }  # fmt: skip
 
 

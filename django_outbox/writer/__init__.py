@@ -15,7 +15,7 @@ from .. import dialects, hooks, transactions
 from ..conf import current
 from ..events import ABSENT, GLOBAL, Event, aggregate_key, check_text, encode_headers
 from ..exceptions import DuplicateEvent, InvalidEvent
-from .after_commit import hand_over
+from .after_commit import follow
 
 if TYPE_CHECKING:
     from ..models import OutboxEvent
@@ -41,7 +41,7 @@ def write(
     on_duplicate: Literal["raise", "ignore"] = "raise",
     using: str | None = None,
 ) -> str | None:
-    """Write one event in the current transaction and return its id.
+    """Write one event in the current transaction and return its id, None if a hook suppressed it.
 
     ``event_type`` is a str, an enum member or an ``Event``. ``deliver_after`` is seconds or a
     timedelta. ``using`` is the database alias; default: the router's for ``OutboxEvent``.
@@ -59,17 +59,8 @@ def write(
         "event_id": event_id, "occurred_at": occurred_at, "available_at": available_at,
         "deliver_after": deliver_after, "unique_key": unique_key,
     })  # fmt: skip
-    connection = _connection(using)
-    row = _row(event)
-    transactions.require(connection, "An event was written")
-    try:
-        _insert(connection, [row])
-    except DuplicateEvent:
-        if on_duplicate == "raise":
-            raise
-        return _existing(connection, event)
-    hand_over(connection, [row])
-    return event.event_id
+    ids = _write([event], using, on_duplicate)
+    return ids[0] if ids else None
 
 
 def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str]:
@@ -81,14 +72,23 @@ def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str
     for event in events:
         if not isinstance(event, Event):
             raise InvalidEvent(f"write_many got {event!r}; expected Event instances.")
+    return _write(events, using, "raise")
+
+
+def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[str]:
     connection = _connection(using)
-    rows = [_row(event) for event in events]
     transactions.require(connection, "An event was written")
+    rows = _rows(events)
     if not rows:
         return []
-    _insert(connection, rows)
-    hand_over(connection, rows)
-    return [event.event_id for event in events]
+    try:
+        _insert(connection, rows)
+    except DuplicateEvent:
+        if on_duplicate == "raise":
+            raise
+        return [_existing(connection, rows[0][0])]
+    follow(connection, rows)
+    return [event.event_id for event, _, _ in rows]
 
 
 def _connection(using: str | None) -> BaseDatabaseWrapper:
@@ -116,8 +116,23 @@ def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
     return event_type
 
 
+def _rows(events: list[Event]) -> list[Row]:
+    """Let providers and hooks have their say; nothing has touched the database yet."""
+    if context := hooks.context():
+        events = [replace(event, headers={**context, **event.headers}) for event in events]
+    told = hooks.writer_hooks()
+    if told is not None:
+        events = told.change(events)
+    if len({event.event_id for event in events}) < len(events):
+        raise DuplicateEvent(
+            "Two events of one write have the same event_id; nothing was written. Expected ids "
+            'that differ: dataclasses.replace(event, event_id="") gives a copy one of its own.'
+        )
+    return [_row(event) for event in events]
+
+
 def _row(event: Event) -> Row:
-    """Check and serialise; nothing has touched the database yet."""
+    """Check and serialise."""
     event = _in_stream(event)
     text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
     check_text(text, most=current().MAX_PAYLOAD_BYTES)

@@ -1,68 +1,162 @@
-"""What follows a commit: the hot queue of this process is offered the events, or a bell rings."""
+"""What follows an INSERT: hooks hear of it and of its end; after the commit it is handed over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
 
 from .. import doorbell, hooks
-from ..conf import current
+from ..conf import Settings, current
 from ..events import Event
+from ..hooks import WriterHooks
 from ..signals import announce, event_dropped, event_queued, event_written
+
+Rows = Sequence[tuple[Event, str, str | None]]  # event, payload text, headers text
+
+
+def follow(connection: BaseDatabaseWrapper, rows: Rows) -> None:
+    """Announce what was inserted, and arrange what its commit or rollback brings."""
+    if event_written.receivers:
+        for event, _, _ in rows:
+            announce(event_written, sender=connection.alias, event=event)
+    settings, told = current(), hooks.writer_hooks()
+    if told is not None:
+        loads = hooks.serializer().loads
+        written = [event.written(text, loads) for event, text, _ in rows]
+        told.tell("after_write", written)
+        _callback(connection, told).written += written
+    if settings.ENABLED and settings.MODE != "writer_only":
+        _hand_over(_callback(connection, told), rows, settings)
+
+
+def _hand_over(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
+    room = 0
+    if hooks.slot.queue(callback.connection.alias) is not None:
+        room = max(settings.HOT_QUEUE_CAPACITY - len(callback.offers), 0)
+    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
+    if hot:
+        loads = hooks.serializer().loads
+        callback.offers += [event.written(text, loads) for event, text, _ in hot]
+    callback.others += len(rows) - len(hot)
+
+
+class _Fate:
+    """What all callbacks of one transaction know of its end."""
+
+    committed = False
 
 
 class _AfterCommit:
-    """The one callback of a transaction, alias and savepoint level: hands over what it wrote."""
+    """The one callback of a transaction, alias and savepoint level.
 
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+    Django drops it when its savepoint, transaction or connection is lost, and CPython frees it at
+    once: that is how a rollback is noticed, for which Django has no hook.
+    """
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, told: WriterHooks | None, fate: _Fate
+    ) -> None:
         self.__qualname__ = type(self).__qualname__  # Django 5.2 logs a failed callback by it
         self.connection = connection
-        self.events: list[Event] | None = []  # None once it ran
-        self.others = False  # wrote something that is not offered
+        self.told = told
+        self.fate = fate
+        self.ran = False
+        self.written: list[Event] = []  # what the hooks are told
+        self.offers: list[Event] = []
+        self.others = 0  # rows that are not offered
 
     def __call__(self) -> None:
-        events, self.events = self.events, None
+        self.ran = self.fate.committed = True
+        written, self.written = self.written, []
+        try:
+            if self.offers or self.others:
+                self._hand_over()
+        finally:
+            if self.told is not None and written:
+                self.told.tell("after_commit", written)
+
+    def _hand_over(self) -> None:
+        (offers, others), (self.offers, self.others) = (self.offers, self.others), ([], 0)
         alias = self.connection.alias
         queue = hooks.slot.queue(alias)
         if queue is None:
             doorbell.ring(self.connection)
             return
-        for event in events or ():
+        for event in offers:
             taken = queue.offer(event)
-            self.others = self.others or not taken
+            others += not taken
             announce(event_queued if taken else event_dropped, sender=alias, event=event)
-        if self.others:
+        if others:
             queue.look()
 
-
-def hand_over(
-    connection: BaseDatabaseWrapper, rows: Sequence[tuple[Event, str, str | None]]
-) -> None:
-    settings = current()
-    if event_written.receivers:
-        for event, _, _ in rows:
-            announce(event_written, sender=connection.alias, event=event)
-    if not settings.ENABLED or settings.MODE == "writer_only":
-        return
-    callback = _callback(connection)
-    room = 0
-    if hooks.slot.queue(connection.alias) is not None and callback.events is not None:
-        room = max(settings.HOT_QUEUE_CAPACITY - len(callback.events), 0)
-    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
-    if hot and callback.events is not None:
-        loads = hooks.serializer().loads
-        callback.events += [event.written(text, loads) for event, text, _ in hot]
-    callback.others = callback.others or len(hot) < len(rows)
+    def __del__(self) -> None:
+        if self.told is None or not self.written or self.fate.committed:
+            return
+        with _refusing(self.connection.alias):
+            self.told.tell("after_rollback", self.written)
 
 
-def _callback(connection: BaseDatabaseWrapper) -> _AfterCommit:
+class _Head:
+    """Somebody else's callback that runs before ours, and may fail: the commit is noted first."""
+
+    def __init__(self, function: Callable[[], Any], fate: _Fate) -> None:
+        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+        self.function = function
+        self.fate = fate
+
+    def __call__(self) -> None:
+        self.fate.committed = True
+        self.function()
+
+
+def _callback(connection: BaseDatabaseWrapper, told: WriterHooks | None) -> _AfterCommit:
     level = set(connection.savepoint_ids)
     for sids, function, *_ in islice(reversed(connection.run_on_commit), 20):
-        if isinstance(function, _AfterCommit) and sids == level and function.events is not None:
+        if isinstance(function, _AfterCommit) and sids == level and not function.ran:
             return function
-    callback = _AfterCommit(connection)
+    fate = _Fate() if told is None or "after_rollback" not in told else _fate(connection)
+    callback = _AfterCommit(connection, told, fate)
     transaction.on_commit(callback, using=connection.alias, robust=True)
     return callback
+
+
+def _fate(connection: BaseDatabaseWrapper) -> _Fate:
+    """Return what the head of the waiting callbacks will know first.
+
+    A foreign head is wrapped where it stands: an entry before it would shift those that a begun
+    ``captureOnCommitCallbacks`` counts. It cannot be dropped alone: its savepoints are open yet.
+    """
+    waiting: list[Any] = connection.run_on_commit
+    outermost = connection.atomic_blocks[0]
+    if not waiting or getattr(outermost, "_from_testcase", False):  # which never commits
+        return _Fate()
+    sids, function, robust = waiting[0]
+    if not isinstance(function, (_AfterCommit, _Head)):
+        function = _Head(function, _Fate())
+        waiting[0] = (sids, function, robust)
+    return _Fate() if function.fate.committed else function.fate
+
+
+@contextmanager
+def _refusing(alias: str) -> Iterator[None]:
+    """Refuse queries and blocks on an alias: Django is in the midst of a rollback there."""
+
+    def refuse() -> None:
+        raise TransactionManagementError(
+            f"A query on {alias!r} inside after_rollback, in the midst of Django's own rollback. "
+            "Expected none: note what you need, and ask the database afterwards."
+        )
+
+    # Of the thread that runs this, which for the garbage collector need not be the writer's.
+    connection = connections[alias]
+    connection.ensure_connection = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del connection.ensure_connection
