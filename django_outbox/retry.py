@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
+
+from django.utils.module_loading import import_string
 
 ErrorTypes = tuple[type[BaseException], ...]
 MAX_DELAY = 365 * 86400.0  # seconds; a due time beyond it overflows some database's calendar
@@ -29,19 +31,24 @@ class RetryPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selective:
-    """The part all shipped policies share: how often, and for which errors."""
+    """The part all shipped policies share: how often, and for which errors.
+
+    An error is looked at together with its causes (``raise … from cause``), but not with what was
+    merely being handled when it was raised: that is an accident as often as a cause.
+    """
 
     max_attempts: int | None = None
-    retry_on: ErrorTypes = ()  # only these (empty: every Exception)
+    retry_on: ErrorTypes = ()  # only these (empty: every error)
     give_up_on: ErrorTypes = ()  # never these; wins over retry_on
 
     def __post_init__(self) -> None:
         _check(self)
 
     def should_retry(self, exc: BaseException) -> bool:
-        if isinstance(exc, self.give_up_on):
+        errors = [*_with_causes(exc)]
+        if any(isinstance(error, self.give_up_on) for error in errors):
             return False
-        return not self.retry_on or isinstance(exc, self.retry_on)
+        return not self.retry_on or any(isinstance(error, self.retry_on) for error in errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,17 +137,43 @@ POLICIES: Mapping[str, type[Any]] = {
 def from_setting(value: Mapping[str, Any]) -> RetryPolicy:
     """Build a policy from ``{"policy": "exponential", "base": 0.2, …}``.
 
+    ``policy`` is a name, the dotted path of a class, or the dict of another policy, to which
+    ``jitter`` seconds are added. Error classes may be dotted paths, too.
+
     Raises ``ValueError`` for a policy or an option that is unknown or unfit.
     """
     options = dict(value)
     name = options.pop("policy", "exponential")
-    if not isinstance(name, str) or name not in POLICIES:
+    for errors in ("retry_on", "give_up_on"):
+        if isinstance(options.get(errors), (list, tuple)):
+            options[errors] = tuple(map(_imported, options[errors]))
+    make = POLICIES.get(name) if isinstance(name, str) else None
+    if isinstance(name, Mapping):
+        make, options["policy"] = Jittered, from_setting(name)
+    elif isinstance(name, str) and "." in name:
+        make = _imported(name)
+    if make is None:
         raise ValueError(f"the retry policy {name!r} is unknown; expected one of {[*POLICIES]}.")
     try:
-        policy: RetryPolicy = POLICIES[name](**options)
+        return checked(make(**options))
     except TypeError as error:
         raise ValueError(f"the retry policy {name!r} cannot take {options}: {error}") from error
-    return policy
+
+
+def _imported(value: Any) -> Any:
+    try:
+        return import_string(value) if isinstance(value, str) and "." in value else value
+    except ImportError as error:
+        raise ValueError(f"{value!r} cannot be imported: {error}") from error
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from, however that is entangled."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__
 
 
 def bounded(delay: float) -> float:

@@ -167,6 +167,32 @@ def test_a_policy_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) ->
     assert "retry policy failed" in caplog.text
 
 
+class Boundless(Odd):
+    """A policy whose limit cannot be read, or is none."""
+
+    def __init__(self, limit: Any) -> None:
+        super().__init__(3)
+        self._limit = limit
+
+    @property
+    def max_attempts(self) -> Any:  # type: ignore[override]
+        if isinstance(self._limit, Exception):
+            raise self._limit
+        return self._limit
+
+
+@pytest.mark.parametrize(
+    "limit", [ValueError("no limit"), "3", object], ids=["error", "str", "class"]
+)
+def test_a_limit_that_cannot_be_read_is_that_of_the_settings(
+    limit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row 329: logged, and the default used; else the event would come again for ever."""
+    assert decision(ValueError(), policy=Boundless(limit), attempts=8).status is RETRY
+    assert decision(ValueError(), policy=Boundless(limit), attempts=9).status is DEAD
+    assert "retry policy failed" in caplog.text
+
+
 @pytest.mark.parametrize(
     "delay", [math.inf, math.nan, -5, 1e300, "5", None, timedelta(1)], ids=repr
 )

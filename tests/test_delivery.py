@@ -130,6 +130,37 @@ def test_max_attempts_of_the_settings_feeds_policies_without_a_limit(
     assert delivered(raising(ValueError()), retry=policy).status is Status.DEAD
 
 
+# Rows 332, 333.
+def test_333_the_listeners_policy_then_the_settings_then_the_default(settings: Any) -> None:
+    settings.OUTBOX = {"RETRY": {"policy": "fixed", "delay": 7}}
+    insert()
+    assert delivered(raising(ValueError()), retry=outbox.Fixed(10)).delay == 10
+    insert()
+    assert delivered(raising(ValueError())).delay == 7
+    settings.OUTBOX = {}
+    insert()
+    delay = delivered(raising(ValueError())).delay
+    assert delay is not None
+    assert 0.1 <= delay <= 0.3
+
+
+# Row 336.
+def test_336_number_and_pause_can_be_set_for_all_and_for_one(settings: Any) -> None:
+    settings.OUTBOX = {"RETRY": {"policy": "linear", "step": 2, "max_attempts": 3}}
+    own = outbox.Linear(step=30, max_attempts=4)
+    for attempts, ours, everybodys in ((0, 30, 2), (1, 60, 4), (2, 90, None), (3, None, None)):
+        insert(attempts=attempts)
+        assert delivered(raising(ValueError()), retry=own).delay == ours
+        insert(attempts=attempts)
+        assert delivered(raising(ValueError())).delay == everybodys
+
+
+def test_unroutable_retry_heeds_the_limit_of_its_policy(settings: Any) -> None:
+    settings.OUTBOX = {"UNROUTABLE": "retry", "RETRY": outbox.Fixed(3, max_attempts=2)}
+    insert(event_type="nobody.listens", attempts=1)
+    assert delivered(lambda event: None).status is Status.DEAD
+
+
 def test_a_policy_that_fails_is_replaced_by_the_default(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         max_attempts = 5

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.test import override_settings
 
 from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hooks
-from django_outbox.retry import MAX_DELAY, bounded, from_setting
+from django_outbox.retry import MAX_DELAY, bounded, checked, from_setting
+from tests import samples
 
 STEADY = (1.0, 1.0)  # jitter that changes nothing
 
@@ -41,6 +44,15 @@ class Picky(Own):
 
 
 OWN = Own()
+
+
+class Refused(Exception):
+    """An error of an application, which settings cannot import."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepped(Own):
+    seconds: float
 
 
 # --- delays -------------------------------------------------------------------------------------
@@ -138,6 +150,48 @@ def test_give_up_on_wins_over_retry_on(make: Callable[..., RetryPolicy]) -> None
     assert not policy.should_retry(ValueError())
 
 
+def caused_by(cause: BaseException, *, depth: int = 1) -> Exception:
+    """Raise an error from ``cause``, over that many others."""
+    for _ in range(depth):
+        try:
+            raise RuntimeError("the service is down") from cause
+        except RuntimeError as error:
+            cause = error
+    return cause  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+def test_causes_are_looked_at(make: Callable[..., RetryPolicy], depth: int) -> None:
+    """Rows 324, 325, 328, 330."""
+    error = caused_by(ConnectionRefusedError(), depth=depth)
+    assert make(retry_on=(ConnectionError,)).should_retry(error)
+    assert not make(retry_on=(TimeoutError,)).should_retry(error)
+    assert not make(give_up_on=(ConnectionError,)).should_retry(error)
+    assert make(give_up_on=(TimeoutError,)).should_retry(error)
+    assert not make(retry_on=(RuntimeError,), give_up_on=(ConnectionError,)).should_retry(error)
+
+
+@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+def test_what_was_merely_being_handled_is_no_cause(make: Callable[..., RetryPolicy]) -> None:
+    with pytest.raises(TimeoutError) as caught:
+        try:
+            raise KeyError("a miss in a cache")
+        except KeyError:
+            raise TimeoutError("the service is down")  # noqa: B904 - that is the point
+    error = caught.value
+    assert isinstance(error.__context__, KeyError)
+    assert make(give_up_on=(KeyError,)).should_retry(error)
+    assert not make(retry_on=(KeyError,)).should_retry(error)
+
+
+def test_causes_that_bite_their_tail_end() -> None:
+    error, other = RuntimeError(), ValueError()
+    error.__cause__, other.__cause__ = other, error
+    assert Fixed(give_up_on=(KeyError,)).should_retry(error)
+    assert not Fixed(give_up_on=(ValueError,)).should_retry(error)
+
+
 def test_jittered_asks_the_policy_inside() -> None:
     policy = Jittered(Own())
     assert policy.max_attempts == 3
@@ -221,6 +275,14 @@ def test_policies_are_values() -> None:
         ({"policy": "exponential", "jitter": [1, 2]}, Exponential(jitter=[1, 2])),  # type: ignore[arg-type]
         ({"policy": "fixed", "delay": 3}, Fixed(3)),
         ({"policy": "linear", "step": 2}, Linear(step=2)),
+        ({"policy": {"policy": "fixed", "delay": 3}, "jitter": 1}, Jittered(Fixed(3), 1)),
+        ({"policy": {}}, Jittered(Exponential())),
+        ({"policy": "tests.test_retry.Stepped", "seconds": 4}, Stepped(4)),
+        (
+            {"retry_on": ["tests.test_retry.Refused", TimeoutError]},
+            Exponential(retry_on=(Refused, TimeoutError)),
+        ),
+        ({"policy": "linear", "give_up_on": [ValueError]}, Linear(give_up_on=(ValueError,))),
         (Fixed(3), Fixed(3)),
         ("tests.test_retry.OWN", OWN),
         (OWN, OWN),
@@ -243,6 +305,9 @@ def test_the_setting_may_name_a_class() -> None:
     "value",
     [{"policy": "nonsense"}, {"policy": None}, {"policy": ["fixed"]}, {"nonsense": 1}, {"base": -1},
      {"policy": "fixed", "base": 1}, {1: 2}, "tests.test_retry.nonsense", "nonsense", 5,
+     {"policy": "tests.test_retry.nonsense"}, {"policy": "tests.test_retry.Unfinished"},
+     {"policy": {"policy": "nonsense"}}, {"retry_on": ["tests.test_retry.nonsense"]},
+     {"give_up_on": ["ValueError"]}, {"policy": {}, "jitter": -1},
      "tests.test_retry.Unfinished", "tests.test_retry.Picky", "tests.test_retry.pytest"],
     ids=repr,
 )  # fmt: skip
@@ -258,3 +323,35 @@ def test_a_setting_that_gives_no_policy_is_improper(value: Any) -> None:
 def test_an_unknown_policy_is_told_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'exp' is unknown; expected one of \['exponential',"):
         from_setting({"policy": "exp"})
+
+
+# --- the documentation ----------------------------------------------------------------------------
+
+
+def test_323_the_table_of_the_how_to_is_what_the_code_does() -> None:
+    page = (samples.DOCS / "how-to/retry.md").read_text()
+    rows = re.findall(r"^\| `(\w+\(.*\))` \| ([\d. |]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for text, cells in rows:
+        name, _, options = text.partition("(")
+        policy = eval(f"{name}(jitter=(1, 1), {options}" if name == "Exponential" else text)
+        delays = [policy.delay(attempt) for attempt in range(1, 10)]
+        shown = [delays[attempt - 1] for attempt in (1, 2, 3, 4, 5, 9)]
+        expected = [float(cell) for cell in cells.split("|")]
+        assert [*shown, sum(delays)] == pytest.approx(expected)
+
+
+def test_the_samples_of_the_how_to() -> None:
+    """Rows 324, 325, 328, 329, 330."""
+    with samples.run("how-to/retry.md") as names:
+        picky, stubborn, own = names["PICKY"], names["STUBBORN"], names["OfficeHours"]()
+        assert checked(own) is own
+        with override_settings(OUTBOX=names["OUTBOX"]):
+            policy = hooks.retry_policy()
+    assert picky.should_retry(caused_by(TimeoutError()))
+    assert not picky.should_retry(ValueError())
+    assert not stubborn.should_retry(KeyError())
+    assert not own.should_retry(caused_by(PermissionError()))
+    assert own.should_retry(TimeoutError())
+    assert isinstance(policy, Exponential)
+    assert (policy.base, policy.give_up_on) == (1, (ValidationError,))
