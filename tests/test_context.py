@@ -1,199 +1,297 @@
-"""Context providers: headers that come with every write (rows 379-385, 388, N8)."""
+"""Context that travels with an event: log context, language, time zone (rows 387, 388; G11)."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import logging
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
+from django.db import transaction
+from django.utils import timezone, translation
+from django.utils.module_loading import import_string
 
 import django_outbox as outbox
-from django_outbox import Event, InvalidEvent, hooks, write, write_many
-from django_outbox.models import OutboxEvent
-from tests.table import listening
+from django_outbox import registry
+from django_outbox.contrib import locale, logs
+from tests import samples
+from tests.table import PLACED, listening, statuses, write
+from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
-session_key: ContextVar[str | None] = ContextVar("session_key", default=None)
-calls: list[str] = []
+LOGS = "django_outbox.contrib.logs"
+LOCALE = "django_outbox.contrib.locale"
+BOTH = {
+    "CONTEXT_PROVIDERS": [f"{LOGS}.remember", f"{LOCALE}.remember"],
+    "INTERCEPTORS": [f"{LOGS}.restore", f"{LOCALE}.restore"],
+}
+everywhere = pytest.mark.parametrize("where", ["drain", "worker"])
 
-
-def session() -> dict[str, str]:
-    calls.append("session")
-    key = session_key.get()
-    return {} if key is None else {"session": key, "by": "session"}
-
-
-def tenant() -> Mapping[str, str]:
-    calls.append("tenant")
-    return {"tenant": "t-1", "by": "tenant"}
+logger = logging.getLogger("tests.shop")
 
 
-def silent() -> None:
-    return None
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """What the shop's log says, line by line, with its context."""
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(self.format(record))
+
+    handler = Handler()
+    handler.setFormatter(logging.Formatter("%(message)s [%(outbox)s]"))
+    handler.addFilter(logs.ContextFilter())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
 
 
-def failing() -> dict[str, str]:
-    raise ZeroDivisionError("no context")
+def deliver(where: str, count: int) -> None:
+    if where == "drain":
+        outbox.drain()
+        return
+    with outbox.Worker():
+        wait_until(lambda: statuses().get("DONE", 0) == count, what=f"{count} DONE")
 
 
-def numbers() -> dict[str, Any]:
-    return {"n": 1}
+# -- log lines -------------------------------------------------------------------------------------
 
 
-def a_list() -> Any:
-    return ["a"]
-
-
-def surrogate() -> dict[str, str]:
-    return {"a": "\ud800"}
-
-
-class Provider:
-    """A class would do as well: calling it makes the dict."""
-
-    def __new__(cls) -> Any:
-        return {"of": "a class"}
-
-
-def use(settings: Any, *providers: Callable[[], Any], **more: Any) -> None:
-    paths = [f"{each.__module__}.{each.__name__}" for each in providers]
-    settings.OUTBOX = {"CONTEXT_PROVIDERS": paths, **more}
-
-
-def headers_of(event_id: str | None) -> Mapping[str, str]:
-    row = OutboxEvent.objects.get(pk=event_id)
-    return outbox.events.decode_headers(row.headers)  # type: ignore[attr-defined,no-any-return]
-
-
-@pytest.fixture(autouse=True)
-def no_calls() -> None:
-    calls.clear()
-
-
-# Rows 379, 380, 382, N8.
-def test_providers_are_merged_into_headers_and_the_later_wins(settings: Any) -> None:
-    session_key.set("s-1")
-    use(settings, session, tenant)
-    with transaction.atomic():
-        first = write("x")
-    use(settings, tenant, session)
-    with transaction.atomic():
-        second = write("x")
-    assert headers_of(first) == {"session": "s-1", "tenant": "t-1", "by": "tenant"}
-    assert headers_of(second) == {"session": "s-1", "tenant": "t-1", "by": "session"}
-
-
-# Row 381, N8.
-def test_the_callers_headers_win(settings: Any) -> None:
-    use(settings, tenant, Provider)
-    with transaction.atomic():
-        event_id = write("x", headers={"by": "the caller"})
-        ready = write(Event(event_type="x", headers={"tenant": "own"}))
-    assert headers_of(event_id) == {"tenant": "t-1", "by": "the caller", "of": "a class"}
-    assert headers_of(ready) == {"tenant": "own", "by": "tenant", "of": "a class"}
-
-
-def test_the_callers_event_stays_as_it_is(settings: Any) -> None:
-    use(settings, tenant)
-    event = Event(event_type="x")
-    with transaction.atomic():
-        write(event)
-    assert event.headers == {}
-
-
-def test_one_call_serves_all_events_of_a_write(settings: Any) -> None:
-    use(settings, tenant)
-    with transaction.atomic():
-        ids = write_many([Event(event_type="x"), Event(event_type="x", headers={"by": "own"})])
-    assert calls == ["tenant"]
-    assert [headers_of(each)["by"] for each in ids] == ["tenant", "own"]
-
-
-def test_a_context_costs_no_query_and_no_savepoint(settings: Any) -> None:
-    use(settings, tenant)
-    with transaction.atomic(), CaptureQueriesContext(connection) as sent:
-        write_many([Event(event_type="x"), Event(event_type="x")])
-    assert [each["sql"].partition(" ")[0] for each in sent.captured_queries] == ["INSERT"]
-
-
-# Row 384.
-@pytest.mark.parametrize("provider", [silent, session], ids=["None", "{}"])
-def test_a_provider_may_have_nothing_to_say(
-    settings: Any, provider: Callable[[], Any], caplog: pytest.LogCaptureFixture
+# Row 388.
+@everywhere
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_388_a_session_key_set_at_write_is_in_the_listeners_lines_and_gone_afterwards(
+    settings: Any, lines: list[str], where: str, kind: str
 ) -> None:
-    session_key.set(None)
-    use(settings, provider)
-    with transaction.atomic():
-        event_id = write("x")
-    assert OutboxEvent.objects.get(pk=event_id).headers is None
-    assert caplog.records == []
+    settings.OUTBOX = {**BOTH, "WORKERS": 1}
+
+    def listen(event: outbox.Event) -> None:
+        logger.info("reserved")
+
+    async def alisten(event: outbox.Event) -> None:
+        await asyncio.sleep(0)
+        logger.info("reserved")
+
+    with logs.context(session="s-7"):
+        logger.info("placed")
+        (first,) = write()
+    (second,) = write()
+    with listening(alisten if kind == "async" else listen):
+        deliver(where, 2)
+    logger.info("after")
+    own = "event_id={} event_type=order.placed listener=order.placed attempt=1"
+    assert lines[0] == "placed [session=s-7]"
+    assert {*lines[1:3]} == {
+        f"reserved [session=s-7 {own.format(first)}]",
+        f"reserved [{own.format(second)}]",
+    }
+    assert lines[3] == "after []"
 
 
-# Row 385, N8.
-@pytest.mark.parametrize("provider", [failing, numbers, a_list, surrogate])
-def test_a_provider_that_fails_is_logged_and_skipped(
-    settings: Any, provider: Callable[[], Any], caplog: pytest.LogCaptureFixture
+@everywhere
+def test_lines_say_which_listener_and_which_attempt(
+    settings: Any, lines: list[str], where: str
 ) -> None:
-    use(settings, tenant, provider, Provider)
-    with transaction.atomic():
-        event_id = write("x")
-    assert headers_of(event_id) == {"tenant": "t-1", "by": "tenant", "of": "a class"}
-    [record] = caplog.records
-    assert (record.name, record.levelno) == ("django_outbox", logging.ERROR)
-    assert record.exc_info
-    assert f"provider=tests.test_context.{provider.__name__}" in record.getMessage()
+    settings.OUTBOX = BOTH
+
+    def listen(event: outbox.Event) -> None:
+        logger.info("called")
+        if not event.attempts:
+            raise outbox.RetryAfter(0)
+
+    def fall_back(event: outbox.Event, failure: outbox.Failure) -> None:
+        logger.info("saved")
+
+    def refuse(event: outbox.Event) -> None:
+        raise outbox.Unrecoverable
+
+    with listening(listen, name="mail"), listening(refuse, name="post"):
+        registry.fallback(refuse, fall_back)
+        write()
+        if where == "drain":
+            outbox.drain()
+        deliver(where, 1)
+    told = sorted(line.partition("listener=")[2] + line[:6] for line in lines)
+    assert told == [
+        "order.placed mail attempt=1]called",
+        "order.placed mail attempt=2]called",
+        "order.placed post attempt=1]saved ",
+    ]
 
 
-def test_providers_are_not_asked_when_nothing_can_be_written(settings: Any) -> None:
-    use(settings, tenant)
-    with pytest.raises(outbox.NoActiveTransaction):
-        write("x")
-    with transaction.atomic(), pytest.raises(InvalidEvent):
-        write("")
-    assert calls == []
+def test_what_a_listener_writes_carries_the_context_on(settings: Any, lines: list[str]) -> None:
+    """The first writer's part of it; whose event it was is said anew."""
+    settings.OUTBOX = BOTH
+
+    def listen(event: outbox.Event) -> None:
+        with transaction.atomic():
+            outbox.write("order.paid")
+
+    with (
+        listening(listen),
+        listening(lambda event: logger.info("%s", dict(event.headers)), "order.paid"),
+        logs.context(session="s-7"),
+    ):
+        write()
+    with (
+        listening(listen),
+        listening(lambda event: logger.info("%s", sorted(event.headers)), "order.paid"),
+    ):
+        outbox.drain()
+    assert lines[0].startswith("['language', 'log.session', 'timezone'] [session=s-7 event_id=")
+    assert "event_type=order.paid" in lines[0]
 
 
-class Seeing:
-    """A hook that notes the headers it is shown, and takes one away."""
-
-    def before_write(self, events: list[Event]) -> list[Event]:
-        calls.extend(f"{name}={text}" for each in events for name, text in each.headers.items())
-        return [replace(each, headers={"tenant": each.headers["tenant"]}) for each in events]
-
-
-def test_hooks_see_the_context_and_have_the_last_word(settings: Any) -> None:
-    use(settings, tenant, WRITER_HOOKS=["tests.test_context.Seeing"])
-    with transaction.atomic():
-        event_id = write("x")
-    assert calls == ["tenant", "tenant=t-1", "by=tenant"]
-    assert headers_of(event_id) == {"tenant": "t-1"}
+def test_contexts_nest_and_end(lines: list[str]) -> None:
+    with logs.context(a=1, b=2):
+        with logs.context(b=3):
+            logger.info("inside")
+            assert logs.remember() == {"log.a": "1", "log.b": "3"}
+        logger.info("outside")
+    assert lines == ["inside [a=1 b=3]", "outside [a=1 b=2]"]
+    assert logs.remember() == {}
 
 
-# Rows 383, 388 (the provider's half).
-@pytest.mark.django_db(transaction=True)
-def test_the_listener_reads_what_held_at_the_write(settings: Any) -> None:
-    use(settings, session)
-    heard: list[Mapping[str, str]] = []
-    session_key.set("at the write")
-    with transaction.atomic():
-        write("x")
-    session_key.set("long after")
-
-    def hear(event: Event) -> None:
-        heard.append(event.headers)
-
-    with listening(hear, "x"):
-        assert outbox.drain() == 1
-    assert heard == [{"session": "at the write", "by": "session"}]
+def test_a_record_has_its_context_as_values_too(lines: list[str]) -> None:
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "message", None, None)
+    with logs.context(a=1):
+        assert logs.ContextFilter().filter(record)
+    assert record.__dict__["outbox_context"] == {"a": "1"}
 
 
-def test_the_setting_is_read_anew_when_it_changes(settings: Any) -> None:
-    assert hooks.context_providers() == ()
-    use(settings, tenant)
-    assert hooks.context_providers() == (tenant,)
+@everywhere
+def test_structlogs_own_context_travels(settings: Any, where: str) -> None:
+    structlog = pytest.importorskip("structlog")
+    settings.OUTBOX = BOTH
+    seen: list[dict[str, Any]] = []
+    with structlog.contextvars.bound_contextvars(request=5):
+        (event_id,) = write()
+    with listening(lambda event: seen.append(structlog.contextvars.get_contextvars())):
+        deliver(where, 1)
+    assert seen == [
+        {
+            "request": "5",
+            "event_id": event_id,
+            "event_type": PLACED,
+            "listener": PLACED,
+            "attempt": "1",
+        }
+    ]
+    assert structlog.contextvars.get_contextvars() == {}
+
+
+def test_without_structlog_it_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "structlog", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    module = importlib.util.module_from_spec(logs.__spec__)  # type: ignore[arg-type]
+    logs.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
+    assert module.structlog is None
+    with module.context(a=1):
+        assert module.remember() == {"log.a": "1"}
+
+
+# -- language and time zone ------------------------------------------------------------------------
+
+
+@everywhere
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_language_and_time_zone_are_those_of_the_writer(
+    settings: Any, where: str, kind: str
+) -> None:
+    settings.OUTBOX = {**BOTH, "WORKERS": 1}
+    seen: list[tuple[str | None, str]] = []
+
+    def look(event: outbox.Event) -> None:
+        seen.append((translation.get_language(), timezone.get_current_timezone_name()))
+
+    async def alook(event: outbox.Event) -> None:
+        await asyncio.sleep(0)
+        look(event)
+
+    with translation.override("de"), timezone.override("America/Lima"):
+        write()
+    with translation.override("fr"):
+        write()
+    with listening(alook if kind == "async" else look):
+        deliver(where, 2)
+    assert {*seen} == {("de", "America/Lima"), ("fr", "Asia/Kathmandu")}
+    assert (translation.get_language(), timezone.get_current_timezone_name()) == (
+        "en-us",
+        "Asia/Kathmandu",
+    )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"language": "klingon", "timezone": "Mars/Olympus"},
+        {"language": "", "timezone": ""},
+        {"language": "../etc", "timezone": "../../etc/passwd"},
+        {"timezone": "/etc/localtime"},
+        {},
+    ],
+    ids=["unknown", "empty", "path", "absolute", "none"],
+)
+def test_what_nobody_here_knows_is_left_as_it_is(settings: Any, headers: dict[str, str]) -> None:
+    settings.OUTBOX = {"INTERCEPTORS": BOTH["INTERCEPTORS"]}
+    seen: list[tuple[str | None, str]] = []
+    write(headers=headers)
+    with listening(
+        lambda event: seen.append(
+            (translation.get_language(), timezone.get_current_timezone_name())
+        )
+    ):
+        outbox.drain()
+    assert seen == [("en-us", "Asia/Kathmandu")]
+
+
+def test_a_time_zone_without_a_name_and_no_language_are_not_remembered() -> None:
+    with timezone.override(timezone.get_fixed_timezone(90)), translation.override(None):
+        assert locale.remember() == {}
+    with timezone.override("America/Lima"):
+        assert locale.remember() == {"language": "en-us", "timezone": "America/Lima"}
+
+
+# -- the documentation -----------------------------------------------------------------------------
+
+
+def test_the_samples_of_the_how_to(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
+    """Rows 224, 387: a provider and an interceptor of one's own, and those that are shipped."""
+    seen: list[tuple[Any, ...]] = []
+    shop = type(sys)("shop_context")
+    monkeypatch.setitem(sys.modules, "shop_context", shop)
+    with samples.run("how-to/carry-context.md") as names:
+        for name in ("remember_tenant", "for_tenant", "tenant"):
+            setattr(shop, name, names[name])
+        settings.OUTBOX = names["OUTBOX"]
+        response = names["LogContext"](lambda request: write_for(names, "north"))(Request())
+        assert import_string(names["LOGGING"]["filters"]["context"]["()"]) is logs.ContextFilter
+
+        def look(event: outbox.Event) -> None:
+            seen.append((names["tenant"].get(), logs.remember()))
+
+        with listening(look):
+            outbox.drain()
+    assert response == "written"
+    assert seen == [("north", {"log.request": "r-1"})]
+    assert names["tenant"].get() == ""
+
+
+class Request:
+    headers = {"X-Request-ID": "r-1"}
+
+
+def write_for(names: dict[str, Any], tenant: str) -> str:
+    token = names["tenant"].set(tenant)
+    write()
+    names["tenant"].reset(token)
+    return "written"

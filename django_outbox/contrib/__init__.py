@@ -1,0 +1,1 @@
+"""What hangs on the house and is not needed to live in it."""

@@ -1,0 +1,44 @@
+"""The writer's language and time zone, for whatever a listener says to people.
+
+``OUTBOX["CONTEXT_PROVIDERS"]`` takes ``remember``, ``OUTBOX["INTERCEPTORS"]`` takes ``restore``.
+"""
+
+from __future__ import annotations
+
+import zoneinfo
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from django.utils import timezone, translation
+
+from ..events import Event
+
+LANGUAGE, ZONE = "language", "timezone"  # the headers
+
+
+def remember() -> dict[str, str]:
+    """Return the current language, and the time zone if it has a name, as headers."""
+    found = {
+        LANGUAGE: translation.get_language(),
+        ZONE: getattr(timezone.get_current_timezone(), "key", None),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+@contextmanager
+def restore(event: Event) -> Iterator[None]:
+    """Activate what the headers name during a call; what nobody here knows is left as it is."""
+    language, zone = event.headers.get(LANGUAGE, ""), event.headers.get(ZONE, "")
+    with ExitStack() as stack:
+        if translation.check_for_language(language):
+            stack.enter_context(translation.override(language))
+        if (found := _zone(zone)) is not None:
+            stack.enter_context(timezone.override(found))
+        yield
+
+
+def _zone(name: str) -> zoneinfo.ZoneInfo | None:
+    try:
+        return zoneinfo.ZoneInfo(name) if name else None
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        return None
