@@ -494,9 +494,9 @@ def test_the_command_purges_both(settings: Any) -> None:
         call_command("outbox_purge", *arguments, stdout=out)
         return out.getvalue().strip()
 
-    assert said("--dry-run") == "would purge events: 0, received messages: 4"
+    assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 4"
     assert OutboxInbox.objects.count() == 4
-    assert said() == "purged events: 0, received messages: 4"
+    assert said() == "purged events: 0, idle streams: 0, received messages: 4"
     assert not OutboxInbox.objects.exists()
 
 

@@ -14,8 +14,6 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
-from hypothesis import given
-from hypothesis import strategies as st
 
 import django_outbox as outbox
 from django_outbox import DuplicateEvent, Event, InvalidEvent, hooks, signals, write, write_many
@@ -605,18 +603,13 @@ def test_an_ordered_duplicate_is_one_too() -> None:
     assert [*OutboxStream.objects.values_list("key", flat=True)] == ["Order"]
 
 
-TEXT = st.text(st.sampled_from("ab:\\/ "), min_size=1, max_size=6).filter(
-    lambda text: text.strip() and text[-1] != " "
-)
-AGGREGATES = st.tuples(TEXT, st.none() | TEXT)
-
-
-@given(one=AGGREGATES, other=AGGREGATES)
-def test_35_no_two_aggregates_share_a_stream(
-    one: tuple[str, str | None], other: tuple[str, str | None]
-) -> None:
+def test_35_no_two_aggregates_share_a_stream() -> None:
     """Row +35: whatever colons are in a name."""
-    assert (aggregate_key(*one) == aggregate_key(*other)) == (one == other)
+    alike: list[tuple[str, str | None]] = [
+        ("a:b", None), ("a", "b"), ("a:b", "c"), ("a", "b:c"), ("a:b:c", None), ("a\\", "b"),
+        ("a\\:b", None), ("a\\", ":b"), ("a", "\\:b"), ("a\\\\", "b"), ("a:", "b"), ("a", ":b"),
+    ]  # fmt: skip
+    assert len({aggregate_key(*each) for each in alike}) == len(alike)
 
 
 # --- transactions that are stricter than READ COMMITTED ------------------------------------------

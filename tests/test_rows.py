@@ -663,10 +663,10 @@ def test_43_outbox_purge_counts_or_deletes() -> None:
         call_command("outbox_purge", *arguments, stdout=out)
         return out.getvalue().strip()
 
-    assert said("--dry-run") == "would purge events: 3, received messages: 0"
+    assert said("--dry-run") == "would purge events: 3, idle streams: 0, received messages: 0"
     assert OutboxEvent.objects.count() == 4
-    assert said() == "purged events: 3, received messages: 0"
-    assert said("--dry-run") == "would purge events: 0, received messages: 0"
+    assert said() == "purged events: 3, idle streams: 0, received messages: 0"
+    assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 0"
     assert OutboxEvent.objects.count() == 1
 
 

@@ -90,6 +90,17 @@ class DatabaseNow(Func):
         return super().as_sql(compiler, connection, template=template, **context)
 
 
+class IsIndexed(Func):
+    """A status with which the events of a stream stand in their index.
+
+    SQLite uses a partial index only where its condition stands word for word.
+    """
+
+    output_field = models.BooleanField()
+    template = "%(expressions)s IN (0, 2, 3)"
+    arity = 1
+
+
 class PendingIndex(Index):
     """An index that is partial where the database can, and plain where it cannot.
 

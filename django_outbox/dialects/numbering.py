@@ -73,7 +73,10 @@ def upsert_values(places: Places) -> list[Any]:
 
 
 def due_of_followers() -> str:
-    return UNLESS_SET if current().STOP_ON_FIRST_FAILURE else UNLESS_LEASED
+    settings = current()
+    if settings.MODE == "writer_only":  # nobody leases; the purge asks when it was written to last
+        return UNLESS_LEASED
+    return UNLESS_SET if settings.STOP_ON_FIRST_FAILURE else UNLESS_LEASED
 
 
 def _parts(counts: Mapping[str, int]) -> Iterator[Places]:

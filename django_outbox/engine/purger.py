@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 
-from ..models import purge_batches, purge_inbox
+from ..models import purge_batches, purge_inbox, purge_streams
 from ..signals import announce, events_purged
 
 logger = logging.getLogger("django_outbox")
@@ -29,6 +29,8 @@ class Purger:
             announce(events_purged, sender=self._alias, count=events)
         if messages := self._purge(purge_inbox(self._alias), until):
             logger.info("purged received_messages=%d", messages)
+        if streams := self._purge(purge_streams(self._alias), until):
+            logger.info("purged streams=%d", streams)
         return self._interval * random.uniform(0.9, 1.1)
 
     def _purge(self, batches: Iterator[int], until: float) -> int:

@@ -13,6 +13,7 @@ from ..conf import index_name, table_name
 from ..dialects.fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS
 from .received import InboxQuerySet
+from .streams import StreamQuerySet
 from .verbs import OutboxQuerySet
 
 __all__ = [
@@ -21,9 +22,11 @@ __all__ = [
     "OutboxQuerySet",
     "OutboxStream",
     "OutboxWorker",
+    "StreamQuerySet",
     "missing_table",
     "purge_batches",
     "purge_inbox",
+    "purge_streams",
 ]
 
 
@@ -148,6 +151,11 @@ def purge_inbox(alias: str) -> Iterator[int]:
     return OutboxInbox.objects.using(alias).purge_batches()
 
 
+def purge_streams(alias: str) -> Iterator[int]:
+    """Purge the idle streams of this database; yield the size of each delete."""
+    return OutboxStream.objects.using(alias).purge_batches()
+
+
 class OutboxStream(models.Model):
     """The events of one key; ``seq`` is its version, ``due_at`` its due time or lease end."""
 
@@ -156,6 +164,8 @@ class OutboxStream(models.Model):
     due_at = UTCDateTimeField(null=True)
     locked_by = ExactCharField(max_length=128, null=True)
     locked_at = UTCDateTimeField(null=True)
+
+    objects = StreamQuerySet.as_manager()
 
     class Meta:
         db_table = table_name("outbox_stream")

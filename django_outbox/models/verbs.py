@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Q
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
+from django.db.models.functions import Coalesce, Concat, Substr
 
 from .. import dialects
 from ..conf import Settings, current
-from ..dialects.fields import DatabaseNow
+from ..dialects.fields import DatabaseNow, IsIndexed
 from ..outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 
 if TYPE_CHECKING:
     from . import OutboxEvent  # noqa: F401 - named in a string below
+    from .streams import StreamQuerySet
+
+BATCH: Final = 500  # events with a key per transaction, so that their writers never wait long
 
 
 class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
@@ -29,11 +33,11 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         return self.filter(status__in=UNSETTLED)
 
     def leased(self) -> OutboxQuerySet:
-        """Events that a worker holds at this moment."""
+        """Events that a worker holds at this moment; of those with a key it holds the stream."""
         return self.filter(locked_by__isnull=False, available_at__gt=DatabaseNow())
 
     def due(self) -> OutboxQuerySet:
-        """Events that the next claim may take, oldest first."""
+        """Events that the next claim may take, oldest first; for a key its stream is due."""
         return self.filter(available_at__lte=DatabaseNow()).order_by("available_at", "event_id")
 
     def done(self) -> OutboxQuerySet:
@@ -44,33 +48,47 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         return self.filter(status=Status.DEAD).order_by("done_at", "event_id")
 
     def replay(self) -> int:
-        """Make the dead events among these due again as if new; return how many."""
-        rows = self._dead_rows()
-        count = 0
-        for pk, progress in rows.exclude(progress=None).values_list("pk", "progress"):
-            count += self._replay(rows.filter(pk=pk), progress=_what_succeeded(progress))
-        count += self._replay(rows.filter(progress=None))
+        """Make the dead events among these due again as if new; return how many.
+
+        An event with a key keeps its place: it comes next, before any that wait behind it.
+        """
+        dead = self._dead_rows()
+        count = dead.filter(key=None)._replay()
+        count += dead._in_streams(OutboxQuerySet._replay)
         if count:
             announce(events_replayed, sender=self._write_alias(), count=count)
         return count
 
     def discard(self) -> int:
         """Delete the dead events among these; return how many."""
-        count = self._dead_rows().delete()[0]
+        dead = self._dead_rows()
+        count = dead.filter(key=None).delete()[0]
+        count += dead._in_streams(lambda batch: batch.delete()[0])
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)
         return count
 
-    def release(self) -> int:
-        """Give the leases of these back: due now, no attempt counted; return how many.
+    def skip(self) -> int:
+        """Give up these events with a key, that their followers may go on; return how many.
 
-        Whoever held one finds its settle refused. Meant for a worker that is known to be gone.
+        They are dead then, and can be replayed. What a worker is about to run is left to it.
         """
-        return (
-            self._plain()
-            .filter(status__in=UNSETTLED, locked_by__isnull=False)
-            .update(available_at=DatabaseNow(), locked_by=None, locked_at=None)
+        return self._plain().pending()._in_streams(OutboxQuerySet._give_up)
+
+    def release(self) -> int:
+        """Give the leases of these, or of their streams, back: due now; return how many.
+
+        No attempt is counted. Whoever held one finds its settle refused. Meant for a worker that is
+        known to be gone.
+        """
+        rows = self._plain().pending()
+        count = rows.filter(locked_by__isnull=False).update(
+            available_at=DatabaseNow(), locked_by=None, locked_at=None
         )
+        keys = rows._keys()
+        for start in range(0, len(keys), BATCH):
+            count += self._streams(keys[start : start + BATCH]).release()
+        return count
 
     def purge(self) -> int:
         """Delete every finished event past its retention, batch by batch; return how many."""
@@ -107,7 +125,11 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
     def expired(self) -> OutboxQuerySet:
         """Finished events past their retention: what the next purge deletes."""
         connection = connections[self._write_alias()]
-        condition = _expired(current(), dialects.of(connection).clock(connection))
+        settings = current()
+        condition = _expired(settings, dialects.of(connection).clock(connection))
+        if condition and settings.ON_DEAD == "block":  # else it would end the wait of its followers
+            waiting = self.model.objects.filter(IsIndexed("status"), key=OuterRef("key")).pending()
+            condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
         return self.filter(condition) if condition else self.none()
 
     def counts_by_status(self) -> dict[str, int]:
@@ -123,12 +145,36 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             return None
         return max((row[1] - row[0]).total_seconds(), 0.0)
 
-    def _replay(self, rows: OutboxQuerySet, **values: str | None) -> int:
-        return rows.update(
+    def _in_streams(self, change: Callable[[OutboxQuerySet], int]) -> int:
+        """Change those of these that have a key, batch by batch; return how many.
+
+        Each batch is a transaction of its own, that wakes their streams first: so no worker
+        releases one as idle, and writers, who lock in the same order, wait instead of deadlocking.
+        """
+        connection, count = connections[self._write_alias()], 0
+        rows = self.exclude(key=None).order_by("key", "seq").values_list("pk", "key")
+        found = [(pk, key) for pk, key in rows if key is not None]
+        for start in range(0, len(found), BATCH):
+            batch = found[start : start + BATCH]
+            with transaction.atomic(using=connection.alias):
+                dialects.of(connection).wake(connection, [key for _, key in batch])
+                count += change(self.filter(pk__in=[pk for pk, _ in batch]))
+        return count
+
+    def _replay(self) -> int:
+        count = 0
+        for pk, progress in self.exclude(progress=None).values_list("pk", "progress"):
+            count += self.filter(pk=pk)._renew(progress=_what_succeeded(progress))
+        return count + self.filter(progress=None)._renew()
+
+    def _renew(self, **values: str | None) -> int:
+        without_key = Q(key=None)
+        return self.update(
             status=Status.NEW,
             attempts=0,
             rescues=0,
-            available_at=DatabaseNow(),
+            available_at=Case(When(without_key, then=DatabaseNow())),
+            deliver_at=Case(When(without_key, then=F("deliver_at"))),
             first_due_at=DatabaseNow(),
             done_at=None,
             last_error=None,
@@ -136,6 +182,27 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             locked_at=None,
             **values,
         )
+
+    def _give_up(self) -> int:
+        free = self._streams(self._keys()).filter(locked_by=None).values_list("pk", flat=True)
+        return self.filter(key__in=[*free]).update(
+            status=Status.DEAD,
+            done_at=DatabaseNow(),
+            deliver_at=None,
+            last_error=Concat(
+                Value("Skipped, that its followers may go on. "),
+                Substr(Coalesce("last_error", Value("")), 1, 3900),
+                output_field=models.TextField(),
+            ),
+        )
+
+    def _keys(self) -> list[str]:
+        return [key for key in self.values_list("key", flat=True).distinct() if key is not None]
+
+    def _streams(self, keys: Sequence[str]) -> StreamQuerySet:
+        from . import OutboxStream
+
+        return OutboxStream.objects.using(self._write_alias()).filter(pk__in=keys)
 
     def _plain(self) -> OutboxQuerySet:
         """The same rows without order or slice, as UPDATE and DELETE need them."""

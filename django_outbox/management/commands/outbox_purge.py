@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from ...models import OutboxEvent, OutboxInbox
+from ...models import OutboxEvent, OutboxInbox, OutboxStream
 
 
 class Command(BaseCommand):
@@ -19,10 +20,12 @@ class Command(BaseCommand):
         parser.add_argument("--dry-run", action="store_true", help="count, delete nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        events = OutboxEvent.objects.using(options["database"])
-        inbox = OutboxInbox.objects.using(options["database"])
+        models: Sequence[Any] = (OutboxEvent, OutboxStream, OutboxInbox)
+        tables = [each.objects.using(options["database"]) for each in models]
         if options["dry_run"]:
-            verb, counts = "would purge", (events.expired().count(), inbox.expired().count())
+            verb, counts = "would purge", [each.expired().count() for each in tables]
         else:
-            verb, counts = "purged", (events.purge(), inbox.purge())
-        self.stdout.write("{} events: {}, received messages: {}".format(verb, *counts))
+            verb, counts = "purged", [each.purge() for each in tables]
+        self.stdout.write(
+            "{} events: {}, idle streams: {}, received messages: {}".format(verb, *counts)
+        )

@@ -1,0 +1,103 @@
+"""The verbs of streams; what leases them is SQL of ``dialects``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from django.db import connections, models, router, transaction
+from django.db.models import Exists, OuterRef, Q
+
+from .. import dialects
+from ..conf import DAY, current
+from ..dialects.fields import DatabaseNow, IsIndexed
+from ..events import ACTIVE
+from .verbs import OutboxQuerySet, unlocked
+
+if TYPE_CHECKING:
+    from . import OutboxStream  # noqa: F401 - named in a string below
+
+IDLE: Final = DAY  # seconds without events after which a stream is purged; writers are far then
+
+
+class StreamQuerySet(models.QuerySet["OutboxStream"]):
+    """Adjectives read, verbs act; all by the database's clock."""
+
+    def due(self) -> StreamQuerySet:
+        """Streams that the next claim may take, oldest first."""
+        return self._real().filter(due_at__lte=DatabaseNow()).order_by("due_at")
+
+    def leased(self) -> StreamQuerySet:
+        """Streams that a worker holds at this moment."""
+        return self._real().filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
+
+    def blocked(self) -> StreamQuerySet:
+        """Streams whose head keeps its followers waiting: until its next try, or dead for good."""
+        waiting = Q(locked_by=None, due_at__gt=DatabaseNow())
+        if current().ON_DEAD == "block":
+            waiting |= Q(Exists(self._events().pending()), locked_by=None, due_at=None)
+        return self._real().filter(waiting)
+
+    def release(self) -> int:
+        """Give the leases of these back: due now; return how many.
+
+        Whoever held one finds its settle refused. Meant for a worker that is known to be gone.
+        """
+        held = self._real().filter(locked_by__isnull=False)
+        return held.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
+
+    def expired(self) -> StreamQuerySet:
+        """Streams that were idle for a day and of which no pending or dead event is left."""
+        settings, alias = current(), self._write_alias()
+        limit = dialects.of(connections[alias]).clock(connections[alias]) - timedelta(seconds=IDLE)
+        idle = Q(due_at=None, locked_at__lt=limit)
+        if settings.MODE == "writer_only":  # nobody makes a stream idle there
+            idle = Q(due_at__lt=limit)
+        return self._real().filter(~Exists(self._events()), idle)
+
+    def purge(self) -> int:
+        """Delete every stream that is expired, batch by batch; return how many."""
+        return sum(self.purge_batches())
+
+    def purge_batches(self) -> Iterator[int]:
+        """Purge all; yield the size of each delete, which commits by itself, be it 0.
+
+        A writer makes the stream due again in the very row that is locked here, so none is deleted
+        under an event.
+        """
+        every = self.model.objects.using(self._write_alias())
+        expired, size = every.expired(), current().PURGE_BATCH_SIZE
+        low: str | None = ""
+        while low is not None:
+            ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", flat=True)
+            high = next(iter(ahead[size - 1 : size]), None)
+            batch = expired.filter(pk__gt=low, **({} if high is None else {"pk__lte": high}))
+            yield batch._delete_unlocked()
+            low = high
+
+    def oldest_due_age(self) -> float | None:
+        """Return the seconds that the oldest due stream has waited; None if none is due."""
+        row = self.due().annotate(now=DatabaseNow()).values_list("due_at", "now").first()
+        if row is None or row[0] is None:
+            return None
+        return max((row[1] - row[0]).total_seconds(), 0.0)
+
+    def _delete_unlocked(self) -> int:
+        connection = connections[self._write_alias()]
+        with transaction.atomic(using=connection.alias):
+            keys = unlocked(self, connection)
+            return dialects.of(connection).delete_streams(connection, keys=keys) if keys else 0
+
+    def _events(self) -> OutboxQuerySet:
+        """Events of the stream in the outer query that are pending or dead."""
+        from . import OutboxEvent
+
+        return OutboxEvent.objects.filter(IsIndexed("status"), key=OuterRef("pk"))
+
+    def _real(self) -> StreamQuerySet:
+        """Without the row that is no stream but the lease of "single_node"."""
+        return self.using(self._write_alias()).exclude(pk=ACTIVE)
+
+    def _write_alias(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]

@@ -1,0 +1,486 @@
+"""Verbs on events with a key and on their streams, and the purge of both (R6, R7, R11)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox import dialects, write
+from django_outbox.events import ACTIVE
+from django_outbox.models import OutboxEvent, OutboxStream, purge_streams
+from django_outbox.outcomes import Status
+from tests.databases import vendor
+from tests.table import elsewhere, in_thread, insert, now, row
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
+LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
+several_writers = pytest.mark.skipif(vendor() == "sqlite", reason="SQLite has one writer at a time")
+BLOCK = {"ON_DEAD": "block"}
+
+
+def events(key: str, *statuses: Status, **fields: Any) -> list[str]:
+    """Put events of a stream in, in this order, as a worker would have left them."""
+    found = []
+    for n, status in enumerate(statuses, 1):
+        finished = status in (DONE, DEAD)
+        at = now() if finished else None
+        error = "ValueError: no" if status == DEAD else None
+        values = {"done_at": at, "last_error": error, **fields}
+        found += insert(due=None, key=key, seq=n, status=status, first_due_at=now(), **values)
+    return found
+
+
+def put(key: str = "k", **columns: Any) -> OutboxStream:
+    """Put a stream in: idle for long, if nothing else is said."""
+    return OutboxStream.objects.create(
+        **{"key": key, "seq": 100, "due_at": None, "locked_at": LONG_AGO, **columns}
+    )
+
+
+def stream(key: str = "k") -> OutboxStream:
+    return OutboxStream.objects.get(pk=key)
+
+
+def is_due(key: str = "k") -> bool:
+    return OutboxStream.objects.due().filter(pk=key).exists()
+
+
+def in_ten_minutes() -> datetime:
+    return now() + timedelta(minutes=10)
+
+
+def release(seq: int, *, key: str = "k", me: str = "w1") -> int:
+    """Give a stream back as its worker does: if its version is the one that was read."""
+    mine = OutboxStream.objects.filter(pk=key, seq=seq, locked_by=me)
+    return mine.update(due_at=None, locked_by=None, locked_at=now())
+
+
+# --- replay --------------------------------------------------------------------------------------
+
+
+def test_a_replayed_event_keeps_its_place_and_its_stream_is_due() -> None:
+    """Design 5, 7: replay."""
+    dead, follower = events("k", DEAD, DONE, attempts=3, rescues=2, deliver_at=LONG_AGO)
+    put()
+    before = row(dead)
+
+    assert OutboxEvent.objects.dead().replay() == 1
+
+    event, its = row(dead), stream()
+    assert (event.status, event.attempts, event.rescues) == (NEW, 0, 0)
+    assert (event.key, event.seq) == ("k", before.seq)
+    assert (event.available_at, event.deliver_at) == (None, None)  # the stream is due instead
+    assert (event.done_at, event.last_error) == (None, None)
+    assert event.first_due_at > before.first_due_at  # type: ignore[operator]
+    assert (its.seq, its.locked_by) == (101, None)
+    assert is_due()
+    assert row(follower).status == DONE
+
+
+def test_r6_a_replay_while_the_stream_is_leased_is_found_by_its_owner() -> None:
+    """Without a new version the owner would release the stream as idle, and the event be stuck."""
+    [dead] = events("k", DEAD)
+    lease = in_ten_minutes()
+    put(due_at=lease, locked_by="w1", seq=7)
+    seq_read = stream().seq  # the owner has read its events: none is pending
+
+    assert OutboxEvent.objects.filter(pk=dead).replay() == 1
+
+    assert release(seq_read) == 0
+    its = stream()
+    assert (its.seq, its.locked_by, its.due_at) == (8, "w1", lease)  # the lease is left alone
+
+
+def test_a_replay_brings_the_stream_back_that_was_purged() -> None:
+    """Ordering.md: the row may be purged, then it is inserted."""
+    events("k", DEAD)
+    assert OutboxEvent.objects.dead().replay() == 1
+    assert is_due()
+    assert stream().seq > 1_000_000  # the clock, so that numbers go on rising
+
+
+def test_a_replay_does_not_wait_for_a_head_that_is_retried_later() -> None:
+    """The read decides what is delivered; the stream is due so that there is one."""
+    events("k", DEAD, RETRY)
+    put(due_at=in_ten_minutes())
+    OutboxEvent.objects.dead().replay()
+    assert is_due()
+
+
+def test_a_replay_of_many_streams_is_one_transaction_for_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_outbox.models.verbs.BATCH", 4)
+    for n in range(5):
+        events(f"k{n}", DEAD, DEAD, progress='{"a": {"state": "done"}}')
+        put(f"k{n}")
+    unkeyed = insert(due=None, status=DEAD)
+
+    assert OutboxEvent.objects.dead().replay() == 11
+
+    assert OutboxEvent.objects.filter(status=NEW).count() == 11
+    assert OutboxStream.objects.due().count() == 5
+    assert [each.event_id for each in OutboxEvent.objects.due()] == unkeyed
+
+
+def test_a_replay_waits_for_the_writer_of_its_key_and_both_count() -> None:
+    """Design 7: a version for each; none is lost."""
+    [dead] = events("k", DEAD)
+    put(seq=10)
+    with elsewhere(lambda: write("x", key="k")):
+        replaying = in_thread(lambda: OutboxEvent.objects.filter(pk=dead).replay())
+    assert replaying.result(30) == 1
+    assert stream().seq == 12
+    assert OutboxEvent.objects.pending().count() == 2
+
+
+def test_a_failed_replay_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event and stream change in one transaction."""
+    events("k", DEAD)
+    put()
+    monkeypatch.setattr("django_outbox.models.verbs.OutboxQuerySet._renew", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        OutboxEvent.objects.dead().replay()
+    assert (stream().seq, stream().due_at) == (100, None)
+
+
+# --- discard, skip, release ----------------------------------------------------------------------
+
+
+def test_a_discarded_head_lets_its_followers_go_on() -> None:
+    """Rows 368; design 7: discard of a blocking head wakes the stream."""
+    head, follower = events("k", DEAD, NEW)
+    put()
+    assert OutboxEvent.objects.dead().discard() == 1
+    assert not OutboxEvent.objects.filter(pk=head).exists()
+    assert row(follower).status == NEW
+    assert (stream().seq, is_due()) == (101, True)
+
+
+def test_a_discard_while_the_stream_is_leased_is_found_by_its_owner() -> None:
+    """As R6: the owner is about to release a stream that its dead head blocks."""
+    events("k", DEAD, NEW)
+    put(due_at=in_ten_minutes(), locked_by="w1", seq=7)
+    OutboxEvent.objects.dead().discard()
+    assert release(7) == 0
+
+
+def test_live_events_are_not_discarded_under_a_worker() -> None:
+    """Row W10."""
+    live = events("k", NEW, RETRY, DONE)
+    put(due_at=in_ten_minutes(), locked_by="w1")
+    assert OutboxEvent.objects.discard() == 0
+    assert OutboxEvent.objects.count() == len(live)
+    assert stream().seq == 100  # and nobody is woken
+
+
+def test_a_skipped_head_is_dead_and_its_stream_goes_on() -> None:
+    head, follower = events("k", RETRY, NEW, last_error="OSError: refused", attempts=2)
+    put(due_at=in_ten_minutes())
+
+    assert OutboxEvent.objects.filter(pk=head).skip() == 1
+
+    event = row(head)
+    assert (event.status, event.attempts, event.deliver_at) == (DEAD, 2, None)
+    assert event.done_at is not None
+    assert (event.last_error or "").startswith("Skipped")
+    assert "OSError: refused" in (event.last_error or "")
+    assert row(follower).status == NEW
+    assert is_due()
+
+
+def test_what_a_worker_is_about_to_run_is_not_skipped() -> None:
+    events("k", RETRY)
+    put(due_at=in_ten_minutes(), locked_by="w1")
+    assert OutboxEvent.objects.skip() == 0
+    assert OutboxEvent.objects.filter(status=RETRY).count() == 1
+
+
+def test_skip_leaves_finished_events_and_those_without_a_key() -> None:
+    events("k", DONE, DEAD)
+    insert(due=60, status=RETRY)
+    put()
+    assert OutboxEvent.objects.skip() == 0
+
+
+def test_release_gives_back_the_streams_of_these_events() -> None:
+    """Rows 255, 256."""
+    mine, other = events("k", NEW, NEW), events("z", NEW)
+    for key in "kz":
+        put(key, due_at=in_ten_minutes(), locked_by="w1")
+    insert(due=60, locked_by="w1")
+
+    assert OutboxEvent.objects.filter(pk__in=mine).release() == 1
+    assert (stream("k").locked_by, is_due("k")) == (None, True)
+    assert (stream("z").locked_by, is_due("z")) == ("w1", False)
+    assert OutboxEvent.objects.release() == 2  # the other stream, and the event without a key
+    assert is_due("z")
+    assert row(other[0]).status == NEW
+
+
+# --- adjectives and questions --------------------------------------------------------------------
+
+
+def test_adjectives_of_streams() -> None:
+    """Design 7; the lease of "single_node" is no stream."""
+    put("due", due_at=LONG_AGO)
+    put("expired", due_at=LONG_AGO, locked_by="w1")
+    put("leased", due_at=in_ten_minutes(), locked_by="w1")
+    put("waits", due_at=in_ten_minutes())
+    put("idle")
+    put(ACTIVE, due_at=LONG_AGO, locked_by="w1")
+
+    def keys(rows: Any) -> set[str]:
+        return {each.key for each in rows}
+
+    streams = OutboxStream.objects
+    assert keys(streams.due()) == {"due", "expired"}
+    assert keys(streams.leased()) == {"leased"}
+    assert keys(streams.blocked()) == {"waits"}
+    assert streams.release() == 2
+    assert OutboxStream.objects.get(pk=ACTIVE).locked_by == "w1"
+
+
+def test_an_idle_stream_behind_a_dead_head_is_blocked_where_dead_heads_block() -> None:
+    """Row 368."""
+    events("blocked", DEAD, NEW)
+    events("over", DEAD, DONE)
+    for key in ("blocked", "over"):
+        put(key)
+    assert not OutboxStream.objects.blocked().exists()
+    with override_settings(OUTBOX=BLOCK):
+        assert [each.key for each in OutboxStream.objects.blocked()] == ["blocked"]
+
+
+def test_the_age_of_the_oldest_due_stream() -> None:
+    assert OutboxStream.objects.oldest_due_age() is None
+    put("waits", due_at=in_ten_minutes())
+    assert OutboxStream.objects.oldest_due_age() is None
+    put("due", due_at=now() - timedelta(minutes=1))
+    age = OutboxStream.objects.oldest_due_age()
+    assert age is not None
+    assert 60 <= age < 120
+
+
+def test_heads_and_backlogs() -> None:
+    """What the admin shows of a blocked stream."""
+    dialect = dialects.of(connection)
+    first = events("a", DONE, RETRY, NEW, NEW)
+    second = events("b", DEAD, NEW)
+    events("c", DONE)
+    keys = ["a", "b", "c", "none"]
+
+    heads = dialect.heads(connection, keys=keys, statuses=(0, 2))
+    assert heads == {"a": first[1], "b": second[1]}
+    assert dialect.heads(connection, keys=keys, statuses=(0, 2, 3)) == {
+        "a": first[1],
+        "b": second[0],
+    }
+    counts = dialect.backlogs(connection, keys=keys, most=2)
+    assert counts == {"a": 2, "b": 1, "c": 0, "none": 0}
+    assert dialect.backlogs(connection, keys=["a"], most=100) == {"a": 3}
+
+
+def test_heads_of_more_streams_than_a_statement_takes() -> None:
+    for n in range(60):
+        events(f"k{n}", NEW)
+    keys = [f"k{n}" for n in range(60)]
+    assert len(dialects.of(connection).heads(connection, keys=keys, statuses=(0, 2, 3))) == 60
+
+
+# --- purge of streams ----------------------------------------------------------------------------
+
+
+def test_36_idle_streams_are_purged() -> None:
+    """Row +36."""
+    put("old")
+    put("young", locked_at=now())
+    put("due", due_at=LONG_AGO)
+    put("leased", due_at=LONG_AGO, locked_by="w1")
+    put("waits", due_at=in_ten_minutes())
+    put(ACTIVE)
+    assert [each.key for each in OutboxStream.objects.expired()] == ["old"]
+    assert sum(purge_streams("default")) == 1
+    assert OutboxStream.objects.count() == 5
+
+
+@pytest.mark.parametrize("status", [NEW, RETRY, DEAD], ids=lambda each: each.name)
+def test_36_a_stream_with_a_pending_or_dead_event_stays(status: Status) -> None:
+    """Row +36: else seq would begin anew beside them."""
+    put()
+    events("k", DONE, status)
+    assert OutboxStream.objects.purge() == 0
+    OutboxEvent.objects.filter(status=status).update(status=DONE)
+    assert OutboxStream.objects.purge() == 1
+
+
+def test_36_a_purge_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(12):
+        put(f"k{n:02}")
+    put("k05b", due_at=LONG_AGO)
+    with override_settings(OUTBOX={"PURGE_BATCH_SIZE": 5}):
+        assert [*purge_streams("default")] == [5, 4, 3]
+
+
+def test_36_after_a_purge_the_numbers_of_a_key_still_rise() -> None:
+    """Design 7: a fresh stream starts at the clock."""
+    with transaction.atomic():
+        first = row(str(write("x", key="k"))).seq
+    OutboxEvent.objects.update(status=DONE)
+    OutboxStream.objects.update(due_at=None, locked_at=LONG_AGO)
+    assert OutboxStream.objects.purge() == 1
+    with transaction.atomic():
+        again = row(str(write("x", key="k"))).seq
+    assert again > first  # type: ignore[operator]
+
+
+@several_writers
+def test_r7_a_stream_somebody_writes_to_is_not_purged_and_nobody_waits() -> None:
+    put()
+    put("z")
+    with elsewhere(lambda: write("x", key="k")):
+        assert in_thread(OutboxStream.objects.purge).result(5) == 1
+        assert OutboxStream.objects.filter(pk="k").exists()
+    assert is_due()  # the write has committed by now
+    assert OutboxStream.objects.purge() == 0
+    assert OutboxEvent.objects.get().seq == stream().seq == 101
+
+
+def test_r7_a_write_right_before_the_delete_keeps_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The writer comes after the look at what has expired: the locked row is looked at again."""
+    put()
+    put("z")
+    real = dialects.of(connection).delete_streams
+    seen: list[list[str]] = []
+
+    def late(each: Any, *, keys: list[str]) -> int:
+        seen.append(keys)
+        return real(each, keys=keys)
+
+    monkeypatch.setattr(type(dialects.of(connection)), "delete_streams", staticmethod(late))
+    expired = OutboxStream.objects.expired()  # by the clock of before
+    with transaction.atomic():
+        write("x", key="k")
+    assert expired._delete_unlocked() == 1
+    assert seen == [["z"]]
+
+
+@several_writers
+def test_r11_a_purge_deletes_by_the_primary_key_and_meets_no_other_row() -> None:
+    """A list of keys had MariaDB scan the small table and wait for everybody's rows."""
+    for key in "abc":
+        put(key)
+    put("z", due_at=LONG_AGO)
+    with elsewhere(lambda: write("x", key="z")), CaptureQueriesContext(connection) as sent:
+        assert OutboxStream.objects.purge() == 3
+    deletes = [each["sql"] for each in sent.captured_queries if each["sql"].startswith("DELETE")]
+    assert len(deletes) == 3
+    assert all(" IN " not in sql for sql in deletes)
+
+
+@override_settings(OUTBOX={"MODE": "writer_only", "RETENTION_DONE": 0})
+def test_in_writer_only_streams_go_when_their_events_went_and_nobody_writes() -> None:
+    """Design 7: writer_only; there nobody makes a stream idle."""
+    put("k", due_at=LONG_AGO)
+    put("young", due_at=LONG_AGO)
+    with transaction.atomic():
+        write("x", key="young")
+    assert stream("young").due_at > LONG_AGO  # type: ignore[operator]
+    assert OutboxStream.objects.purge() == 1
+    assert [each.key for each in OutboxStream.objects.all()] == ["young"]
+
+
+# --- purge of dead events ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_dead", ["continue", "block"])
+def test_a_dead_head_with_followers_is_not_purged_where_it_blocks(on_dead: str) -> None:
+    """Row 368: a purge would end the wait that only a person may end."""
+    head, _ = events("k", DEAD, NEW)
+    OutboxEvent.objects.filter(pk=head).update(done_at=LONG_AGO)
+    alone, _ = events("z", DEAD, DONE)
+    OutboxEvent.objects.filter(pk=alone).update(done_at=LONG_AGO)
+    [unkeyed] = insert(due=None, status=DEAD, done_at=LONG_AGO)
+
+    with override_settings(OUTBOX={"ON_DEAD": on_dead, "RETENTION_DEAD": 60}):
+        OutboxEvent.objects.purge()
+    left = {*OutboxEvent.objects.values_list("pk", flat=True)}
+    assert (head in left) == (on_dead == "block")
+    assert not {alone, unkeyed} & left
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def long_backlog() -> None:
+    """One blocked stream with a long backlog among many finished events."""
+    with transaction.atomic():
+        insert(1, due=None, key="k", seq=0, status=RETRY)
+        for start in range(1, 3000, 1000):
+            rows = [
+                OutboxEvent(
+                    event_id=f"k{n:05}", event_type="x", payload="{}", occurred_at=LONG_AGO,
+                    created_at=LONG_AGO, key="k", seq=n,
+                )
+                for n in range(start, start + 1000)
+            ]  # fmt: skip
+            OutboxEvent.objects.bulk_create(rows)
+        done = [
+            OutboxEvent(
+                event_id=f"d{n:05}", event_type="x", payload="{}", occurred_at=LONG_AGO,
+                created_at=LONG_AGO, key=f"d{n % 50}", seq=n, status=DONE, done_at=LONG_AGO,
+            )
+            for n in range(4000)
+        ]  # fmt: skip
+        OutboxEvent.objects.bulk_create(done)
+        put("k", due_at=in_ten_minutes())
+    if connection.vendor != "sqlite":  # where hardly anybody analyzes
+        with connection.cursor() as cursor:
+            table = connection.ops.quote_name(OutboxEvent._meta.db_table)
+            cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{table}")
+
+
+def plans(work: Any) -> list[tuple[str, str]]:
+    """The statements that ``work`` sends to the event table, each with its plan."""
+    prefix = {"sqlite": "EXPLAIN QUERY PLAN "}.get(connection.vendor, "EXPLAIN ")
+    sent: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append((sql, params))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        work()
+    found = []
+    for sql, params in sent:
+        if not sql.lstrip("( ").startswith(("SELECT", "WITH")) or "outbox_event" not in sql:
+            continue
+        with connection.cursor() as cursor:
+            cursor.execute(prefix + sql, params)
+            found.append((sql, repr(cursor.fetchall())))
+    return found
+
+
+def test_looks_at_streams_use_the_index_of_their_events(long_backlog: None) -> None:
+    """Design 4: a long backlog behind a head costs nothing, nor do finished events."""
+    dialect = dialects.of(connection)
+    name = "outbox_event_key"
+    for work in (
+        lambda: dialect.heads(connection, keys=["k", "z"], statuses=(0, 2)),
+        lambda: dialect.heads(connection, keys=["k", "z"], statuses=(0, 2, 3)),
+        lambda: dialect.backlogs(connection, keys=["k", "z"], most=1000),
+        lambda: [*OutboxStream.objects.expired()],
+    ):
+        for sql, plan in plans(work):
+            assert name in plan, (sql, plan)
+            assert not [each for each in ("Sort", "filesort", "TEMP") if each in plan], (sql, plan)
