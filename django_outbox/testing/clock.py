@@ -1,0 +1,67 @@
+"""Time in tests: it passes when a test says so, and a fact is waited for with a deadline."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from django.db import connections, models, router
+
+from .. import doorbell, hooks
+from ..exceptions import seconds
+from ..models import OutboxEvent, OutboxInbox, OutboxStream
+
+T = TypeVar("T")
+
+
+def wait_until(fact: Callable[[], T], *, within: float = 10.0, what: str = "") -> T:
+    """Return the first truthy answer of ``fact``; fail when there is none ``within`` seconds."""
+    deadline = time.monotonic() + within
+    while not (answer := fact()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what or fact} was still {answer!r} after {within:g} s")
+        time.sleep(0.01)  # between two looks
+    return answer
+
+
+def pass_time(delta: float | timedelta, *, using: str | None = None) -> None:
+    """Move all that waits in the outbox's tables, as if ``delta`` (seconds) had passed.
+
+    Due times, retries, ages and retentions move; clocks, ``occurred_at`` and leases do not.
+    """
+    alias = using or router.db_for_write(OutboxEvent)
+    delta = timedelta(seconds=seconds(delta, of="pass_time"))
+    events = "created_at first_due_at deliver_at available_at done_at".split()
+    _move(OutboxEvent, alias, delta, events, locked_by=None)
+    _move(OutboxStream, alias, delta, ["due_at"], locked_by=None)
+    _move(OutboxInbox, alias, delta, ["received_at"])
+    queue = hooks.slot.queues.get(alias)
+    if queue is not None:
+        queue.look()
+    else:
+        doorbell.ring(connections[alias])
+
+
+def _move(
+    model: type[models.Model], alias: str, delta: timedelta, columns: list[str], **free: None
+) -> None:
+    rows = model._default_manager.using(alias)
+    for row in rows.filter(**free):
+        old = {name: getattr(row, name) for name in columns}
+        new: dict[str, Any] = {name: at and at - delta for name, at in old.items()}
+        if progress := getattr(row, "progress", None):
+            new["progress"] = _moved(progress, delta)
+        # Whoever takes or changes the row meanwhile has the last word.
+        rows.filter(pk=row.pk, **free, **old).update(**new)
+
+
+def _moved(progress: str, delta: timedelta) -> str:
+    """Move the next runs of an event's listeners."""
+    entries = json.loads(progress)
+    for entry in entries.values():
+        if entry.get("at"):
+            entry["at"] = (datetime.fromisoformat(entry["at"]) - delta).isoformat()
+    return json.dumps(entries)

@@ -1,0 +1,739 @@
+"""The test kit, used as a user's tests would use it; and its plugin, in a pytest of its own."""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+from django.db import transaction
+from django.test import TestCase, TransactionTestCase, override_settings
+
+import django_outbox as outbox
+from django_outbox import hooks, inbox
+from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream
+from django_outbox.outcomes import Status
+from django_outbox.testing import (
+    accept_test_transaction,
+    assert_event_written,
+    capture_events,
+    drain,
+    immediate_delivery,
+    make_event,
+    pass_time,
+    running_worker,
+    wait_until,
+)
+from tests.table import PLACED, claim, in_thread, insert, listening, now, row, statuses
+from tests.testapp.models import Effect, Order
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+both = pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
+        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
+    ],
+)
+inside = pytest.mark.django_db
+outside_alone = pytest.mark.django_db(transaction=True)
+
+
+class Shop(enum.Enum):
+    PLACED = PLACED
+
+
+def place(sku: str = "teapot", **fields: Any) -> str:
+    """The business code under test."""
+    with transaction.atomic():
+        order = Order.objects.create(sku=sku)
+        return str(outbox.write(PLACED, {"sku": sku}, aggregate=order, **fields))
+
+
+def ship(event: outbox.Event) -> None:
+    Effect.objects.create(event_id=event.event_id, pid=os.getpid(), phase="shipped")
+
+
+def shipped() -> int:
+    return Effect.objects.filter(phase="shipped").count()
+
+
+def fail(event: outbox.Event) -> None:
+    raise ValueError("the van has no fuel")
+
+
+# -- capture_events --------------------------------------------------------------------------------
+
+
+# Row 517.
+@both
+def test_captured_events_in_order_as_listeners_see_them(outside: bool) -> None:
+    place("before")
+    with capture_events() as events:
+        assert events == []
+        first = place("teapot", headers={"locale": "en"})
+        with transaction.atomic():
+            second = outbox.write("order.paid", {"on": date(2026, 11, 21), "parts": (1, 2)})
+    place("after")
+    assert [each.event_id for each in events] == [first, second]
+    assert (len(events), events[1].payload) == (2, {"on": "2026-11-21", "parts": [1, 2]})
+    assert [each.headers for each in events[:1]] == [{"locale": "en"}]
+    assert events[0].aggregate_type == "testapp.Order"
+    assert events[0].created_at == row(first).created_at
+    assert "order.paid" in repr(events)
+    assert events == [*events]
+
+
+# Row 517.
+@both
+def test_what_was_rolled_back_is_not_captured(outside: bool) -> None:
+    with capture_events() as events:
+        with transaction.atomic():
+            kept = outbox.write(PLACED)
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                outbox.write("order.ghost")
+                assert [each.event_type for each in events] == [PLACED, "order.ghost"]
+                raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            outbox.write("order.ghost")
+            raise ZeroDivisionError
+    assert [each.event_id for each in events] == [kept]
+
+
+@both
+def test_what_was_delivered_and_deleted_is_captured(outside: bool, settings: Any) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0}
+    with capture_events() as events, listening(ship):
+        event_id = place()
+        assert drain() == 1
+    assert not OutboxEvent.objects.exists()
+    assert [each.event_id for each in events] == [event_id]
+
+
+@outside_alone
+def test_events_of_other_threads_are_captured() -> None:
+    with capture_events() as events:
+        ids = {in_thread(place).result(30) for _ in range(3)}
+    assert {each.event_id for each in events} == ids
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_captures_by_alias() -> None:
+    with capture_events() as every, capture_events("other") as others:
+        here = place()
+        with transaction.atomic(using="other"):
+            there = outbox.write(PLACED, using="other")
+    assert [each.event_id for each in every] == [here, there]
+    assert [each.event_id for each in others] == [there]
+    assert assert_event_written(PLACED, using="other").event_id == there
+
+
+# -- assert_event_written --------------------------------------------------------------------------
+
+
+# Row 517.
+@both
+def test_the_event_that_fits_is_returned(outside: bool) -> None:
+    place("kettle")
+    wanted = place("teapot", headers={"locale": "en"}, tenant_id="north")
+    order = Order.objects.get(sku="teapot")
+    found = assert_event_written(
+        Shop.PLACED, payload={"sku": "teapot"}, aggregate=order, headers={"locale": "en"},
+        tenant_id="north", is_delayed=False,
+    )  # fmt: skip
+    assert found.event_id == wanted
+    assert assert_event_written(PLACED, payload={"sku": ANY}).payload == {"sku": "kettle"}
+
+
+@inside
+def test_values_are_compared_as_written_and_as_seen() -> None:
+    with transaction.atomic():
+        outbox.write("order.paid", {"on": date(2026, 11, 21), "sum": Decimal("4.80")})
+    assert_event_written("order.paid", payload={"on": date(2026, 11, 21), "sum": Decimal("4.80")})
+    assert_event_written("order.paid", payload={"on": "2026-11-21", "sum": "4.80"})
+    with pytest.raises(AssertionError):
+        assert_event_written("order.paid", payload={"on": date(2026, 11, 22), "sum": ANY})
+
+
+@inside
+def test_a_failure_lists_what_was_written() -> None:
+    kettle = place("kettle", headers={"locale": "de"})
+    with transaction.atomic():
+        paid = outbox.write("order.paid", {"cents": 480})
+    order = Order.objects.get()
+    with pytest.raises(AssertionError) as failure:
+        assert_event_written(PLACED, payload={"sku": "teapot"}, headers={"locale": "en"})
+    assert str(failure.value).splitlines() == [
+        (
+            "No event 'order.placed' with payload={'sku': 'teapot'}, headers={'locale': 'en'} was "
+            "written. Written were 2:"
+        ),
+        (
+            f"  order.placed {kettle} (testapp.Order {order.pk}): payload={{'sku': 'kettle'}}, "
+            "headers={'locale': 'de'} (differs in payload, headers)"
+        ),
+        f"  order.paid {paid} (__GLOBAL__ None): payload={{'cents': 480}}",
+    ]
+
+
+@inside
+def test_a_failure_among_captured_events() -> None:
+    place()
+    with capture_events() as events:
+        pass
+    with pytest.raises(AssertionError, match=r"^No event 'order.placed' was written. Nothing was"):
+        assert_event_written(PLACED, among=events)
+    assert_event_written(PLACED)
+
+
+@inside
+def test_a_long_list_is_cut() -> None:
+    for _ in range(25):
+        place()
+    with pytest.raises(AssertionError, match="Written were 25") as failure:
+        assert_event_written("order.paid")
+    assert len(str(failure.value).splitlines()) == 22
+
+
+def test_an_unknown_field_is_named() -> None:
+    with pytest.raises(TypeError, match=r"An event has no \['paylod'\].*'payload'"):
+        assert_event_written(PLACED, paylod={})
+
+
+# -- make_event ------------------------------------------------------------------------------------
+
+
+def test_an_event_for_a_listener_needs_no_database() -> None:
+    """Row 517: the test has no access to one."""
+    event = make_event(
+        Shop.PLACED, {"on": date(2026, 11, 21), "parts": (1,)}, attempts=2,
+        headers={"locale": "en"}, aggregate_type="shop.Order", aggregate_id="7",
+    )  # fmt: skip
+    assert event.payload == {"on": "2026-11-21", "parts": [1]}
+    assert (event.event_type, event.attempts, event.source) == (PLACED, 2, "cold")
+    assert (event.aggregate_type, event.aggregate_id) == ("shop.Order", "7")
+    assert event.headers == {"locale": "en"}
+    assert event.created_at == event.occurred_at == event.first_due_at == event.available_at
+    assert not event.is_delayed
+    assert make_event(PLACED).event_id != make_event(PLACED).event_id
+    assert make_event(PLACED, event_id="mine", source="hot").source == "hot"
+
+
+def test_a_made_event_may_be_delayed() -> None:
+    event = make_event(PLACED, deliver_after=60)
+    assert event.is_delayed
+    assert event.deliver_at == event.available_at == event.occurred_at + timedelta(minutes=1)
+    at = event.occurred_at + timedelta(days=1)
+    assert make_event(PLACED, available_at=at).deliver_at == at
+
+
+@pytest.mark.parametrize("payload", [float("nan"), {1, 2}, "\ud800", "x" * 2_000_000],
+                         ids=["nan", "set", "surrogate", "large"])  # fmt: skip
+def test_a_made_event_is_checked_like_a_written_one(payload: Any) -> None:
+    with pytest.raises(outbox.InvalidEvent):
+        make_event(PLACED, payload)
+
+
+# -- drain -----------------------------------------------------------------------------------------
+
+
+# Row 517.
+@both
+def test_drain_delivers_in_this_thread(outside: bool) -> None:
+    threads: list[int] = []
+    with listening(lambda event: threads.append(threading.get_ident())):
+        place()
+        place(deliver_after=60)
+        assert drain() == 1
+        assert drain(at=now() + timedelta(seconds=61)) == 1
+    assert threads == [threading.get_ident()] * 2
+
+
+@both
+def test_drain_fails_with_what_the_listener_raised(outside: bool) -> None:
+    with listening(fail), pytest.raises(AssertionError) as failure:
+        event_id = place()
+        drain()
+    said = str(failure.value)
+    assert said.startswith(f"1 events failed:\norder.placed {event_id} (testapp.Order ")
+    assert "(retry): ValueError: the van has no fuel\nTraceback" in said
+    assert row(event_id).status == Status.RETRY
+    with listening(fail, retry=outbox.Fixed(max_attempts=1)):
+        pass_time(60)
+        with pytest.raises(AssertionError, match=r"\(dead\): ValueError"):
+            drain()
+        assert drain() == 0  # it tells of its own deliveries alone
+
+
+# -- immediate_delivery ----------------------------------------------------------------------------
+
+
+class InATestCase(TestCase):
+    """Row 517: on_commit callbacks wait for captureOnCommitCallbacks, or the end of the block."""
+
+    def test_at_the_end_of_the_block(self) -> None:
+        with listening(ship), immediate_delivery():
+            place()
+            assert shipped() == 0
+        assert shipped() == 1
+        assert hooks.slot.queues == {}
+
+    def test_when_callbacks_are_executed(self) -> None:
+        with listening(ship), immediate_delivery():
+            with self.captureOnCommitCallbacks(execute=True) as callbacks:
+                place()
+                assert shipped() == 0
+            assert shipped() == 1
+            assert len(callbacks) == 1
+            with self.captureOnCommitCallbacks(execute=True):
+                place()
+                transaction.on_commit(place)  # business code that goes on after the commit
+            assert shipped() == 3
+        assert shipped() == 3
+
+    def test_a_failed_delivery_fails_the_test(self) -> None:
+        failure = pytest.raises(AssertionError, match="the van has no fuel")
+        with listening(fail), failure, immediate_delivery():
+            place()
+        assert hooks.slot.queues == {}
+
+    def test_an_error_of_the_block_comes_first(self) -> None:
+        with listening(fail), pytest.raises(ZeroDivisionError), immediate_delivery():
+            place()
+            raise ZeroDivisionError
+        assert hooks.slot.queues == {}
+        assert statuses() == {"NEW": 1}
+
+    def test_a_forgotten_transaction_is_found_unless_the_test_asks_otherwise(self) -> None:
+        with pytest.raises(outbox.NoActiveTransaction):
+            outbox.write(PLACED)
+        with accept_test_transaction():
+            outbox.write(PLACED)
+            with inbox.once("bank", 1) as first:
+                assert first
+        with pytest.raises(outbox.NoActiveTransaction):
+            outbox.write(PLACED)
+        assert statuses() == {"NEW": 1}
+
+    def test_519_enabled_false_silences_delivery(self) -> None:
+        with listening(ship), override_settings(OUTBOX={"ENABLED": False}):
+            with immediate_delivery(), self.captureOnCommitCallbacks(execute=True) as callbacks:
+                place()
+            assert callbacks == []
+            assert shipped() == 0
+            assert_event_written(PLACED, payload={"sku": "teapot"})
+
+    def test_no_worker_can_see_what_is_written_here(self) -> None:
+        refused = pytest.raises(RuntimeError, match=r"no worker sees.*TransactionTestCase")
+        with refused, running_worker():
+            pytest.fail("entered")
+
+
+class InATransactionTestCase(TransactionTestCase):
+    def test_at_the_commit(self) -> None:
+        threads: list[int] = []
+        with listening(lambda event: threads.append(threading.get_ident())), immediate_delivery():
+            with transaction.atomic():
+                outbox.write(PLACED)
+                outbox.write(PLACED)
+                assert threads == []
+            assert threads == [threading.get_ident()] * 2
+        assert statuses() == {"DONE": 2}
+
+    def test_what_a_listener_writes_is_delivered_too(self) -> None:
+        depth: list[int] = []
+        deepest: list[int] = []
+
+        def chain(event: outbox.Event) -> None:
+            depth.append(1)
+            deepest.append(len(depth))
+            if event.payload < 20:
+                with transaction.atomic():
+                    outbox.write(PLACED, event.payload + 1)
+            depth.pop()
+
+        with listening(chain), immediate_delivery(), transaction.atomic():
+            outbox.write(PLACED, 1)
+        assert statuses() == {"DONE": 20}
+        assert max(deepest) == 1  # one after the other, not one inside the other
+
+    def test_what_is_not_due_waits(self) -> None:
+        with listening(ship), immediate_delivery():
+            place(deliver_after=60)
+            assert shipped() == 0
+            pass_time(61)
+            assert shipped() == 1
+
+    def test_a_rollback_delivers_nothing(self) -> None:
+        undone = pytest.raises(ZeroDivisionError)
+        with listening(ship), immediate_delivery(), undone, transaction.atomic():
+            place()
+            raise ZeroDivisionError
+        assert shipped() == 0
+
+    def test_519_enabled_false_silences_delivery(self) -> None:
+        with listening(ship), immediate_delivery(), override_settings(OUTBOX={"ENABLED": False}):
+            place()
+        assert shipped() == 0
+        assert_event_written(PLACED)
+
+    def test_beside_a_worker_it_is_refused(self) -> None:
+        refused = pytest.raises(RuntimeError, match="delivers the events of 'default'")
+        with running_worker(), refused, immediate_delivery():
+            pytest.fail("entered")
+        assert hooks.slot.queues == {}
+
+
+# -- real workers ----------------------------------------------------------------------------------
+
+
+# Rows 518, W23.
+@outside_alone
+def test_w23_write_wait_for_the_fact_and_assert() -> None:
+    with listening(ship), running_worker() as worker, capture_events() as events:
+        assert worker.alias == "default"
+        event_id = place()
+        wait_until(shipped, what="a shipment")
+        wait_until(lambda: row(event_id).status == Status.DONE)
+    assert assert_event_written(PLACED, among=events).payload == {"sku": "teapot"}
+    assert [each.name for each in threading.enumerate() if each.name.startswith("outbox-")] == []
+
+
+@outside_alone
+def test_a_listener_that_does_not_end_fails_the_test(settings: Any) -> None:
+    settings.OUTBOX = {"DRAIN_TIMEOUT": 0.05}
+    begun, gate = threading.Event(), threading.Event()
+
+    def stuck(event: outbox.Event) -> None:
+        begun.set()
+        gate.wait(30)
+
+    with listening(stuck):
+        with pytest.raises(AssertionError, match="a listener still runs"), running_worker():
+            place()
+            assert begun.wait(30)
+        gate.set()
+
+
+def test_waiting_has_a_deadline() -> None:
+    answers = iter([0, "", 7])
+    assert wait_until(lambda: next(answers)) == 7
+    with pytest.raises(AssertionError, match=r"the parcel was still None after 0\.03 s"):
+        wait_until(lambda: None, within=0.03, what="the parcel")
+
+
+# -- pass_time -------------------------------------------------------------------------------------
+
+
+# Row 520.
+@both
+def test_time_moves_what_is_delayed(outside: bool) -> None:
+    with listening(ship):
+        event_id = place(deliver_after=timedelta(hours=24))
+        before = row(event_id)
+        pass_time(timedelta(hours=23))
+        assert drain() == 0
+        pass_time(3601)
+        assert drain() == 1
+    after = row(event_id)
+    day = timedelta(hours=23, seconds=3601)
+    assert before.deliver_at and before.created_at and before.first_due_at
+    assert after.deliver_at == before.deliver_at - day
+    assert after.created_at == before.created_at - day
+    assert after.first_due_at == before.first_due_at - day
+    assert after.occurred_at == before.occurred_at
+
+
+@both
+def test_time_moves_retries_and_each_listeners_own(outside: bool) -> None:
+    calls: list[str] = []
+
+    def slow(event: outbox.Event) -> outbox.Defer | None:
+        calls.append("slow")
+        return outbox.Defer(3000) if calls.count("slow") == 1 else None
+
+    def quick(event: outbox.Event) -> outbox.Defer | None:
+        calls.append("quick")
+        return outbox.Defer(600) if calls.count("quick") == 1 else None
+
+    with listening(slow, name="slow"), listening(quick, name="quick"):
+        place()
+        assert drain() == 1
+        pass_time(599)
+        assert drain() == 0
+        pass_time(2)
+        assert drain() == 1
+        assert sorted(calls) == ["quick", "quick", "slow"]
+        pass_time(2400)
+        assert drain() == 1
+    assert sorted(calls) == ["quick", "quick", "slow", "slow"]
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_time_moves_ages(outside: bool) -> None:
+    """The grace of what nobody listens to, retentions, and the inbox."""
+    event_id = place()
+    assert drain() == 1
+    assert row(event_id).status == Status.NEW
+    with transaction.atomic(), inbox.once("bank", 1):
+        pass
+    pass_time(601)
+    with pytest.raises(AssertionError, match="No listener for event type"):
+        drain()
+    insert(status=Status.DONE, due=None, done_at=now())
+    pass_time(timedelta(days=8))
+    assert OutboxEvent.objects.purge() == 1
+    assert OutboxInbox.objects.purge() == 1
+
+
+@both
+def test_time_moves_streams_and_leaves_leases_alone(outside: bool) -> None:
+    clock = now()
+    free = OutboxStream.objects.create(key="free", seq=1, due_at=clock)
+    OutboxStream.objects.create(key="held", seq=1, due_at=clock, locked_by="another")
+    (held,) = insert()
+    claim("another", lease=30)
+    lease = row(held).available_at
+    pass_time(60)
+    free.refresh_from_db()
+    assert free.due_at == clock - timedelta(seconds=60)
+    assert OutboxStream.objects.get(key="held").due_at == clock
+    assert row(held).available_at == lease
+    assert drain() == 0
+
+
+@outside_alone
+def test_time_wakes_a_running_worker(settings: Any) -> None:
+    slow = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
+    settings.OUTBOX = {**slow, "LEASE": 0.5, "DRAIN_TIMEOUT": 0.4}  # and so a short probation
+    with listening(ship), running_worker() as worker:
+        place(deliver_after=3600)
+        claimer = worker._claimer
+        wait_until(
+            lambda: (
+                not claimer._rung
+                and min(claimer._look_at, claimer._soonest) > time.monotonic() + 400
+            ),
+            what="a claimer at rest",
+        )
+        pass_time(3601)
+        wait_until(shipped, what="the shipment")
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), "1", None], ids=repr)
+def test_time_does_not_run_backwards(bad: Any) -> None:
+    with pytest.raises(ValueError, match="pass_time"):
+        pass_time(bad)
+
+
+# -- the plugin ------------------------------------------------------------------------------------
+
+# The plugin by its module, whether or not this package's entry points are installed here.
+PLUGIN = ("-p", "no:django_outbox", "-p", "django_outbox.pytest_plugin", "-p", "no:randomly")
+
+PROJECT = """
+SECRET_KEY = "x"
+DATABASES = {"default": {
+    "ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3", "TEST": {"NAME": "test.sqlite3"},
+    "OPTIONS": {"transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL"},
+}}
+INSTALLED_APPS = ["django_outbox"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A Django project with a test suite of its own."""
+    pytester.makepyfile(project_settings=PROJECT)
+    pytester.makeini("[pytest]\nDJANGO_SETTINGS_MODULE = project_settings\n")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{pytester.path}")
+    for name in ("DJANGO_SETTINGS_MODULE", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    return pytester
+
+
+FIXTURES = """
+import pytest
+from django.db import transaction
+import django_outbox as outbox
+from django_outbox.testing import assert_event_written, wait_until
+
+seen = []
+outbox.listener("order.placed")(lambda event: seen.append(event.payload))
+
+@pytest.mark.django_db
+def test_events(outbox_events):
+    with transaction.atomic():
+        outbox.write("order.placed", {"n": 1})
+    assert [each.payload for each in outbox_events] == [{"n": 1}]
+
+@pytest.mark.django_db
+def test_they_are_this_tests_own(outbox_events):
+    assert outbox_events == []
+
+def test_worker(outbox_worker, outbox_events):
+    with transaction.atomic():
+        outbox.write("order.placed", {"n": 2})
+    wait_until(lambda: seen == [{"n": 2}])
+    assert_event_written("order.placed", among=outbox_events)
+
+def test_without_a_database(outbox_events):
+    assert not outbox_events
+"""
+
+
+# Row +50.
+def test_the_fixtures(project: pytest.Pytester) -> None:
+    project.makepyfile(FIXTURES)
+    project.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=4)
+
+
+LEAKS = """
+import threading, time
+import pytest
+import django_outbox as outbox
+
+workers = []
+
+@pytest.fixture(scope="module")
+def shared(django_db_setup, django_db_blocker):
+    with django_db_blocker.unblock(), outbox.Worker() as worker:
+        yield worker
+
+def test_a_worker_of_the_module_is_not_mine(shared):
+    pass
+
+def test_nor_mine(shared):
+    shared.stop()
+
+@pytest.mark.django_db(transaction=True)
+def test_leaks():
+    workers.append(outbox.Worker())
+    workers[0].start()
+
+@pytest.mark.django_db(transaction=True)
+def test_the_next_is_not_blamed():
+    workers[0].stop()
+
+@pytest.mark.django_db(transaction=True)
+def test_tidy():
+    with outbox.Worker():
+        pass
+
+def test_a_thread_of_somebody_else():
+    threading.Thread(target=time.sleep, args=(0.2,), name="mine").start()
+"""
+
+
+# Row +50.
+def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
+    project.makepyfile(LEAKS)
+    done = project.runpytest_subprocess(*PLUGIN, "-rA")
+    done.assert_outcomes(passed=6, errors=1)
+    done.stdout.fnmatch_lines(["A worker or a thread of it is still running: outbox-default-*"])
+    done.stdout.fnmatch_lines(["ERROR *::test_leaks*"])
+
+
+def test_an_embedded_worker_may_stay(project: pytest.Pytester) -> None:
+    """EMBEDDED starts one for the life of the process."""
+    project.makepyfile(project_settings=f'{PROJECT}\nOUTBOX = {{"EMBEDDED": True}}')
+    project.makepyfile("""
+        import threading
+        import pytest
+        from django.db import transaction
+        import django_outbox as outbox
+
+        @pytest.mark.django_db(transaction=True)
+        def test_writes():
+            with transaction.atomic():
+                outbox.write("order.placed")
+            assert [each for each in threading.enumerate() if each.name.startswith("outbox-")]
+    """)
+    project.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=1)
+
+
+NOTHING = """
+import sys
+
+def test_nothing_of_django_is_imported():
+    assert not [name for name in sys.modules if name.split(".")[0] == "django"]
+    assert "django_outbox.pytest_plugin" in sys.modules
+"""
+
+
+# Row +50.
+def test_without_django_it_costs_nothing(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\n")
+    project.makepyfile(NOTHING)
+    project.runpytest_subprocess(*PLUGIN, "-p", "no:django").assert_outcomes(passed=1)
+
+
+def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
+    """The worker's fixture says what it lacks, and only to those who ask for it."""
+    project.makeini("[pytest]\n")
+    project.makepyfile("""
+        import os
+        os.environ["DJANGO_SETTINGS_MODULE"] = "project_settings"
+        import django
+        django.setup()
+        import pytest
+        from django.test import TestCase
+        from django.db import transaction
+        import django_outbox as outbox
+        from django_outbox.testing import capture_events
+
+        def test_events(outbox_events):
+            assert outbox_events == []
+
+        def test_worker(outbox_worker):
+            pass
+    """)
+    done = project.runpytest_subprocess(*PLUGIN, "-p", "no:django")
+    done.assert_outcomes(passed=1, errors=1)
+    done.stdout.fnmatch_lines(["*fixture 'transactional_db' not found*"])
+
+
+# Row +50.
+def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the entry point that pyproject.toml declares, as an installed package would have it."""
+    declared = declared_entry_points()
+    info = project.mkdir("site") / "declared-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1\n")
+    lines = [f"{name} = {value}" for name, value in declared.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines]))
+    path = os.pathsep.join([str(info.parent), os.environ["PYTHONPATH"]])
+    monkeypatch.setenv("PYTHONPATH", path)
+    project.makepyfile("def test_it(outbox_events): assert outbox_events == []")
+    done = project.runpytest_subprocess("--trace-config")
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines([f"*django_outbox*{ROOT}/django_outbox/pytest_plugin.py*"])
+
+
+def declared_entry_points() -> dict[str, str]:
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text.partition("[project.entry-points.pytest11]\n")[2].partition("\n\n")[0]
+    pairs = [line.partition(" = ")[::2] for line in section.splitlines()]
+    assert pairs, "no entry point"
+    return {name: value.strip('"') for name, value in pairs}
+
+
+@pytest.fixture(autouse=True)
+def no_queue_left() -> Iterator[None]:
+    yield
+    assert hooks.slot.queues == {}
