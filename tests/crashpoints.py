@@ -102,7 +102,7 @@ def in_atomic_settle(fuse: Fuse) -> None:
     """An atomic listener's effect and its decision are written and not committed."""
     from django_outbox.delivery.call import Call
 
-    around(Call, "write_decision", after=lambda written: fuse.light())
+    around(Call, "_write", after=lambda written: fuse.light())
 
 
 def before_settle(fuse: Fuse) -> None:
