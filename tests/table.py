@@ -10,12 +10,14 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.db import connection, connections, transaction
+from django.db.models import F
+from django.db.models.functions import Coalesce
 
 import django_outbox as outbox
 from django_outbox import dialects, registry
 from django_outbox.dialects.vocabulary import FULL, LIGHT, TAIL, Claim
 from django_outbox.events import new_id
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxStream
 
 T = TypeVar("T")
 
@@ -43,6 +45,34 @@ def insert(count: int = 1, *, due: float | None = 0.0, **columns: Any) -> list[s
     rows = [OutboxEvent(**{"event_id": new_id(), **given}) for _ in range(count)]
     OutboxEvent.objects.bulk_create(rows, batch_size=500)
     return [row.event_id for row in rows]
+
+
+def keyed(key: str, count: int = 1, *, due: float | None = 0.0, **columns: Any) -> list[str]:
+    """Put events of a key in as a write would; an idle stream is due that many seconds from now."""
+    streams = OutboxStream.objects
+    with transaction.atomic():
+        stream, _ = streams.select_for_update().get_or_create(key=key, defaults={"seq": 0})
+        ids = [insert(due=None, key=key, seq=stream.seq + n + 1, first_due_at=now(), **columns)[0]
+               for n in range(count)]  # fmt: skip
+        at = None if due is None else now() + timedelta(seconds=due)
+        streams.filter(key=key).update(seq=F("seq") + count, due_at=Coalesce("due_at", at))
+    return ids
+
+
+def stream(key: str) -> OutboxStream:
+    return OutboxStream.objects.get(key=key)
+
+
+def stream_due_in(key: str) -> float:
+    """Seconds from the database's now to the due time, or lease end, of a stream."""
+    due = stream(key).due_at
+    assert due is not None
+    return (due - now()).total_seconds()
+
+
+def end_stream_leases(*keys: str) -> None:
+    """Let the leases of these streams end now, as if their time had passed."""
+    OutboxStream.objects.filter(key__in=keys).update(due_at=now() - timedelta(seconds=1))
 
 
 def row(event_id: str) -> OutboxEvent:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
 from django_outbox import dialects
 from django_outbox.conf import index_name
@@ -17,6 +17,7 @@ from django_outbox.dialects.vocabulary import Claim
 from django_outbox.events import stored_instant
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import DONE, Decision, Status
+from tests.plans import analyze, explain, is_large, large_steps, statements
 from tests.table import (
     claim,
     elsewhere,
@@ -490,9 +491,6 @@ def test_seconds_to_next_due() -> None:
 # -- by their index --------------------------------------------------------------------------------
 
 
-LARGE = 400  # rows: what a statement about 50 may look at, of 5,000
-
-
 @pytest.fixture
 def due_among_many() -> list[str]:
     """5,000 rows, nearly all DONE; return what is due."""
@@ -500,54 +498,8 @@ def due_among_many() -> list[str]:
     insert(4800, due=None, status=Status.DONE, done_at=now(), payload=payload)
     insert(150, due=3600, payload=payload)
     due = insert(50, due=-1, payload=payload)
-    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
-    with connection.cursor() as cursor:
-        cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{table}")
-        if connection.vendor == "mysql":
-            cursor.fetchall()
+    analyze(OutboxEvent)
     return due
-
-
-def statements(work: Callable[[], object]) -> list[tuple[str, Any]]:
-    """Return the statements that ``work`` sends; undo what they did."""
-    sent: list[tuple[str, Any]] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        sent.append((sql, params))
-        return execute(sql, params, many, context)
-
-    with transaction.atomic(), connection.execute_wrapper(note):
-        work()
-        transaction.set_rollback(True)
-    return [each for each in sent if "outbox_event" in each[0]]
-
-
-def explain(sql: str, params: Any) -> list[dict[str, Any]]:
-    prefix = {"postgresql": "EXPLAIN (FORMAT JSON)", "sqlite": "EXPLAIN QUERY PLAN"}
-    with connection.cursor() as cursor:
-        cursor.execute(f"{prefix.get(connection.vendor, 'EXPLAIN')} {sql}", params)
-        if connection.vendor == "postgresql":
-            (answer,) = cursor.fetchone()
-            return nodes((answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"])
-        names = [each[0] for each in cursor.description]
-        return [dict(zip(names, each, strict=True)) for each in cursor.fetchall()]
-
-
-def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    children = plan.pop("Plans", [])
-    return [plan, *(each for child in children for each in nodes(child))]
-
-
-def is_large(step: dict[str, Any]) -> bool:
-    """Say whether a step of a plan reads or sorts the whole table."""
-    if connection.vendor == "postgresql":
-        return step["Node Type"] == "Seq Scan" or step["Plan Rows"] > LARGE
-    if connection.vendor == "sqlite":
-        detail = str(step["detail"])
-        by_index = "USING INDEX" in detail or "USING COVERING INDEX" in detail
-        return detail.startswith("SCAN") and "outbox_event" in detail and not by_index
-    of_ours = bool(step["table"]) and not str(step["table"]).startswith("<")
-    return of_ours and (step["type"] == "ALL" or int(step["rows"] or 0) > LARGE)
 
 
 # Row +16.
@@ -569,15 +521,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "release": lambda: dialect().release(connection, me="me", ids=some),
         "renew": lambda: renew(some),
     }
-    sent = {name: statements(work) for name, work in works.items()}
-    assert all(sent.values())
-    large = {
-        name: steps
-        for name, pairs in sent.items()
-        for sql, params in pairs
-        if (steps := [step for step in explain(sql, params) if is_large(step)])
-    }
-    assert large == {}
+    assert large_steps(works) == {}
 
 
 def test_the_claim_goes_by_the_index_of_due_times(due_among_many: list[str]) -> None:

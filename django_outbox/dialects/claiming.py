@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..events import stored_instant
+from ..events import ACTIVE, stored_instant
 from .fields import to_database
 from .statements import Statements
 from .vocabulary import INNOCENT, Claim, Row, marks
@@ -117,19 +117,19 @@ class Claiming(Statements):
     def seconds_to_next_due(
         self, connection: BaseDatabaseWrapper, *, since: float = 0.0
     ) -> float | None:
-        """Return the seconds until the next row or lease end falls due; None if there is none.
+        """Return the seconds until the next row, stream or lease end falls due; None if none does.
 
         What fell due in the last ``since`` seconds counts too: behind the claim that went before.
         """
+        _, key = self._streams(connection)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT available_at, {self.now} FROM {self._table(connection)} "
-                f"WHERE available_at > {self.plus} ORDER BY available_at LIMIT 1",
-                [-since],
+                f"SELECT (SELECT available_at FROM {self._table(connection)} "
+                f"WHERE available_at > {self.plus} ORDER BY available_at LIMIT 1), "
+                f"(SELECT due_at FROM {self._stream_by_due(connection)} WHERE due_at > {self.plus} "
+                f"AND {key} <> %s ORDER BY due_at LIMIT 1), {self.now}",
+                [-since, -since, ACTIVE],
             )
-            row = cursor.fetchone()
-        if row is None:
-            return None
-        due, now = stored_instant(row[0]), stored_instant(row[1])
-        assert due is not None and now is not None
-        return (due - now).total_seconds()
+            *found, now = map(stored_instant, cursor.fetchone())
+        due = [each for each in found if each is not None]
+        return (min(due) - now).total_seconds() if due and now is not None else None

@@ -9,7 +9,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import ACTIVE
 from .inserting import Inserting
-from .vocabulary import FENCE
+from .vocabulary import Hold
 
 
 class Keeping(Inserting):
@@ -59,7 +59,7 @@ class Keeping(Inserting):
         return self._run(
             connection,
             f"UPDATE {self._by_key(connection)} SET available_at = {self.now}, locked_by = NULL, "
-            f"locked_at = NULL WHERE {among} AND {FENCE}",
+            f"locked_at = NULL WHERE {among} AND {self._fence(connection, Hold.ROW)}",
             [*params, me],
         )
 

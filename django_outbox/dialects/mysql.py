@@ -9,8 +9,10 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..conf import index_name
 from .numbering import Places, due_of_followers, upsert_values
 from .optimistic import Optimistic
+from .vocabulary import Read, StreamClaim
 
 DUPLICATE_ENTRY = 1062
 IDLE = 10  # seconds that a transaction of the engine may idle
@@ -77,6 +79,30 @@ class MySQL(Optimistic):
 
     def _delete_by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         return f"DELETE {self._table(connection, name)} FROM {self._by_key(connection, name)}"
+
+    def _by_stream(self, connection: BaseDatabaseWrapper) -> str:
+        # A key with half of all rows behind it would be scanned and sorted, LIMIT or not.
+        return f"{self._table(connection)} FORCE INDEX ({index_name('outbox_event_key')})"
+
+    def _stream_by_key(self, connection: BaseDatabaseWrapper) -> str:
+        return f"{self._streams(connection)[0]} FORCE INDEX (PRIMARY)"
+
+    def _stream_by_due(self, connection: BaseDatabaseWrapper) -> str:
+        return f"{self._streams(connection)[0]} FORCE INDEX ({index_name('outbox_stream_due')})"
+
+    def claim_streams(
+        self, connection: BaseDatabaseWrapper, claim: StreamClaim
+    ) -> list[tuple[str, str | None]]:
+        with self._unwaiting(connection):
+            return super().claim_streams(connection, claim)
+
+    def _branches(self, read: Read) -> Sequence[str]:
+        due = f" AND deliver_at <= {self.now}" if read.only_due_retries else ""
+        dead = ["status = 3"] if read.dead_too else []
+        return ["status = 0", f"status = 2{due}", *dead]
+
+    def _branch(self, select: str) -> str:
+        return f"({select})"
 
     @contextmanager
     def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:

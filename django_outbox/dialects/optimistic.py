@@ -10,10 +10,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .claiming import Claiming
 from .keeping import Keeping
 from .settling import Settling
+from .stream_leases import StreamLeases
 from .stream_looks import StreamLooks
 
 
-class Optimistic(Claiming, Keeping, Settling, StreamLooks):
+class Optimistic(Claiming, Keeping, Settling, StreamLeases, StreamLooks):
     """Every statement, as MySQL would have it where standards differ."""
 
     notifies = False  # the database itself can ring

@@ -14,7 +14,19 @@ from ..outcomes import Decision
 from .inserting import SQL, Written
 from .numbering import Places, due_of_followers
 from .optimistic import Optimistic
-from .vocabulary import FENCE_OF_E, INSTANTS, Claim, Row, settle_values
+from .stream_leases import wanted
+from .vocabulary import (
+    INSTANTS,
+    KEYED,
+    Claim,
+    Found,
+    Hold,
+    Read,
+    Release,
+    Row,
+    StreamClaim,
+    settle_values,
+)
 
 
 class PostgreSQL(Optimistic):
@@ -70,8 +82,72 @@ class PostgreSQL(Optimistic):
         rows.sort(key=lambda row: (row[-3], row[0]))
         return list(rows)
 
+    def claim_streams(
+        self, connection: BaseDatabaseWrapper, claim: StreamClaim
+    ) -> list[tuple[str, str | None]]:
+        streams, _ = self._streams(connection)
+        where, params = self._due_streams(connection, claim)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"WITH due AS MATERIALIZED (SELECT key, due_at, locked_by AS was FROM {streams} "
+                f"WHERE {where} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) "
+                f"UPDATE {streams} s SET due_at = {self.plus}, locked_by = %s, "
+                f"locked_at = {self.now} FROM due WHERE s.key = due.key "
+                f"RETURNING s.key, due.was, {_utc('due.due_at')}",
+                [*params, claim.limit, claim.lease, claim.me],
+            )
+            rows = cursor.fetchall()
+        return [row[:2] for row in sorted(rows, key=lambda row: row[2])]
+
+    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+        """Read in one snapshot, but never in the claim's: that is older than its locks."""
+        streams, _ = self._streams(connection)
+        columns = ", ".join(KEYED)
+        instants = ", ".join(_utc(f"e.{name}") if name in INSTANTS else f"e.{name}"
+                             for name in KEYED)  # fmt: skip
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT s.key, s.seq, {_utc(self.now)}, {instants} "
+                f"FROM {streams} s LEFT JOIN LATERAL "
+                f"(SELECT {columns} FROM {self._table(connection)} e WHERE e.key = s.key "
+                f"AND {wanted(read, self.now)} ORDER BY e.seq LIMIT %s) e ON true "
+                "WHERE s.key = ANY(%s) AND s.locked_by = %s ORDER BY s.key, e.seq",
+                [read.limit, [*read.keys], read.me],
+            )
+            rows = cursor.fetchall()
+        found: dict[str, Found] = {}
+        for key, seq, now, *row in rows:
+            stream = found.setdefault(key, Found(key, seq, now))
+            if row[0] is not None:
+                stream.rows.append(tuple(row))
+        return [*found.values()]
+
+    def _release_streams(
+        self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        streams, _ = self._streams(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "WITH given AS MATERIALIZED (SELECT s.key, s.seq, v.delay FROM "
+                f"{streams} s JOIN unnest(%s::text[], %s::bigint[], %s::float8[]) "
+                "v (key, seq, delay) ON s.key = v.key AND s.seq = COALESCE(v.seq, s.seq) "
+                "WHERE s.locked_by = %s FOR UPDATE OF s SKIP LOCKED) "
+                f"UPDATE {streams} s SET due_at = {self.now} + given.delay * interval '1 second', "
+                f"locked_by = NULL, locked_at = {self.now} FROM given WHERE s.key = given.key "
+                "AND s.seq = given.seq AND s.locked_by = %s RETURNING s.key",
+                [
+                    [each.key for each in streams], [each.seq for each in streams],
+                    [each.delay for each in streams], me, me,
+                ],
+            )  # fmt: skip
+            return {row[0] for row in cursor.fetchall()}
+
     def _settle(
-        self, connection: BaseDatabaseWrapper, me: str, decisions: Sequence[tuple[str, Decision]]
+        self,
+        connection: BaseDatabaseWrapper,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        hold: Hold,
     ) -> int:
         row = "(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text)"
         return self._run(
@@ -80,11 +156,12 @@ class PostgreSQL(Optimistic):
             f"(VALUES {', '.join([row] * len(decisions))}) "
             f"UPDATE {self._table(connection)} e SET status = v.status, "
             "attempts = e.attempts + v.spent, rescues = 0, "
-            f"available_at = {self.now} + v.delay * interval '1 second', "
+            f"{hold.value} = {self.now} + v.delay * interval '1 second', "
             f"done_at = CASE WHEN v.delay IS NULL THEN {self.now} END, "
             "last_error = COALESCE(v.error, e.last_error), "
             "progress = COALESCE(v.progress, e.progress), locked_by = NULL, locked_at = NULL "
-            f"FROM v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
+            f"FROM v WHERE e.event_id = v.event_id "
+            f"AND {self._fence(connection, hold, of='e')}",
             [value for each in decisions for value in settle_values(*each)] + [me],
         )
 

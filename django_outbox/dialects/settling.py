@@ -11,26 +11,42 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..outcomes import DONE, Decision, Status
 from .statements import Statements
-from .vocabulary import FENCE, marks, plain
+from .vocabulary import Hold, marks, plain
 
 
 class Settling(Statements):
-    def settle_done(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+    def settle_done(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        hold: Hold = Hold.ROW,
+    ) -> int:
         """Mark rows DONE; return how many were still mine. Repeating it changes nothing."""
         among, params = self._among(ids)
         return self._run(
             connection,
             f"UPDATE {self._by_key(connection)} SET status = 1, done_at = {self.now}, "
-            f"available_at = NULL, locked_by = NULL, locked_at = NULL WHERE {among} AND {FENCE}",
+            f"available_at = NULL, locked_by = NULL, locked_at = NULL "
+            f"WHERE {among} AND {self._fence(connection, hold)}",
             [*params, me],
         )
 
-    def delete_done(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+    def delete_done(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        hold: Hold = Hold.ROW,
+    ) -> int:
         """Delete rows that are done, but for those whose unique key must outlive them."""
         among, params = self._among(ids)
         return self._run(
             connection,
-            f"{self._delete_by_key(connection)} WHERE {among} AND {FENCE} AND unique_key IS NULL",
+            f"{self._delete_by_key(connection)} WHERE {among} "
+            f"AND {self._fence(connection, hold)} AND unique_key IS NULL",
             [*params, me],
         )
 
@@ -53,6 +69,7 @@ class Settling(Statements):
         *,
         me: str,
         decisions: Sequence[tuple[str, Decision]],
+        hold: Hold = Hold.ROW,
         delete_done: bool = False,
     ) -> int:
         """Write decisions of any kind; return how many rows were still mine."""
@@ -63,11 +80,13 @@ class Settling(Statements):
 
         done = [event_id for event_id, decision in decisions if ends(decision)]
         others = [each for each in decisions if not ends(each[1])]
-        count = self.delete_done(connection, me=me, ids=done) if done and delete_done else 0
+        count = 0
+        if done and delete_done:
+            count = self.delete_done(connection, me=me, ids=done, hold=hold)
         if count < len(done):
-            count += self.settle_done(connection, me=me, ids=done)
+            count += self.settle_done(connection, me=me, ids=done, hold=hold)
         if others:
-            count += self.settle(connection, me=me, decisions=others)
+            count += self.settle(connection, me=me, decisions=others, hold=hold)
         return count
 
     def settle(
@@ -76,15 +95,20 @@ class Settling(Statements):
         *,
         me: str,
         decisions: Sequence[tuple[str, Decision]],
+        hold: Hold = Hold.ROW,
     ) -> int:
         """Write retries, deferrals and deaths; return how many rows were still mine."""
         settled = 0
         for start in range(0, len(decisions), self.bound):
-            settled += self._settle(connection, me, decisions[start : start + self.bound])
+            settled += self._settle(connection, me, decisions[start : start + self.bound], hold)
         return settled
 
     def _settle(
-        self, connection: BaseDatabaseWrapper, me: str, decisions: Sequence[tuple[str, Decision]]
+        self,
+        connection: BaseDatabaseWrapper,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        hold: Hold,
     ) -> int:
         case = "CASE event_id " + "WHEN %s THEN %s " * len(decisions)
         times = "CASE event_id " + f"WHEN %s THEN {self.plus} " * len(decisions) + "END"
@@ -98,11 +122,11 @@ class Settling(Statements):
             connection,
             f"UPDATE {self._by_key(connection)} SET "
             f"status = {case}END, attempts = attempts + {case}END, rescues = 0, "
-            f"available_at = {times}, "
-            f"done_at = CASE WHEN available_at IS NULL THEN {self.now} END, "
+            f"{hold.value} = {times}, "
+            f"done_at = CASE WHEN {hold.value} IS NULL THEN {self.now} END, "
             f"last_error = COALESCE({case}END, last_error), "
             f"progress = COALESCE({case}END, progress), locked_by = NULL, locked_at = NULL "
-            f"WHERE event_id IN ({marks(ids)}) AND {FENCE}",
+            f"WHERE event_id IN ({marks(ids)}) AND {self._fence(connection, hold)}",
             [
                 *map(plain, each("status")), *each("spent"), *each("delay"),
                 *each("error"), *each("progress"), *ids, me,
@@ -110,10 +134,19 @@ class Settling(Statements):
         )  # fmt: skip
 
     def keep_progress(
-        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        event_id: str,
+        progress: str,
+        hold: Hold = Hold.ROW,
     ) -> bool:
         """Write a fan-out's progress; say whether the row was still mine."""
-        sql = f"UPDATE {self._by_key(connection)} SET progress = %s WHERE event_id = %s AND {FENCE}"
+        sql = (
+            f"UPDATE {self._by_key(connection)} SET progress = %s WHERE event_id = %s "
+            f"AND {self._fence(connection, hold)}"
+        )
         return self._run(connection, sql, [progress, event_id, me]) == 1
 
     @contextmanager

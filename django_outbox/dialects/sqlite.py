@@ -9,7 +9,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..outcomes import Decision
 from .optimistic import Optimistic
-from .vocabulary import FENCE_OF_E, settle_values
+from .vocabulary import Hold, settle_values
 
 
 class SQLite(Optimistic):
@@ -28,7 +28,11 @@ class SQLite(Optimistic):
     bound = 500
 
     def _settle(
-        self, connection: BaseDatabaseWrapper, me: str, decisions: Sequence[tuple[str, Decision]]
+        self,
+        connection: BaseDatabaseWrapper,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        hold: Hold,
     ) -> int:
         rows = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(decisions))
         due = self.plus.replace("%s", "v.delay")
@@ -36,13 +40,14 @@ class SQLite(Optimistic):
         return self._run(
             connection,
             f"UPDATE {self._table(connection)} AS e SET status = v.status, "
-            f"attempts = e.attempts + v.spent, rescues = 0, available_at = {due}, "
+            f"attempts = e.attempts + v.spent, rescues = 0, {hold.value} = {due}, "
             f"done_at = CASE WHEN v.delay IS NULL THEN {self.now} END, "
             "last_error = COALESCE(v.error, e.last_error), "
             "progress = COALESCE(v.progress, e.progress), locked_by = NULL, locked_at = NULL "
             "FROM (SELECT column1 AS event_id, column2 AS status, column3 AS spent, "
             "column4 AS delay, column5 AS error, column6 AS progress "
-            f"FROM (VALUES {rows})) AS v WHERE e.event_id = v.event_id AND {FENCE_OF_E}",
+            f"FROM (VALUES {rows})) AS v WHERE e.event_id = v.event_id "
+            f"AND {self._fence(connection, hold, of='e')}",
             [value for each in decisions for value in settle_values(*each)] + [me],
         )
 

@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
 from ..events import stored_instant
-from .vocabulary import marks
+from .vocabulary import Hold, marks
 
 
 class Statements:
@@ -43,6 +43,33 @@ class Statements:
         """The table of streams, and its primary key, whose name is a word of SQL."""
         name = connection.ops.quote_name
         return str(name(table_name("outbox_stream"))), str(name("key"))
+
+    def _by_stream(self, connection: BaseDatabaseWrapper) -> str:
+        """The table in a SELECT of a stream's rows."""
+        return self._table(connection)
+
+    def _stream_by_key(self, connection: BaseDatabaseWrapper) -> str:
+        """The streams in a statement by primary keys."""
+        return self._streams(connection)[0]
+
+    def _stream_by_due(self, connection: BaseDatabaseWrapper) -> str:
+        """The streams in a statement by due times."""
+        return self._streams(connection)[0]
+
+    def _fence(self, connection: BaseDatabaseWrapper, hold: Hold, of: str = "") -> str:
+        """The condition that a row is mine and unsettled: a stale worker changes nothing.
+
+        One table and EXISTS: a joined UPDATE waited for business transactions on MariaDB.
+        """
+        table = of or self._table(connection)
+        unsettled = f"{table}.status IN (0, 2)"
+        if hold is Hold.ROW:
+            return f"{table}.locked_by = %s AND {unsettled}"
+        stream, key = self._streams(connection)
+        return (
+            f"{unsettled} AND EXISTS (SELECT 1 FROM {stream} owned "
+            f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s)"
+        )
 
     def _delete_by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         """The beginning of a DELETE by primary keys."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from ..outcomes import Decision
@@ -17,6 +18,7 @@ FULL = (
     "event_id", "attempts", "rescues", "progress", *INSTANTS,
     "event_type", "aggregate_type", "aggregate_id", "tenant_id", "payload", "headers", "unique_key",
 )  # fmt: skip
+KEYED = (*FULL, "key", "seq", "status")
 TAIL = ("due_at", "was", "now")  # what a claim adds: the due time and owner it found, its clock
 
 # A row that two lost workers held is a suspect: it is claimed alone, so that its neighbours are
@@ -24,9 +26,11 @@ TAIL = ("due_at", "was", "now")  # what a claim adds: the due time and owner it 
 INNOCENT = "(rescues = 0 OR (rescues = 1 AND (locked_by IS NULL OR locked_by = %s)))"
 
 
-# Only the owner settles, and only what is not settled yet: a stale worker changes nothing.
-FENCE = "locked_by = %s AND status IN (0, 2)"
-FENCE_OF_E = "e.locked_by = %s AND e.status IN (0, 2)"
+class Hold(Enum):
+    """What a worker has leased of an event; the value is the column of the event's next try."""
+
+    ROW = "available_at"
+    STREAM = "deliver_at"  # a keyed row is never due itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,47 @@ class Claim:
     @property
     def columns(self) -> tuple[str, ...]:
         return FULL if self.ids is None else LIGHT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamClaim:
+    """Which due streams to claim."""
+
+    me: str
+    lease: float  # seconds
+    limit: int
+    at: datetime | None = None  # instead of the database's now, for drain() and tests
+    exclude: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What to read of leased streams: of each at most ``limit`` pending events."""
+
+    me: str
+    keys: Sequence[str]
+    limit: int
+    dead_too: bool = False  # for they end the stream
+    only_due_retries: bool = False  # failed events that wait keep nobody
+
+
+@dataclass(slots=True)
+class Found:
+    """A stream as it was read; its rows have the columns ``KEYED`` and are in order."""
+
+    key: str
+    seq: int  # its version
+    now: Any  # the database's clock
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """How to give a stream back."""
+
+    key: str
+    seq: int | None  # the version that was read; None: whichever it has
+    delay: float | None  # seconds until it is due; None: idle until the next write
 
 
 def marks(values: Collection[Any]) -> str:

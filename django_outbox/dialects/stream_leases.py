@@ -1,0 +1,251 @@
+"""Leasing streams, the events of one key, as single rows are leased; nobody waits for their rows.
+
+A stream's row is touched at its claim, renewal and release only. Business transactions hold it from
+their write to their commit, so whatever is locked is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..events import ACTIVE, stored_instant
+from .fields import to_database
+from .statements import Statements
+from .vocabulary import KEYED, Found, Hold, Read, Release, Row, StreamClaim, marks
+
+TOGETHER = 50  # branches of one statement; with more, each costs twice as much to plan
+
+
+class StreamLeases(Statements):
+    streams_bound = 100  # streams per release, where a CASE per stream makes it quadratic
+
+    def claim_streams(
+        self, connection: BaseDatabaseWrapper, claim: StreamClaim
+    ) -> list[tuple[str, str | None]]:
+        """Lease due streams, oldest due first; return (key, owner found)."""
+        rows = self._look_at_streams(connection, claim)
+        if not rows:
+            return []
+        _, key = self._streams(connection)
+        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][2])
+        assert newest is not None
+        taken = self._run(
+            connection,
+            f"UPDATE {self._stream_by_key(connection)} SET due_at = {self.plus}, locked_by = %s, "
+            f"locked_at = {self.now} WHERE {key} IN ({marks(keys)}) "
+            "AND due_at <= %s",  # whoever claimed one since our look made it due later
+            [claim.lease, claim.me, *keys, to_database(newest, connection)],
+        )
+        mine = set(keys)
+        if taken < len(rows):
+            mine = self._owned_streams(connection, claim.me, keys, also=f"AND due_at > {self.now}")
+        return [(key, was) for key, was, _ in rows if key in mine]
+
+    def _look_at_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> list[Row]:
+        _, key = self._streams(connection)
+        where, params = self._due_streams(connection, claim)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {key}, locked_by, due_at "
+                f"FROM {self._stream_by_due(connection)} "
+                f"WHERE {where} ORDER BY due_at LIMIT %s{self._skip(connection)}",
+                [*params, claim.limit],
+            )
+            return list(cursor.fetchall())
+
+    def _due_streams(
+        self, connection: BaseDatabaseWrapper, claim: StreamClaim
+    ) -> tuple[str, list[Any]]:
+        due = self.now if claim.at is None else "%s"
+        at = [] if claim.at is None else [to_database(claim.at, connection)]
+        _, key = self._streams(connection)
+        out = [ACTIVE, *claim.exclude]
+        where = f"due_at <= {due} AND {key} NOT IN ({marks(out)})"
+        return where, [*at, *out]
+
+    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+        """Read the streams of ``read.keys`` that are mine, and their next events in order.
+
+        The stream's version is never younger than its events: what was written meanwhile makes the
+        release fail, and is read again.
+        """
+        streams, key = self._streams(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {key}, seq, {self.now} FROM {streams} "
+                f"WHERE {key} IN ({marks(read.keys)}) AND locked_by = %s",
+                [*read.keys, read.me],
+            )
+            found = [Found(*row) for row in cursor.fetchall()]
+        events = self._pending(connection, read, [each.key for each in found])
+        for each in found:
+            rows = sorted(events.get(each.key, ()), key=lambda row: row[KEYED.index("seq")])
+            each.rows = rows[: read.limit]
+        return found
+
+    def _branches(self, read: Read) -> Sequence[str]:
+        """Conditions that find a key's rows together, and each by a range of the index."""
+        return [f"status IN (0, 2, 3) AND {wanted(read, self.now)}"]
+
+    def _pending(
+        self, connection: BaseDatabaseWrapper, read: Read, keys: Sequence[str]
+    ) -> dict[str, list[Row]]:
+        _, key = self._streams(connection)
+        columns = ", ".join(map(connection.ops.quote_name, KEYED))
+        branches, found = self._branches(read), dict[str, list[Row]]()
+        at_once = max(TOGETHER // len(branches), 1)
+        for start in range(0, len(keys), at_once):
+            some = keys[start : start + at_once]
+            parts = [
+                self._branch(
+                    f"SELECT {columns} FROM {self._by_stream(connection)} "
+                    f"WHERE {key} = %s AND {branch} ORDER BY seq LIMIT %s"
+                )
+                for branch in branches
+            ]
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    " UNION ALL ".join(parts * len(some)),
+                    [each for key in some for _ in parts for each in (key, read.limit)],
+                )
+                for row in cursor.fetchall():
+                    found.setdefault(row[KEYED.index("key")], []).append(row)
+        return found
+
+    def _branch(self, select: str) -> str:
+        return f"SELECT * FROM ({select})"
+
+    def next_retries(
+        self, connection: BaseDatabaseWrapper, keys: Sequence[str]
+    ) -> dict[str, datetime]:
+        """Return when the next failed event of each key is due, of those that have one."""
+        _, key = self._streams(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {key}, MIN(deliver_at) FROM {self._by_stream(connection)} "
+                f"WHERE {key} IN ({marks(keys)}) AND status = 2 AND status IN (0, 2, 3) "
+                f"GROUP BY {key}",
+                [*keys],
+            )
+            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
+        return {key: instant for key, instant in found.items() if instant is not None}
+
+    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+        """Count a rescue of events that are about to be run; return how many are still mine."""
+        among, params = self._among(ids)
+        return self._run(
+            connection,
+            f"UPDATE {self._by_key(connection)} SET rescues = rescues + 1 "
+            f"WHERE {among} AND {self._fence(connection, Hold.STREAM)}",
+            [*params, me],
+        )
+
+    def renew_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
+    ) -> tuple[set[str], set[str]]:
+        """Prolong my leases of these streams; return (renewed, still mine)."""
+        with self._unwaiting(connection):
+            free = [*self._unlocked_streams(connection, me, keys)]
+            if free:
+                _, key = self._streams(connection)
+                self._run(
+                    connection,
+                    f"UPDATE {self._stream_by_key(connection)} SET due_at = {self.plus} "
+                    f"WHERE {key} IN ({marks(free)}) AND locked_by = %s",
+                    [lease, *free, me],
+                )
+        mine = self._owned_streams(connection, me, keys)
+        return mine.intersection(free), mine
+
+    def release_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        """Give streams back whose version is still the one that was read; return their keys.
+
+        The event table is not asked: a statement's snapshot of it may be older than the row's lock.
+        """
+        released: set[str] = set()
+        for start in range(0, len(streams), self.streams_bound):
+            some = streams[start : start + self.streams_bound]
+            released |= self._release_streams(connection, me, some)
+        return released
+
+    def _release_streams(
+        self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        with self._unwaiting(connection):
+            seqs = self._unlocked_streams(connection, me, [each.key for each in streams])
+            same = [each for each in streams if _is_same(each, seqs.get(each.key))]
+            if not same:
+                return set()
+            _, key = self._streams(connection)
+            keys = [each.key for each in same]
+            due = f"CASE {key} " + f"WHEN %s THEN {self.plus} " * len(same) + "END"
+            seq = f"CASE {key} " + "WHEN %s THEN %s " * len(same) + "END"
+            taken = self._run(
+                connection,
+                f"UPDATE {self._stream_by_key(connection)} SET due_at = {due}, locked_by = NULL, "
+                f"locked_at = {self.now} WHERE {key} IN ({marks(keys)}) AND locked_by = %s "
+                f"AND seq = {seq}",
+                [
+                    *[value for each in same for value in (each.key, each.delay)], *keys, me,
+                    *[value for each in same for value in (each.key, seqs[each.key])],
+                ],
+            )  # fmt: skip
+        if taken == len(same):
+            return set(keys)
+        return set(keys) - self._owned_streams(connection, me, keys)
+
+    # -- what these are made of ------------------------------------------------------------------
+
+    @contextmanager
+    def _unwaiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        """A transaction of statements that pass over what others have locked."""
+        with transaction.atomic(using=connection.alias):
+            yield
+
+    def _unlocked_streams(
+        self, connection: BaseDatabaseWrapper, me: str, keys: Collection[str]
+    ) -> dict[str, int]:
+        """Lock my streams that nobody else has locked; return their versions."""
+        _, key = self._streams(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {key}, seq FROM {self._stream_by_key(connection)} "
+                f"WHERE {key} IN ({marks(keys)}) AND locked_by = %s{self._skip(connection)}",
+                [*keys, me],
+            )
+            return dict(cursor.fetchall())
+
+    def _owned_streams(
+        self, connection: BaseDatabaseWrapper, me: str, keys: Collection[str], *, also: str = ""
+    ) -> set[str]:
+        streams, key = self._streams(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {key} FROM {streams} "
+                f"WHERE {key} IN ({marks(keys)}) AND locked_by = %s {also}",
+                [*keys, me],
+            )
+            return {row[0] for row in cursor.fetchall()}
+
+    def _skip(self, connection: BaseDatabaseWrapper) -> str:
+        """What makes a SELECT lock its rows and pass over locked ones, if the database can."""
+        return " FOR UPDATE SKIP LOCKED" * connection.features.has_select_for_update_skip_locked
+
+
+def wanted(read: Read, now: str) -> str:
+    """The condition of the rows that a read asks for."""
+    statuses = "status IN (0, 2, 3)" if read.dead_too else "status IN (0, 2)"
+    due = f" AND (status <> 2 OR deliver_at <= {now})" if read.only_due_retries else ""
+    return statuses + due
+
+
+def _is_same(release: Release, seq: int | None) -> bool:
+    return seq is not None and release.seq in (seq, None)

@@ -1,0 +1,74 @@
+"""How the database carries a statement out: which plans read or sort a whole table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from django.db import connection, models, transaction
+
+LARGE = 400  # rows: what a statement about 50 may look at, of 5,000
+
+
+def analyze(model: type[models.Model]) -> None:
+    """Have the database learn what a table holds."""
+    table = connection.ops.quote_name(model._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{table}")
+        if connection.vendor == "mysql":
+            cursor.fetchall()
+
+
+def large_steps(works: dict[str, Callable[[], object]]) -> dict[str, list[dict[str, Any]]]:
+    """Return, by the name of the work, the steps of its statements that are large."""
+    sent = {name: statements(work) for name, work in works.items()}
+    assert all(sent.values())
+    return {
+        name: steps
+        for name, pairs in sent.items()
+        for sql, params in pairs
+        if (steps := [step for step in explain(sql, params) if is_large(step)])
+    }
+
+
+def statements(work: Callable[[], object]) -> list[tuple[str, Any]]:
+    """Return the statements that ``work`` sends; undo what they did."""
+    sent: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append((sql, params))
+        return execute(sql, params, many, context)
+
+    with transaction.atomic(), connection.execute_wrapper(note):
+        work()
+        transaction.set_rollback(True)
+    return [each for each in sent if "outbox_" in each[0]]
+
+
+def explain(sql: str, params: Any) -> list[dict[str, Any]]:
+    prefix = {"postgresql": "EXPLAIN (FORMAT JSON)", "sqlite": "EXPLAIN QUERY PLAN"}
+    with connection.cursor() as cursor:
+        cursor.execute(f"{prefix.get(connection.vendor, 'EXPLAIN')} {sql}", params)
+        if connection.vendor == "postgresql":
+            (answer,) = cursor.fetchone()
+            return nodes((answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"])
+        names = [each[0] for each in cursor.description]
+        return [dict(zip(names, each, strict=True)) for each in cursor.fetchall()]
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    children = plan.pop("Plans", [])
+    return [plan, *(each for child in children for each in nodes(child))]
+
+
+def is_large(step: dict[str, Any]) -> bool:
+    """Say whether a step of a plan reads or sorts the whole table."""
+    if connection.vendor == "postgresql":
+        return step["Node Type"] == "Seq Scan" or step["Plan Rows"] > LARGE
+    if connection.vendor == "sqlite":
+        detail = str(step["detail"])
+        by_index = "USING INDEX" in detail or "USING COVERING INDEX" in detail
+        return detail.startswith("SCAN") and "outbox_" in detail and not by_index
+    of_ours = bool(step["table"]) and not str(step["table"]).startswith("<")
+    return of_ours and (step["type"] == "ALL" or int(step["rows"] or 0) > LARGE)

@@ -1,0 +1,725 @@
+"""The leases of streams: claim, read, settle, release, renew; one contract on every database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F
+
+from django_outbox import dialects
+from django_outbox.conf import index_name
+from django_outbox.dialects.vocabulary import KEYED, Hold, Read, Release, StreamClaim
+from django_outbox.events import ACTIVE, stored_instant
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.outcomes import DONE, Decision, Status
+from tests.plans import analyze, explain, is_large, large_steps, statements
+from tests.table import (
+    claim,
+    elsewhere,
+    end_stream_leases,
+    in_thread,
+    insert,
+    keyed,
+    now,
+    row,
+    stream,
+    stream_due_in,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, error="it failed", outcome="retry")
+DEFER = Decision(status=Status.NEW, delay=5.0, outcome="deferred")
+DEAD = Decision(status=Status.DEAD, spent=1, error="it is over", outcome="dead")
+
+NO_SESSIONS = pytest.mark.skipif(
+    "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
+)
+
+
+def dialect() -> Any:
+    return dialects.of(connection)
+
+
+def take(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> list[str]:
+    """Claim due streams; return their keys."""
+    return [key for key, _ in found(me, lease=lease, limit=limit, **more)]
+
+
+def found(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> Any:
+    wanted = StreamClaim(me=me, lease=lease, limit=limit, **more)
+    return dialect().claim_streams(connection, wanted)
+
+
+def read(*keys: str, me: str = "me", limit: int = 100, **more: Any) -> dict[str, Any]:
+    wanted = Read(me=me, keys=keys, limit=limit, **more)
+    return {each.key: each for each in dialect().read_streams(connection, wanted)}
+
+
+def ids(found: Any) -> list[str]:
+    return [each[0] for each in found.rows]
+
+
+def settle(event_id: str, decision: Decision = DONE, *, me: str = "me") -> int:
+    pairs = [(event_id, decision)]
+    return int(dialect().settle_all(connection, me=me, decisions=pairs, hold=Hold.STREAM))
+
+
+def release(key: str, seq: int | None, delay: float | None = None, *, me: str = "me") -> bool:
+    given = dialect().release_streams(connection, me=me, streams=[Release(key, seq, delay)])
+    assert given in (set(), {key})
+    return bool(given)
+
+
+def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[str]]:
+    answer: tuple[set[str], set[str]]
+    answer = dialect().renew_streams(connection, me=me, keys=keys, lease=lease)
+    return answer
+
+
+# -- claim -----------------------------------------------------------------------------------------
+
+
+def test_a_claim_leases_a_due_stream() -> None:
+    keyed("order-1", due=-2)
+    assert found(lease=30) == [("order-1", None)]
+    after = stream("order-1")
+    assert after.locked_by == "me"
+    assert after.locked_at is not None
+    assert after.due_at == after.locked_at + timedelta(seconds=30)
+    assert abs((now() - after.locked_at).total_seconds()) < 5
+
+
+def test_an_idle_an_undue_and_a_leased_stream_are_left() -> None:
+    keyed("idle", due=None)
+    keyed("later", due=60)
+    keyed("taken", due=-1)
+    assert take("another") == ["taken"]
+    assert take() == []
+
+
+def test_the_row_of_single_node_is_no_stream() -> None:
+    OutboxStream.objects.create(key=ACTIVE, seq=0, due_at=now() - timedelta(seconds=5))
+    assert take() == []
+    assert dialect().seconds_to_next_due(connection) is None
+    OutboxStream.objects.update(due_at=now() + timedelta(seconds=5))
+    assert dialect().seconds_to_next_due(connection) is None
+
+
+def test_oldest_due_comes_first_and_the_limit_holds() -> None:
+    for key, due in (("c", -1.0), ("a", -9.0), ("b", -5.0)):
+        keyed(key, due=due)
+    assert take(limit=2) == ["a", "b"]
+    assert take(limit=2) == ["c"]
+
+
+def test_held_keys_are_left_out() -> None:
+    keyed("held", due=-2)
+    keyed("free", due=-1)
+    assert take(exclude=["held"]) == ["free"]
+
+
+def test_at_stands_for_now() -> None:
+    keyed("soon", due=60)
+    keyed("late", due=7200)
+    assert take(at=now() + timedelta(seconds=600)) == ["soon"]
+    assert 25 < stream_due_in("soon") <= 30
+
+
+def test_a_lost_owner_is_told_and_my_own_ended_lease_too() -> None:
+    keyed("order-1")
+    take("lost worker")
+    end_stream_leases("order-1")
+    assert found() == [("order-1", "lost worker")]
+    end_stream_leases("order-1")
+    assert found() == [("order-1", "me")]
+
+
+def test_keys_that_differ_in_case_or_accents_are_different_streams() -> None:
+    for key in ("order-1", "Order-1", "ördér-1"):
+        keyed(key, due=-1)
+    assert sorted(take()) == sorted(["order-1", "Order-1", "ördér-1"])
+    assert [len(each.rows) for each in read("order-1", "Order-1").values()] == [1, 1]
+
+
+# Rows 371, N4.
+def test_n4_concurrent_claims_share_no_stream() -> None:
+    keys = [f"order-{n}" for n in range(300)]
+    OutboxStream.objects.bulk_create(
+        [OutboxStream(key=key, seq=1, due_at=now() - timedelta(seconds=1)) for key in keys]
+    )
+    start = threading.Barrier(4)
+
+    def claim_all(me: str) -> list[str]:
+        start.wait(10)
+        taken: list[str] = []
+        while OutboxStream.objects.filter(locked_by=None).exists():
+            taken += take(me, limit=20)
+        return taken
+
+    futures = [in_thread(lambda me=me: claim_all(me)) for me in "abcd"]  # type: ignore[misc]
+    taken = [key for future in futures for key in future.result(60)]
+    assert sorted(taken) == sorted(keys)
+
+
+def test_a_keyed_row_is_never_due_itself() -> None:
+    keyed("order-1", 3, due=-1)
+    assert claim() == []
+
+
+# -- read ------------------------------------------------------------------------------------------
+
+
+def test_a_read_brings_the_version_and_the_events_in_order() -> None:
+    first = keyed("a", 3)
+    other = keyed("b", 1)
+    take()
+    streams = read("a", "b")
+    assert ids(streams["a"]) == first
+    assert ids(streams["b"]) == other
+    assert (streams["a"].seq, streams["b"].seq) == (3, 1)
+    told = stored_instant(streams["a"].now)
+    assert told is not None
+    assert abs((now() - told).total_seconds()) < 5
+    seqs = [each[KEYED.index("seq")] for each in streams["a"].rows]
+    assert seqs == [1, 2, 3]
+
+
+def test_a_read_brings_every_field_of_the_event() -> None:
+    given = {
+        "event_type": "order.paid",
+        "aggregate_type": "shop.Order",
+        "aggregate_id": "7",
+        "tenant_id": "north",
+        "payload": '{"sku": "☕"}',
+        "headers": '{"trace": "1"}',
+        "unique_key": "paid-7",
+        "attempts": 3,
+        "rescues": 1,
+        "status": 2,
+        "progress": '{"a": {}}',
+    }
+    keyed("a", **given)
+    take()
+    (event,) = read("a")["a"].rows
+    event = dict(zip(KEYED, event, strict=True))
+    assert {name: event[name] for name in given} == given
+
+
+def test_the_limit_is_for_each_stream() -> None:
+    long, short = keyed("long", 50), keyed("short", 2)
+    take()
+    streams = read("long", "short", limit=5)
+    assert ids(streams["long"]) == long[:5]
+    assert ids(streams["short"]) == short
+
+
+def test_failed_events_are_read_in_their_place() -> None:
+    first, second, third = keyed("a", 3)
+    OutboxEvent.objects.filter(pk=second).update(status=Status.RETRY)
+    take()
+    assert ids(read("a", limit=2)["a"]) == [first, second]
+    assert ids(read("a", limit=3)["a"]) == [first, second, third]
+
+
+def test_finished_events_are_not_read_and_dead_ones_on_demand() -> None:
+    dead, done, new = keyed("a", 3)
+    OutboxEvent.objects.filter(pk=dead).update(status=Status.DEAD, done_at=now())
+    OutboxEvent.objects.filter(pk=done).update(status=Status.DONE, done_at=now())
+    take()
+    assert ids(read("a")["a"]) == [new]
+    assert ids(read("a", dead_too=True)["a"]) == [dead, new]
+
+
+def test_failures_that_wait_are_passed_over_on_demand() -> None:
+    waiting, due, deferred, new = keyed("a", 4)
+    rows = OutboxEvent.objects
+    rows.filter(pk=waiting).update(status=2, deliver_at=now() + timedelta(seconds=60))
+    rows.filter(pk=due).update(status=2, deliver_at=now() - timedelta(seconds=1))
+    rows.filter(pk=deferred).update(status=0, deliver_at=now() + timedelta(seconds=60))
+    take()
+    assert ids(read("a")["a"]) == [waiting, due, deferred, new]
+    assert ids(read("a", only_due_retries=True)["a"]) == [due, deferred, new]
+    assert dialect().next_retries(connection, ["a", "b"]) == {"a": row(due).deliver_at}
+
+
+def test_what_is_not_mine_is_not_read() -> None:
+    keyed("mine")
+    take()
+    keyed("theirs")
+    take("another")
+    keyed("nobodys", due=None)
+    assert [*read("mine", "theirs", "nobodys", "never written")] == ["mine"]
+
+
+def test_a_stream_without_events_is_read_as_one() -> None:
+    OutboxStream.objects.create(key="a", seq=7, due_at=now())
+    take()
+    assert (read("a")["a"].seq, read("a")["a"].rows) == (7, [])
+
+
+def test_many_streams_at_once() -> None:
+    given = {f"order-{n}": keyed(f"order-{n}", 2) for n in range(120)}
+    assert len(take(limit=200)) == 120
+    assert {key: ids(each) for key, each in read(*given).items()} == given
+
+
+# -- settle ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
+def test_the_streams_owner_settles_and_nobody_else(decision: Decision) -> None:
+    (event_id,) = keyed("a", rescues=1)
+    assert settle(event_id, decision) == 0  # leased by nobody
+    take("another")
+    before = row(event_id).__dict__ | {"_state": 0}
+    assert settle(event_id, decision) == 0
+    assert row(event_id).__dict__ | {"_state": 0} == before
+    assert settle(event_id, decision, me="another") == 1
+    assert row(event_id).status == decision.status
+    if decision is not DONE:
+        assert row(event_id).rescues == 0
+
+
+def test_a_keyed_event_is_not_settled_as_a_row() -> None:
+    (event_id,) = keyed("a")
+    take()
+    assert dialect().settle_all(connection, me="me", decisions=[(event_id, DONE)]) == 0
+
+
+@pytest.mark.parametrize("decision", [RETRY, DEFER], ids=lambda each: each.outcome)
+def test_the_next_try_of_a_keyed_event_makes_no_row_due(decision: Decision) -> None:
+    (event_id,) = keyed("a", attempts=1)
+    take()
+    before = now()
+    settle(event_id, decision)
+    after = row(event_id)
+    assert after.available_at is None
+    assert after.deliver_at is not None
+    assert 4.9 < (after.deliver_at - before).total_seconds() < 10
+    assert (after.done_at, after.attempts) == (None, 1 + decision.spent)
+    assert claim() == []
+
+
+@pytest.mark.parametrize("decision", [DONE, DEAD], ids=lambda each: each.outcome)
+def test_the_end_of_a_keyed_event_is_dated(decision: Decision) -> None:
+    (event_id,) = keyed("a")
+    take()
+    settle(event_id, decision)
+    after = row(event_id)
+    assert after.done_at is not None
+    assert abs((now() - after.done_at).total_seconds()) < 5
+    assert settle(event_id, decision) == 0  # what is final is not touched
+
+
+def test_events_of_many_streams_are_settled_at_once() -> None:
+    given = [event_id for n in range(60) for event_id in keyed(f"order-{n}", 3)]
+    theirs = keyed("theirs", 3)
+    take("another", exclude=[f"order-{n}" for n in range(60)])
+    take(limit=60)
+    cycle = [DONE, RETRY, DEFER, DEAD]
+    pairs = [(event_id, cycle[n % 4]) for n, event_id in enumerate([*given, *theirs])]
+    count = dialect().settle_all(connection, me="me", decisions=pairs, hold=Hold.STREAM)
+    assert count == len(given)
+    after = dict(OutboxEvent.objects.values_list("event_id", "status"))
+    assert after == dict.fromkeys(theirs, 0) | {key: each.status for key, each in pairs[:180]}
+
+
+# Row 418.
+def test_delete_done_is_fenced_too() -> None:
+    mine, unique = [*keyed("a"), *keyed("a", unique_key="once")]
+    (theirs,) = keyed("b")
+    take("another", exclude=["a"])
+    take()
+    pairs = [(mine, DONE), (unique, DONE), (theirs, DONE)]
+    count = dialect().settle_all(
+        connection, me="me", decisions=pairs, hold=Hold.STREAM, delete_done=True
+    )
+    assert count == 2
+    assert {*OutboxEvent.objects.values_list("pk", "status")} == {(unique, 1), (theirs, 0)}
+
+
+def test_progress_and_starts_are_fenced() -> None:
+    mine, *_ = keyed("a", 2)
+    (theirs,) = keyed("b")
+    take("another", exclude=["a"])
+    take()
+    keep = dialect().keep_progress
+    same = {"me": "me", "progress": "{}", "hold": Hold.STREAM}
+    assert keep(connection, event_id=mine, **same)
+    assert not keep(connection, event_id=theirs, **same)
+    assert dialect().note_starts(connection, me="me", ids=[mine, theirs]) == 1
+    assert [row(each).rescues for each in (mine, theirs)] == [1, 0]
+
+
+# -- release ---------------------------------------------------------------------------------------
+
+
+def test_a_release_leaves_the_stream_idle_or_due_later() -> None:
+    keyed("idle", due=-2)
+    keyed("later", due=-1)
+    take()
+    assert release("idle", 1)
+    assert release("later", 1, 7.5)
+    assert (stream("idle").due_at, stream("idle").locked_by) == (None, None)
+    assert 5 < stream_due_in("later") <= 7.5
+    assert stream("later").locked_by is None
+    assert stream("idle").locked_at is not None  # since when it is idle
+
+
+def test_r2_a_stream_that_was_written_to_is_not_released() -> None:
+    keyed("a")
+    take()
+    seq = read("a")["a"].seq
+    (late,) = keyed("a")
+    before = stream("a").__dict__ | {"_state": 0}
+    assert not release("a", seq)
+    assert stream("a").__dict__ | {"_state": 0} == before
+    assert late in ids(read("a")["a"])
+    assert release("a", seq + 1)
+
+
+def test_who_does_not_own_a_stream_does_not_release_it() -> None:
+    keyed("a")
+    assert not release("a", 1)
+    take("another")
+    assert not release("a", 1)
+    assert not release("never written", 1)
+    assert stream("a").locked_by == "another"
+
+
+def test_a_stop_releases_whatever_was_written_meanwhile() -> None:
+    keyed("a")
+    take()
+    keyed("a")
+    assert release("a", None, 0)
+    assert take("another") == ["a"]
+
+
+def test_many_streams_are_released_at_once_each_as_it_should() -> None:
+    for n in range(250):
+        keyed(f"order-{n:03}")
+    keys = sorted(take(limit=500))
+    OutboxStream.objects.filter(key__in=keys[:10]).update(seq=F("seq") + 1)
+    OutboxStream.objects.filter(key__in=keys[10:20]).update(locked_by="another")
+    given = [Release(key, 1, None if n % 2 else float(n)) for n, key in enumerate(keys)]
+    released = dialect().release_streams(connection, me="me", streams=given)
+    assert released == {*keys[20:]}
+    due = dict(OutboxStream.objects.values_list("key", "due_at"))
+    assert all((due[each.key] is None) == (each.delay is None) for each in given[20:])
+    assert 235 < stream_due_in(keys[248]) <= 248
+
+
+def test_a_release_counts_from_the_databases_clock() -> None:
+    keyed("a")
+    take()
+    before = now()
+    release("a", 1, 5.0)
+    due = stream("a").due_at
+    assert due is not None
+    passed = (now() - before).total_seconds()
+    assert 5 - 0.002 <= (due - before).total_seconds() <= 5 + passed + 0.002
+
+
+# -- renew -----------------------------------------------------------------------------------------
+
+
+def test_renew_prolongs() -> None:
+    keys = [f"order-{n}" for n in range(3) if keyed(f"order-{n}")]
+    take(lease=5)
+    assert renew(*keys) == (set(keys), set(keys))
+    assert all(85 < stream_due_in(key) <= 90 for key in keys)
+
+
+def test_renew_reports_what_is_lost() -> None:
+    for key in ("kept", "stolen", "released", "purged"):
+        keyed(key)
+    take(lease=5)
+    OutboxStream.objects.filter(key="stolen").update(locked_by="thief")
+    release("released", 1)
+    OutboxStream.objects.filter(key="purged").delete()
+    assert renew("kept", "stolen", "released", "purged") == ({"kept"}, {"kept"})
+    assert stream_due_in("stolen") <= 5
+    assert stream("released").due_at is None
+
+
+# -- the next due time -----------------------------------------------------------------------------
+
+
+def test_streams_count_for_the_next_due_time() -> None:
+    insert(due=60)
+    keyed("a", due=-5)
+    assert 55 < dialect().seconds_to_next_due(connection) <= 60
+    keyed("b", due=30)
+    assert 25 < dialect().seconds_to_next_due(connection) <= 30
+    OutboxEvent.objects.filter(key=None).delete()
+    assert 25 < dialect().seconds_to_next_due(connection) <= 30
+    OutboxStream.objects.filter(key="b").delete()
+    assert dialect().seconds_to_next_due(connection) is None
+
+
+# -- races -----------------------------------------------------------------------------------------
+
+
+def on_own_connection(work: Callable[[Any, Any], Any]) -> Any:
+    """Run ``work(dialect, connection)`` as a worker's thread would, with short patience."""
+
+    def run() -> Any:
+        own = dialects.engine_connection("default", lock_wait=0.5)
+        try:
+            return work(dialects.of(own), own)
+        finally:
+            own.close()
+
+    return in_thread(run).result(10)
+
+
+def business(*keys: str) -> AbstractContextManager[None]:
+    """An open business transaction that wrote an event of each key."""
+    return elsewhere(lambda: [keyed(key) for key in keys])
+
+
+@NO_SESSIONS
+def test_r1_a_writer_that_commits_around_a_release_is_found() -> None:
+    """A release that looked for pending rows itself was made on a snapshot without this one."""
+    keyed("a")
+    take()
+    seen = read("a")["a"]
+    settle(ids(seen)[0])
+    with business("a"):
+        assert not release("a", seen.seq)  # locked: passed over
+    assert not release("a", seen.seq)  # changed
+    assert (stream("a").locked_by, stream("a").due_at is None) == ("me", False)
+    again = read("a")["a"]
+    assert len(again.rows) == 1
+    settle(ids(again)[0])
+    assert release("a", again.seq)
+
+
+# Rows +31, +34.
+@NO_SESSIONS
+def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
+    """On the worker's connection every statement ends at once, and the settle counts.
+
+    MariaDB's shared lock on a joined stream, and on any at REPEATABLE READ, would wait (R8, R8b).
+    """
+    (event_id,) = keyed("held", due=-2)
+    (fenced,) = keyed("held")
+    keyed("free", due=-1)
+    take("me", lease=20)
+    keyed("due", due=-1)
+    wanted = StreamClaim(me="me", lease=30, limit=10)
+    reading = Read(me="me", keys=["held", "free"], limit=10)
+    releases = [Release("held", 2, None), Release("free", 1, None)]
+
+    def settled(d: Any, own: Any, event_id: str, decision: Decision) -> int:
+        pairs = [(event_id, decision)]
+        return int(d.settle_all(own, me="me", decisions=pairs, hold=Hold.STREAM))
+
+    with business("due", "held"):
+        assert on_own_connection(lambda d, own: d.claim_streams(own, wanted)) == []
+        found = on_own_connection(lambda d, own: d.read_streams(own, reading))
+        assert sorted(each.key for each in found) == ["free", "held"]
+        assert on_own_connection(lambda d, own: settled(d, own, event_id, DONE)) == 1
+        assert on_own_connection(lambda d, own: settled(d, own, fenced, RETRY)) == 1
+        renewed = on_own_connection(
+            lambda d, own: d.renew_streams(own, me="me", keys=["held", "free"], lease=90)
+        )
+        assert renewed == ({"free"}, {"held", "free"})
+        starts = on_own_connection(lambda d, own: d.note_starts(own, me="me", ids=[fenced]))
+        assert starts == 1
+        released = on_own_connection(
+            lambda d, own: d.release_streams(own, me="me", streams=releases)
+        )
+        assert released == {"free"}
+    assert (row(event_id).status, row(fenced).status) == (Status.DONE, Status.RETRY)
+    assert stream_due_in("held") <= 20
+    assert take() == ["due"]
+
+
+@NO_SESSIONS
+def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
+    keyed("locked", due=-9)
+    for n in range(3):
+        keyed(f"free-{n}", due=-1)
+    wanted = StreamClaim(me="me", lease=30, limit=2)
+    with business("locked"):
+        taken = on_own_connection(lambda d, own: d.claim_streams(own, wanted))
+    assert len(taken) == 2
+    assert "locked" not in dict(taken)
+
+
+@NO_SESSIONS
+def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
+    """The owner cannot renew; who claims after the commit wins, and the owner settles nothing."""
+    (event_id,) = keyed("a")
+    take("owner", lease=0.3)
+    with business("a"):
+        assert on_own_connection(
+            lambda d, own: d.renew_streams(own, me="owner", keys=["a"], lease=30)
+        ) == (set(), {"a"})
+        end_stream_leases_by_time(0.3)
+        assert take("heir") == []
+    assert found("heir") == [("a", "owner")]
+    assert renew("a", me="owner") == (set(), set())
+    assert settle(event_id, me="owner") == 0
+    assert not release("a", None, 0, me="owner")
+    assert settle(event_id, me="heir") == 1
+
+
+def end_stream_leases_by_time(seconds: float) -> None:
+    """Wait until so much time has passed on the database's clock."""
+    from tests.waiting import wait_until
+
+    since = now()
+    wait_until(lambda: (now() - since).total_seconds() > seconds)
+
+
+def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> None:
+    """One statement for both delivered an event again that was settled while it ran."""
+    first, second = keyed("a", 2)
+    take("former")
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append(sql)
+        return execute(sql, params, many, context)
+
+    end_stream_leases("a")
+    OutboxEvent.objects.filter(pk=first).update(status=Status.NEW)
+
+    def claim_then_read(d: Any, own: Any) -> list[str]:
+        with own.execute_wrapper(note):
+            assert d.claim_streams(own, StreamClaim(me="me", lease=30, limit=5))
+            # The former owner's settle, sent before it lost the stream, is committed now.
+            OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
+            (seen,) = d.read_streams(own, Read(me="me", keys=["a"], limit=5))
+        return ids(seen)
+
+    assert on_own_connection(claim_then_read) == [second]
+    claims = [
+        sql for sql in sent if "locked_by =" in sql and sql.lstrip().startswith(("WITH", "UPD"))
+    ]
+    assert claims
+    assert not any("outbox_event" in sql for sql in claims)
+
+
+def test_r6_a_replay_during_the_lease_makes_the_release_fail() -> None:
+    dead, last = keyed("a", 2)
+    OutboxEvent.objects.filter(pk=dead).update(status=Status.DEAD, done_at=now())
+    take()
+    seen = read("a")["a"]
+    assert ids(seen) == [last]
+    settle(last)
+    with transaction.atomic():  # a replay: the event is pending, the version is new
+        OutboxEvent.objects.filter(pk=dead).update(status=Status.NEW, done_at=None)
+        OutboxStream.objects.filter(key="a").update(seq=F("seq") + 1)
+    assert not release("a", seen.seq)
+    assert ids(read("a")["a"]) == [dead]
+
+
+def test_r10_killed_between_the_settle_and_the_release() -> None:
+    (event_id,) = keyed("a")
+    take("killed")
+    seen = read("a", me="killed")["a"]
+    settle(event_id, me="killed")
+    end_stream_leases("a")
+    assert found("heir") == [("a", "killed")]
+    assert read("a", me="heir")["a"].rows == []
+    assert release("a", seen.seq, me="heir")
+    assert settle(event_id, me="killed") == 0  # and nothing is left to a late return
+    assert not release("a", seen.seq, me="killed")
+    assert not release("a", None, 0, me="killed")
+    assert stream("a").due_at is None
+
+
+# -- by their index --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams_among_many() -> Sequence[str]:
+    """20,000 streams, 40 of them due; half of all rows behind one key."""
+    clock = now()
+    OutboxStream.objects.bulk_create(
+        [OutboxStream(key=f"idle-{n}", seq=1) for n in range(20_000)]
+        + [OutboxStream(key=f"later-{n}", seq=1, due_at=clock + timedelta(seconds=3600))
+           for n in range(200)], batch_size=5000,
+    )  # fmt: skip
+    rows = {"due": None, "first_due_at": clock}
+    due = [f"due-{n}" for n in range(40)]
+    for key in due:
+        keyed(key, due=-1)
+    for n in range(20):
+        insert(150, **rows, status=1, done_at=clock, key=f"idle-{n}", seq=1)
+    insert(1900, **rows, status=1, done_at=clock, key="blocked", seq=1)
+    keyed("blocked")
+    OutboxEvent.objects.bulk_create(
+        [OutboxEvent(event_id=f"behind-{n}", event_type="x", payload="{}", occurred_at=clock,
+                     created_at=clock, key="blocked", seq=n + 2) for n in range(5000)],
+        batch_size=500,
+    )  # fmt: skip
+    for model in (OutboxEvent, OutboxStream):
+        analyze(model)
+    return due
+
+
+# Rows N1, N11.
+def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequence[str]) -> None:
+    due = streams_among_many
+    some = due[:10]
+    ids = [*OutboxEvent.objects.filter(key__in=some).values_list("pk", flat=True)]
+    retries = [(event_id, RETRY) for event_id in ids]
+    stream_hold = {"me": "me", "hold": Hold.STREAM}
+    releases = [Release(key, 1, None) for key in due[:20]]
+    works: dict[str, Callable[[], object]] = {
+        "claim": lambda: take(limit=20),
+        "next due": lambda: dialect().seconds_to_next_due(connection),
+        "read": lambda: (take(), read(*some, limit=30)),
+        "read dead too": lambda: (take(), read(*some, limit=30, dead_too=True)),
+        "read due": lambda: (take(), read(*due[:20], limit=30, only_due_retries=True)),
+        "done": lambda: dialect().settle_done(connection, ids=ids, **stream_hold),
+        "settle": lambda: dialect().settle(connection, decisions=retries, **stream_hold),
+        "start": lambda: dialect().note_starts(connection, me="me", ids=ids),
+        "release": lambda: dialect().release_streams(connection, me="me", streams=releases),
+        "renew": lambda: renew(*due[:20]),
+    }
+    assert large_steps(works) == {}
+
+
+def test_a_key_with_thousands_behind_it_is_read_by_its_head(
+    streams_among_many: Sequence[str],
+) -> None:
+    take()
+    work = lambda: read("blocked", limit=30, dead_too=True)  # noqa: E731 - explained, then run
+    if connection.vendor != "mysql":  # which does not count a LIMIT in
+        assert large_steps({"read": work}) == {}
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("FLUSH STATUS")
+    assert len(work()["blocked"].rows) == 30
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
+        assert sum(int(count) for _, count in cursor.fetchall()) < 100
+
+
+def test_the_claim_goes_by_the_index_of_due_times(streams_among_many: Sequence[str]) -> None:
+    sql, params = statements(lambda: take(limit=20))[0]
+    assert index_name("outbox_stream_due") in str(explain(sql, params))
+
+
+def test_the_read_goes_by_the_index_of_keys(streams_among_many: Sequence[str]) -> None:
+    sql, params = statements(lambda: (take(), read(*streams_among_many[:10], limit=5)))[-1]
+    assert index_name("outbox_event_key") in str(explain(sql, params))
+
+
+def test_a_scan_would_be_seen(streams_among_many: Sequence[str]) -> None:
+    """The plans' judge itself: a statement by a column without index is a large one."""
+    table = connection.ops.quote_name(OutboxStream._meta.db_table)
+    steps = explain(f"SELECT seq FROM {table} WHERE locked_at = %s", [now()])
+    assert any(is_large(step) for step in steps)
