@@ -700,6 +700,8 @@ def test_a_key_with_thousands_behind_it_is_read_by_its_head(
     if connection.vendor != "mysql":  # which does not count a LIMIT in
         assert large_steps({"read": work}) == {}
         return
+    plans = [step for sql, params in statements(work) for step in explain(sql, params)]
+    assert {each["type"] for each in plans} & {"ALL", "index"} == set()
     with connection.cursor() as cursor:
         cursor.execute("FLUSH STATUS")
     assert len(work()["blocked"].rows) == 30

@@ -125,14 +125,14 @@ class PostgreSQL(Optimistic):
     def _release_streams(
         self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
     ) -> set[str]:
-        streams, _ = self._streams(connection)
+        table, _ = self._streams(connection)
         with connection.cursor() as cursor:
             cursor.execute(
                 "WITH given AS MATERIALIZED (SELECT s.key, s.seq, v.delay FROM "
-                f"{streams} s JOIN unnest(%s::text[], %s::bigint[], %s::float8[]) "
+                f"{table} s JOIN unnest(%s::text[], %s::bigint[], %s::float8[]) "
                 "v (key, seq, delay) ON s.key = v.key AND s.seq = COALESCE(v.seq, s.seq) "
                 "WHERE s.locked_by = %s FOR UPDATE OF s SKIP LOCKED) "
-                f"UPDATE {streams} s SET due_at = {self.now} + given.delay * interval '1 second', "
+                f"UPDATE {table} s SET due_at = {self.now} + given.delay * interval '1 second', "
                 f"locked_by = NULL, locked_at = {self.now} FROM given WHERE s.key = given.key "
                 "AND s.seq = given.seq AND s.locked_by = %s RETURNING s.key",
                 [
