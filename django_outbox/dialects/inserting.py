@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import Event
-from .fields import to_database
+from .fields import to_database, to_text
 from .numbering import Numbering
-from .vocabulary import marks
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # MariaDB drops the connection above max_allowed_packet
 PARAMS_PER_ROW = 14
@@ -22,6 +22,7 @@ STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol ends at 65,535
 
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
 SQL = tuple[str, list[Any]]  # and its parameters
+NULL: SQL = ("NULL", [])
 
 
 class Inserting(Numbering):
@@ -46,12 +47,12 @@ class Inserting(Numbering):
         self, connection: BaseDatabaseWrapper, rows: Sequence[Written]
     ) -> tuple[SQL, list[SQL]]:
         """Return what to put before the INSERT, and each row's seq."""
-        counts = Counter(event.key for event, _, _ in rows if event.key is not None)
-        taken = self.number(connection, counts) if counts else {}
+        keys = [event.key for event, _, _ in rows if event.key is not None]
+        taken = self.number(connection, Counter(keys)) if keys else {}
         seqs: list[SQL] = []
         for event, _, _ in reversed(rows):
             if event.key is None:
-                seqs.append(("NULL", []))
+                seqs.append(NULL)
             else:
                 seqs.append(("%s", [taken[event.key]]))
                 taken[event.key] -= 1
@@ -60,27 +61,36 @@ class Inserting(Numbering):
     def _insert_of(
         self, connection: BaseDatabaseWrapper, rows: Sequence[tuple[Written, SQL]]
     ) -> SQL:
-        name = connection.ops.quote_name
-        columns = (
-            "event_id event_type aggregate_type aggregate_id tenant_id payload headers unique_key "
-            "occurred_at key seq deliver_at first_due_at available_at created_at status attempts "
-            "rescues"
-        ).split()
-        values, params = [], []
-        for (event, payload, headers), (seq, seq_params) in rows:
-            due, due_params = self._due(event, connection)
-            deliver = due if event.is_delayed else "NULL"
-            available = due if event.key is None else "NULL"  # its stream is due instead
-            times = f"{deliver}, {due}, {available}, {self.now}"
-            values.append(f"({marks(columns[:10])}, {seq}, {times}, 0, 0, 0)")
-            params += [
-                event.event_id, event.event_type, event.aggregate_type, event.aggregate_id,
-                event.tenant_id, payload, headers, event.unique_key,
-                to_database(event.occurred_at, connection), event.key, *seq_params,
-                *(due_params * (3 if deliver is due else 2)),
-            ]  # fmt: skip
-        into = f"{self._table(connection)} ({', '.join(map(name, columns))})"
-        return f"INSERT INTO {into} VALUES {', '.join(values)}", params
+        cells = [self._cells(connection, written, seq) for written, seq in rows]
+        # Without the columns that are NULL in all of them: most events leave half of them so, and
+        # each would cost the server time.
+        columns = [*dict.fromkeys(chain.from_iterable(cells))]
+        values = [", ".join([row.get(each, NULL)[0] for each in columns]) for row in cells]
+        params = [value for row in cells for each in columns for value in row.get(each, NULL)[1]]
+        into = ", ".join([*map(connection.ops.quote_name, columns), "status, attempts, rescues"])
+        sql = ", 0, 0, 0), (".join(values)
+        return f"INSERT INTO {self._table(connection)} ({into}) VALUES ({sql}, 0, 0, 0)", params
+
+    def _cells(self, connection: BaseDatabaseWrapper, written: Written, seq: SQL) -> dict[str, SQL]:
+        """What a row has, by column."""
+        event, payload, headers = written
+        due = self._due(event, connection)
+        given = (
+            ("event_id", event.event_id), ("event_type", event.event_type),
+            ("aggregate_type", event.aggregate_type), ("payload", payload), ("headers", headers),
+            ("occurred_at", to_text(event.occurred_at, connection)),
+            ("aggregate_id", event.aggregate_id), ("tenant_id", event.tenant_id),
+            ("unique_key", event.unique_key), ("key", event.key),
+        )  # fmt: skip
+        cells: dict[str, SQL] = {name: ("%s", [each]) for name, each in given if each is not None}
+        cells["first_due_at"], cells["created_at"] = due, (self.now, [])
+        if event.key is None:
+            cells["available_at"] = due
+        else:  # its stream is due instead
+            cells["seq"] = seq
+        if event.is_delayed:
+            cells["deliver_at"] = due
+        return cells
 
     def receive(self, connection: BaseDatabaseWrapper, *, source: str, message_id: str) -> bool:
         """Remember a message; say whether it was new. Waits for whoever is just receiving it."""

@@ -72,7 +72,8 @@ class Event:
     def __post_init__(self, aggregate: Any, deliver_after: Any) -> None:
         put = object.__setattr__.__get__(self)
         put("event_type", rules.type_name(self.event_type, "event_type"))
-        put("aggregate_type", rules.type_name(self.aggregate_type, "aggregate_type"))
+        if self.aggregate_type is not GLOBAL:
+            put("aggregate_type", rules.type_name(self.aggregate_type, "aggregate_type"))
         if aggregate is not None:
             _fill_aggregate(put, self, aggregate)
         made_id = (self._made or ("",))[0]
@@ -80,8 +81,9 @@ class Event:
             put("event_id", made_id := new_id())
         put("event_id", rules.identity(self.event_id))
         put("key", rules.stream_key(self.key))
-        for name in LENGTHS:
-            put(name, rules.column(name, getattr(self, name)))
+        for name, most in LENGTHS.items():
+            if (value := getattr(self, name)) is not None:
+                put(name, rules.exact_text(name, value, most=most))
         put("headers", rules.read_only_headers(self.headers))
         put("_row", None)  # a copy of a stored event is none
         put("_made", (made_id, _fill_times(put, self, deliver_after)))

@@ -32,11 +32,6 @@ RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # of t
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-def column(name: str, given: Any) -> str | None:
-    """Return the text of a column; None if there is none."""
-    return None if given is None else exact_text(name, given, most=LENGTHS[name])
-
-
 def exact_text(name: str, given: Any, *, most: int) -> str:
     """Return a text that every database keeps as it is; refuse what some would change or reject."""
     if not isinstance(given, str):
@@ -106,7 +101,7 @@ def aggregate(instance: Any) -> tuple[str, str]:
 
 
 def read_only_headers(value: Any) -> Mapping[str, str]:
-    if value is None:
+    if value is None or value is NO_HEADERS:
         return NO_HEADERS
     if not isinstance(value, Mapping):
         raise InvalidEvent(f"headers is {value!r}; expected a mapping of str to str.")
@@ -180,6 +175,8 @@ def as_utc(value: datetime) -> datetime:
 
 
 def _is_unicode(value: str) -> bool:
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:
