@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Func, Index, Q
+from django.db.models import F, Func, Index, Lookup, Q
 
 from ..events import as_utc, stored_instant
 
@@ -90,15 +90,20 @@ class DatabaseNow(Func):
         return super().as_sql(compiler, connection, template=template, **context)
 
 
-class IsIndexed(Func):
+class IsIndexed(Lookup):
     """A status with which the events of a stream stand in their index.
 
     SQLite uses a partial index only where its condition stands word for word.
     """
 
-    output_field = models.BooleanField()
-    template = "%(expressions)s IN (0, 2, 3)"
-    arity = 1
+    prepare_rhs = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(F(name), True)
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        sql, params = self.process_lhs(compiler, connection)
+        return f"{sql} IN (0, 2, 3)", params
 
 
 class PendingIndex(Index):
