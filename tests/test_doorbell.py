@@ -135,7 +135,7 @@ def test_484_a_commit_is_heard_by_the_workers_of_other_processes(
         workers_show(1)
         wait_until(lambda: ears(kind, bells) == 1, what="an ear")
         for _ in range(5):
-            wait_until(delivered(write(event_type="reach.noted")), within=4, what="a delivery")
+            wait_until(delivered(write(event_type="reach.noted")), what="a delivery")
         assert child.stop() == 0
         assert ears(kind, bells) == 0
     assert {*Effect.objects.values_list("pid", "phase")} == {(child.pid, "cold")}
@@ -154,7 +154,7 @@ def test_488_the_last_of_a_burst_is_not_missed(
         wait_until(lambda: ears(kind, bells) == 1, what="an ear")
         for _ in range(3):
             burst = [each for _ in range(15) for each in write(event_type="reach.noted")]
-            wait_until(delivered(burst), within=4, what="the whole burst")
+            wait_until(delivered(burst), what="the whole burst")
         assert child.stop() == 0
 
 

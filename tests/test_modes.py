@@ -83,7 +83,7 @@ def test_404_a_killed_one_is_followed_within_a_lease_and_a_poll(site: Site) -> N
         since = time.monotonic()
         waiting = write(5, "reach.noted")
         wait_until(lambda: active() == second.pid, what="a successor")
-        assert time.monotonic() - since < 2 + 0.3 + 1.5  # the last for a busy machine
+        assert time.monotonic() - since < 2 + 0.3 + 3  # the last for a busy machine
         assert delivered_by(waiting) == {second.pid}
         second.stop()
 
@@ -116,7 +116,7 @@ def test_w3_it_stops_claiming_by_itself_before_others_may_take_over() -> None:
     mine.step()
     other.step()
     assert (mine(), other()) == (True, False)
-    wait_until(lambda: not mine(), within=5, what="an end by its own deadline")
+    wait_until(lambda: not mine(), what="an end by its own deadline")
     other.step()
     assert not other()  # the lease in the table goes on for a fifth of its time
 
@@ -124,7 +124,7 @@ def test_w3_it_stops_claiming_by_itself_before_others_may_take_over() -> None:
         other.step()
         return other()
 
-    wait_until(taken_over, within=5, what="a successor")
+    wait_until(taken_over, what="a successor")
     mine.step()
     assert not mine()
 

@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 ALIAS = "outage"
 LASTS = 4.0  # seconds without a database
 WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "sqlite": []}
-BACK_WITHIN = 8.0  # seconds: the longest backoff, jittered, and a slow machine
+BACK_WITHIN = 15.0  # seconds: the longest backoff, jittered, and a slow machine
 OUTBOX = {
     "LEASE": 3,
     "DRAIN_TIMEOUT": 2,

@@ -161,7 +161,7 @@ def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> 
     started = time.monotonic()
     worker.terminate()
     assert wait_for_end_of(worker) == 1
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 15  # of the 25 it would have had
     assert OutboxEvent.objects.due().filter(pk__in=waiting, locked_by=None).count() == 10
     assert OutboxEvent.objects.exclude(locked_by=None).count() == 2  # they may have had an effect
 
@@ -176,7 +176,7 @@ def test_444_a_stuck_listener_cannot_hold_the_process(workers: Workers) -> None:
     started = time.monotonic()
     worker.terminate()
     assert wait_for_end_of(worker) == 1
-    assert time.monotonic() - started < OUTBOX["DRAIN_TIMEOUT"] + 1  # type: ignore[operator]
+    assert time.monotonic() - started < OUTBOX["DRAIN_TIMEOUT"] + 3  # type: ignore[operator]
     assert row(event_id).attempts == 0
 
 
@@ -380,7 +380,7 @@ def test_48_a_worker_that_waits_for_its_database_can_be_stopped(
     wait_until(lambda: workers.logged("claimer failed"))
     started = time.monotonic()
     assert workers.end(worker) == 0
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 15
 
 
 def terminate_other_sessions() -> int:

@@ -9,8 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(fact: Callable[[], T], *, within: float = 15.0, what: str = "") -> T:
-    """Return the first truthy answer of ``fact``; fail when there is none ``within`` seconds."""
+def wait_until(fact: Callable[[], T], *, within: float = 20.0, what: str = "") -> T:
+    """Return the first truthy answer of ``fact``; fail when there is none ``within`` seconds.
+
+    The default is for a busy machine, and well below a default lease, which would explain much.
+    """
     deadline = time.monotonic() + within
     while not (answer := fact()):
         if time.monotonic() > deadline:
