@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .engine.drain import drain
     from .engine.worker import Worker
     from .events import GLOBAL, Event
+    from .events.typed import event
     from .exceptions import (
         DuplicateEvent,
         InvalidEvent,
@@ -37,6 +38,7 @@ _ROOMS: dict[str, str | None] = {
     "Worker": "engine.worker",
     "GLOBAL": "events",
     "Event": "events",
+    "event": "events.typed",
     "DuplicateEvent": "exceptions",
     "InvalidEvent": "exceptions",
     "ListenerAlreadyRegistered": "exceptions",
@@ -91,6 +93,7 @@ __all__ = [
     "Unrecoverable",
     "Worker",
     "drain",
+    "event",
     "inbox",
     "listener",
     "write",

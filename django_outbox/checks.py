@@ -117,12 +117,15 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]
 
 @register("django_outbox")
 def check_listeners(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """E010, E012 a listener or its fallback cannot be called; E011 two claim one place."""
+    """E010, E012 a listener or its fallback cannot be called; E011 two claim one place; E013."""
     found: list[CheckMessage] = []
     for each in registry.listeners():
         if fault := each.fault:
             hint = "Give it the signature (event)."
             found.append(Error(fault, hint=hint, id="django_outbox.E010"))
+        if fault := each.payload_fault:
+            hint = "Give its fields types that JSON can hold, importable where the class stands."
+            found.append(Error(fault, hint=hint, id="django_outbox.E013"))
         if fault := each.fallback_fault:
             hint = "Give it the signature (event, failure)."
             found.append(Error(fault, hint=hint, id="django_outbox.E012"))

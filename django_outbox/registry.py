@@ -13,8 +13,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-from .events import LENGTHS, type_name
-from .exceptions import ListenerAlreadyRegistered, seconds
+from .events import LENGTHS, declared, fit, type_name
+from .exceptions import ListenerAlreadyRegistered, PayloadError, seconds
 from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,6 +43,7 @@ class Listener:
     retry: RetryPolicy | None  # None: OUTBOX["RETRY"]
     timeout: float | None  # seconds
     atomic: bool
+    payload_type: type | None = None  # the @event class that it gets an instance of
     fallback: Callable[..., Any] | None = None  # called once when this one has failed for good
     is_async: bool = field(init=False)
     title: str = field(init=False)  # names it within an event's progress: it must outlive a deploy
@@ -65,6 +66,19 @@ class Listener:
     def fault(self) -> str | None:
         """Say why calling it with an event, its one argument, would fail or do nothing."""
         return _fault(self.call, "exactly one argument, the event", object())
+
+    @property
+    def payload_fault(self) -> str | None:
+        """Say why no payload could ever be made an instance of its class."""
+        if self.payload_type is None:
+            return None
+        try:
+            fit({}, self.payload_type)
+        except PayloadError:  # of this payload
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever reading the class raises
+            return f"{self.where} takes a class that cannot be read from JSON: {error!r}"
+        return None
 
     @property
     def fallback_fault(self) -> str | None:
@@ -99,7 +113,8 @@ def listener(
 ) -> Callable[[Callable[P, T_co]], Listening[P, T_co]]:
     """Register a function, method, callable object or ``async def`` for an event type.
 
-    ``event_type`` may be a pattern (``"order.*"``, ``"*"``). One listener per (aggregate type,
+    ``event_type`` may be a pattern (``"order.*"``, ``"*"``), or a class declared with ``@event``,
+    of which ``event.payload`` is an instance then. One listener per (aggregate type,
     event type, name): give each further one a ``name``, and it gets the event too.
     ``@that_listener.fallback`` registers what is called when it has failed for good.
 
@@ -113,20 +128,22 @@ def listener(
     if timeout is not None and seconds(timeout, of="timeout") == 0:
         raise ValueError("timeout is 0; expected seconds above zero, or None.")
     kind = aggregate_type if aggregate_type is ANY else _checked(aggregate_type, "aggregate_type")
-    pattern = _checked(event_type, "event_type")
+    types, payload_type = _types(event_type)
 
     def register(call: Callable[P, T_co]) -> Listening[P, T_co]:
-        add(
-            Listener(
-                call=call,
-                event_type=pattern,
-                aggregate_type=kind,
-                name=name,
-                retry=retry,
-                timeout=timeout,
-                atomic=atomic,
+        for each in types:
+            add(
+                Listener(
+                    call=call,
+                    event_type=each,
+                    aggregate_type=kind,
+                    name=name,
+                    retry=retry,
+                    timeout=timeout,
+                    atomic=atomic,
+                    payload_type=payload_type,
+                )
             )
-        )
         _give_fallback(call)
         return call  # type: ignore[return-value]  # it is one now
 
@@ -262,6 +279,15 @@ def _checked(value: Any, column: str) -> str:
     if not name or len(name) > LENGTHS[column]:
         raise ValueError(f"{column} is {name!r}; expected 1 to {LENGTHS[column]} characters.")
     return name
+
+
+def _types(given: Any) -> tuple[tuple[str, ...], type | None]:
+    """Return the types to listen to, and the class that was named in their place."""
+    if not isinstance(given, type):
+        return (_checked(given, "event_type"),), None
+    if found := declared(given):
+        return (found.event_type, *found.aliases), given
+    raise ValueError(f"{given!r} is no event type; expected a str or a class declared with @event.")
 
 
 def _matches(each: Listener, aggregate_type: str, event_type: str) -> bool:

@@ -60,6 +60,8 @@ class Call:
 
     def run(self) -> Decision:
         """Call and decide."""
+        if unfit := self._unfit():
+            return unfit
         announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
         answer, decision = self._execute(self._decide, self.listener.call, self.event)
         if decision is DONE:
@@ -74,6 +76,8 @@ class Call:
 
     async def arun(self) -> Decision:
         """Await the listener on the event loop and decide."""
+        if unfit := self._unfit():
+            return unfit
         announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
         answer = await self._awaited(self.listener.call, self.event)
         decision = self._decide(answer)
@@ -83,6 +87,16 @@ class Call:
         await self.between(self.lease)
         answer = await self._awaited(_awaitable(self.listener.fallback), self.event, failure)
         return self._told(recovered(answer, failure=failure, after=decision), failure)
+
+    def _unfit(self) -> Decision | None:
+        """Make the payload what the listener asked for; decide if it cannot be that."""
+        if self.listener.payload_type is None:
+            return None
+        try:
+            self.event.take_as(self.listener.payload_type)
+        except Exception as error:  # noqa: BLE001 - its class runs code of its own
+            return self._decide(error)
+        return None
 
     # -- the ways to call --------------------------------------------------------------------------
 

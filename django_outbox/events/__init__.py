@@ -18,7 +18,8 @@ from .rules import (
     stored_instant,
     type_name,
 )
-from .text import check_text, decode, decode_headers, encode, encode_headers
+from .text import check_text, decode, decode_headers, encode, encode_headers, fit
+from .typed import Declaration, declared
 
 __all__ = [
     "ABSENT",
@@ -27,15 +28,18 @@ __all__ = [
     "LENGTHS",
     "NO_HEADERS",
     "RECEIVED_LENGTHS",
+    "Declaration",
     "Event",
     "aggregate_key",
     "as_utc",
     "check_text",
     "decode",
     "decode_headers",
+    "declared",
     "encode",
     "encode_headers",
     "exact_text",
+    "fit",
     "identity",
     "leased",
     "new_id",

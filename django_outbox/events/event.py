@@ -8,13 +8,12 @@ from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from ..exceptions import InvalidEvent, PayloadError
 from . import rules
 from .ids import new_id
 from .rules import GLOBAL, LENGTHS, NO_HEADERS
-from .text import decode, decode_headers
+from .text import decode, decode_headers, fit
+from .typed import Declaration, declared
 
 T = TypeVar("T")
 
@@ -71,6 +70,8 @@ class Event:
 
     def __post_init__(self, aggregate: Any, deliver_after: Any) -> None:
         put = object.__setattr__.__get__(self)
+        if type(self.event_type) is not str and (found := declared(type(self.event_type))):
+            _fill_declared(put, self, found, aggregate)
         put("event_type", rules.type_name(self.event_type, "event_type"))
         if self.aggregate_type is not GLOBAL:
             put("aggregate_type", rules.type_name(self.aggregate_type, "aggregate_type"))
@@ -141,10 +142,13 @@ class Event:
     def payload_as(self, type_: type[T]) -> T:
         """Return the payload as an instance of ``type_``, validated; ``PayloadError`` if unfit."""
         try:
-            return msgspec.convert(self.payload, type_, strict=False)
-        except msgspec.ValidationError as error:
-            name = getattr(type_, "__qualname__", type_)
-            raise PayloadError(f"The payload of {self} does not fit {name}: {error}") from error
+            return fit(self.payload, type_)
+        except PayloadError as error:
+            raise PayloadError(f"The payload of {self} does not fit {error}") from None
+
+    def take_as(self, type_: type) -> None:
+        """Make the payload of a delivered event an instance of ``type_``; ``PayloadError``."""
+        _put_payload(self, self.payload_as(type_))
 
     @classmethod
     def from_json(cls, event_type: str, text: str, **fields: Any) -> Event:
@@ -217,6 +221,28 @@ _put_row, _put_places, _put_loads, _put_payload, _put_headers = (
 _put_listener, _put_database, _put_attempts = (
     getattr(Event, name).__set__ for name in ("listener", "database", "attempts")
 )
+
+
+def _fill_declared(
+    put: Callable[[str, Any], None], event: Event, declaration: Declaration, aggregate: Any
+) -> None:
+    """Fill what a typed payload says of itself, and the caller did not say."""
+    if event.payload is not None:
+        raise InvalidEvent(
+            f"payload= was given beside an instance of {type(event.event_type).__qualname__}, "
+            "which is the payload; expected one of them."
+        )
+    put("payload", event.event_type)
+    fields = declaration.fields(event.payload)
+    if event.key is not None:
+        fields.pop("key", None)
+    if "headers" in fields:
+        fields["headers"] = {**fields["headers"], **rules.read_only_headers(event.headers)}
+    if (aggregate, event.aggregate_type, event.aggregate_id) != (None, GLOBAL, None):
+        fields.pop("aggregate_type", None)
+        fields.pop("aggregate_id", None)
+    for name, value in fields.items():
+        put(name, value)
 
 
 def _fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any) -> None:

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from decimal import Decimal
 from json import JSONEncoder
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from django.utils.functional import Promise
 
 from ..exceptions import InvalidEvent, PayloadError, PayloadTooLarge
 from .rules import NO_HEADERS
+
+T = TypeVar("T")
 
 MAX_NESTING = 100
 NOT_JSON = (bytes, bytearray, memoryview, set, frozenset)  # msgspec makes text and lists of them
@@ -43,6 +45,29 @@ def decode(text: str) -> Any:
         return _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
         raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
+
+
+def fit(payload: Any, type_: type[T]) -> T:
+    """Return a decoded payload as an instance of a class; ``PayloadError`` names class and field.
+
+    Fields that the class does not have are ignored. pydantic models are validated by themselves.
+    """
+    if type(payload) is type_:  # a serializer of the user's own has made it
+        return payload
+    name = getattr(type_, "__qualname__", type_)
+    validate = getattr(type_, "model_validate_json", None)
+    try:
+        if validate is not None:
+            return validate(encode(payload))  # type: ignore[no-any-return]
+        return msgspec.convert(payload, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise PayloadError(f"{name}: {error}") from None
+    except ValueError as error:  # pydantic's is one; its own text would quote the payload
+        if validate is None or not hasattr(error, "errors"):
+            raise
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        texts = [": ".join([*map(str, each["loc"]), each["msg"]]) for each in faults]
+        raise PayloadError(f"{name}: {'; '.join(texts)}") from None
 
 
 def encode_headers(headers: Mapping[str, str]) -> str | None:
@@ -94,7 +119,16 @@ def _default(value: Any) -> Any:
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    return msgspec.to_builtins(value, builtin_types=(bytes, bytearray, memoryview, Decimal))
+    kept = (bytes, bytearray, memoryview, Decimal)
+    return msgspec.to_builtins(value, builtin_types=kept, enc_hook=_dump)
+
+
+def _dump(value: Any) -> Any:
+    """Take a pydantic model apart, which msgspec does not know."""
+    dump = getattr(type(value), "model_dump", None)
+    if dump is None:
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(value, mode="json", by_alias=True)
 
 
 _encoder = JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_default)

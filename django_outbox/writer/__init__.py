@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects, hooks, transactions
 from ..conf import current
-from ..events import ABSENT, GLOBAL, Event, aggregate_key, check_text, encode_headers
+from ..events import ABSENT, GLOBAL, Event, aggregate_key, check_text, declared, encode_headers
 from ..exceptions import DuplicateEvent, InvalidEvent
 from .after_commit import follow
 
@@ -43,7 +43,8 @@ def write(
 ) -> str | None:
     """Write one event in the current transaction and return its id, None if a hook suppressed it.
 
-    ``event_type`` is a str, an enum member or an ``Event``. ``deliver_after`` is seconds or a
+    ``event_type`` is a str, an enum member, an ``Event``, or an instance of a class declared with
+    ``@event``, which brings its payload, key and headers. ``deliver_after`` is seconds or a
     timedelta. ``using`` is the database alias; default: the router's for ``OutboxEvent``.
 
     Raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, ``InvalidEvent`` (also
@@ -63,16 +64,13 @@ def write(
     return ids[0] if ids else None
 
 
-def write_many(events: Iterable[Event], *, using: str | None = None) -> list[str]:
+def write_many(events: Iterable[Any], *, using: str | None = None) -> list[str]:
     """Write events in the current transaction, all or none, and return their ids in order.
 
-    One INSERT (in parts of at most 4 MB) and one on-commit callback. Raises as ``write`` does.
+    They are ``Event`` instances, or instances of classes declared with ``@event``. One INSERT (in
+    parts of at most 4 MB) and one on-commit callback. Raises as ``write`` does.
     """
-    events = list(events)
-    for event in events:
-        if not isinstance(event, Event):
-            raise InvalidEvent(f"write_many got {event!r}; expected Event instances.")
-    return _write(events, using, "raise")
+    return _write([_ready(each) for each in events], using, "raise")
 
 
 def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[str]:
@@ -114,6 +112,17 @@ def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
     if given:
         raise InvalidEvent("write got an Event and further fields; expected them in the Event.")
     return event_type
+
+
+def _ready(given: Any) -> Event:
+    if isinstance(given, Event):
+        return given
+    if declared(type(given)) is None:
+        raise InvalidEvent(
+            f"write_many got {given!r}; expected Event instances, or instances of classes declared "
+            "with @event."
+        )
+    return Event(event_type=given)
 
 
 def _rows(events: list[Event]) -> list[Row]:

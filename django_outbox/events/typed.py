@@ -1,0 +1,151 @@
+"""``@event``: classes that know the type, key and headers of the events they are the payload of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..exceptions import InvalidEvent
+from . import rules
+from .rules import GLOBAL
+
+C = TypeVar("C", bound=type)
+Path = str | Callable[[Any], Any]  # "order.id", or a callable that is given the payload
+
+MARK = "__outbox_event__"  # where a class keeps its declaration
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What is said once about all events of a type; checked when it is made."""
+
+    event_type: str
+    key: Path | None = None
+    headers: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    aggregate_type: str = GLOBAL
+    aggregate_id: Path | None = None
+    aliases: tuple[str, ...] = ()  # former names of the type
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__.__get__(self)
+        put("event_type", _checked("event_type", self.event_type))
+        put("aggregate_type", _checked("aggregate_type", self.aggregate_type))
+        aliases: Any = self.aliases
+        if not isinstance(aliases, (tuple, list)):  # a str would do as an iterable of letters
+            raise InvalidEvent(f"aliases is {aliases!r}; expected a tuple of event types.")
+        put("aliases", tuple(_checked("event_type", each) for each in aliases))
+        put("headers", dict(self.headers or {}))
+        for what, path in {"key": self.key, "aggregate_id": self.aggregate_id}.items():
+            if path is not None:
+                _check_path(what, path)
+        for name, path in self.headers.items():
+            _check_path(f"headers[{name!r}]", path)
+
+    def fields(self, source: Any) -> dict[str, Any]:
+        """Return what the declaration makes of a payload: fields of its ``Event``.
+
+        Raises ``InvalidEvent`` for a path that leads nowhere and for a key or id of ``None``.
+        """
+        found: dict[str, Any] = {"event_type": self.event_type}
+        if self.key is not None:
+            found["key"] = self._identity("key", self.key, source)
+        if self.headers:
+            texts = {n: _follow(f"headers[{n!r}]", p, source) for n, p in self.headers.items()}
+            found["headers"] = {n: rules.identity(t) for n, t in texts.items() if t is not None}
+        if self.aggregate_type != GLOBAL or self.aggregate_id is not None:
+            found["aggregate_type"] = self.aggregate_type
+        if self.aggregate_id is not None:
+            found["aggregate_id"] = self._identity("aggregate_id", self.aggregate_id, source)
+        return found
+
+    def _identity(self, what: str, path: Path, source: Any) -> Any:
+        value = rules.identity(_follow(what, path, source))
+        if value is None:
+            raise InvalidEvent(
+                f"The {what} of {self.event_type!r} is None, taken from {_named(path)}; expected a "
+                "str, an int or a UUID."
+            )
+        return value
+
+
+def event(
+    event_type: Any,
+    *,
+    key: Path | None = None,
+    headers: Mapping[str, Path] | None = None,
+    aggregate_type: Any = GLOBAL,
+    aggregate_id: Path | None = None,
+    aliases: tuple[Any, ...] = (),
+) -> Callable[[C], C]:
+    """Declare a class the payload of an event type: a dataclass, msgspec Struct, attrs or pydantic.
+
+    ``key``, ``aggregate_id`` and the values of ``headers`` are attribute paths (``"order.id"``) or
+    callables that are given the instance. ``aliases`` are former names of the type, under which
+    stored events are still read. Raises ``InvalidEvent`` for what no event can have.
+    """
+    declaration = Declaration(
+        event_type=event_type,
+        key=key,
+        headers=headers or {},
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        aliases=aliases,
+    )
+
+    def declare(cls: C) -> C:
+        if not _has_fields(cls):
+            raise InvalidEvent(
+                f"@event was put on {cls!r}; expected a dataclass, a msgspec Struct, an attrs "
+                "class or a pydantic model. Put @event above @dataclass."
+            )
+        setattr(cls, MARK, declaration)
+        return cls
+
+    return declare
+
+
+def declared(cls: Any) -> Declaration | None:
+    """Return what ``@event`` said about this very class, not about one it inherits from."""
+    return vars(cls).get(MARK) if isinstance(cls, type) else None
+
+
+def _checked(column: str, value: Any) -> str:
+    return rules.column(column, rules.type_name(value, column)) or ""
+
+
+def _check_path(what: str, path: Any) -> None:
+    if callable(path) or (isinstance(path, str) and all(map(str.isidentifier, path.split(".")))):
+        return
+    raise InvalidEvent(f"{what} is {path!r}; expected an attribute path or a callable.")
+
+
+def _follow(what: str, path: Path, source: Any) -> Any:
+    """Return what a path leads to: attributes, or items of mappings."""
+    if not isinstance(path, str):
+        return path(source)
+    value = source
+    for step in path.split("."):
+        try:
+            value = value[step] if isinstance(value, Mapping) else getattr(value, step)
+        except (AttributeError, KeyError) as error:
+            raise InvalidEvent(
+                f"{what} comes from {path!r}, but {type(value).__name__} has no {step!r}. Correct "
+                "the path, or the object."
+            ) from error
+    return value
+
+
+def _named(path: Path) -> str:
+    return repr(path) if isinstance(path, str) else getattr(path, "__qualname__", repr(path))
+
+
+def _has_fields(cls: Any) -> bool:
+    return isinstance(cls, type) and (
+        dataclasses.is_dataclass(cls)
+        or issubclass(cls, msgspec.Struct)
+        or hasattr(cls, "__attrs_attrs__")
+        or hasattr(cls, "model_validate_json")
+    )

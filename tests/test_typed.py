@@ -1,0 +1,544 @@
+"""Typed events: classes that know their type, key and headers (rows 127, 161-168, 291, 395)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, field
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, models, transaction
+from django.test.utils import CaptureQueriesContext
+
+import django_outbox as outbox
+from django_outbox import Event, InvalidEvent, PayloadError, event, registry, write, write_many
+from django_outbox.events import decode, encode
+from django_outbox.models import OutboxEvent
+from tests import samples
+from tests.table import insert, listening, row
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+
+
+class Kind(models.TextChoices):
+    PLACED = "order.placed", "placed"
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Line:
+    sku: str
+    quantity: int = 1
+
+
+@event(
+    Kind.PLACED,
+    key="order.id",
+    headers={"region": "order.region", "first": lambda placed: placed.lines[0].sku},
+    aggregate_type="shop.Order",
+    aggregate_id="order.id",
+)
+@dataclass(frozen=True, slots=True)
+class OrderPlaced:
+    order: Order
+    lines: list[Line] = field(default_factory=lambda: [Line("tea")])
+
+
+@dataclass
+class Order:
+    id: Any
+    region: str | None = "north"
+
+
+@event("all.types")
+@dataclass
+class AllTypes:
+    at: datetime
+    day: date
+    hour: time
+    lasting: timedelta
+    id: UUID
+    price: Decimal
+    colour: Colour
+    kind: Kind
+    lines: list[Line]
+    by_name: dict[str, Line]
+    maybe: int | None
+    pair: tuple[int, str]
+
+
+ALL = AllTypes(
+    at=NOON, day=date(2030, 1, 2), hour=time(1, 2), lasting=timedelta(hours=1), id=UUID(int=7),
+    price=Decimal("1.10"), colour=Colour.RED, kind=Kind.PLACED, lines=[Line("a", 2)],
+    by_name={"b": Line("b")}, maybe=None, pair=(1, "x"),
+)  # fmt: skip
+
+
+@event("plain")
+@dataclass
+class Plain:
+    n: int = 0
+
+
+@event("plain.renamed", aliases=("plain.old", "plain.older"))
+@dataclass
+class Renamed:
+    n: int
+
+
+class Child(Plain):
+    """Inherits the declaration's class, and no declaration."""
+
+
+def stored(event_id: str | None) -> OutboxEvent:
+    return row(str(event_id))
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+# Rows 161, 166, 167, 168.
+def test_an_instance_brings_its_type_key_headers_and_aggregate() -> None:
+    with transaction.atomic():
+        event_id = write(OrderPlaced(Order(17)))
+    found = stored(event_id)
+    assert (found.event_type, found.key) == ("order.placed", "17")
+    assert (found.aggregate_type, found.aggregate_id) == ("shop.Order", "17")
+    assert json.loads(found.headers or "") == {"region": "north", "first": "tea"}
+    assert json.loads(found.payload) == {
+        "order": {"id": 17, "region": "north"}, "lines": [{"sku": "tea", "quantity": 1}],
+    }  # fmt: skip
+
+
+# Row 168: providers, then declared, then headers=.
+def test_what_the_caller_says_wins(settings: Any) -> None:
+    settings.OUTBOX = {"CONTEXT_PROVIDERS": ["tests.test_typed.provider"]}
+    placed = OrderPlaced(Order(17))
+    with transaction.atomic():
+        declared = stored(write(placed))
+        given = stored(
+            write(placed, key="other", headers={"region": "south"}, aggregate_type="shop.Cart",
+                  aggregate_id="3", tenant_id="t")
+        )  # fmt: skip
+    assert json.loads(declared.headers or "") == {"region": "north", "first": "tea", "by": "p"}
+    assert json.loads(given.headers or "") == {"region": "south", "first": "tea", "by": "p"}
+    assert (given.key, given.tenant_id) == ("other", "t")
+    assert (given.aggregate_type, given.aggregate_id) == ("shop.Cart", "3")
+
+
+def provider() -> dict[str, str]:
+    return {"region": "provided", "by": "p"}
+
+
+def test_many_may_be_typed_beside_ready_ones() -> None:
+    with transaction.atomic(), CaptureQueriesContext(connection) as sent:
+        ids = write_many([Plain(1), Event(event_type="x"), Plain(2)])
+    assert [stored(each).event_type for each in ids] == ["plain", "x", "plain"]
+    assert [stored(each).payload for each in ids] == ['{"n":1}', "null", '{"n":2}']
+    assert len([each for each in sent.captured_queries if "INSERT" in each["sql"]]) == 1
+
+
+def test_a_typed_event_may_be_an_event_too() -> None:
+    made = Event(event_type=Plain(3), tenant_id="t")
+    assert (made.event_type, made.payload, made.tenant_id) == ("plain", Plain(3), "t")
+
+
+# Row 127.
+def test_a_declared_class_may_be_the_payload_of_another_type() -> None:
+    with transaction.atomic():
+        found = stored(write("mine", Plain(4)))
+    assert (found.event_type, found.payload) == ("mine", '{"n":4}')
+
+
+# Row 168: a header of None is left out; ints and UUIDs stand for their text.
+def test_a_header_of_none_is_left_out() -> None:
+    placed = OrderPlaced(Order(UUID(int=7), region=None))
+    made = Event(event_type=placed)
+    assert made.headers == {"first": "tea"}
+    assert made.key == str(UUID(int=7))
+
+
+def test_a_path_may_lead_through_mappings() -> None:
+    @event("x", key="of.order", headers={"n": "of.n"})
+    @dataclass
+    class Mapped:
+        of: dict[str, Any]
+
+    made = Event(event_type=Mapped({"order": "o-1", "n": 5}))
+    assert (made.key, made.headers) == ("o-1", {"n": "5"})
+
+
+class Keyed:
+    """Declares a key by this path, for a payload with this order."""
+
+    def __init__(self, key: Any) -> None:
+        @event("keyed", key=key)
+        @dataclass
+        class Declared:
+            order: Any
+
+        self.made = Declared
+
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "no attribute": (lambda: Keyed("order.id").made(SimpleNamespace()), "'order.id'.* no 'id'"),
+    "no first": (lambda: Keyed("nothing.id").made(1), "Declared has no 'nothing'"),
+    "no item": (lambda: Keyed("order.id").made({}), "dict has no 'id'"),
+    "None": (lambda: Keyed("order").made(None), "key of 'keyed' is None"),
+    "None of a callable": (lambda: Keyed(lambda it: it.order).made(None), "key of 'keyed' is None"),
+    "empty": (lambda: Keyed("order").made(""), "key is ''"),
+    "bool": (lambda: Keyed("order").made(True), "key is True"),
+    "float": (lambda: Keyed("order").made(1.5), "key is 1.5"),
+    "too long": (lambda: Keyed("order").made("x" * 256), "key has 256"),
+}
+
+
+# Row 167; rows 107, X12: before any SQL.
+@pytest.mark.parametrize("name", BAD)
+def test_a_path_that_leads_to_no_key_is_invalid_and_named(name: str) -> None:
+    make, says = BAD[name]
+    with transaction.atomic(), CaptureQueriesContext(connection) as sent:
+        with pytest.raises(InvalidEvent, match=says):
+            write(make())
+        with pytest.raises(InvalidEvent, match=says):
+            write_many([make()])
+    assert len(sent) == 0
+
+
+def test_an_unfit_header_is_invalid() -> None:
+    with pytest.raises(InvalidEvent, match=r"region.*is not str: str"):
+        Event(event_type=OrderPlaced(Order(1, region=1.5)))  # type: ignore[arg-type]
+    with pytest.raises(InvalidEvent, match=r"headers\['region'\] comes from 'order.region'"):
+        Event(event_type=OrderPlaced(SimpleNamespace(id=1)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given", [Child(1), Line("a"), Plain, object()], ids=lambda it: repr(it)[:9]
+)
+def test_what_is_not_declared_is_no_event(given: Any) -> None:
+    with transaction.atomic():
+        with pytest.raises(InvalidEvent, match="event_type is"):
+            write(given)
+        with pytest.raises(InvalidEvent, match="declared with @event"):
+            write_many([given])
+
+
+def test_a_payload_beside_a_payload_is_invalid() -> None:
+    with transaction.atomic(), pytest.raises(InvalidEvent, match="beside an instance of Plain"):
+        write(Plain(1), {"n": 2})
+
+
+def test_what_json_cannot_hold_is_invalid() -> None:
+    """Rows 127, 397, 400: the default stays strict."""
+    with transaction.atomic(), pytest.raises(InvalidEvent, match="cannot be written as JSON"):
+        write(OrderPlaced(Order(1), lines=[Line(object())]))  # type: ignore[arg-type]
+
+
+# --- declaring ------------------------------------------------------------------------------------
+
+
+UNFIT: dict[str, Callable[[], Any]] = {
+    "type": lambda: event(""),
+    "type too long": lambda: event("x" * 129),
+    "type no text": lambda: event(5),
+    "key no path": lambda: event("x", key="a b"),
+    "key empty": lambda: event("x", key=""),
+    "key number": lambda: event("x", key=5),  # type: ignore[arg-type]
+    "header": lambda: event("x", headers={"a": 5}),  # type: ignore[dict-item]
+    "aggregate": lambda: event("x", aggregate_type=""),
+    "aliases text": lambda: event("x", aliases="old"),  # type: ignore[arg-type]
+    "alias": lambda: event("x", aliases=("",)),
+    "no fields": lambda: event("x")(object),
+    "below @dataclass": lambda: event("x")(type("Bare", (), {"__annotations__": {"n": int}})),
+    "function": lambda: event("x")(lambda: None),  # type: ignore[type-var]
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_wrong_declaration_fails_where_it_stands(name: str) -> None:
+    with pytest.raises(InvalidEvent):
+        UNFIT[name]()
+
+
+def test_the_class_itself_is_returned_unchanged() -> None:
+    assert Plain(1) == Plain(1)
+    with pytest.raises(FrozenInstanceError):
+        OrderPlaced(Order(1)).order = Order(2)  # type: ignore[misc]
+
+
+# --- listening ------------------------------------------------------------------------------------
+
+
+def heard_by(listens_to: Any, **options: Any) -> list[Any]:
+    """Deliver what is due to a listener of this class; return the payloads it got."""
+    got: list[Any] = []
+    with listening(lambda event: got.append(event.payload), listens_to, **options):
+        outbox.drain()
+    return got
+
+
+# Row 291; row 395: dates, UUID and Decimal as text.
+@pytest.mark.parametrize(
+    "payload",
+    [OrderPlaced(Order(17), [Line("a"), Line("b", 3)]), ALL, Plain(2)],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_listener_gets_an_equal_instance(payload: Any) -> None:
+    with transaction.atomic():
+        write(payload, key=None)
+    OutboxEvent.objects.update(key=None, available_at=models.F("first_due_at"))
+    assert heard_by(type(payload)) == [payload]
+
+
+def third_party(name: str) -> type:
+    if name == "msgspec":
+        return msgspec.defstruct("Placed", [("order_id", int), ("at", datetime)])
+    if name == "attrs":
+        attrs = pytest.importorskip("attrs")
+        fields = {"order_id": attrs.field(type=int), "at": attrs.field(type=datetime)}
+        return attrs.make_class("Placed", fields)  # type: ignore[no-any-return]
+    pydantic = pytest.importorskip("pydantic")
+    return pydantic.create_model("Placed", order_id=(int, ...), at=(datetime, ...))  # type: ignore[no-any-return]
+
+
+LIBRARIES = ["msgspec", "attrs", "pydantic"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_classes_of_other_libraries(library: str) -> None:
+    """Row 127."""
+    declared = event("placed", headers={"order": "order_id"})(third_party(library))
+    payload = declared(order_id=5, at=NOON)
+    with transaction.atomic():
+        found = stored(write(payload))
+        write("nested", {"of": [payload]})
+    assert json.loads(found.payload) == {"order_id": 5, "at": "2030-01-01T12:00:00Z"}
+    assert found.headers == '{"order":"5"}'
+    assert heard_by(declared) == [payload]
+    assert json.loads(OutboxEvent.objects.get(event_type="nested").payload) == {
+        "of": [{"order_id": 5, "at": "2030-01-01T12:00:00Z"}]
+    }
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_does_not_fit_such_a_class_is_dead_and_the_field_is_named(library: str) -> None:
+    declared = event("placed")(third_party(library))
+    [event_id] = insert(event_type="placed", payload='{"order_id": "secret", "at": null}')
+    assert heard_by(declared) == []
+    found = row(event_id)
+    assert (found.status, found.attempts) == (OutboxEvent.Status.DEAD, 0)
+    assert "PayloadError" in (found.last_error or "")
+    assert "order_id" in (found.last_error or "")
+    assert "secret" not in (found.last_error or "")
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        ('{"order": {"id": 1}, "lines": [{"sku": "a", "quantity": "many"}]}',
+         "Expected `int`, got `str` - at `$.lines[0].quantity`"),
+        ('{"lines": []}', "missing required field `order`"),
+        ("[1]", "Expected `object`, got `array`"),
+        ("null", "Expected `object`, got `null`"),
+    ],
+    ids=["type", "missing", "list", "null"],
+)  # fmt: skip
+def test_a_payload_that_does_not_fit_is_dead_and_the_field_is_named(
+    payload: str, says: str
+) -> None:
+    """Design 3: PayloadError, dead at once; the listener and its fallback are not called."""
+    [event_id] = insert(payload=payload)
+    called: list[Any] = []
+    with listening(called.append, OrderPlaced):
+        registry.fallback(called.append, lambda event, failure: called.append(failure))
+        assert outbox.drain() == 1
+    found = row(event_id)
+    assert (found.status, found.attempts) == (OutboxEvent.Status.DEAD, 0)
+    assert "does not fit OrderPlaced" in (found.last_error or "")
+    assert says in (found.last_error or "")
+    assert called == []
+
+
+def test_unknown_fields_are_ignored_and_defaults_fill_in() -> None:
+    """Row 395."""
+    insert(event_type="plain", payload='{"n": 5, "added later": [1]}')
+    insert(event_type="plain", payload="{}")
+    assert heard_by(Plain) == [Plain(5), Plain(0)]
+
+
+@event("guarded")
+@dataclass
+class Guarded:
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n == 1:
+            raise ValueError("one is no number")
+        if self.n == 2:
+            raise KeyError("a mistake in the class")
+
+
+def test_a_class_that_refuses_is_unfit_and_one_that_fails_is_tried_again() -> None:
+    [refused] = insert(event_type="guarded", payload='{"n": 1}')
+    [failed] = insert(event_type="guarded", payload='{"n": 2}')
+    assert heard_by(Guarded, retry=outbox.Fixed(60)) == []
+    assert row(refused).status == OutboxEvent.Status.DEAD
+    assert "one is no number" in (row(refused).last_error or "")
+    assert (row(failed).status, row(failed).attempts) == (OutboxEvent.Status.RETRY, 1)
+
+
+def test_an_async_and_an_atomic_listener_get_instances_too() -> None:
+    got: list[Any] = []
+
+    async def listen(event: Event) -> None:
+        got.append(event.payload)
+
+    insert(event_type="plain", payload='{"n": 1}')
+    with listening(listen, Plain):
+        outbox.drain()
+    insert(event_type="plain", payload='{"n": 2}')
+    got += heard_by(Plain, atomic=True)
+    assert got == [Plain(1), Plain(2)]
+
+
+def test_listeners_of_one_event_may_ask_for_different_classes() -> None:
+    @event("plain")
+    @dataclass
+    class Other:
+        n: float
+
+    got: dict[str, Any] = {}
+    insert(event_type="plain", payload='{"n": 1}')
+    with (
+        listening(lambda event: got.update(raw=event.payload), "plain", name="raw"),
+        listening(lambda event: got.update(other=event.payload), Other, name="other"),
+        listening(lambda event: got.update(plain=event.payload), Plain),
+    ):
+        outbox.drain()
+    assert got == {"raw": {"n": 1}, "other": Other(1.0), "plain": Plain(1)}
+
+
+def test_one_that_is_unfit_for_one_listener_reaches_the_others() -> None:
+    got: list[Any] = []
+    [event_id] = insert(event_type="plain", payload='{"n": "x"}')
+    with listening(got.append, Plain), listening(got.append, "plain", name="raw"):
+        outbox.drain()
+    assert [each.payload for each in got] == [{"n": "x"}]
+    assert row(event_id).status == OutboxEvent.Status.DEAD
+
+
+def test_a_fallback_gets_the_instance_too() -> None:
+    got: list[Any] = []
+
+    def fail(event: Event) -> None:
+        raise outbox.Unrecoverable
+
+    insert(event_type="plain", payload='{"n": 7}')
+    with listening(fail, Plain):
+        registry.fallback(fail, lambda event, failure: got.append(event.payload))
+        outbox.drain()
+    assert got == [Plain(7)]
+
+
+# Design 3: aliases for renamed types.
+def test_former_names_are_routed_and_decoded() -> None:
+    for number, name in enumerate(["plain.renamed", "plain.old", "plain.older"]):
+        insert(event_type=name, payload=f'{{"n": {number}}}')
+    insert(event_type="plain.oldest", payload='{"n": 9}')
+    assert heard_by(Renamed) == [Renamed(0), Renamed(1), Renamed(2)]
+    with transaction.atomic():
+        assert stored(write(Renamed(5))).event_type == "plain.renamed"
+
+
+def test_a_place_taken_by_an_alias_is_taken() -> None:
+    def second(event: Event) -> None: ...
+
+    with (
+        listening(lambda event: None, Renamed),
+        pytest.raises(outbox.ListenerAlreadyRegistered, match=r"'plain\.old'"),
+    ):
+        outbox.listener("plain.old")(second)
+
+
+@pytest.mark.parametrize("given", [Line, Child, int, Kind], ids=lambda each: each.__name__)
+def test_a_class_that_is_not_declared_cannot_be_listened_to(given: type) -> None:
+    with pytest.raises(ValueError, match="declared with @event"):
+        outbox.listener(given)
+
+
+@event("unreadable")
+@dataclass
+class Unreadable:
+    order: Nowhere  # type: ignore[name-defined]  # noqa: F821
+    model: OutboxEvent | None = None
+
+
+def test_e013_a_class_that_can_never_be_read() -> None:
+    with listening(lambda event: None, Unreadable):
+        found = [
+            each for each in run_checks(tags=["django_outbox"]) if each.id == "django_outbox.E013"
+        ]
+    [error] = found
+    assert "cannot be read from JSON" in error.msg
+    assert error.is_serious()
+    assert error.hint
+
+
+def test_classes_that_can_be_read_are_no_error() -> None:
+    with listening(lambda event: None, ALL.__class__), listening(lambda event: None, OrderPlaced):
+        assert [
+            each for each in run_checks(tags=["django_outbox"]) if each.id == "django_outbox.E013"
+        ] == []
+
+
+# --- payload_as -----------------------------------------------------------------------------------
+
+
+def test_any_class_may_be_asked_for() -> None:
+    found = Event(event_type="x").written('{"sku": "a", "more": 1}', decode)
+    assert found.payload_as(Line) == Line("a")
+    assert found.payload == {"sku": "a", "more": 1}
+    with pytest.raises(PayloadError, match=r"The payload of x .* does not fit Plain: .*`\$\.n`"):
+        Event(event_type="x", payload={"n": "?"}).payload_as(Plain)
+
+
+def test_an_instance_is_taken_as_it_is() -> None:
+    line = Line("a")
+    assert Event(event_type="x", payload=line).payload_as(Line) is line
+
+
+def test_what_was_encoded_comes_back() -> None:
+    assert Event(event_type="x", payload=decode(encode(ALL))).payload_as(AllTypes) == ALL
+
+
+# --- the how-to -----------------------------------------------------------------------------------
+
+
+def test_the_samples_of_the_how_to() -> None:
+    order = SimpleNamespace(
+        id=UUID(int=1), total=Decimal("9.90"), placed_at=NOON, skus=["tea", "cup"], customer="Ada",
+        region="north",
+    )  # fmt: skip
+    with samples.modules("how-to/type-events.md") as shop:
+        found = stored(shop["shop.orders"].place(order))
+        assert (found.event_type, found.headers) == ("order.placed", '{"region":"north"}')
+        assert found.key == str(order.id)
+        payload = shop["shop.events"].OrderPlaced
+        typed = Event(event_type="x").written(found.payload, decode).payload_as(payload)
+        shop["shop.listeners"].reserve_stock(Event(event_type="x", payload=typed))
+        assert shop["shop.listeners"].reserved == [(order.id, "tea", 1), (order.id, "cup", 1)]
+        insert(event_type="shipment.created", payload='{"parcel": 3}')
+        assert heard_by(shop["shop.renamed"].ParcelSent) == [shop["shop.renamed"].ParcelSent(3)]
