@@ -294,6 +294,16 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
     assert f"{name}" in text_of("api.md") + text_of("errors.md")
 
 
+def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
+    """Row 517."""
+    from django_outbox import testing
+
+    section = text_of("api.md").partition("## Testing")[2].partition("\n## ")[0]
+    assert sorted(set(re.findall(r"^\| `(\w+)", section, re.MULTILINE))) == sorted(testing.__all__)
+    for name in testing.__all__:
+        assert getattr(testing, name).__doc__
+
+
 def test_every_column_is_in_the_reference() -> None:
     models = importlib.import_module("django_outbox.models")
     page = text_of("tables.md")

@@ -32,6 +32,7 @@ from django_outbox.testing import (
     running_worker,
     wait_until,
 )
+from tests import samples
 from tests.table import PLACED, claim, in_thread, insert, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
 
@@ -723,6 +724,35 @@ def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.Monkey
     done = project.runpytest_subprocess("--trace-config")
     done.assert_outcomes(passed=1)
     done.stdout.fnmatch_lines([f"*django_outbox*{ROOT}/django_outbox/pytest_plugin.py*"])
+
+
+# Rows 517, 518, 519, 520, +50: every sample of the how-to, as a project's own test suite.
+def test_the_samples_of_the_how_to(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        project_settings=PROJECT.replace('["django_outbox"]', '["django_outbox", "shop"]')
+    )
+    shop = project.mkpydir("shop")
+    (shop / "models.py").write_text(SHOP_MODELS)
+    project.mkpydir("shop/tests")
+    found = samples.blocks("how-to/testing.md")
+    assert {title.partition("/")[0] for title in found} == {"shop"}
+    for title, code in found.items():
+        (project.path / title).write_text(code.lstrip())
+    orders = shop / "orders.py"
+    orders.write_text(f"from shop.models import Order, Stock\n{orders.read_text()}")
+    tests = [title for title in found if "/tests/" in title]
+    project.runpytest_subprocess(*PLUGIN, *tests).assert_outcomes(passed=12)
+
+
+SHOP_MODELS = """
+from django.db import models
+
+class Order(models.Model):
+    sku = models.CharField(max_length=20)
+
+class Stock(models.Model):
+    sku = models.CharField(max_length=20)
+"""
 
 
 def declared_entry_points() -> dict[str, str]:
