@@ -24,7 +24,17 @@ from tests import databases
 from . import machine, report
 from .scale import FULL, QUICK, Scale
 
-PARTS = ("drain", "latency")
+PARTS = (
+    "write",
+    "writers",
+    "drain",
+    "snapshot",
+    "latency",
+    "claim",
+    "processes",
+    "threads",
+    "memory",
+)
 PART_LIMIT = 900.0  # seconds
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from django.db import connection
 
-from . import raw
-from .backlog import Backlog
+from . import backlog, raw
 from .figures import Figure, in_turn
 from .scale import Scale
 from .witness import STEP, Witness
@@ -16,15 +15,15 @@ DRIVERS = {"postgresql": "raw psycopg", "mysql": "raw mysqlclient", "sqlite": "r
 
 
 def run(scale: Scale, witness: Witness) -> list[Figure]:
-    backlog = Backlog(scale.events)
+    def by_worker() -> float:
+        backlog.fill(scale.events)
+        return drain(scale.events, witness)
 
     def by_driver() -> float:
-        backlog.fill()
-        return raw.drain(backlog.events)
+        backlog.fill(scale.events)
+        return raw.drain(scale.events)
 
-    found = in_turn(
-        {"worker": lambda: by_worker(backlog, witness), "driver": by_driver}, scale.repeats
-    )
+    found = in_turn({"worker": by_worker, "driver": by_driver}, scale.repeats)
     return [
         Figure(
             name=f"drain of {scale.events:,} events, one worker", unit="events/s",
@@ -35,12 +34,11 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     ]  # fmt: skip
 
 
-def by_worker(backlog: Backlog, witness: Witness, *arguments: str, processes: int = 1) -> float:
-    """Return events a second, from the first 200 calls until everything is settled."""
-    backlog.fill()
+def drain(events: int, witness: Witness, *arguments: str, processes: int = 1) -> float:
+    """Have workers drain; return events a second from the first 200 calls to the last settle."""
     witness.clear()
-    lines = backlog.events // STEP - processes  # what is left over in each process makes no line
+    lines = events // STEP - processes  # what is left over in each process makes no line
     with WorkerProcess(*arguments) as worker:
         worker.wait_for(lambda: len(witness) >= lines, "end of the calls")
         end = worker.wait_until_settled()
-    return (backlog.events - WARM_UP) / (end - witness.calls()[WARM_UP // STEP - 1])
+    return (events - WARM_UP) / (end - witness.calls()[WARM_UP // STEP - 1])

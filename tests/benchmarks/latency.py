@@ -11,8 +11,9 @@ from django.db import transaction
 import django_outbox as outbox
 from tests.waiting import wait_until
 
-from .backlog import PAYLOAD, empty
+from .backlog import empty
 from .figures import Figure, percentile
+from .payload import PAYLOAD
 from .scale import Scale
 from .witness import Witness
 from .workers import WorkerProcess

@@ -26,12 +26,7 @@ class WorkerProcess:
     """One ``outbox_worker``; a context manager. ``outbox`` are its settings, the default ones."""
 
     def __init__(self, *arguments: str, **outbox: Any) -> None:
-        aliases = {alias: connections[alias].settings_dict for alias in connections}
-        self._environment = {
-            **os.environ,
-            **databases.environment(aliases),
-            "OUTBOX_BENCH_SETTINGS": json.dumps(outbox),
-        }
+        self._environment = {**environment(), "OUTBOX_BENCH_SETTINGS": json.dumps(outbox)}
         self._command = [sys.executable, "-m", "django", "outbox_worker", "--no-purge", *arguments]
 
     def __enter__(self) -> WorkerProcess:
@@ -51,7 +46,7 @@ class WorkerProcess:
             self.process.kill()
             self.process.wait()
 
-    def wait_for(self, fact: Callable[[], bool], what: str) -> float:
+    def wait_for(self, fact: Callable[[], bool], what: str, *, every: float = 0.005) -> float:
         """Wait for a fact; return when it was seen (monotonic seconds)."""
         deadline = time.monotonic() + PATIENCE
         while not fact():
@@ -59,11 +54,17 @@ class WorkerProcess:
                 raise RuntimeError(f"the worker ended: exit code {self.process.returncode}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no {what} after {PATIENCE:g} s")
-            time.sleep(0.005)  # between two looks
+            time.sleep(every)  # between two looks
         return time.monotonic()
 
     def wait_until_settled(self) -> float:
         return self.wait_for(lambda: not pending().exists(), "end of the backlog")
+
+
+def environment() -> dict[str, str]:
+    """Return what a process needs to meet our databases."""
+    aliases = {alias: connections[alias].settings_dict for alias in connections}
+    return {**os.environ, **databases.environment(aliases)}
 
 
 def pending() -> QuerySet[OutboxEvent]:

@@ -1,0 +1,94 @@
+"""What a claim of 500 costs beside rows that do not concern it, and beside many that do."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox import dialects
+from django_outbox.dialects.vocabulary import Claim
+
+from . import backlog
+from .figures import Figure
+from .scale import Scale
+from .witness import Witness
+
+EMPTY, FULL = "default", "other"  # two databases of one server, claimed from in turn
+DUE = 60_000  # events to claim from, on both sides
+CLAIMS = 20  # a round
+MARGIN = timedelta(seconds=1)  # below the low watermark, as in a worker
+
+
+def run(scale: Scale, witness: Witness) -> list[Figure]:
+    states: dict[str, dict[str, Any]] = {
+        f"{scale.due_rows:,} due": {
+            "count": scale.due_rows, "due": f"n * 0.001 - {backlog.AGO / 2}",
+        },
+        f"{scale.in_flight:,} in flight": {
+            "count": scale.in_flight, "due": "n * 0.001 + 3600", "owner": "another",
+        },
+        f"{scale.future_rows:,} due later": {
+            "count": scale.future_rows, "due": "n * 0.01 + 3600", "status": 2,
+        },
+        f"{scale.done_rows:,} done": {"count": scale.done_rows, "due": None, "status": 1},
+    }  # fmt: skip
+    return [beside(name, rows, scale.repeats) for name, rows in states.items()]
+
+
+def beside(name: str, rows: dict[str, Any], repeats: int) -> Figure:
+    for alias in (EMPTY, FULL):
+        backlog.empty(alias)
+        backlog.insert(DUE, due=f"n * 0.001 - {backlog.AGO}", text=backlog.TEXT, alias=alias)
+    backlog.insert(**rows, letter="B", alias=FULL)
+    for alias in (EMPTY, FULL):
+        backlog.analyze(alias)
+    claimants = {alias: Claimant(alias) for alias in (EMPTY, FULL)}
+    found: dict[str, list[float]] = {EMPTY: [], FULL: []}
+    for _ in range(repeats):
+        times: dict[str, list[float]] = {EMPTY: [], FULL: []}
+        for _ in range(CLAIMS):
+            for alias, claimant in claimants.items():
+                times[alias].append(claimant.claim())
+        for alias, some in times.items():
+            found[alias].append(statistics.median(some))
+    for alias, claimant in claimants.items():
+        claimant.connection.close()
+        backlog.empty(alias)
+    return Figure(
+        name=f"claim of 500, {name}", unit="ms", values=found[FULL], references=found[EMPTY],
+        reference=f"{DUE:,} due and nothing else", bar="≤ 1.25",
+    )  # fmt: skip
+
+
+class Claimant:
+    """Claims and settles as a worker does, on one connection of the engine's."""
+
+    def __init__(self, alias: str) -> None:
+        self.connection: BaseDatabaseWrapper = dialects.engine_connection(alias, lock_wait=2)
+        self._dialect = dialects.of(connections[alias])
+        self._low: datetime | None = None
+
+    def claim(self) -> float:
+        """Claim 500 and settle them; return the claim's milliseconds."""
+        claim = Claim(me="benchmark", lease=30, limit=500, low=self._low)
+        started = time.perf_counter()
+        rows = self._dialect.claim(self.connection, claim)
+        taken = time.perf_counter() - started
+        if len(rows) < claim.limit:
+            raise RuntimeError(f"{len(rows)} of {claim.limit} were due")
+        self._low = instant(rows[0][-3]) - MARGIN
+        self._dialect.settle_done(self.connection, me="benchmark", ids=[row[0] for row in rows])
+        return 1000 * taken
+
+
+def instant(value: Any) -> datetime:
+    from django_outbox.events import stored_instant
+
+    found = stored_instant(value)
+    assert found is not None
+    return found

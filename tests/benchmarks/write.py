@@ -1,0 +1,127 @@
+"""What ``write`` adds to a business transaction, beside one more plain row; ``write_many``."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from django.db import connection, transaction
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from tests.testapp.models import Order
+
+from . import backlog
+from .figures import Figure
+from .payload import PAYLOAD
+from .scale import Scale
+from .witness import Witness
+
+PLAIN = "benchmark_plain"  # of the same columns and indexes as the outbox
+BLOCK = 20  # transactions of one kind before the next kind has its turn
+MANY = 100
+COLUMNS = (
+    "event_id event_type aggregate_type payload status attempts rescues "
+    "occurred_at created_at first_due_at available_at"
+).split()
+INSERT = f"INSERT INTO {PLAIN} ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"
+
+
+def run(scale: Scale, witness: Witness) -> list[Figure]:
+    make_plain_table()
+    adapt = connection.ops.adapt_datetimefield_value
+
+    def nothing() -> None:
+        pass
+
+    def plain_row() -> None:
+        now = adapt(datetime.now(timezone.utc))
+        row = [str(uuid.uuid4()), "order.placed", "shop.Order", json.dumps(PAYLOAD), 0, 0, 0]
+        with connection.cursor() as cursor:
+            cursor.execute(INSERT, [*row, now, now, now, now])
+
+    def event() -> None:
+        outbox.write("order.placed", PAYLOAD)
+
+    added = in_blocks([nothing, plain_row, event], scale.transactions, scale.repeats)
+    many = in_blocks([write_many, bulk_create], max(10, scale.transactions // 10), scale.repeats)
+    most = "≤ 1.5" if connection.vendor == "sqlite" else "≤ 1.10"
+    return [
+        figure("with write", added["event"], "with one more plain row", added["plain_row"], most),
+        figure("with write", added["event"], "without it", added["nothing"]),
+        figure(f"with write_many({MANY})", many["write_many"], f"with bulk_create({MANY})",
+               many["bulk_create"], "≤ 0.8" if connection.vendor == "postgresql" else ""),
+    ]  # fmt: skip
+
+
+def figure(
+    name: str, values: list[float], reference: str, references: list[float], bar: str = ""
+) -> Figure:
+    return Figure(
+        name=f"a transaction {name}", unit="µs", values=values, bar=bar,
+        reference=f"the same {reference}", references=references,
+    )  # fmt: skip
+
+
+def write_many() -> None:
+    outbox.write_many(
+        [outbox.Event(event_type="order.placed", payload=PAYLOAD) for _ in range(MANY)]
+    )
+
+
+def bulk_create() -> None:
+    now = datetime.now(timezone.utc)
+    OutboxEvent.objects.bulk_create(
+        OutboxEvent(
+            event_id=str(uuid.uuid4()), event_type="order.placed", payload=json.dumps(PAYLOAD),
+            occurred_at=now, created_at=now, first_due_at=now, available_at=now,
+        )
+        for _ in range(MANY)
+    )  # fmt: skip
+
+
+def in_blocks(
+    kinds: list[Callable[[], None]], transactions: int, rounds: int
+) -> dict[str, list[float]]:
+    """Return microseconds a transaction: an order, and one kind of addition. Blocks take turns."""
+    found: dict[str, list[float]] = {kind.__name__: [] for kind in kinds}
+    for _ in range(rounds + 1):
+        clear()
+        spent = dict.fromkeys(found, 0.0)
+        for block in range(transactions // BLOCK or 1):
+            for kind in kinds if block % 2 else reversed(kinds):
+                spent[kind.__name__] += timed(kind)
+        for name, seconds in spent.items():
+            found[name].append(1e6 * seconds / (BLOCK * (transactions // BLOCK or 1)))
+    return {name: values[1:] for name, values in found.items()}  # the first round is a warm-up
+
+
+def timed(kind: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    for _ in range(BLOCK):
+        with transaction.atomic():
+            Order.objects.create(sku="teapot", quantity=3)
+            kind()
+    return time.perf_counter() - started
+
+
+def clear() -> None:
+    backlog.empty()
+    backlog.execute(f"DELETE FROM {PLAIN}")
+    Order.objects.all().delete()
+
+
+def make_plain_table() -> None:
+    """Make a table like the outbox's, indexes and all, with the least that is NOT NULL."""
+    if connection.vendor != "sqlite":
+        like = "LIKE {}" if connection.vendor == "mysql" else "(LIKE {} INCLUDING ALL)"
+        backlog.execute(f"CREATE TABLE {PLAIN} {like.format(backlog.TABLE)}")
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT sql FROM sqlite_master WHERE tbl_name = %s", [backlog.TABLE])
+        made = [sql for (sql,) in cursor.fetchall() if sql]
+    for sql in made:
+        backlog.execute(sql.replace(backlog.TABLE, PLAIN).replace('INDEX "', f'INDEX "{PLAIN}_'))
