@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 
@@ -44,7 +43,6 @@ def deliver(
     listeners = _listeners(lease, settings)
     if isinstance(listeners, Decision):
         return listeners
-    started = time.monotonic()
     try:
         if len(listeners) == 1 and lease.progress is None:
             event = lease.event
@@ -59,7 +57,7 @@ def deliver(
             fan_out.note(call, copy_context().run(call.run))
         return fan_out.decision
     finally:
-        lease.duration, lease.overdue_at = time.monotonic() - started, 0.0
+        lease.overdue_at = 0.0
         lease.forget()
 
 
@@ -71,7 +69,6 @@ async def adeliver(
     listeners = _listeners(lease, settings)
     if isinstance(listeners, Decision):
         return listeners
-    started = time.monotonic()
     try:
         if len(listeners) == 1 and lease.progress is None:
             event = lease.event
@@ -85,7 +82,6 @@ async def adeliver(
             fan_out.note(call, await asyncio.create_task(call.arun()))
         return fan_out.decision
     finally:
-        lease.duration = time.monotonic() - started
         lease.forget()
 
 

@@ -104,11 +104,15 @@ class Call:
         self, decide: Callable[[Any], Decision], call: Any, *args: Any
     ) -> tuple[Any, Decision]:
         """Return what was answered or raised, and the decision."""
+        started = time.monotonic()
         if self.listener.timeout is not None:
-            self.lease.overdue_at = time.monotonic() + self.listener.timeout
-        if self.listener.atomic:
-            return self._in_transaction(decide, call, args)
-        answer = self._answer(call, args)
+            self.lease.overdue_at = started + self.listener.timeout
+        try:
+            if self.listener.atomic:
+                return self._in_transaction(decide, call, args)
+            answer = self._answer(call, args)
+        finally:
+            self.lease.duration += time.monotonic() - started
         return answer, decide(answer)
 
     def _in_transaction(
@@ -151,6 +155,7 @@ class Call:
         return _plain(answer)
 
     async def _awaited(self, call: Any, *args: Any) -> Any:
+        started = time.monotonic()
         try:
             with intercept(self.event, self.escaping):
                 return _plain(await self._timed(call(*args)))
@@ -158,6 +163,8 @@ class Call:
             if self.lease.cancelled and isinstance(error, asyncio.CancelledError):
                 raise
             return error
+        finally:
+            self.lease.duration += time.monotonic() - started
 
     async def _timed(self, awaitable: Awaitable[Any]) -> Any:
         """Return what was answered or raised; past the timeout it is cancelled."""
@@ -180,6 +187,8 @@ class Call:
     # -- what becomes of it ------------------------------------------------------------------------
 
     def _decide(self, answer: Any) -> Decision:
+        if answer is None:
+            return DONE
         limit = self.settings.DEFER_LIMIT
         return decide(
             answer,
