@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -13,12 +14,23 @@ from .. import dialects
 from ..conf import DAY, current
 from ..dialects.fields import DatabaseNow, IsIndexed
 from ..events import ACTIVE
+from ..outcomes import UNSETTLED, Status
 from .verbs import OutboxQuerySet, unlocked
 
 if TYPE_CHECKING:
-    from . import OutboxStream  # noqa: F401 - named in a string below
+    from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
 
+BACKLOG: Final = 1000  # events of one stream that are counted, at most
+LONG: Final = ("payload", "headers", "result", "progress")  # columns that no list shows
 IDLE: Final = DAY  # seconds without events after which a stream is purged; writers are far then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What stands first in a stream, and how much behind it."""
+
+    head: OutboxEvent | None  # without its long texts
+    backlog: int  # unsettled events, the head included if it is one; at most BACKLOG
 
 
 class StreamQuerySet(models.QuerySet["OutboxStream"]):
@@ -82,6 +94,21 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         if row is None or row[0] is None:
             return None
         return max((row[1] - row[0]).total_seconds(), 0.0)
+
+    def places(self, keys: Sequence[str]) -> dict[str, Place]:
+        """Return what stands first in these streams; a few looks, however long they are."""
+        from . import OutboxEvent
+
+        alias = self._write_alias()
+        connection = connections[alias]
+        dialect, blocks = dialects.of(connection), current().ON_DEAD == "block"
+        statuses = [*UNSETTLED, Status.DEAD] if blocks else UNSETTLED
+        first = dialect.heads(connection, keys=keys, statuses=statuses) if keys else {}
+        backlogs = dialect.backlogs(connection, keys=keys, most=BACKLOG) if keys else {}
+        events = OutboxEvent.objects.using(alias).defer(*LONG).in_bulk([*first.values()])
+        return {
+            key: Place(head=events.get(first.get(key, "")), backlog=backlogs[key]) for key in keys
+        }
 
     def _delete_unlocked(self) -> int:
         connection = connections[self._write_alias()]

@@ -132,6 +132,12 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
         return self.filter(condition) if condition else self.none()
 
+    def newest(self, count: int) -> OutboxQuerySet:
+        """The last events by primary key, which is the order of their writes, at most ``count``."""
+        ids = self.model.objects.using(self._write_alias()).order_by("-pk")
+        below = ids.values_list("pk", flat=True)[count : count + 1]
+        return self.filter(pk__gt=next(iter(below), ""))
+
     def counts_by_status(self) -> dict[str, int]:
         """Return the number of events per status name; it reads the whole table."""
         rows = self.order_by().values_list("status").annotate(count=models.Count("pk"))
