@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
@@ -131,6 +131,47 @@ def check_listeners(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
             found.append(Error(fault, hint=hint, id="django_outbox.E012"))
     hint = "Remove one of them, or give the second listener a name."
     found += [Error(text, hint=hint, id="django_outbox.E011") for text in registry.conflicts]
+    return found
+
+
+@register("django_outbox")
+def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+    """E040, W041 no business row is written where the outbox is, so they cannot commit together."""
+    outbox = router.db_for_write(OutboxEvent)
+    business, others = set[str](), set[str]()
+    for model in apps.get_models():
+        if model._meta.app_label != OutboxEvent._meta.app_label:
+            is_djangos = model.__module__.startswith("django.contrib.")
+            (others if is_djangos else business).add(router.db_for_write(model))
+    if not business or outbox in business:
+        return []
+    text = (
+        f"The outbox is written on {outbox!r}, but the project's models on {sorted(business)}: an "
+        "event does not commit together with the change that it tells of."
+    )
+    hint = (
+        "Route django_outbox to where the business rows are. If each write and worker names its "
+        "database (using=, --database), silence this check."
+    )
+    if outbox in others or not business.isdisjoint(_aliases()):
+        return [Warning(text, hint=hint, id="django_outbox.W041")]
+    return [Error(text, hint=hint, id="django_outbox.E040")]
+
+
+@register("django_outbox")
+def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+    """E042 what an atomic listener's app writes is on a database without the outbox."""
+    found: list[CheckMessage] = []
+    for each in (each for each in registry.listeners() if each.atomic):
+        config = apps.get_containing_app_config(registry.label(each.call))
+        written = {router.db_for_write(model) for model in config.get_models()} if config else set()
+        if written and written.isdisjoint(_aliases()):
+            text = (
+                f"{each.where} has atomic=True, but the models of its app are written on "
+                f"{sorted(written)}, where the outbox has no table: they would not commit together."
+            )
+            hint = "Leave atomic=True out and make the listener idempotent."
+            found.append(Error(text, hint=hint, id="django_outbox.E042"))
     return found
 
 

@@ -39,6 +39,7 @@ class Line:
     phase: str  # "start", "failed" or "end"
     pid: int
     at: float  # seconds since the epoch
+    database: str = ""  # the alias it was delivered from
     held: int | None = None  # leases beside its own, where the listener looked
 
 

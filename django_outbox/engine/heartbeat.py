@@ -32,8 +32,8 @@ class Heartbeat:
             self._renew(ids[start : start + BATCH])
         self._report_overdue(started)
         if self._presence is not None and started >= self._show_at:
-            self._show_at = started + self._held.lease / 3
             self._presence.show()
+            self._show_at = started + self._held.lease / 3
         return max(self._held.lease / 6 - (time.monotonic() - started), 0.001)
 
     def close(self) -> None:

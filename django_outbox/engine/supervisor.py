@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -84,7 +85,8 @@ def serve(aliases: Sequence[str | None], signals: Signals, **options: Any) -> in
         while not signals.wait(0.5) and not any(worker.is_spent for worker in workers):
             pass
     finally:
-        ends = [worker.stop(hurry=signals.hurry) for worker in workers]
+        with ThreadPoolExecutor(len(workers)) as stopping:  # none goes on while another drains
+            ends = [*stopping.map(lambda worker: worker.stop(hurry=signals.hurry), workers)]
     return 0 if all(ends) and not signals.hurry() else 1
 
 

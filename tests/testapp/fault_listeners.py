@@ -25,6 +25,7 @@ def testify(event: outbox.Event, phase: str, **facts: object) -> None:
         "type": event.event_type,
         "attempts": event.attempts,
         "source": event.source,
+        "database": event.database,
         "phase": phase,
         "pid": os.getpid(),
         "at": time.time(),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections, router
 
 from ...models import OutboxEvent, OutboxInbox, OutboxStream
 
@@ -16,12 +16,15 @@ class Command(BaseCommand):
     help = "Deletes finished events and received messages past their retention, batch by batch."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, choices=tuple(connections))
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="alias to purge; default: the router's"
+        )
         parser.add_argument("--dry-run", action="store_true", help="count, delete nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
         models: Sequence[Any] = (OutboxEvent, OutboxStream, OutboxInbox)
-        tables = [each.objects.using(options["database"]) for each in models]
+        named = options["database"]
+        tables = [each.objects.using(named or router.db_for_write(each)) for each in models]
         if options["dry_run"]:
             verb, counts = "would purge", [each.expired().count() for each in tables]
         else:

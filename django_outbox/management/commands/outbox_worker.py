@@ -46,7 +46,7 @@ class Command(BaseCommand):
         if not current().ENABLED:
             self.stdout.write('OUTBOX["ENABLED"] is False: nothing is delivered.')
             return
-        aliases = options["databases"] or [None]
+        aliases = [*dict.fromkeys(options["databases"] or [None])]
         for alias in aliases:
             if problem := missing_table(alias):
                 raise CommandError(problem)

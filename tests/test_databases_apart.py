@@ -1,0 +1,563 @@
+"""Two databases, each with its outbox: nothing crosses (rows 74, 498, +49; G13 plain; X7)."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import call_command
+from django.db import OperationalError, connections, transaction
+from django.db.backends.signals import connection_created
+
+import django_outbox as outbox
+from django_outbox import doorbell, hooks, signals
+from django_outbox.models import OutboxEvent
+from django_outbox.outcomes import Status
+from tests import samples
+from tests.fleet import Fleet
+from tests.table import PLACED, listening
+from tests.test_doorbell import rings_at
+from tests.testapp.models import Effect, Order
+from tests.waiting import wait_until
+
+ALIASES = ["default", "other"]
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+FAR = {"POLL_INTERVAL": 3600, "PROBE_INTERVAL": 3600, "DOORBELL": None}
+
+
+def write(alias: str, count: int = 1, event_type: str = PLACED, **fields: Any) -> list[str]:
+    with transaction.atomic(using=alias):
+        return outbox.write_many(
+            [
+                outbox.Event(event_type=event_type, **{"payload": {"at": alias, "n": n}, **fields})
+                for n in range(count)
+            ],
+            using=alias,
+        )
+
+
+def statuses(alias: str) -> dict[str, int]:
+    counts = OutboxEvent.objects.using(alias).counts_by_status()
+    return {name: count for name, count in counts.items() if count}
+
+
+def done(count: int, *aliases: str) -> None:
+    for alias in aliases or ALIASES:
+        wait_until(lambda alias=alias: statuses(alias) == {"DONE": count}, what=f"{alias} DONE")
+
+
+class Witness:
+    """Notes which event came from which database, and on which route."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str]] = []  # event id, database, source
+
+    def __call__(self, event: outbox.Event) -> None:
+        assert event.payload["at"] == event.database
+        self.seen.append((event.event_id, event.database, event.source))
+
+
+@contextmanager
+def settled() -> Iterator[Counter[str]]:
+    """Count what is settled, by the alias that says so."""
+    counts: Counter[str] = Counter()
+
+    def note(sender: str, **kwargs: Any) -> None:
+        counts[sender] += 1
+
+    signals.event_settled.connect(note)
+    try:
+        yield counts
+    finally:
+        signals.event_settled.disconnect(note)
+
+
+# -- nothing crosses -------------------------------------------------------------------------------
+
+
+# Row +49, G13.
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+def test_g13_two_workers_of_one_process_keep_apart(settings: Any, atomic: bool) -> None:
+    settings.OUTBOX = {"WORKERS": 2}
+    witness = Witness()
+    with (
+        settled() as counts,
+        listening(witness, atomic=atomic),
+        outbox.Worker(using="default"),
+        outbox.Worker(using="other"),
+    ):
+        ids = {alias: [] for alias in ALIASES}  # type: dict[str, list[str]]
+        for _ in range(10):
+            for alias in ALIASES:
+                ids[alias] += write(alias, 5)
+        done(50)
+    assert Counter(each[:2] for each in witness.seen) == Counter(
+        (event_id, alias) for alias in ALIASES for event_id in ids[alias]
+    )
+    assert counts == {"default": 50, "other": 50}
+
+
+def test_49_the_hot_queue_of_one_is_not_that_of_the_other(settings: Any) -> None:
+    """What is written beside a worker of another database waits for a worker of its own."""
+    settings.OUTBOX = FAR
+    witness = Witness()
+    with listening(witness):
+        with outbox.Worker(using="other"):
+            assert [*hooks.slot.queues] == ["other"]
+            write("default", 3)
+            write("other", 3)
+            done(3, "other")
+            assert statuses("default") == {"NEW": 3}
+        assert {each[1:] for each in witness.seen} == {("other", "hot")}
+        with outbox.Worker(using="default"):
+            done(3, "default")
+
+
+@pytest.mark.parametrize("kind", ["local", "redis", "postgres"])
+def test_49_the_doorbell_of_one_is_not_heard_by_the_other(settings: Any, kind: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="bells") as directory:
+        settings.OUTBOX = {"DOORBELL": rings_at(kind, Path(directory)), "DOORBELL_INTERVAL": 0}
+        ears = {alias: doorbell.ear(alias) for alias in ALIASES}
+        try:
+            for ear in ears.values():
+                assert ear is not None
+                ear.listen()
+            for alias in ALIASES:
+                for ear in ears.values():  # one of PostgreSQL rings itself first
+                    while ear.wait(0.05) or not (ear.sure or kind != "postgres"):  # type: ignore[union-attr]
+                        """Until it is quiet."""
+                doorbell.ring(connections[alias])
+                heard = {each: ear.wait(1) for each, ear in ears.items()}  # type: ignore[union-attr]
+                assert heard == {each: each == alias for each in ALIASES}
+        finally:
+            for ear in ears.values():
+                ear.close()  # type: ignore[union-attr]
+
+
+def two_workers(fleet: Fleet) -> dict[str, int]:
+    return {alias: fleet.start("--database", alias).pid for alias in ALIASES}
+
+
+def one_for_both(fleet: Fleet) -> dict[str, int]:
+    pid = fleet.start(*[text for alias in ALIASES for text in ("--database", alias)]).pid
+    return dict.fromkeys(ALIASES, pid)
+
+
+# Row +49, G13.
+@pytest.mark.parametrize("started", [two_workers, one_for_both], ids=["two", "one"])
+def test_g13_worker_processes_serve_the_aliases_they_are_told(
+    database_env: dict[str, str], tmp_path: Path, started: Callable[[Fleet], dict[str, int]]
+) -> None:
+    fleet = Fleet(database_env, tmp_path, LEASE=5, DRAIN_TIMEOUT=2)
+    try:
+        pids = started(fleet)
+        ids = {alias: write(alias, 100, payload={}) for alias in ALIASES}
+        done(100)
+        ends = {fleet.end(each) for each in fleet._processes}
+    finally:
+        fleet.kill_all()
+    assert ends == {0}
+    expected = Counter((each, alias, pids[alias]) for alias in ALIASES for each in ids[alias])
+    starts = [line for line in fleet.lines() if line.phase == "start"]
+    assert Counter((line.id, line.database, line.pid) for line in starts) == expected
+
+
+def test_a_worker_of_one_alias_leaves_the_other_alone(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    fleet = Fleet(database_env, tmp_path)
+    try:
+        worker = fleet.start("--database", "other", "--database", "other")  # twice is once
+        write("default", 5, payload={})
+        write("other", 5, payload={})
+        done(5, "other")
+        assert fleet.end(worker) == 0
+    finally:
+        fleet.kill_all()
+    assert statuses("default") == {"NEW": 5}
+    assert not OutboxEvent.objects.using("default").exclude(locked_by=None).exists()
+
+
+def test_the_aliases_of_a_process_stop_at_the_same_time(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """While one waits for a slow listener, the other does not go on claiming."""
+    fleet = Fleet(database_env, tmp_path, DRAIN_TIMEOUT=20)
+    try:
+        (process,) = {*[fleet.start("--database", "default", "--database", "other")]}
+        write("default", payload={"seconds": 3})
+        wait_until(fleet.starts, what="the slow one's start")
+        process.terminate()
+        wait_until(lambda: fleet.logged("worker stopped"), what="the end of the idle one")
+        assert len(fleet.logged("worker stopped")) == 1
+        write("other", payload={})
+        assert process.wait(30) == 0
+    finally:
+        fleet.kill_all()
+    assert statuses("default") == {"DONE": 1}
+    assert statuses("other") == {"NEW": 1}
+
+
+# -- using= ----------------------------------------------------------------------------------------
+
+
+# Row 74.
+def test_74_writing_and_draining_take_a_database(settings: Any) -> None:
+    settings.OUTBOX = {}
+    witness = Witness()
+    with transaction.atomic(using="other"):
+        one = outbox.write(PLACED, {"at": "other"}, using="other")
+        many = outbox.write_many(
+            [outbox.Event(event_type=PLACED, payload={"at": "other"})], using="other"
+        )
+    write("default")
+    with listening(witness):
+        assert outbox.drain(using="other") == 2
+        assert statuses("default") == {"NEW": 1}
+        assert outbox.drain() == 1
+    assert [each[0] for each in witness.seen[:2]] == [one, *many]
+    assert [each[1] for each in witness.seen] == ["other", "other", "default"]
+
+
+# Row 74.
+def test_74_a_listener_knows_where_to_go_on() -> None:
+    def follow(event: outbox.Event) -> None:
+        with transaction.atomic(using=event.database):
+            Order.objects.using(event.database).create(sku=event.event_id)
+            outbox.write("order.paid", using=event.database)
+
+    write("default")
+    write("other")
+    with listening(follow):
+        for alias in ALIASES:
+            assert outbox.drain(using=alias, limit=1) == 1
+    for alias in ALIASES:
+        assert statuses(alias) == {"DONE": 1, "NEW": 1}
+        assert Order.objects.using(alias).count() == 1
+
+
+# Row 74.
+@pytest.mark.parametrize("verb", ["replay", "discard", "release", "purge"])
+def test_74_the_verbs_of_a_queryset_act_on_its_database_alone(settings: Any, verb: str) -> None:
+    settings.OUTBOX = {"RETENTION_DEAD": 0.001}
+    for alias in ALIASES:
+        write(alias, 3)
+    changes: dict[str, Any] = {"status": Status.DEAD, "available_at": None}
+    if verb == "release":
+        changes = {"locked_by": "a lost worker"}
+    for alias in ALIASES:
+        rows = OutboxEvent.objects.using(alias)
+        rows.update(done_at=rows.latest("created_at").created_at, **changes)
+    before = [*OutboxEvent.objects.using("default").order_by("pk").values()]
+    assert getattr(OutboxEvent.objects.using("other"), verb)() == 3
+    assert [*OutboxEvent.objects.using("default").order_by("pk").values()] == before
+    assert [*OutboxEvent.objects.using("other").order_by("pk").values()] != before
+
+
+# Row 74.
+def test_74_commands_take_a_database(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0.001}
+    for alias in ALIASES:
+        write(alias, 2)
+    with listening(Witness()):
+        call_command("outbox_worker", "--once", "--database", "other")
+    assert "delivered 2" in capsys.readouterr().out
+    assert (statuses("default"), statuses("other")) == ({"NEW": 2}, {"DONE": 2})
+    OutboxEvent.objects.using("default").update(
+        status=Status.DONE,
+        done_at=OutboxEvent.objects.using("other").first().done_at,  # type: ignore[union-attr]
+    )
+    call_command("outbox_purge", "--database", "other")
+    assert "purged events: 2" in capsys.readouterr().out
+    assert (statuses("default"), statuses("other")) == ({"DONE": 2}, {})
+
+
+# -- routers ---------------------------------------------------------------------------------------
+
+
+class ToOther:
+    """Sends everything that is not Django's own to the other database."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return self.db_for_write(model)
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label in ("testapp", "django_outbox") else None
+
+
+class BusinessToOther(ToOther):
+    """Forgets the outbox."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label == "testapp" else None
+
+
+class OutboxToOther(ToOther):
+    """Gives the outbox a database of its own."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label == "django_outbox" else None
+
+
+class NoTableBesideBusiness(BusinessToOther):
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return db == "default" if app_label == "django_outbox" else None
+
+
+class NoTableElsewhere(OutboxToOther):
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return db == "other" if app_label == "django_outbox" else None
+
+
+def routed(settings: Any, router: type) -> None:
+    settings.DATABASE_ROUTERS = [f"{__name__}.{router.__name__}"]
+
+
+# Rows 74, +49.
+def test_what_is_not_named_goes_where_the_router_says(
+    settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0.001}
+    routed(settings, ToOther)
+    with transaction.atomic(using="other"):
+        outbox.write(PLACED, {"at": "other"})
+        outbox.write_many([outbox.Event(event_type=PLACED, payload={"at": "other"})])
+    assert statuses("other") == {"NEW": 2}
+    witness = Witness()
+    with listening(witness):
+        assert outbox.drain(limit=1) == 1
+        call_command("outbox_worker", "--once")
+        with outbox.Worker(purge=False) as worker:
+            assert worker.alias == "other"
+            write("other")
+            done(3, "other")
+    assert {each[1] for each in witness.seen} == {"other"}
+    call_command("outbox_purge")
+    assert "purged events: 3" in capsys.readouterr().out
+    assert not OutboxEvent.objects.using("default").exists()
+
+
+# X7.
+def test_x7_a_write_apart_from_its_business_transaction_names_the_right_one(settings: Any) -> None:
+    routed(settings, BusinessToOther)
+    with pytest.raises(outbox.NoActiveTransaction) as caught, transaction.atomic(using="other"):
+        Order.objects.create(sku="B-7")
+        outbox.write(PLACED)
+    text = str(caught.value)
+    assert "outside a transaction on 'default'" in text
+    assert "active on ['other']; did you mean using=" in text
+    assert not Order.objects.using("other").exists()
+    assert not OutboxEvent.objects.exists()
+
+
+def routing_checks() -> list[tuple[str | None, bool]]:
+    found = run_checks(tags=["django_outbox"])
+    return [(each.id, each.is_serious()) for each in found if "django_outbox" in str(each.id)]
+
+
+# X7.
+@pytest.mark.parametrize(
+    ("router", "found"),
+    [
+        (None, []),
+        (ToOther, []),
+        (OutboxToOther, [("django_outbox.W041", False)]),
+        (NoTableElsewhere, [("django_outbox.E040", True)]),
+        (BusinessToOther, [("django_outbox.W041", False)]),
+        (NoTableBesideBusiness, [("django_outbox.W041", False)]),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_x7_an_outbox_apart_from_the_business_rows_is_refused_or_named(
+    settings: Any, router: type | None, found: list[Any]
+) -> None:
+    if router is not None:
+        routed(settings, router)
+    assert routing_checks() == found
+
+
+def test_x7_the_check_says_where_what_is_and_what_to_do(settings: Any) -> None:
+    routed(settings, NoTableElsewhere)
+    (error,) = run_checks(tags=["django_outbox"])
+    assert "The outbox is written on 'other', but the project's models on ['default']" in error.msg
+    assert "Route django_outbox to where the business rows are" in str(error.hint)
+
+
+def adds_effect(event: outbox.Event) -> None:
+    Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+
+
+adds_effect.__module__ = "tests.testapp.listeners"
+
+
+# Design 12.
+@pytest.mark.parametrize(
+    ("router", "atomic", "found"),
+    [
+        (NoTableBesideBusiness, True, True),
+        (NoTableBesideBusiness, False, False),
+        (BusinessToOther, True, False),  # the other database has the tables: it may be served
+        (ToOther, True, False),
+    ],
+    ids=["apart", "plain", "tables", "together"],
+)
+def test_an_atomic_listener_of_another_database_is_refused(
+    settings: Any, router: type, atomic: bool, found: bool
+) -> None:
+    routed(settings, router)
+    with listening(adds_effect, atomic=atomic):
+        errors = [each for each in run_checks(tags=["django_outbox"]) if "E042" in str(each.id)]
+    assert len(errors) == found
+    if found:
+        assert "are written on ['other'], where the outbox has no table" in errors[0].msg
+        assert errors[0].is_serious()
+
+
+# -- read-only -------------------------------------------------------------------------------------
+
+
+class ReadOnly:
+    """Has sessions of this process refuse to write, as those of a standby do.
+
+    Each asks for it by itself when it is opened, so that nobody else's are touched. One that was
+    opened while it was on stays so, until it is closed.
+    """
+
+    SAYS = {
+        "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "mysql": "SET SESSION TRANSACTION READ ONLY",
+        "sqlite": "PRAGMA query_only = ON",
+    }
+    ENDS = {
+        "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        "mysql": "SELECT id FROM information_schema.processlist "
+        "WHERE db = database() AND id <> connection_id()",
+    }
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._known: list[Any] = []  # SQLite's connections, which no server could end
+
+    def note(self, *, connection: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            return  # the test itself
+        if connection.vendor == "sqlite":
+            self._known.append(connection.connection)
+        if self.is_on:
+            with connection.cursor() as cursor:
+                cursor.execute(self.SAYS[connection.vendor])
+
+    def turn_on(self) -> None:
+        self.is_on = True
+        mine = connections["default"]
+        if mine.vendor == "sqlite":
+            for known in self._known:
+                with suppress(sqlite3.ProgrammingError):  # closed meanwhile
+                    known.execute(self.SAYS["sqlite"])
+            return
+        with mine.cursor() as cursor:
+            cursor.execute(self.ENDS[mine.vendor])
+            for (number,) in cursor.fetchall() if mine.vendor == "mysql" else ():
+                with suppress(OperationalError):  # gone meanwhile
+                    cursor.execute(f"KILL {number}")
+
+    def turn_off(self) -> None:
+        self.is_on = False
+
+
+@pytest.fixture
+def read_only() -> Iterator[ReadOnly]:
+    found = ReadOnly()
+    connection_created.connect(found.note)
+    yield found
+    connection_created.disconnect(found.note)
+
+
+# X7.
+def test_x7_a_database_that_turns_read_only_is_waited_for(
+    settings: Any, read_only: ReadOnly, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {"LEASE": 2, "DRAIN_TIMEOUT": 1, "POLL_INTERVAL": 0.2, "WORKERS": 2}
+    runs: list[str] = []
+    go_on = threading.Event()
+
+    def listen(event: outbox.Event) -> None:
+        runs.append(event.event_id)
+        assert go_on.wait(30)
+
+    def refused(machine: str) -> int:
+        return sum(f"{machine} failed" in each.getMessage() for each in caplog.records)
+
+    with listening(listen), outbox.Worker() as worker:
+        try:
+            ids = write("default", 10)
+            wait_until(lambda: len(runs) == 2, what="two listeners inside")
+            read_only.turn_on()
+        finally:
+            go_on.set()
+        wait_until(lambda: refused("settler") >= 2, what="settles refused")
+        wait_until(lambda: refused("heartbeat") >= 1, what="renewals refused")
+        assert statuses("default") == {"NEW": 10}
+        assert len(caplog.records) < 100
+        assert worker._state == "running"
+        read_only.turn_off()
+        ids += write("default", 10)
+        done(20, "default")
+    assert Counter(runs) == Counter(ids)  # the one worker that lived through it ran each once
+    assert {*OutboxEvent.objects.values_list("attempts", flat=True)} == {0}
+
+
+# X7.
+def test_x7_a_listener_whose_sessions_are_read_only_is_retried_on_others(
+    settings: Any, read_only: ReadOnly
+) -> None:
+    """Its connection was opened while the database refused to write; it is not kept."""
+    settings.OUTBOX = {"WORKERS": 1, "RETRY": {"policy": "fixed", "delay": 0.05}}
+
+    def listen(event: outbox.Event) -> None:
+        if not event.attempts:
+            connections["default"].close()
+            read_only.is_on = True
+            connections["default"].ensure_connection()
+            read_only.is_on = False
+        adds_effect(event)
+
+    with listening(listen), outbox.Worker():
+        (event_id,) = write("default")
+        done(1, "default")
+    assert OutboxEvent.objects.get(pk=event_id).attempts == 1
+    assert Effect.objects.count() == 1
+
+
+# -- the documentation -----------------------------------------------------------------------------
+
+
+def test_the_samples_of_the_how_to(settings: Any) -> None:
+    """Rows 74, 498: the router recipe."""
+    settings.OUTBOX = {}
+    with samples.run("how-to/use-several-databases.md", Order=Order) as names:
+        router = names["ShopRouter"]()
+        router.alias, router.apps = "other", {"testapp", "django_outbox"}
+        settings.DATABASE_ROUTERS = [router]
+        assert routing_checks() == []
+        names["place"]("B-7")
+        assert (statuses("other"), statuses("default")) == ({"NEW": 1}, {})
+        assert outbox.drain() == 1
+        with transaction.atomic(using="default"):
+            outbox.write("invoice.due", {"sku": "C-1"}, using="default")
+        assert outbox.drain(using="default") == 1
+    assert Order.objects.using("other").count() == 1
+    for alias in ALIASES:
+        assert statuses(alias) == {"DONE": 1, "NEW": 1}
+        confirmed = OutboxEvent.objects.using(alias).get(status=Status.NEW)
+        assert confirmed.event_type == "order.confirmed"
