@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from .outcomes import Dead, Defer, Done, Failure
     from .registry import ANY, listener
     from .retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
-    from .writer import write, write_many
+    from .writer import awrite, awrite_many, write, write_many
+    from .writer.bridge import OutboxSignal
 
 # Resolved at first use (PEP 562): ``import django_outbox`` must work before apps are loaded.
 _ROOMS: dict[str, str | None] = {
@@ -62,8 +63,11 @@ _ROOMS: dict[str, str | None] = {
     "Jittered": "retry",
     "Linear": "retry",
     "RetryPolicy": "retry",
+    "awrite": "writer",
+    "awrite_many": "writer",
     "write": "writer",
     "write_many": "writer",
+    "OutboxSignal": "writer.bridge",
 }
 
 __all__ = [
@@ -84,6 +88,7 @@ __all__ = [
     "ListenerTimeout",
     "NoActiveTransaction",
     "OutboxError",
+    "OutboxSignal",
     "PayloadError",
     "PayloadTooLarge",
     "Recoverable",
@@ -92,6 +97,8 @@ __all__ = [
     "UnroutableEvent",
     "Unrecoverable",
     "Worker",
+    "awrite",
+    "awrite_many",
     "drain",
     "event",
     "inbox",

@@ -20,7 +20,7 @@ Configs = Sequence[AppConfig] | None
 
 
 AWAITED = (
-    "SIGNAL_BRIDGE", "ORDERING", "ON_DEAD", "STOP_ON_FIRST_FAILURE", "METRICS_NAMESPACE", "REDACT",
+    "ORDERING", "ON_DEAD", "STOP_ON_FIRST_FAILURE", "METRICS_NAMESPACE", "REDACT",
 )  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def test_e004_what_a_later_release_will_do_is_refused() -> None:
 @pytest.mark.parametrize(
     "outbox",
     [{"ORDERING": "global"}, {"ON_DEAD": "block"}, {"REDACT": ["a"]},
-     {"SIGNAL_BRIDGE": False, "STOP_ON_FIRST_FAILURE": False}],
+     {"METRICS_NAMESPACE": "x", "STOP_ON_FIRST_FAILURE": False}],
     ids=str,
 )  # fmt: skip
 def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:

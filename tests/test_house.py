@@ -31,7 +31,7 @@ FUNCTION_LINES = 40  # of its body
 
 # Design section 3, as far as it is built. A name more or less is a decision, not an accident.
 PUBLIC = """
-write write_many Event event GLOBAL
+write write_many awrite awrite_many Event event OutboxSignal GLOBAL
 listener ANY Done Defer Dead Failure RetryAfter Recoverable Unrecoverable
 RetryPolicy Exponential Fixed Linear Jittered
 drain Worker inbox

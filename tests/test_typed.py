@@ -244,7 +244,7 @@ def test_a_payload_beside_a_payload_is_invalid() -> None:
 def test_what_json_cannot_hold_is_invalid() -> None:
     """Rows 127, 397, 400: the default stays strict."""
     with transaction.atomic(), pytest.raises(InvalidEvent, match="cannot be written as JSON"):
-        write(OrderPlaced(Order(1), lines=[Line(object())]))  # type: ignore[arg-type]
+        write(OrderPlaced(Order(1), lines=[Line("a", object())]))  # type: ignore[arg-type]
 
 
 # --- declaring ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 
 from ..exceptions import InvalidEvent
 from . import rules
-from .rules import GLOBAL
+from .rules import GLOBAL, LENGTHS
 
 C = TypeVar("C", bound=type)
 Path = str | Callable[[Any], Any]  # "order.id", or a callable that is given the payload
@@ -40,9 +40,9 @@ class Declaration:
         put("headers", dict(self.headers or {}))
         for what, path in {"key": self.key, "aggregate_id": self.aggregate_id}.items():
             if path is not None:
-                _check_path(what, path)
+                check_path(what, path)
         for name, path in self.headers.items():
-            _check_path(f"headers[{name!r}]", path)
+            check_path(f"headers[{name!r}]", path)
 
     def fields(self, source: Any) -> dict[str, Any]:
         """Return what the declaration makes of a payload: fields of its ``Event``.
@@ -53,7 +53,7 @@ class Declaration:
         if self.key is not None:
             found["key"] = self._identity("key", self.key, source)
         if self.headers:
-            texts = {n: _follow(f"headers[{n!r}]", p, source) for n, p in self.headers.items()}
+            texts = {n: follow(f"headers[{n!r}]", p, source) for n, p in self.headers.items()}
             found["headers"] = {n: rules.identity(t) for n, t in texts.items() if t is not None}
         if self.aggregate_type != GLOBAL or self.aggregate_id is not None:
             found["aggregate_type"] = self.aggregate_type
@@ -62,7 +62,7 @@ class Declaration:
         return found
 
     def _identity(self, what: str, path: Path, source: Any) -> Any:
-        value = rules.identity(_follow(what, path, source))
+        value = rules.identity(follow(what, path, source))
         if value is None:
             raise InvalidEvent(
                 f"The {what} of {self.event_type!r} is None, taken from {_named(path)}; expected a "
@@ -113,16 +113,17 @@ def declared(cls: Any) -> Declaration | None:
 
 
 def _checked(column: str, value: Any) -> str:
-    return rules.column(column, rules.type_name(value, column)) or ""
+    return rules.exact_text(column, rules.type_name(value, column), most=LENGTHS[column])
 
 
-def _check_path(what: str, path: Any) -> None:
+def check_path(what: str, path: Any) -> None:
+    """Raise ``InvalidEvent`` unless it is a path or a callable."""
     if callable(path) or (isinstance(path, str) and all(map(str.isidentifier, path.split(".")))):
         return
     raise InvalidEvent(f"{what} is {path!r}; expected an attribute path or a callable.")
 
 
-def _follow(what: str, path: Path, source: Any) -> Any:
+def follow(what: str, path: Path, source: Any) -> Any:
     """Return what a path leads to: attributes, or items of mappings."""
     if not isinstance(path, str):
         return path(source)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from asgiref.sync import sync_to_async
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -71,6 +72,11 @@ def write_many(events: Iterable[Any], *, using: str | None = None) -> list[str]:
     parts of at most 4 MB) and one on-commit callback. Raises as ``write`` does.
     """
     return _write([_ready(each) for each in events], using, "raise")
+
+
+# At the door only: in Django's thread-sensitive thread, where a transaction has to be open.
+awrite = sync_to_async(write)
+awrite_many = sync_to_async(write_many)
 
 
 def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[str]:
