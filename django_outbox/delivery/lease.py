@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from .. import hooks
-from ..dialects.vocabulary import TAIL
+from ..dialects.vocabulary import TAIL, Hold
 from ..events import Event, leased, stored_instant
 
 BROUGHT = {  # what a hot event brings along, so that no claim reads it again, by column
@@ -35,6 +35,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     rescued: bool  # taken over from a lost worker
     rescues: int  # that one included
     progress: str | None  # fan-out: JSON per listener
+    key: str | None = None  # whose stream is leased instead of the row
     deadline: float  # monotonic; nothing is started later without a renewal. Owner: Held
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
     duration: float = 0.0  # seconds in listeners
@@ -48,6 +49,11 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         if self._event is None:
             self._event = leased(self.row, self.places, hooks.serializer().loads)
         return self._event
+
+    @property
+    def hold(self) -> Hold:
+        """What of it is leased."""
+        return Hold.ROW if self.key is None else Hold.STREAM
 
     def forget(self) -> None:
         """Let go of the event and of what was decoded for it."""
@@ -98,6 +104,7 @@ def take(
         rescued=was is not None and was != me,
         rescues=row[places["rescues"]],
         progress=row[places["progress"]],
+        key=row[places["key"]] if "key" in places else None,
         deadline=deadline,
     )
 

@@ -21,6 +21,8 @@ from ..dialects.vocabulary import Claim
 from ..events import Event
 from ..signals import announce, event_rescued
 from .queues import Decisions, Held, Offers, Ready
+from .stream_claims import StreamClaims
+from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
@@ -44,11 +46,17 @@ class Claimer:
         decisions: Decisions,
         may_claim: Callable[[], bool],
         settled: Callable[[], int],
+        streams: Streams,
     ) -> None:
         self.alias, self.me, self.settings = alias, me, settings
         self.offers, self.held, self.ready, self.decisions = offers, held, ready, decisions
         hot, cold = settings.FAIRNESS
         self._settled, self._born = settled, time.monotonic()
+        self._streams = StreamClaims(
+            alias=alias, me=me, settings=settings, held=held, ready=ready, decisions=decisions,
+            streams=streams, is_proven=lambda: self._is_proven(time.monotonic()),
+            note_rescue=self._note_rescue,
+        )  # fmt: skip
         self._may_claim = may_claim  # False on the standby of single_node
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, suspects=True)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
@@ -101,22 +109,28 @@ class Claimer:
                 self._look_at, self._soonest = 0.0, inf
             if self._again <= now:
                 self._look_at, self._again = 0.0, inf
+        if self._streams.streams.next_read() <= now:
+            self._streams.read_again(now, room)
+            self._rest_for_suspect(now)
+            return 0.0
         if len(self.offers) and (now < self._look_at or next(self._turns)):
             self._claim_hot(room)
             return 0.0
         if now >= self._look_at:
             self._claim_due(room, now)
             return 0.0
-        return min(self._look_at, self._soonest, self._again) - now
+        next_read = self._streams.streams.next_read()
+        return min(self._look_at, self._soonest, self._again, next_read) - now
 
     def _room(self) -> int:
         """Free places; a claim waits until it can take a fair part of a batch."""
         capacity = self.settings.COLD_QUEUE_CAPACITY
         in_hand = self.settings.WORKERS + self.settings.ASYNC_CONCURRENCY
+        waiting = len(self.ready) + self._streams.streams.followers
         # The second bound counts what runs and what waits to be settled or for the event loop.
-        room = min(capacity - len(self.ready), 2 * capacity + in_hand - len(self.held))
+        room = min(capacity - waiting, 2 * capacity + in_hand - len(self.held))
         worthwhile = min(self.settings.POLL_BATCH_SIZE, capacity) // 2
-        return room if room >= worthwhile or (room > 0 and not len(self.ready)) else 0
+        return room if room >= worthwhile or (room > 0 and not waiting) else 0
 
     def _claim_hot(self, room: int) -> None:
         events = {event.event_id: event for event in self.offers.take(min(room, 500))}
@@ -136,6 +150,9 @@ class Claimer:
                 self._connection, me=self.me, among=SUSPECTS_AMONG
             ):
                 self._alone = now  # after this claim, so that others get their turn
+        brought, more = self._streams.claim(max(limit // 2, 1))
+        self._rest_for_suspect(now)
+        limit = max(limit - brought, 1)
         low = None if sweep else self._low
         oldest, count = self._claim(
             Claim(
@@ -150,12 +167,17 @@ class Claimer:
             self._low = oldest - MARGIN if oldest else None
             return
         self._low = None
-        if low is None:
+        if low is None and not more:
             self._rest(now)
 
     def _is_proven(self, now: float) -> bool:
         """Say whether this process may try a suspect: one that dies young only blames it more."""
         return self._settled() > 0 or now - self._born > min(PROBATION, self.held.lease)
+
+    def _rest_for_suspect(self, now: float) -> None:
+        """Claim no more while a suspect waits for empty hands."""
+        if self._streams.suspect is not None and self._alone is None:
+            self._alone = now
 
     def _rest(self, now: float) -> None:
         """Nothing more is due: sleep until the poll, or until the next row falls due."""
@@ -204,10 +226,13 @@ class Claimer:
         if not self.held.wait_empty(0.05):
             if time.monotonic() - since > self.held.lease:
                 self._alone, self._solo = None, False
+                self._streams.drop_suspect()
             return 0.0
-        _, count = (None, 0) if self._solo else self._claim(self._one_suspect)
-        self._alone, self._solo = (time.monotonic(), True) if count else (None, False)
-        if not count:
+        found = not self._solo and (
+            self._streams.run_suspect() or self._claim(self._one_suspect)[1] > 0
+        )
+        self._alone, self._solo = (time.monotonic(), True) if found else (None, False)
+        if not found:
             self._sweep_at = self._look_at = 0.0  # there may be another
         return 0.0
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextvars import copy_context
 
 from ..delivery import Lease, deliver, faulty, is_async
+from ..outcomes import Decision
 from .hygiene import Hygiene
 from .queues import Decisions, Held, Ready
+from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
@@ -33,9 +34,11 @@ class Dispatcher:
         decisions: Decisions,
         made_room: Callable[[], None],
         to_loop: Callable[[Lease], None],
+        streams: Streams,
     ) -> None:
         self._alias, self._held, self._ready, self._decisions = alias, held, ready, decisions
         self._made_room, self._to_loop = made_room, to_loop
+        self._streams = streams
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name=f"outbox-{alias}-worker-{number}", daemon=True)
@@ -65,36 +68,39 @@ class Dispatcher:
             hygiene.after(lease)
             return self._held.is_current(lease) and not self._stopping.is_set()
 
+        follower: Lease | None = None  # of the stream whose event was delivered just now
         while not self._stopping.is_set():
-            lease = self._ready.take(LOOK_UP)
+            lease = follower or self._ready.take(LOOK_UP)
+            follower = None
             self._made_room()
             if lease is None:
                 continue
             if is_async(lease):
                 self._to_loop(lease)
             elif self._may_start(lease):
-                ahead += self._deliver(lease, hygiene, between)
+                decision = self._deliver(lease, hygiene, between)
+                follower = self._streams.next(lease, decision)
+                self._decisions.put((lease, decision))
+                hygiene.after(lease)
+                ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
                     self._held.wait_settled(lease, self._stopping.is_set)
                     ahead = 0.0
         hygiene.close()
 
     def _may_start(self, lease: Lease) -> bool:
-        if self._held.is_current(lease):
-            return not self._stopping.is_set()
-        return self._held.wait_current(lease, self._stopping.is_set)
+        if not self._held.is_current(lease):
+            self._held.wait_current(lease, self._stopping.is_set)
+        return not self._stopping.is_set() and self._held.start(lease)
 
-    def _deliver(self, lease: Lease, hygiene: Hygiene, between: Callable[[Lease], bool]) -> float:
-        """Deliver; return the seconds of listener time that a lost process would repeat."""
-        lease.started_at = time.monotonic()
+    def _deliver(
+        self, lease: Lease, hygiene: Hygiene, between: Callable[[Lease], bool]
+    ) -> Decision:
         try:
             hygiene.before()
             # In a context of its own, so that a language, a time zone or any other context variable
             # that a listener sets is gone afterwards.
-            decision = copy_context().run(deliver, lease, alias=self._alias, between=between)
+            return copy_context().run(deliver, lease, alias=self._alias, between=between)
         except BaseException:  # whatever it is, it does not cost the thread
             logger.exception("delivery failed event_id=%s", lease.event_id)
-            decision = faulty()
-        self._decisions.put((lease, decision))
-        hygiene.after(lease)
-        return 0.0 if decision.written else lease.duration
+            return faulty()

@@ -81,9 +81,8 @@ class EventLoop:
         self._fill()
 
     async def _deliver(self, lease: Lease) -> None:
-        if not await self._current(lease):
+        if not await self._current(lease) or not self._held.start(lease):
             return
-        lease.started_at = time.monotonic()
         decision = None
         try:
             async with ThreadSensitiveContext() as context:

@@ -11,6 +11,7 @@ from .. import dialects
 from ..signals import announce, lease_lost
 from .presence import Presence
 from .queues import Held
+from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
@@ -21,8 +22,11 @@ class Heartbeat:
     """A step every sixth of a lease, on a connection of its own; it renews what is older than a
     third. What was claimed just after a step does not come near its deadline that way."""
 
-    def __init__(self, *, alias: str, me: str, held: Held, presence: Presence | None) -> None:
+    def __init__(self, *, alias: str, me: str, held: Held, presence: Presence | None,
+        streams: Streams | None = None,
+    ) -> None:  # fmt: skip
         self._alias, self._me, self._held, self._presence = alias, me, held, presence
+        self._streams = streams
         self._show_at = 0.0  # monotonic
 
     def step(self) -> float:
@@ -30,6 +34,8 @@ class Heartbeat:
         ids = self._held.to_renew(started)
         for start in range(0, len(ids), BATCH):
             self._renew(ids[start : start + BATCH])
+        if self._streams is not None:
+            self._keep(self._streams, started)
         self._report_overdue(started)
         if self._presence is not None and started >= self._show_at:
             self._presence.show()
@@ -53,6 +59,18 @@ class Heartbeat:
         self._held.renewed(renewed, deadline)
         if lost := set(ids) - mine:
             self._lose(lost)
+
+    def _keep(self, streams: Streams, now: float) -> None:
+        """Renew the streams whose events run; what waits in them goes back to the table."""
+        connection, keys = connections[self._alias], streams.to_renew(now)
+        streams.release(connection)
+        for start in range(0, len(keys), BATCH):
+            some, deadline = keys[start : start + BATCH], self._held.deadline(time.monotonic())
+            renewed, mine = dialects.of(connection).renew_streams(
+                connection, me=self._me, keys=some, lease=self._held.lease
+            )
+            streams.renewed(renewed, deadline)
+            streams.lose(streams.still(some) - mine)
 
     def _lose(self, ids: set[str]) -> None:
         """Forget what is not ours any more, but for what runs: its settle will be refused."""

@@ -111,7 +111,7 @@ class Held:
         self.lease = lease  # seconds
         self._leases: dict[str, Lease] = {}
         self.awaited = 0  # threads that wait for a settle
-        self._changed = threading.Condition()  # guards the dict and every deadline in it
+        self.changed = threading.Condition()  # guards the dict and every deadline in it
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -123,67 +123,77 @@ class Held:
     def add(self, leases: Iterable[Lease]) -> list[Lease]:
         """Take leases in; return the new ones. One that is held already was only renewed."""
         new = []
-        with self._changed:
+        with self.changed:
             for lease in leases:
                 known = self._leases.setdefault(lease.event_id, lease)
                 if known is lease:
                     new.append(lease)
                 else:
                     known.deadline = lease.deadline
-            self._changed.notify_all()
+            self.changed.notify_all()
         return new
 
     def drop(self, ids: Collection[str]) -> None:
         """Forget leases: settled, released or lost."""
-        with self._changed:
+        with self.changed:
             for event_id in ids:
                 self._leases.pop(event_id, None)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def to_renew(self, now: float) -> list[str]:
-        """Return the leases that are older than a third of their time."""
+        """Return the leases of rows that are older than a third of their time."""
         limit = now + SAFE_PART * self.lease - self.lease / 3
-        with self._changed:
-            return [key for key, each in self._leases.items() if each.deadline <= limit]
+        with self.changed:
+            return [key for key, each in self._leases.items()
+                    if each.key is None and each.deadline <= limit]  # fmt: skip
 
     def renewed(self, ids: Collection[str], deadline: float) -> None:
-        with self._changed:
+        with self.changed:
             for event_id in ids:
                 if lease := self._leases.get(event_id):
                     lease.deadline = deadline
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def is_current(self, lease: Lease) -> bool:
         """Say whether the lease may be started now."""
         return self.has(lease) and time.monotonic() < lease.deadline
 
+    def start(self, lease: Lease) -> bool:
+        """Begin with a lease that is current; from now on nobody gives it back."""
+        with self.changed:
+            if not self.is_current(lease):
+                return False
+            lease.started_at = time.monotonic()
+            return True
+
     def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
         """Wait until the lease is renewed (True), or lost or given up (False)."""
-        with self._changed:
+        with self.changed:
             while self.has(lease) and not give_up():
                 if time.monotonic() < lease.deadline:
                     return True
-                self._changed.wait(0.1)
+                self.changed.wait(0.1)
         return False
 
     def wait_settled(self, lease: Lease, give_up: Callable[[], bool]) -> None:
         """Wait until the lease is settled, or given up."""
-        with self._changed:
+        with self.changed:
             self.awaited += 1
             while self.has(lease) and not give_up():
-                self._changed.wait(0.1)
+                self.changed.wait(0.1)
             self.awaited -= 1
 
     def wait_empty(self, timeout: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._leases, timeout)
+        with self.changed:
+            return self.changed.wait_for(lambda: not self._leases, timeout)
 
     def unstarted(self) -> list[str]:
-        with self._changed:
-            return [key for key, each in self._leases.items() if not each.started_at]
+        with self.changed:
+            return [key for key, each in self._leases.items()
+                    if each.key is None and not each.started_at]  # fmt: skip
 
     def running(self) -> list[Lease]:
-        with self._changed:
+        with self.changed:
             return [each for each in self._leases.values() if each.started_at]
 
     def has(self, lease: Lease) -> bool:

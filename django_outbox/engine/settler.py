@@ -13,9 +13,11 @@ from django.db.utils import DataError, IntegrityError
 from .. import dialects
 from ..conf import Settings
 from ..delivery import Lease
+from ..dialects.vocabulary import Hold
 from ..outcomes import DONE, LOST, Decision, Status
 from ..signals import announce, event_dead, event_settled, lease_lost
 from .queues import Decisions, Held
+from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
@@ -44,10 +46,12 @@ class Settler:
         made_room: Callable[[], None],
         expect: Callable[[float], None],
         backlog: Callable[[], int],
+        streams: Streams,
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._made_room = held, decisions, made_room
         self._expect, self._backlog = expect, backlog
+        self._streams = streams
         self.settled = 0  # deliveries so far; owner: the thread
         self._waiting: Settled = []  # taken and not written yet; owner: the thread
 
@@ -59,6 +63,7 @@ class Settler:
         if not self._waiting:
             first = self._decisions.take(LOOK_UP)
             if first is None:
+                self._streams.release(connections[self._alias])
                 return 0.0
             self._waiting = [first]
             self._gather()
@@ -66,6 +71,7 @@ class Settler:
         for part in by_kind(self._waiting):
             write(part, connection=connections[self._alias], me=self._me, settings=self._settings)
             self._finish(part)
+        self._streams.release(connections[self._alias])
         return 0.0
 
     def _gather(self) -> None:
@@ -82,9 +88,10 @@ class Settler:
     def _finish(self, part: Settled) -> None:
         written = {lease.event_id for lease, _ in part}
         self._waiting = [each for each in self._waiting if each[0].event_id not in written]
+        self._streams.settled(part)
         self._held.drop(written)
         self.settled += len(part)
-        delays = [each.delay for _, each in part if each.delay is not None]
+        delays = [each.delay for lease, each in part if each.delay is not None and not lease.key]
         if delays:
             self._expect(min(delays))
         self._made_room()
@@ -92,11 +99,15 @@ class Settler:
 
 
 def by_kind(batch: Settled) -> list[Settled]:
-    """Part a batch: what its listener committed, what is simply done, and the rest."""
-    written = [each for each in batch if each[1].written]
-    done = [each for each in batch if each[1] is DONE]
-    others = [each for each in batch if each[1] is not DONE and not each[1].written]
-    return [part for part in (written, done, others) if part]
+    """Part a batch: what its listener committed, what is simply done, and the rest; by hold.
+
+    Of one stream nothing is decided behind what is not simply done, so the parts keep its order.
+    """
+    kinds: dict[tuple[int, Hold], Settled] = {}
+    for lease, decision in batch:
+        kind = 0 if decision.written else 1 if decision is DONE else 2
+        kinds.setdefault((kind, lease.hold), []).append((lease, decision))
+    return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
 
 
 def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
@@ -119,6 +130,7 @@ def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings
         connection,
         me=me,
         decisions=[(lease.event_id, decision) for lease, decision in batch],
+        hold=batch[0][0].hold,
         delete_done=settings.RETENTION_DONE == 0,
     )
     _count_lost(len(batch) - count, batch, connection.alias)

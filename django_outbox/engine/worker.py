@@ -31,6 +31,7 @@ from .presence import Presence
 from .purger import Purger
 from .queues import Decisions, Held, Offers, Ready
 from .settler import Settler
+from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
@@ -86,6 +87,9 @@ class Worker:
         self._ready, self._decisions = Ready(), Decisions()
         self._offers = Offers(settings.HOT_QUEUE_CAPACITY, wake=self._wake, look=self.look)
         parts: dict[str, Any] = {"alias": alias, "held": self._held}
+        self._streams = Streams(
+            me=self.id, settings=settings, ready=self._ready, expect=self._expect, **parts
+        )
         self._active: Active | None = None
         if settings.MODE == "single_node":
             self._active = Active(
@@ -95,22 +99,23 @@ class Worker:
         self._claimer = Claimer(
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
             decisions=self._decisions, may_claim=self._active or always,
-            settled=lambda: self._settler.settled, **parts,
+            settled=lambda: self._settler.settled, streams=self._streams, **parts,
         )  # fmt: skip
         self._event_loop = EventLoop(
             slots=settings.ASYNC_CONCURRENCY, decisions=self._decisions, **parts
         )
         self._dispatcher = Dispatcher(
             workers=settings.WORKERS, ready=self._ready, decisions=self._decisions,
-            made_room=self._made_room, to_loop=self._event_loop.put, **parts,
+            made_room=self._made_room, to_loop=self._event_loop.put,
+            streams=self._streams, **parts,
         )  # fmt: skip
         self._settler = Settler(
             me=self.id, settings=settings, decisions=self._decisions, made_room=self._made_room,
-            expect=self._expect, backlog=self._ready.__len__, **parts,
+            expect=self._expect, backlog=self._ready.__len__, streams=self._streams, **parts,
         )  # fmt: skip
         self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
         presence = Presence(me=self.id, mode=settings.MODE, **parts)
-        heartbeat = Heartbeat(me=self.id, presence=presence, **parts)
+        heartbeat = Heartbeat(me=self.id, presence=presence, streams=self._streams, **parts)
         self._give_threads(heartbeat)
 
     def _give_threads(self, heartbeat: Heartbeat) -> None:
@@ -251,11 +256,11 @@ class Worker:
         """
         ids = self._held.unstarted()
         self._held.drop(ids)
-        if not ids:
-            return
         connection = connections[self.alias]
         try:
-            self._released = dialects.of(connection).release(connection, me=self.id, ids=ids)
+            if ids:
+                self._released = dialects.of(connection).release(connection, me=self.id, ids=ids)
+            self._released += self._streams.release_all(connection)
         except Exception as error:  # noqa: BLE001 - stopping goes on
             logger.error("release failed; the leases end by themselves error=%s", error)
 

@@ -1,0 +1,348 @@
+"""Events with a key: one after the other, whatever fails, waits, is lost or comes late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+
+import django_outbox as outbox
+from django_outbox import dialects
+from django_outbox.dialects.vocabulary import StreamClaim
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.outcomes import Status
+from django_outbox.signals import event_dead, event_rescued, event_settled, event_started
+from tests.table import (
+    elsewhere,
+    end_stream_leases,
+    keyed,
+    listening,
+    now,
+    row,
+    statuses,
+    stream,
+    stream_due_in,
+    write,
+)
+from tests.testapp.models import Order
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+QUICK = {
+    "POLL_INTERVAL": 0.3,
+    "PROBE_INTERVAL": 0.05,
+    "DRAIN_TIMEOUT": 1,
+    "RETRY": {"policy": "fixed", "delay": 0.05, "max_attempts": 5},
+}
+
+
+@contextmanager
+def worker(**settings: Any) -> Iterator[outbox.Worker]:
+    with override_settings(OUTBOX={**QUICK, **settings}), outbox.Worker(purge=False) as running:
+        yield running
+
+
+class Seen:
+    """A listener that notes what it gets, and does what it is told to."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.order: dict[str, list[int]] = defaultdict(list)
+        self.ids: list[str] = []
+        self.answers = {key: [*each] for key, each in answers.items()}
+        self._lock = threading.Lock()
+
+    def __call__(self, event: outbox.Event) -> Any:
+        assert event.key is not None
+        with self._lock:
+            self.ids.append(event.event_id)
+            self.order[event.key].append(event.payload["n"])
+            told = self.answers.get(f"n{event.payload['n']}", [])
+            answer = told.pop(0) if told else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def put(key: str, count: int, first: int = 0) -> list[str]:
+    with transaction.atomic():
+        return outbox.write_many(
+            [outbox.Event(event_type="order.placed", payload={"n": n}, key=key)
+             for n in range(first, first + count)]
+        )  # fmt: skip
+
+
+def all_done(within: float = 20) -> None:
+    wait_until(lambda: [*statuses()] == ["DONE"], within=within, what="all done")
+
+
+def idle() -> bool:
+    """Whether no stream is leased or due."""
+    return not OutboxStream.objects.exclude(due_at=None, locked_by=None).exists()
+
+
+# Rows 364, 370, 471, +31; G1, W11.
+def test_events_of_a_key_arrive_in_order_and_keys_in_parallel() -> None:
+    seen = Seen()
+    for key in "abcde":
+        put(key, 100)
+    with listening(seen), worker():
+        all_done()
+        wait_until(idle)
+    assert seen.order == {key: [*range(100)] for key in "abcde"}
+
+
+# Row +37.
+def test_an_idle_stream_is_woken_by_a_write() -> None:
+    seen = Seen()
+    with listening(seen), worker(POLL_INTERVAL=30, PROBE_INTERVAL=30):
+        for n in range(5):
+            put("a", 1, n)
+            wait_until(lambda n=n: len(seen.ids) == n + 1, within=5)  # type: ignore[misc]
+            wait_until(idle)
+    assert seen.order == {"a": [0, 1, 2, 3, 4]}
+
+
+# Rows 365, 359; J7, W11.
+def test_a_failing_head_is_retried_in_place() -> None:
+    seen = Seen(n1=[ValueError("once"), ValueError("twice")])
+    put("a", 4)
+    put("b", 2, 10)
+    with listening(seen), worker():
+        all_done()
+    assert seen.order == {"a": [0, 1, 1, 1, 2, 3], "b": [10, 11]}
+    assert [row(each).attempts for each in dict.fromkeys(seen.ids)].count(2) == 1
+
+
+def test_the_stream_is_due_when_its_head_is() -> None:
+    seen = Seen(n0=[outbox.RetryAfter(60)])
+    first, second = put("a", 2)
+    with listening(seen), worker():
+        wait_until(lambda: row(first).status == Status.RETRY)
+        wait_until(lambda: stream("a").locked_by is None)
+        put("b", 3, 10)
+        wait_until(lambda: len(seen.order["b"]) == 3)
+    assert 50 < stream_due_in("a") <= 60
+    assert row(first).available_at is None
+    assert row(second).status == Status.NEW
+
+
+# Rows 366; N2.
+def test_n2_followers_go_on_past_a_failing_head_on_demand() -> None:
+    seen = Seen(n0=[outbox.RetryAfter(1)])
+    put("a", 4)
+    with listening(seen), worker(STOP_ON_FIRST_FAILURE=False):
+        wait_until(lambda: len(seen.ids) == 4)
+        assert seen.order == {"a": [0, 1, 2, 3]}
+        put("a", 1, 4)
+        wait_until(lambda: seen.order["a"][:5] == [0, 1, 2, 3, 4])
+        all_done()
+    assert seen.order == {"a": [0, 1, 2, 3, 4, 0]}
+
+
+# Row +32.
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_deferred_head_keeps_its_place(stop: bool) -> None:
+    seen = Seen(n1=[outbox.Defer(0.05), outbox.Defer(0.05)])
+    put("a", 3)
+    with listening(seen), worker(STOP_ON_FIRST_FAILURE=stop):
+        all_done()
+    assert seen.order == {"a": [0, 1, 1, 1, 2]}
+
+
+# Row 368.
+def test_the_stream_goes_on_after_a_dead_head() -> None:
+    seen = Seen(n1=[outbox.Dead("no")])
+    ids = put("a", 3)
+    with listening(seen), worker():
+        wait_until(lambda: statuses() == {"DONE": 2, "DEAD": 1})
+        wait_until(idle)
+    assert seen.order == {"a": [0, 1, 2]}
+    assert row(ids[1]).status == Status.DEAD
+
+
+@pytest.mark.parametrize("end", ["replay", "discard"])
+def test_a_dead_head_blocks_its_stream_on_demand(end: str) -> None:
+    seen = Seen(n1=[outbox.Dead("no")])
+    ids = put("a", 3)
+    with listening(seen), worker(ON_DEAD="block"):
+        wait_until(lambda: statuses() == {"DONE": 1, "NEW": 1, "DEAD": 1})
+        wait_until(idle)
+        put("a", 1, 3)  # a write makes it due; the read finds it blocked
+        put("b", 1)
+        wait_until(lambda: seen.order["b"] == [0])
+        wait_until(idle)
+        assert seen.order["a"] == [0, 1]
+        getattr(OutboxEvent.objects.filter(pk=ids[1]), end)()
+        all_done()
+    again = [1] if end == "replay" else []
+    assert seen.order["a"] == [0, 1, *again, 2, 3]
+
+
+async def fail_once(event: outbox.Event) -> None:
+    ASYNC.append(event.payload["n"])
+    if event.payload["n"] == 2 and ASYNC.count(2) == 1:
+        raise ValueError("once")
+
+
+ASYNC: list[int] = []
+
+
+def test_async_listeners_keep_order() -> None:
+    ASYNC.clear()
+    put("a", 6)
+    with listening(fail_once), worker():
+        all_done()
+    assert ASYNC == [0, 1, 2, 2, 3, 4, 5]
+
+
+def test_fan_out_keeps_order_for_each_listener() -> None:
+    one, other = Seen(), Seen(n1=[ValueError("once")])
+    put("a", 4)
+    with ExitStack() as stack:
+        stack.enter_context(listening(one))
+        stack.enter_context(listening(other, name="other"))
+        stack.enter_context(worker())
+        all_done()
+    assert one.order == {"a": [0, 1, 2, 3]}
+    assert other.order == {"a": [0, 1, 1, 2, 3]}
+
+
+def test_an_atomic_listener_commits_with_its_event() -> None:
+    failed: list[int] = []
+
+    def order(event: outbox.Event) -> None:
+        Order.objects.create(sku=str(event.payload["n"]))
+        if event.payload["n"] == 2 and not failed:
+            failed.append(2)
+            raise ValueError("once")
+
+    put("a", 5)
+    with listening(order, atomic=True), worker():
+        all_done()
+        wait_until(idle)
+    assert [*Order.objects.order_by("pk").values_list("sku", flat=True)] == [*"01234"]
+
+
+# Rows 376.
+def test_a_stop_hands_the_streams_over_at_once() -> None:
+    running, go = threading.Event(), threading.Event()
+
+    def wait(event: outbox.Event) -> None:
+        running.set()
+        go.wait(20)
+
+    put("a", 5)
+    put("b", 5)
+    with listening(wait), worker(WORKERS=1, LEASE=30, DRAIN_TIMEOUT=10) as one:
+        running.wait(20)
+        stopping = threading.Thread(target=one.stop)
+        stopping.start()
+        go.set()
+        stopping.join(20)
+    assert statuses() == {"DONE": 1, "NEW": 9}
+    assert OutboxStream.objects.exclude(locked_by=None).count() == 0
+    assert OutboxStream.objects.filter(due_at__lte=now()).count() == 2
+
+
+def test_signals_tell_of_keyed_events_too() -> None:
+    told: list[str] = []
+
+    def note(name: str) -> Any:
+        return lambda **facts: told.append(name)
+
+    receivers = {"started": event_started, "settled": event_settled, "dead": event_dead}
+    kept = {name: note(name) for name in receivers}
+    for name, signal in receivers.items():
+        signal.connect(kept[name])
+    try:
+        put("a", 2)
+        with listening(Seen(n1=[outbox.Dead()])), worker():
+            wait_until(lambda: told.count("settled") == 2)
+    finally:
+        for name, signal in receivers.items():
+            signal.disconnect(kept[name])
+    assert sorted(told) == ["dead", "settled", "settled", "started", "started"]
+
+
+@pytest.mark.skipif(
+    "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
+)
+def test_an_open_business_transaction_delays_no_other_key() -> None:
+    seen = Seen()
+    put("a", 2)
+    with listening(seen), worker():
+        all_done()
+        with elsewhere(lambda: put("a", 1, 2)):
+            put("b", 3)
+            wait_until(lambda: len(seen.order["b"]) == 3)
+        all_done()
+    assert seen.order["a"] == [0, 1, 2]
+
+
+# -- lost workers ----------------------------------------------------------------------------------
+
+
+def lose(me: str = "a lost worker", **columns: Any) -> None:
+    """Have a worker claim every stream, and be lost."""
+    wanted = StreamClaim(me=me, lease=30, limit=100)
+    keys = [key for key, _ in dialects.of(connection).claim_streams(connection, wanted)]
+    end_stream_leases(*keys)
+
+
+def test_events_of_a_lost_worker_are_run_one_by_one() -> None:
+    rescued: list[tuple[str, int]] = []
+    counts: list[int] = []
+
+    def note(*, event: outbox.Event, rescues: int, **facts: Any) -> None:
+        rescued.append((event.event_id, rescues))
+
+    def look(event: outbox.Event) -> None:
+        counts.append(row(event.event_id).rescues)
+
+    ids = put("a", 3)
+    lose()
+    event_rescued.connect(note)
+    try:
+        with listening(look), worker():
+            all_done()
+    finally:
+        event_rescued.disconnect(note)
+    assert counts == [1, 1, 1]
+    assert rescued == [(each, 1) for each in ids]
+
+
+def test_a_suspect_is_run_alone() -> None:
+    held: list[int] = []
+
+    def look(event: outbox.Event) -> None:
+        if event.key == "bad":
+            held.append(len(running._held))
+        else:
+            time.sleep(0.01)  # the listener's work
+
+    (bad,) = keyed("bad", payload='{"n": 0}', rescues=1)
+    put("a", 50)
+    write(50)
+    with listening(look), worker() as running:
+        all_done()
+    assert held == [1]
+    assert row(bad).status == Status.DONE
+
+
+def test_after_max_rescues_the_head_is_dead_without_being_run() -> None:
+    seen = Seen()
+    bad, good = keyed("a", 2, payload='{"n": 0}')
+    OutboxEvent.objects.filter(pk=bad).update(rescues=4)
+    lose()
+    with listening(seen), worker():
+        wait_until(lambda: statuses() == {"DONE": 1, "DEAD": 1})
+    assert row(bad).last_error == "lost 5 workers"
+    assert seen.ids == [good]
