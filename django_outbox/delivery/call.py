@@ -206,12 +206,14 @@ class Call:
         if self.progress is not None:
             self.progress.note(self.listener.title, decision)
             return dialect.keep_progress(
-                connection, me=self.lease.owner, event_id=event_id, progress=self.progress.text
-            )
+                connection, me=self.lease.owner, event_id=event_id, progress=self.progress.text,
+                hold=self.lease.hold,
+            )  # fmt: skip
         settled = dialect.settle_all(
             connection,
             me=self.lease.owner,
             decisions=[(event_id, decision)],
+            hold=self.lease.hold,
             delete_done=self.settings.RETENTION_DONE == 0,
         )
         return settled == 1
