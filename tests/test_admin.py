@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -536,9 +537,55 @@ def test_text_that_grows_by_indenting_is_cut_too(text: str) -> None:
     assert display.indented(longer) == longer
 
 
+def fan_out(**entries: dict[str, Any]) -> str:
+    return json.dumps({f"order.placed {name}".rstrip(): each for name, each in entries.items()})
+
+
+def test_a_shared_event_shows_what_each_listener_has_reached(boss: Client) -> None:
+    """Rows 96, +29: of a dead event one sees whom a replay will call."""
+    at = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+    event = make(progress=fan_out(
+        stock={"state": "done"},
+        mail={"state": "dead", "attempts": 10, "error": "SMTPError: <no> answer"},
+        post={"state": "due", "attempts": 2, "failed": True, "at": at.isoformat()},
+        audit={"state": "due"},
+    ))  # fmt: skip
+    page = body(boss, reverse(PAGE, args=[event.pk]))
+    rows = re.findall(r"<tr><th>order\.placed (.*?)</td></tr>", page, re.DOTALL)
+    cells = [[*re.sub(r"<[^>]+>|\n", "|", row).split("|")] for row in rows]
+    assert [[cell for cell in row if cell] for row in cells] == [
+        ["stock", "done", "0"],
+        ["mail", "dead", "10", "SMTPError: &lt;no&gt; answer"],
+        ["post", "retry", "2", "2026-11-21 17:45:00.000+05:45"],
+        ["audit", "new", "0"],
+    ]
+
+
+@pytest.mark.parametrize("text", ["{", '{"order.placed": {"state": "lost"}}', "[1]"])
+def test_progress_that_cannot_be_read_is_shown_as_it_is(boss: Client, text: str) -> None:
+    event = make(progress=text)
+    page = html.unescape(body(boss, reverse(PAGE, args=[event.pk])))
+    assert display.indented(text) in page
+    assert "outbox-progress" not in page
+
+
+def test_an_event_of_one_listener_shows_no_progress(boss: Client) -> None:
+    page = body(boss, reverse(PAGE, args=[make().pk]))
+    assert "outbox-progress" not in page
+    assert "field-progress" not in page
+
+
 EVIL = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>{{ 7 }}"
 EVIL_ID = "<b>'\"><script>alert(3)</script>"  # 36 characters are room enough
 TEXT_COLUMNS = "event_type tenant_id payload headers last_error result locked_by key unique_key"
+
+
+def test_markup_in_progress_is_escaped(boss: Client) -> None:
+    event = make(progress=json.dumps({EVIL: {"state": "dead", "error": EVIL}}))
+    page = body(boss, reverse(PAGE, args=[event.pk]))
+    assert page.count("&lt;script&gt;alert(1)") >= 2
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
 
 
 @pytest.mark.parametrize("status", [Status.DEAD, Status.RETRY])

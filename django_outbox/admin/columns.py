@@ -77,11 +77,12 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
             (status_and_timing, "attempts", "rescues"),
             ("locked_by", column("locked_at", display.exact)),
             (column("last_error", display.preformatted),),
+            (column("progress", display.progress),),
         ],
     ),
     (
         _("Content"),
-        [(column(name, display.pretty),) for name in ("payload", "headers", "result", "progress")],
+        [(column(name, display.pretty),) for name in ("payload", "headers", "result")],
     ),
     (
         _("Times"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
+from ..delivery.progress import Entry, entries
 from ..events import GLOBAL
 from ..models import OutboxEvent
 from ..outcomes import UNSETTLED, Status
@@ -21,6 +22,12 @@ TEXT_LENGTH: Final = 100_000  # characters of one text on a page
 LINE_LENGTH: Final = 120  # characters of an error in the list
 
 NAMES: Final = {int(status): f"outbox-{status.name.lower()}" for status in Status}
+
+
+PROGRESS: Final = """<table class="outbox-progress">
+<tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
+PROGRESS_ROW: Final = """<tr><th>{}</th><td><span class="outbox-status outbox-{}">{}</span></td>
+<td>{}</td><td>{}</td><td>{}</td></tr>"""
 
 
 def badge(event: OutboxEvent) -> SafeString:
@@ -100,6 +107,22 @@ def indented(text: str) -> str:
         return msgspec.json.format(text, indent=2)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return text
+
+
+def progress(text: str | None) -> str | SafeString:
+    """Return what each listener of an event has reached, as a table; damaged text as it is."""
+    found = entries(text) if len(text or "") <= TEXT_LENGTH else None
+    if not found:
+        return pretty(text)
+    rows = format_html_join("", PROGRESS_ROW, map(_progress_row, found, found.values()))
+    titles = _("listener"), _("state"), _("attempts"), _("next try"), _("error")
+    return format_html(PROGRESS, *titles, rows)
+
+
+def _progress_row(title: str, entry: Entry) -> tuple[Any, ...]:
+    name = "retry" if entry.failed else "new" if entry.state == "due" else entry.state
+    label = dict(OutboxEvent.Status.choices)[Status[name.upper()]]
+    return title, name, label, entry.attempts, exact(entry.at), entry.error
 
 
 def preformatted(text: str | None) -> str | SafeString:

@@ -29,6 +29,14 @@ NEW = Entry(state="due")
 _decoder = msgspec.json.Decoder(dict[str, Entry])
 
 
+def entries(text: str | None) -> dict[str, Entry] | None:
+    """Return what the column says, by the listeners' titles; None if it is damaged."""
+    try:
+        return _decoder.decode(text or "{}")
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
 class Progress:
     """What each listener of an event has reached; read from the row, written back with it.
 
@@ -40,10 +48,7 @@ class Progress:
         self._titles = titles
         self._claimed, self._since = now, time.monotonic()  # by the database's clock, and ours
         self._errors: dict[str, str] = {}  # of this delivery, whole
-        try:
-            self._entries = _decoder.decode(text or "{}")
-        except (msgspec.MsgspecError, UnicodeError):
-            self._entries = {}  # damaged: every listener runs, as after a lost settle
+        self._entries = entries(text) or {}  # damaged: every listener runs, as after a lost settle
         # The row is due, so its first listener is, too: somebody may have moved its due time.
         due = [entry.at or now for entry in self._of("due")]
         self._claimed = max(now, min(due, default=now))
