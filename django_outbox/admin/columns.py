@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent
+from ..models.streams import BACKLOG
+from ..outcomes import UNSETTLED
 from . import display
 
 Column = Callable[[Any], Any]  # of an event; its __name__ is the field's, where it shows one
@@ -52,6 +56,24 @@ def status_and_timing(event: Any) -> str:
     return format_html("{} {}", display.badge(event), display.timing(event, event.seen_at))
 
 
+@admin.display(description=_("key"))
+def stream(event: OutboxEvent) -> str:
+    if event.key is None:
+        return ""
+    url = reverse("admin:django_outbox_outboxstream_change", args=[quote(event.key)])
+    return format_html('<a href="{}">{}</a>', url, event.key)
+
+
+@admin.display(description=_("before it"))
+def place(event: OutboxEvent) -> str:
+    """Count what is to be delivered first in the event's stream."""
+    if event.key is None or event.status not in UNSETTLED:
+        return ""
+    ahead = OutboxEvent.objects.using(event._state.db).ahead_of(event)
+    count = ahead[: BACKLOG + 1].count()
+    return f"{BACKLOG}+" if count > BACKLOG else str(count)
+
+
 # Functions throughout: a field's own name could be sorted by, and only the key has an index.
 LIST: Final[list[str | Column]] = [
     event,
@@ -68,7 +90,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
         [
             ("event_type", "event_id"),
             ("aggregate_type", "aggregate_id", "tenant_id"),
-            ("key", "seq", "unique_key"),
+            (stream, "seq", place, "unique_key"),
         ],
     ),
     (
@@ -108,5 +130,7 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
+    if column is stream or column is place:
+        return event.key is None
     name = column if isinstance(column, str) else column.__name__
     return getattr(event, name, True) in (None, "")

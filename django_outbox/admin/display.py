@@ -41,20 +41,21 @@ def timing(event: OutboxEvent, now: datetime) -> str | SafeString:
     """Say since when or until when the event is in its state; ``now`` is the database's clock."""
     if event.status not in UNSETTLED:
         phrase = _("for %s") if event.status == Status.DEAD else _("%s ago")
-        return _since(phrase, event.done_at, now)
+        return since(phrase, event.done_at, now)
     due = event.available_at
     if due is None:
         return _("when its key's turn comes")
     if due > now:
         phrase = _("leased for another %s") if event.locked_by else _("due in %s")
-        return _since(phrase, due, now)
+        return since(phrase, due, now)
     phrase = _("lease ended %s ago") if event.locked_by else _("due for %s")
-    return _since(phrase, due, now, is_late=(now - due).total_seconds() > LATE)
+    return since(phrase, due, now, is_late=(now - due).total_seconds() > LATE)
 
 
-def _since(
+def since(
     phrase: str, instant: datetime | None, now: datetime, *, is_late: bool = False
 ) -> str | SafeString:
+    """Say how far off an instant is; its exact time shows where a person points at it."""
     if instant is None:
         return ""
     return format_html(

@@ -38,25 +38,25 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
 
     def due(self) -> StreamQuerySet:
         """Streams that the next claim may take, oldest first."""
-        return self._real().filter(due_at__lte=DatabaseNow()).order_by("due_at")
+        return self.real().filter(due_at__lte=DatabaseNow()).order_by("due_at")
 
     def leased(self) -> StreamQuerySet:
         """Streams that a worker holds at this moment."""
-        return self._real().filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
+        return self.real().filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
 
     def blocked(self) -> StreamQuerySet:
         """Streams whose head keeps its followers waiting: until its next try, or dead for good."""
         waiting = Q(locked_by=None, due_at__gt=DatabaseNow())
         if current().ON_DEAD == "block":
             waiting |= Q(Exists(self._events().pending()), locked_by=None, due_at=None)
-        return self._real().filter(waiting)
+        return self.real().filter(waiting)
 
     def release(self) -> int:
         """Give the leases of these back: due now; return how many.
 
         Whoever held one finds its settle refused. Meant for a worker that is known to be gone.
         """
-        held = self._real().filter(locked_by__isnull=False)
+        held = self.real().filter(locked_by__isnull=False)
         return held.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
 
     def expired(self) -> StreamQuerySet:
@@ -66,7 +66,7 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         idle = Q(due_at=None, locked_at__lt=limit)
         if settings.MODE == "writer_only":  # nobody makes a stream idle there
             idle = Q(due_at__lt=limit)
-        return self._real().filter(~Exists(self._events()), idle)
+        return self.real().filter(~Exists(self._events()), idle)
 
     def purge(self) -> int:
         """Delete every stream that is expired, batch by batch; return how many."""
@@ -122,7 +122,7 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
 
         return OutboxEvent.objects.filter(IsIndexed("status"), key=OuterRef("pk"))
 
-    def _real(self) -> StreamQuerySet:
+    def real(self) -> StreamQuerySet:
         """Without the row that is no stream but the lease of "single_node"."""
         return self.using(self._write_alias()).exclude(pk=ACTIVE)
 

@@ -19,7 +19,7 @@ from ..outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 
 if TYPE_CHECKING:
-    from . import OutboxEvent  # noqa: F401 - named in a string below
+    from . import OutboxEvent
     from .streams import StreamQuerySet
 
 BATCH: Final = 500  # events with a key per transaction, so that their writers never wait long
@@ -131,6 +131,11 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             waiting = self.model.objects.filter(IsIndexed("status"), key=OuterRef("key")).pending()
             condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
         return self.filter(condition) if condition else self.none()
+
+    def ahead_of(self, event: OutboxEvent) -> OutboxQuerySet:
+        """Events of the same key that are to be delivered before this one."""
+        earlier = self.pending().filter(IsIndexed("status"), key=event.key, seq__lt=event.seq)
+        return earlier.order_by()
 
     def newest(self, count: int) -> OutboxQuerySet:
         """The last events by primary key, which is the order of their writes, at most ``count``."""

@@ -1,0 +1,242 @@
+"""Streams in the admin: which are blocked, by what, and how to let them go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import quote
+from django.contrib.admin.views.main import ChangeList
+from django.db import router, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from ..dialects.fields import DatabaseNow
+from ..models import OutboxEvent, OutboxStream, StreamQuerySet
+from ..models.streams import BACKLOG
+from . import display
+from .acting import DISCARD, REPLAY, Verb, act
+from .listing import CappedPaginator
+
+STATES: Final = {
+    "blocked": _("Blocked"),
+    "due": _("Due"),
+    "leased": _("Leased"),
+    "all": _("All"),
+}
+
+
+class StateFilter(admin.SimpleListFilter):
+    """The blocked ones, if nothing else is asked for."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [*STATES.items()]
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for name, label in STATES.items():
+            yield {
+                "selected": (self.value() or "blocked") == name,
+                "query_string": changelist.get_query_string({self.parameter_name: name}),
+                "display": label,
+            }
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        name = self.value() or "blocked"
+        if name not in STATES:
+            raise IncorrectLookupParameters(self.parameter_name)
+        return queryset if name == "all" else getattr(queryset, name)().order_by()
+
+
+class StreamList(ChangeList):
+    """A page of streams, each with its head and what waits behind it."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if self.paginator.few is not None:
+            self.result_list = self.paginator.few
+        place_all(list(self.result_list))
+
+
+def place_all(streams: list[Any]) -> None:
+    """Look up what stands first in these streams, all at once."""
+    places = OutboxStream.objects.places([stream.key for stream in streams])
+    for stream in streams:
+        stream.place = places[stream.key]
+
+
+@admin.display(description=_("head event"))
+def head(stream: Any) -> str:
+    if (event := stream.place.head) is None:
+        return ""
+    url = reverse("admin:django_outbox_outboxevent_change", args=[quote(event.pk)])
+    return format_html(
+        '<a href="{}">{} <span class="outbox-id">{}</span></a>', url, event.event_type, event.pk
+    )
+
+
+@admin.display(description=_("status"))
+def status(stream: Any) -> str:
+    event = stream.place.head
+    return "" if event is None else display.badge(event)
+
+
+@admin.display(description=_("attempts"))
+def attempts(stream: Any) -> Any:
+    event = stream.place.head
+    return "" if event is None else event.attempts
+
+
+@admin.display(description=_("last error"))
+def error(stream: Any) -> str:
+    event = stream.place.head
+    return "" if event is None else display.first_line(event.last_error)
+
+
+@admin.display(description=_("first due"))
+def age(stream: Any) -> Any:
+    event = stream.place.head
+    return (
+        ""
+        if event is None
+        else display.since(gettext("%s ago"), event.first_due_at, stream.seen_at)
+    )
+
+
+@admin.display(description=_("waiting"))
+def backlog(stream: Any) -> str:
+    return f"{stream.place.backlog}{'+' * (stream.place.backlog >= BACKLOG)}"
+
+
+@admin.display(description=_("next try"), ordering="due_at")
+def next_try(stream: Any) -> Any:
+    due, now = stream.due_at, stream.seen_at
+    if due is None:
+        return _("never by itself") if stream.place.backlog else _("idle")
+    if due <= now:
+        return display.since(gettext("due for %s"), due, now)
+    phrase = gettext("leased for another %s") if stream.locked_by else gettext("in %s")
+    return display.since(phrase, due, now)
+
+
+SECTIONS: Final[Any] = [
+    (None, {"fields": ["key", (head, status, attempts), error, (backlog, next_try, age)]}),
+    (_("Lease"), {"fields": ["seq", ("locked_by", "locked_at"), "due_at"]}),
+]
+
+
+class OutboxStreamAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Look at streams; replay or discard a dead head, or give up a waiting one."""
+
+    list_display = ["key", head, status, attempts, error, age, backlog, next_try]
+    list_filter = [StateFilter]
+    list_per_page = 25
+    list_max_show_all = 25
+    ordering = ["key"]  # by the primary key, whatever is asked for
+    search_fields = ["key"]  # compared exactly, see get_search_results
+    search_help_text = _("The whole key of a stream.")
+    paginator = CappedPaginator
+    show_full_result_count = False
+    view_on_site = False
+    actions = ["replay", "discard", "skip"]
+
+    class Media:
+        css = {"all": ["django_outbox/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False  # a stream begins with the first event of its key
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, REPLAY)
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, DISCARD)
+
+    def _may(self, request: HttpRequest, verb: Verb) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.{verb.name}_outboxevent")
+
+    def get_queryset(self, request: HttpRequest) -> StreamQuerySet:
+        """Read where events are written, never from a replica, and ask the database's clock."""
+        alias = router.db_for_write(OutboxStream)
+        streams = cast("StreamQuerySet", super().get_queryset(request).using(alias))
+        return streams.real().annotate(seen_at=DatabaseNow())
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> OutboxStream | None:
+        if "\0" in object_id:  # PostgreSQL would raise where the others find nothing
+            return None
+        stream = super().get_object(request, object_id, from_field)
+        if stream is not None:
+            place_all([stream])
+        return stream
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        return SECTIONS
+
+    def get_changelist(self, request: HttpRequest, **options: Any) -> type[StreamList]:
+        return StreamList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: Any, search_term: str
+    ) -> tuple[Any, bool]:
+        term = search_term.strip()
+        return (queryset.filter(pk=term) if term else queryset), False
+
+    @admin.action(permissions=["replay"], description=_("Replay the dead head"))
+    def replay(self, request: HttpRequest, queryset: StreamQuerySet) -> None:
+        self._act(request, queryset, REPLAY)
+
+    @admin.action(permissions=["discard"], description=_("Discard the dead head"))
+    def discard(self, request: HttpRequest, queryset: StreamQuerySet) -> None:
+        self._act(request, queryset, DISCARD)
+
+    @admin.action(permissions=["discard"], description=_("Skip the head: it dies, others go on"))
+    def skip(self, request: HttpRequest, queryset: StreamQuerySet) -> None:
+        ids = self._heads(queryset)
+        skipped = [pk for pk in ids if self._skip(queryset.db, pk, user_id=request.user.pk)]
+        said = ngettext("%d event was skipped.", "%d events were skipped.", len(skipped))
+        left = len(ids) - len(skipped)
+        rest = ngettext(
+            "%d was left: it is finished, or a worker has it.",
+            "%d were left: they are finished, or a worker has them.",
+            left,
+        )
+        text = " ".join([said % len(skipped), *([rest % left] if left else [])])
+        self.message_user(request, text, messages.SUCCESS if skipped else messages.WARNING)
+
+    def _skip(self, alias: str, event_id: str, *, user_id: Any) -> bool:
+        rows = OutboxEvent.objects.using(alias).filter(pk=event_id)
+        with transaction.atomic(using=alias):
+            if not rows.skip():
+                return False
+            LogEntry.objects.log_actions(user_id, rows, CHANGE, gettext("Skipped."))
+        return True
+
+    def _act(self, request: HttpRequest, streams: StreamQuerySet, verb: Verb) -> None:
+        ids = self._heads(streams)
+        chosen = OutboxEvent.objects.using(streams.db).filter(pk__in=ids)
+        outcome = act(verb, chosen, asked=len(ids), user_id=request.user.pk)
+        level = messages.SUCCESS if outcome.done else messages.WARNING
+        self.message_user(request, str(outcome), level)
+
+    def _heads(self, streams: StreamQuerySet) -> list[str]:
+        """Return the first events of these streams, of as many as a page may show."""
+        keys = [*streams.order_by("pk").values_list("pk", flat=True)[: self.list_max_show_all]]
+        places = streams.places(keys).values()
+        return [each.head.pk for each in places if each.head is not None]

@@ -1,0 +1,259 @@
+"""Streams in the admin: what blocks them, what it costs, who may let them go on."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.test import Client, override_settings
+from django.urls import reverse
+
+from django_outbox.admin import stream_admin
+from django_outbox.events import ACTIVE
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.outcomes import Status
+from tests.table import insert, now, row
+from tests.test_streams import events, in_ten_minutes, put
+
+pytestmark = pytest.mark.django_db
+
+NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
+LIST = "admin:django_outbox_outboxstream_changelist"
+PAGE = "admin:django_outbox_outboxstream_change"
+BLOCK = {"ON_DEAD": "block"}
+
+
+@pytest.fixture
+def boss(admin_user: User) -> Client:
+    client = Client()
+    client.force_login(admin_user)
+    return client
+
+
+def visitor(*codenames: str) -> Client:
+    user = User.objects.create_user(f"user-{User.objects.count()}", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def body(client: Client, url: str, **query: Any) -> str:
+    response = client.get(url, query)
+    assert response.status_code == 200, response
+    return response.content.decode()
+
+
+def listed(client: Client, **query: Any) -> set[str]:
+    text = body(client, reverse(LIST), **query)
+    return {each.key for each in OutboxStream.objects.all() if f">{each.key}</a></th>" in text}
+
+
+def act(client: Client, verb: str, *keys: str) -> str:
+    data = {"action": verb, "_selected_action": keys, "index": "0", "select_across": "0"}
+    response = client.post(f"{reverse(LIST)}?state=all", data)
+    return " ".join(str(each) for each in get_messages(response.wsgi_request))
+
+
+def blocked(key: str = "k", due: datetime | None = None, **fields: Any) -> str:
+    """Put a stream in whose head waits for its retry, with two events behind it."""
+    head, *_ = events(key, RETRY, NEW, NEW, attempts=2, **fields)
+    OutboxEvent.objects.filter(pk=head).update(last_error="OSError: refused\nTraceback")
+    put(key, due_at=due or in_ten_minutes())
+    return head
+
+
+def test_the_list_shows_blocked_streams_with_what_blocks_them(boss: Client) -> None:
+    head = blocked(event_type="order.paid")
+    OutboxEvent.objects.filter(pk=head).update(first_due_at=now() - timedelta(hours=3))
+    for key in ("due", "idle"):
+        put(key, due_at=now() if key == "due" else None)
+
+    assert listed(boss) == {"k"}
+    text = body(boss, reverse(LIST))
+    assert reverse("admin:django_outbox_outboxevent_change", args=[head]) in text
+    for part in ("order.paid", "OSError: refused", "outbox-retry", "3 h ago", "in 9 min"):
+        assert part in text
+    assert '<td class="field-backlog">3</td>' in text
+    assert "Traceback" not in text
+
+
+@override_settings(OUTBOX=BLOCK)
+def test_a_dead_head_that_blocks_is_shown(boss: Client) -> None:
+    """Row 368."""
+    head, _ = events("k", DEAD, NEW)
+    put()
+    text = body(boss, reverse(LIST))
+    assert (head in text, "never by itself" in text) == (True, True)
+
+
+def test_states_can_be_chosen(boss: Client) -> None:
+    blocked("waits")
+    put("due", due_at=now())
+    put("leased", due_at=in_ten_minutes(), locked_by="w1")
+    put("idle")
+    put(ACTIVE, due_at=in_ten_minutes(), locked_by="w1")
+    assert listed(boss, state="due") == {"due"}
+    assert listed(boss, state="leased") == {"leased"}
+    assert listed(boss, state="all") == {"waits", "due", "leased", "idle"}
+    assert boss.get(reverse(LIST), {"state": "nonsense"}).status_code == 302
+    assert boss.get(reverse(PAGE, args=[ACTIVE])).status_code == 302  # it is no stream
+
+
+def test_a_stream_is_found_by_its_whole_key(boss: Client) -> None:
+    for key in ("Order:1", "Order:12"):
+        blocked(key)
+    assert listed(boss, q="Order:1") == {"Order:1"}
+    assert listed(boss, q="Order") == set()
+
+
+def test_the_page_of_a_stream(boss: Client) -> None:
+    blocked("shop.Order:1/2")
+    text = body(boss, reverse(PAGE, args=["shop.Order:1_2F2".replace(":", "_3A")]))
+    for part in ("shop.Order:1/2", "OSError: refused", "in 9 min"):
+        assert part in text
+
+
+def test_the_page_of_an_event_tells_its_place(boss: Client) -> None:
+    """The event page shows the stream position."""
+    blocked("k")
+    last = OutboxEvent.objects.filter(key="k").order_by("-seq")[0]
+    text = body(boss, reverse("admin:django_outbox_outboxevent_change", args=[last.pk]))
+    assert reverse(PAGE, args=["k"]) in text
+    assert "Before it:" in text
+    assert '<div class="readonly">2</div>' in text
+
+    [unkeyed] = insert()
+    text = body(boss, reverse("admin:django_outbox_outboxevent_change", args=[unkeyed]))
+    assert "Before it:" not in text
+
+
+def test_markup_in_a_key_is_escaped(boss: Client) -> None:
+    evil = "<script>alert(1)</script>"
+    head = blocked(evil, event_type="<b>")
+    for url in (
+        reverse(LIST),
+        reverse(PAGE, args=["_3Cscript_3Ealert(1)_3C_2Fscript_3E"]),
+        reverse("admin:django_outbox_outboxevent_change", args=[head]),
+    ):
+        text = body(boss, url)
+        assert "&lt;script&gt;alert(1)" in text
+        assert "<script>alert(1)" not in text
+        assert "<b>" not in text
+
+
+# --- letting them go on --------------------------------------------------------------------------
+
+
+@override_settings(OUTBOX=BLOCK)
+def test_a_dead_head_is_replayed(boss: Client) -> None:
+    """Row 368."""
+    head, follower = events("k", DEAD, NEW)
+    put()
+    assert "1 event was replayed." in act(boss, "replay", "k")
+    assert (row(head).status, row(follower).status) == (NEW, NEW)
+    assert OutboxStream.objects.due().exists()
+    assert [*LogEntry.objects.values_list("object_id", "action_flag")] == [(head, CHANGE)]
+
+
+@override_settings(OUTBOX=BLOCK)
+def test_a_dead_head_is_discarded(boss: Client) -> None:
+    """Row 368."""
+    head, follower = events("k", DEAD, NEW)
+    put()
+    assert "1 event was discarded." in act(boss, "discard", "k")
+    assert [each.pk for each in OutboxEvent.objects.all()] == [follower]
+    assert OutboxStream.objects.due().exists()
+    assert [*LogEntry.objects.values_list("object_id", "action_flag")] == [(head, DELETION)]
+
+
+def test_a_waiting_head_is_skipped(boss: Client) -> None:
+    heads = [blocked("a"), blocked("b")]
+    untouched = blocked("c")
+    assert "2 events were skipped." in act(boss, "skip", "a", "b")
+    assert [row(each).status for each in heads] == [DEAD, DEAD]
+    assert row(untouched).status == RETRY
+    assert {each.key for each in OutboxStream.objects.due()} == {"a", "b"}
+    assert OutboxEvent.objects.pending().count() == 7
+    assert {*LogEntry.objects.values_list("object_id", flat=True)} == {*heads}
+
+
+def test_what_a_worker_has_is_left(boss: Client) -> None:
+    head = blocked()
+    OutboxStream.objects.update(locked_by="w1")
+    assert "0 events were skipped. 1 was left" in act(boss, "skip", "k")
+    assert row(head).status == RETRY
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+def test_a_live_head_is_neither_replayed_nor_discarded(boss: Client, verb: str) -> None:
+    """Row W10."""
+    head = blocked()
+    assert "because it is not dead" in act(boss, verb, "k")
+    assert row(head).status == RETRY
+
+
+@override_settings(OUTBOX=BLOCK)
+@pytest.mark.parametrize(
+    ("verb", "permission"),
+    [("replay", "replay"), ("discard", "discard"), ("skip", "discard")],
+    ids=["replay", "discard", "skip"],
+)
+def test_each_verb_needs_its_permission(verb: str, permission: str) -> None:
+    events("k", DEAD if verb != "skip" else RETRY, NEW)
+    put(due_at=in_ten_minutes())
+    codes = {"replay_outboxevent", "discard_outboxevent"} - {f"{permission}_outboxevent"}
+    before = [*OutboxEvent.objects.order_by("pk").values_list("pk", "status")]
+    act(visitor("view_outboxstream", *codes), verb, "k")
+    assert [*OutboxEvent.objects.order_by("pk").values_list("pk", "status")] == before
+    act(visitor("view_outboxstream", f"{permission}_outboxevent"), verb, "k")
+    assert [*OutboxEvent.objects.order_by("pk").values_list("pk", "status")] != before
+
+
+def test_seeing_needs_the_permission_to_view() -> None:
+    put()
+    for codenames, code in ((("view_outboxstream",), 200), ((), 403)):
+        client = visitor(*codenames)
+        assert client.get(reverse(LIST)).status_code == code
+        assert client.get(reverse(PAGE, args=["k"])).status_code == code
+
+
+def test_nothing_can_be_added_edited_or_deleted(boss: Client) -> None:
+    put()
+    assert boss.get(reverse("admin:django_outbox_outboxstream_add")).status_code == 403
+    assert boss.post(reverse(PAGE, args=["k"]), {"seq": 1}).status_code == 403
+    delete = reverse("admin:django_outbox_outboxstream_delete", args=["k"])
+    assert boss.post(delete, {"post": "yes"}).status_code == 403
+    assert OutboxStream.objects.get().seq == 100
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+def test_the_list_costs_few_queries(boss: Client, django_assert_max_num_queries: Any) -> None:
+    for n in range(stream_admin.OutboxStreamAdmin.list_per_page + 5):
+        blocked(f"k{n}")
+    with django_assert_max_num_queries(15):
+        body(boss, reverse(LIST))
+
+
+def test_a_page_costs_few_queries(boss: Client, django_assert_max_num_queries: Any) -> None:
+    head = blocked()
+    with django_assert_max_num_queries(15):
+        body(boss, reverse(PAGE, args=["k"]))
+    with django_assert_max_num_queries(15):
+        body(boss, reverse("admin:django_outbox_outboxevent_change", args=[head]))
+
+
+def test_a_long_backlog_is_counted_no_further_than_its_limit(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_outbox.models.streams.BACKLOG", 2)
+    monkeypatch.setattr(stream_admin, "BACKLOG", 2)
+    blocked()
+    assert '<td class="field-backlog">2+</td>' in body(boss, reverse(LIST))
