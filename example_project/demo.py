@@ -1,6 +1,7 @@
 """Run the shop with a real worker in a scratch database, and judge what came of it.
 
 ``python -m example_project.demo`` exits 0 if everything expected has happened, else 1.
+With ``--two-databases`` the shop has one of its own, and the outbox is there.
 """
 
 from __future__ import annotations
@@ -39,14 +40,18 @@ def set_up(scratch: Path) -> None:
     """Point the example at a new SQLite file, for this process and for the worker's."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
     os.environ["DATABASE_URL"] = f"sqlite:///{scratch / 'demo.sqlite3'}"
+    if "--two-databases" in sys.argv:
+        os.environ["SHOP_DATABASE_URL"] = f"sqlite:///{scratch / 'shop.sqlite3'}"
     os.environ["DEBUG"] = "1"  # the seeded login is for local use, and refused otherwise
 
     import django
     from django.core.management import call_command
+    from django.db import connections
 
     django.setup()
     logging.getLogger("django.request").setLevel("ERROR")  # one order is meant to be refused
-    call_command("migrate", verbosity=0)
+    for alias in connections:
+        call_command("migrate", database=alias, verbosity=0)
     call_command("seed")
 
 

@@ -33,6 +33,10 @@ INSTALLED_APPS = [
 DATABASES = {
     "default": from_url(os.environ.get("DATABASE_URL", f"sqlite:///{HERE / 'shop.sqlite3'}")),
 }
+# A second database: the shop moves there, and the outbox with it. See routers.py.
+if shop := os.environ.get("SHOP_DATABASE_URL"):
+    DATABASES["shop"] = from_url(shop)
+    DATABASE_ROUTERS = ["example_project.routers.ShopRouter"]
 
 OUTBOX = {
     # Quick enough to watch: 0.2, 0.4 and 0.8 s (each × 0.5 to 1.5), dead after the fourth try.

@@ -41,6 +41,8 @@ def deliver() -> None:
 
 @override_settings(OUTBOX=AT_ONCE)
 class ShopTestCase(TestCase):
+    databases = "__all__"  # the shop may have one of its own
+
     @classmethod
     def setUpTestData(cls) -> None:
         call_command("seed", verbosity=0)

@@ -118,8 +118,10 @@ def order(visitor: Visitor, facts: Facts, sku: str, quantity: int) -> None:
 def commit_times(times: dict[str, datetime]) -> Iterator[None]:
     """Keep the moment of each order's COMMIT, from which its latencies are counted."""
 
-    def note(instance: Order, **kwargs: Any) -> None:
-        transaction.on_commit(lambda: times.setdefault(str(instance.pk), timezone.now()))
+    def note(instance: Order, using: str, **kwargs: Any) -> None:
+        transaction.on_commit(
+            lambda: times.setdefault(str(instance.pk), timezone.now()), using=using
+        )
 
     post_save.connect(note, sender=Order)
     try:

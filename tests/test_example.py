@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 100  # far more than a busy machine needs; without it a hang would hold the suite
 
 
-def run(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, scratch: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
-    environment = {**inherited, "DATABASE_URL": f"sqlite:///{scratch / 'example.sqlite3'}"}
+    url = f"sqlite:///{scratch / 'example.sqlite3'}"
+    environment = {**inherited, "DATABASE_URL": url, **environment}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -28,12 +31,17 @@ def run(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> str:
+def second(scratch: Path) -> dict[str, str]:
+    return {"SHOP_DATABASE_URL": f"sqlite:///{scratch / 'shop.sqlite3'}"}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_database", "two_databases"])
+def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the example's own test run says, one line per test."""
     scratch = tmp_path_factory.mktemp("example")
-    done = run("example_project/manage.py", "test", "example_project", "-v2", scratch=scratch)
-    return done.stderr
+    more = second(scratch) if request.param == 2 else {}
+    arguments = ("example_project/manage.py", "test", "example_project", "-v2")
+    return run(*arguments, scratch=scratch, **more).stderr
 
 
 @pytest.mark.parametrize(
@@ -60,9 +68,12 @@ def test_g14_no_case_is_left_out(cases: str) -> None:
     assert re.search(r"^OK$", cases, re.MULTILINE), cases
 
 
-# Row 56.
-def test_demo(tmp_path: Path) -> None:
-    done = run("-m", "example_project.demo", scratch=tmp_path)
+# Rows 56, 498.
+@pytest.mark.parametrize(
+    "options", [[], ["--two-databases"]], ids=["one_database", "two_databases"]
+)
+def test_demo(tmp_path: Path, options: list[str]) -> None:
+    done = run("-m", "example_project.demo", *options, scratch=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     #             event      written delivered retries dead replayed
     assert re.search(r"^order\.placed +12 +12 +0 +0 +0 +\d+ +\d+$", done.stdout, re.MULTILINE)
@@ -75,6 +86,27 @@ def test_demo(tmp_path: Path) -> None:
 def test_no_migration_is_missing(tmp_path: Path) -> None:
     done = run("example_project/manage.py", "makemigrations", "--check", scratch=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Row 498.
+def test_498_the_outbox_is_migrated_to_where_the_shop_is(tmp_path: Path) -> None:
+    for alias in ("default", "shop"):
+        arguments = ("example_project/manage.py", "migrate", "--database", alias, "-v0")
+        done = run(*arguments, scratch=tmp_path, **second(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
+    tables = {name: tables_of(tmp_path / f"{name}.sqlite3") for name in ("example", "shop")}
+    assert {"outbox_event", "shop_order"} <= tables["shop"]
+    assert {"auth_user", "warehouse_parcel"} <= tables["example"]
+    assert not tables["shop"] & tables["example"] - {"django_migrations", "sqlite_sequence"}
+    checked = run("example_project/manage.py", "check", scratch=tmp_path, **second(tmp_path))
+    assert "django_outbox" not in checked.stdout + checked.stderr
+    assert checked.returncode == 0
+
+
+def tables_of(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {name for (name,) in rows}
 
 
 def test_secret_key_is_demanded_without_debug(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django.db import transaction
+from django.db import router, transaction
 from django.db.models import F
 
 import django_outbox as outbox
@@ -22,7 +22,8 @@ class OutOfStock(Exception):
 
 def place(customer: str, quantities: Mapping[Product, int]) -> Order:
     """Store the order with its events; ``OutOfStock`` undoes all of it, the events included."""
-    with transaction.atomic():
+    # atomic() does not ask the router. Where the order is written, the outbox is, too.
+    with transaction.atomic(using=router.db_for_write(Order)):
         order = Order.objects.create(customer=customer)
         OrderLine.objects.bulk_create(
             OrderLine(

@@ -1,0 +1,24 @@
+"""Two databases, if ``SHOP_DATABASE_URL`` names a second one: the outbox lives with the shop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ShopRouter:
+    """The shop and the outbox share a database, for they share transactions.
+
+    The warehouse and the partners hear of orders by events only, so they may be elsewhere.
+    """
+
+    alias = "shop"
+    apps = frozenset({"shop", "django_outbox"})
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return self.alias if model._meta.app_label in self.apps else None
+
+    db_for_write = db_for_read
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        # "default" gets the rest alone, "shop" the shop and the outbox alone.
+        return (db == self.alias) == (app_label in self.apps)
