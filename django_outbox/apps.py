@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 
 from django.apps import AppConfig, apps
-from django.utils.module_loading import module_has_submodule
+from django.conf import settings
+from django.utils.module_loading import import_string, module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
 from . import registry
@@ -23,10 +25,18 @@ class OutboxConfig(AppConfig):
 
         if not problems():  # else the checks say what is wrong
             discover(current().LISTENER_MODULE)
+            load_task_backends()
             if current().EMBEDDED:
                 from .engine import embedded
 
                 embedded.install()
+
+
+def load_task_backends() -> None:
+    """Import what TASKS names, so that a worker knows the listener of the outbox's backend."""
+    for each in getattr(settings, "TASKS", {}).values():
+        with suppress(ImportError, KeyError):  # the tasks themselves say what is wrong
+            import_string(each["BACKEND"])
 
 
 def discover(name: str) -> None:

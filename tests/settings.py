@@ -44,3 +44,12 @@ TEMPLATES = [
 USE_TZ = True
 TIME_ZONE = "Asia/Kathmandu"  # +05:45: a time read or stored in the wrong zone shows at once
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+BACKEND = "django_outbox.contrib.tasks.OutboxBackend"
+RETRY = {"policy": "fixed", "delay": 0, "max_attempts": 3}
+TASKS = {
+    "default": {"BACKEND": BACKEND, "QUEUES": ["default", "mail"]},
+    "retried": {"BACKEND": BACKEND, "OPTIONS": {"retry": RETRY}},
+    "free": {"BACKEND": BACKEND, "QUEUES": []},
+    "other": {"BACKEND": BACKEND, "OPTIONS": {"database": "other"}},
+}

@@ -1,0 +1,59 @@
+"""What an event keeps of its task: the call in the payload, the runs in the column ``result``."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from traceback import format_exception
+from typing import Any
+
+import msgspec
+
+from ...delivery.decide import clean
+
+ERRORS = 20  # failed runs whose tracebacks are kept
+TRACEBACK = 4000  # characters, from the end
+
+
+class Call(msgspec.Struct):
+    """The payload of an enqueued task."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    backend: str
+    queue: str
+    run_after: datetime | None = None
+
+
+class Error(msgspec.Struct):
+    exception_class_path: str
+    traceback: str
+
+
+class Runs(msgspec.Struct):
+    """The runs that came to an end, as Django's ``TaskResult`` tells of them."""
+
+    worker_ids: list[str] = []
+    errors: list[Error] = []
+    started_at: datetime | None = None  # the first
+    last_attempted_at: datetime | None = None
+    return_value: Any = None
+
+    @property
+    def text(self) -> str:
+        """JSON in ASCII, which every database takes; ``ValueError`` for NaN and Infinity."""
+        return json.dumps(msgspec.to_builtins(self), allow_nan=False)
+
+    def begin(self, worker: str, at: datetime | None) -> None:
+        self.worker_ids.append(worker)
+        self.started_at, self.last_attempted_at = self.started_at or at, at
+
+    def note(self, error: BaseException) -> None:
+        kind = type(error)
+        trace = clean("".join(format_exception(error))[-TRACEBACK:])
+        self.errors.append(Error(f"{kind.__module__}.{kind.__qualname__}", trace))
+        del self.errors[:-ERRORS]
+
+
+def runs_of(text: str | None) -> Runs:
+    return msgspec.json.decode(text or "{}", type=Runs)

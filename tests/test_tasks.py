@@ -1,0 +1,571 @@
+"""Django's tasks on the outbox: what Django's own backends promise, and what a table adds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django import VERSION
+from django.db import transaction
+from django.test import TestCase, override_settings
+from django.utils import timezone
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from django_outbox.testing import immediate_delivery, pass_time, running_worker, wait_until
+from tests import samples
+from tests.fleet import Fleet
+from tests.table import claim, listening, now, row, statuses
+from tests.testapp.models import Effect, Order
+
+pytest.importorskip(
+    "django.tasks" if VERSION >= (6,) else "django_tasks",
+    reason="Django's tasks come with Django 6, or with the package django-tasks",
+)
+
+from django_outbox.contrib.tasks import PREFIX, OutboxBackend
+from django_outbox.contrib.tasks.framework import (
+    InvalidTask,
+    InvalidTaskBackend,
+    TaskResultDoesNotExist,
+    TaskResultMismatch,
+    TaskResultStatus,
+    task,
+    task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
+)
+from tests.testapp import tasks
+
+# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+both = pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
+        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
+    ],
+)
+inside = pytest.mark.django_db
+outside_alone = pytest.mark.django_db(transaction=True)
+
+READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
+SUCCESSFUL, FAILED = TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED
+
+
+def run(result: Any) -> Any:
+    """Deliver what is due and look at the result again."""
+    outbox.drain()
+    result.refresh()
+    return result
+
+
+# -- enqueueing ------------------------------------------------------------------------------------
+
+
+# Rows 162, 163.
+@both
+def test_enqueued_with_the_transaction_and_run_after_it(outside: bool) -> None:
+    with transaction.atomic():
+        Order.objects.create(sku="teapot")
+        first = tasks.add.enqueue(1, b=2)
+        second = tasks.add.enqueue(3)
+    assert (first.status, first.args, first.kwargs) == (READY, [1], {"b": 2})
+    assert (first.task, first.is_finished, first.attempts) == (tasks.add, False, 0)
+    assert OutboxEvent.objects.count() == 2
+    assert row(first.id).event_type == "task:tests.testapp.tasks.add"
+    outbox.drain()
+    assert [tasks.add.get_result(each.id).return_value for each in (first, second)] == [3, 3]
+
+
+# Row 162.
+@both
+def test_a_rollback_takes_the_task_along(outside: bool) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        result = tasks.note.enqueue("ghost")
+        raise ZeroDivisionError
+    with pytest.raises(TaskResultDoesNotExist):
+        tasks.note.get_result(result.id)
+    assert outbox.drain() == 0
+
+
+@both
+def test_outside_a_transaction_it_opens_its_own(outside: bool) -> None:
+    """As a user of tasks expects; in a TestCase too."""
+    result = tasks.add.enqueue(1, 2)
+    assert run(result).return_value == 3
+
+
+@both
+def test_a_refused_task_leaves_the_transaction_usable(outside: bool) -> None:
+    with transaction.atomic():
+        Order.objects.create(sku="before")
+        with pytest.raises(TypeError, match="Unsupported type"):
+            tasks.add.enqueue(datetime.now())  # noqa: DTZ005
+        with pytest.raises(outbox.InvalidEvent):
+            tasks.add.enqueue(float("nan"))
+        Order.objects.create(sku="after")
+    assert Order.objects.count() == 2
+    assert not OutboxEvent.objects.exists()
+
+
+@outside_alone
+def test_the_async_twins() -> None:
+    async def enqueue() -> Any:
+        return await tasks.add_later.aenqueue(1, b=2)
+
+    result = async_to_sync(enqueue)()
+    outbox.drain()
+    found = async_to_sync(tasks.add_later.aget_result)(result.id)
+    assert (found.status, found.return_value) == (SUCCESSFUL, 3)
+    async_to_sync(result.arefresh)()
+    assert result.return_value == 3
+
+
+@both
+def test_run_after_is_a_due_time(outside: bool) -> None:
+    at = timezone.now() + timedelta(hours=1)
+    result = tasks.add.using(run_after=at).enqueue(1)
+    assert row(result.id).deliver_at == at
+    assert run(result).status == READY
+    assert tasks.add.get_result(result.id).task.run_after == at
+    pass_time(3601)
+    assert run(result).status == SUCCESSFUL
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_on_another_database() -> None:
+    result = tasks.add.using(backend="other").enqueue(2)
+    assert OutboxEvent.objects.using("other").filter(pk=result.id).exists()
+    outbox.drain(using="other")
+    result.refresh()
+    assert result.return_value == 2
+    with pytest.raises(TaskResultDoesNotExist):
+        tasks.add.get_result(result.id)
+
+
+# -- what the flags declare ------------------------------------------------------------------------
+
+
+def test_the_flags() -> None:
+    backend = task_backends["default"]
+    assert isinstance(backend, OutboxBackend)
+    assert backend.supports_defer and backend.supports_async_task and backend.supports_get_result
+    assert not backend.supports_priority
+
+
+def test_what_django_refuses() -> None:
+    with pytest.raises(InvalidTask, match="does not support setting priority"):
+        tasks.add.using(priority=5)
+    with pytest.raises(InvalidTask, match="Queue 'unknown' is not valid"):
+        tasks.add.using(queue_name="unknown")
+    assert tasks.add.using(queue_name="unknown", backend="free").queue_name == "unknown"
+    with pytest.raises(InvalidTask, match="run_after must be an aware datetime"):
+        tasks.add.using(run_after=datetime.now())  # noqa: DTZ005
+    with pytest.raises(InvalidTaskBackend, match="'nowhere' doesn't exist"):
+        tasks.add.using(backend="nowhere")
+    with pytest.raises(InvalidTask, match="defined at a module level"):
+        task()(any)
+    with pytest.raises(InvalidTask, match="first argument of 'context'"):
+        task(takes_context=True)(tasks.add.func)
+
+
+def test_a_task_works_without_a_backend_too() -> None:
+    assert tasks.add.call(1, 2) == 3
+    assert tasks.add_later.call(1, 2) == 3
+
+
+@inside
+def test_validated_again_when_enqueued() -> None:
+    mail = tasks.add.using(queue_name="mail")
+    fewer = {"default": {"BACKEND": f"{OutboxBackend.__module__}.OutboxBackend"}}
+    refused = pytest.raises(InvalidTask, match="Queue 'mail' is not valid")
+    with override_settings(TASKS=fewer), refused:
+        mail.enqueue(1)
+
+
+OPTIONS = {
+    "unknown": {"retries": 3},
+    "policy": {"retry": {"policy": "sometimes"}},
+    "path": {"retry": "no.such.policy"},
+    "kind": {"retry": 7},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_bad_options_are_told(name: str) -> None:
+    with pytest.raises(InvalidTaskBackend, match=r"TASKS\['mine'\]\['OPTIONS'\]"):
+        OutboxBackend("mine", {"OPTIONS": OPTIONS[name]})
+
+
+def test_a_policy_by_path_or_object() -> None:
+    by_path = OutboxBackend("mine", {"OPTIONS": {"retry": "django_outbox.retry.Exponential"}})
+    by_object = OutboxBackend("mine", {"OPTIONS": {"retry": outbox.Fixed(7)}})
+    assert (by_path.retry, by_object.retry) == (outbox.Exponential(), outbox.Fixed(7))
+
+
+# -- what came of it -------------------------------------------------------------------------------
+
+
+@both
+def test_success(outside: bool) -> None:
+    result = tasks.tell.enqueue("hello")
+    with pytest.raises(ValueError, match="not finished"):
+        _ = result.return_value
+    run(result)
+    assert (result.status, result.is_finished, result.errors) == (SUCCESSFUL, True, [])
+    assert result.return_value == {
+        "id": result.id, "attempt": 1, "word": "hello", "status": "RUNNING",
+        "workers": result.worker_ids,
+    }  # fmt: skip
+    assert result.attempts == 1
+    assert result.enqueued_at == row(result.id).occurred_at
+    assert result.started_at == result.last_attempted_at
+    assert result.started_at <= result.finished_at == row(result.id).done_at
+    assert json.loads(row(result.id).result or "")["return_value"] == result.return_value
+
+
+@both
+@pytest.mark.parametrize("kind", ["ValueError", "SystemExit"])
+def test_failure_is_final_by_default(outside: bool, kind: str) -> None:
+    result = tasks.fail.enqueue(kind)
+    if kind == "SystemExit":
+        with pytest.raises(SystemExit):  # it ends the caller of drain(), not a worker
+            outbox.drain()
+        assert tasks.fail.get_result(result.id).status == READY
+        return
+    run(result)
+    assert (result.status, result.is_finished, result.attempts) == (FAILED, True, 1)
+    with pytest.raises(ValueError, match="Task failed"):
+        _ = result.return_value
+    (error,) = result.errors
+    assert error.exception_class is ValueError
+    assert error.traceback.startswith("Traceback")
+    assert error.traceback.endswith("ValueError: failed by ValueError\n")
+    assert result.finished_at is not None
+    assert row(result.id).last_error.startswith("ValueError: failed by")  # type: ignore[union-attr]
+
+
+@both
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [(tasks.complex_value, TypeError), (tasks.not_a_number, ValueError)],
+    ids=["datetime", "nan"],
+)
+def test_what_json_does_not_know_is_a_failure(outside: bool, function: Any, error: type) -> None:
+    result = run(function.enqueue())
+    assert result.status == FAILED
+    assert result.errors[0].exception_class is error
+
+
+@both
+def test_wrong_arguments_are_a_failure(outside: bool) -> None:
+    result = run(tasks.add.enqueue(1, 2, 3))
+    assert (result.status, result.errors[0].exception_class) == (FAILED, TypeError)
+
+
+@both
+def test_retried_by_the_backends_own_policy(outside: bool) -> None:
+    result = tasks.fail_twice.enqueue()
+    run(result)
+    assert (result.status, result.attempts, len(result.errors)) == (READY, 1, 1)
+    assert row(result.id).status == 2
+    run(result)
+    assert run(result).return_value == "attempt 3"
+    assert (result.status, result.attempts) == (SUCCESSFUL, 3)
+    said = [each.traceback.rpartition(": ")[2].strip() for each in result.errors]
+    assert said == ["attempt 1", "attempt 2"]
+    assert len(result.worker_ids) == 3
+    assert result.started_at < result.last_attempted_at
+
+
+@both
+def test_the_policies_of_two_backends_do_not_mix(outside: bool) -> None:
+    once, thrice = tasks.fail.enqueue(), tasks.fail.using(backend="retried").enqueue()
+    outbox.drain()
+    assert {each.pk: each.status for each in OutboxEvent.objects.all()} == {
+        once.id: 3,
+        thrice.id: 2,
+    }
+
+
+@both
+def test_a_replayed_task_runs_again(outside: bool) -> None:
+    result = run(tasks.fail.enqueue())
+    OutboxEvent.objects.dead().replay()
+    result.refresh()
+    assert (result.status, result.attempts) == (READY, 1)
+    run(result)
+    assert (result.status, result.attempts, len(result.errors)) == (FAILED, 2, 2)
+
+
+@both
+def test_running_is_what_a_worker_holds(outside: bool) -> None:
+    result = tasks.add.enqueue(1)
+    claim("worker-1")
+    result.refresh()
+    assert (result.status, result.worker_ids) == (RUNNING, ["worker-1"])
+    assert result.started_at == row(result.id).locked_at
+    OutboxEvent.objects.update(available_at=now() - timedelta(seconds=1))
+    result.refresh()
+    assert result.status == READY  # the worker is lost
+
+
+@both
+def test_a_task_that_its_workers_did_not_survive(outside: bool) -> None:
+    result = tasks.add.enqueue(1)
+    OutboxEvent.objects.update(rescues=4, locked_by="lost")
+    run(result)
+    assert (result.status, result.attempts) == (FAILED, 0)
+    assert result.errors[0].exception_class is outbox.OutboxError
+    assert result.errors[0].traceback == "lost 5 workers"
+
+
+@inside
+def test_results_by_id() -> None:
+    result = tasks.add.enqueue(1)
+    assert tasks.add.get_result(result.id).id == result.id
+    assert task_backends["default"].get_result(result.id).task == tasks.add
+    with pytest.raises(TaskResultMismatch, match="Task does not match"):
+        tasks.note.get_result(result.id)
+    with pytest.raises(TaskResultDoesNotExist):
+        tasks.add.get_result("123")
+    with transaction.atomic():
+        plain = str(outbox.write("order.placed"))
+    with pytest.raises(TaskResultDoesNotExist):
+        tasks.add.get_result(plain)
+
+
+@both
+def test_a_named_listener_beside_it(outside: bool) -> None:
+    """Somebody listens to everything; the result is kept all the same."""
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_type), "*", name="audit"):
+        result = run(tasks.add.enqueue(1, 2))
+    assert (result.status, result.return_value) == (SUCCESSFUL, 3)
+    assert seen == ["task:tests.testapp.tasks.add"]
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, Any, Any]]]:
+    heard: list[tuple[str, Any, Any]] = []
+    signals = {"enqueued": task_enqueued, "started": task_started, "finished": task_finished}
+    receivers = {}
+    for name, signal in signals.items():
+
+        def receive(sender: type, task_result: Any, name: str = name, **facts: Any) -> None:
+            assert sender is OutboxBackend
+            heard.append((name, task_result.id, task_result.status))
+
+        receivers[name] = receive
+        signal.connect(receive)
+    yield heard
+    for name, signal in signals.items():
+        signal.disconnect(receivers[name])
+
+
+@both
+def test_djangos_signals_are_sent(outside: bool, told: list[Any]) -> None:
+    result = tasks.add.enqueue(1)
+    outbox.drain()
+    failed = tasks.fail_twice.enqueue()
+    outbox.drain()
+    assert told == [
+        ("enqueued", result.id, READY), ("started", result.id, RUNNING),
+        ("finished", result.id, SUCCESSFUL), ("enqueued", failed.id, READY),
+        ("started", failed.id, RUNNING),  # and to be tried again
+    ]  # fmt: skip
+    outbox.drain()
+    outbox.drain()
+    assert told[-1] == ("finished", failed.id, SUCCESSFUL)
+    assert len(told) == 8
+    dead = tasks.fail.enqueue()
+    outbox.drain()
+    assert told[-1] == ("finished", dead.id, FAILED)
+
+
+# -- which functions may run -----------------------------------------------------------------------
+
+
+def forge(path: str, backend: str = "default") -> str:
+    """Put in a row that names something, as whoever can write to the table could."""
+    payload = {"args": [], "kwargs": {}, "backend": backend, "queue": "default"}
+    with transaction.atomic():
+        return str(outbox.write(f"{PREFIX}{path}", payload))
+
+
+@both
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests.testapp.tasks.no_task", "tests.testapp.tasks.add.func", "os.getcwd", "exit",
+        "tests.testapp.nothing.here", "tests.testapp.tasks.missing", "this.s",
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_task_is_never_called(outside: bool, path: str, settings: Any) -> None:
+    settings.OUTBOX = {"UNROUTABLE_GRACE": 600}
+    event_id = forge(path)
+    outbox.drain()
+    assert statuses() == {"NEW": 1}  # the next release may know it
+    with pytest.raises(TaskResultMismatch):
+        task_backends["default"].get_result(event_id)
+    pass_time(601)
+    outbox.drain()
+    assert statuses() == {"DEAD": 1}
+    assert path in (row(event_id).last_error or "")
+    assert not Effect.objects.exists()
+    assert "this" not in sys.modules  # a module that nobody may have imported
+
+
+@both
+def test_a_payload_that_is_no_call_is_dead(outside: bool) -> None:
+    with transaction.atomic():
+        event_id = str(outbox.write(f"{PREFIX}tests.testapp.tasks.add", {"args": 1}))
+    outbox.drain()
+    assert "PayloadError" in (row(event_id).last_error or "")
+    assert statuses() == {"DEAD": 1}
+
+
+def test_modules_of_no_app_may_be_allowed() -> None:
+    closed = OutboxBackend("mine", {})
+    with pytest.raises(LookupError, match="INSTALLED_APPS"):
+        closed._find("antigravity.fly")
+    opened = OutboxBackend("mine", {"OPTIONS": {"modules": ["wsgiref"]}})
+    with pytest.raises(LookupError, match="is no task"):
+        opened._find("wsgiref.util.guess_scheme")
+
+
+@inside
+def test_a_function_that_no_worker_would_find_is_refused_at_once() -> None:
+    hidden = task()(tasks.no_task)  # at its path is the bare function
+    with pytest.raises(InvalidTask, match="is no task"):
+        hidden.enqueue()
+    assert not OutboxEvent.objects.exists()
+
+
+# -- with workers ----------------------------------------------------------------------------------
+
+
+@outside_alone
+def test_in_a_worker() -> None:
+    with running_worker() as worker:
+        added, failed, exited = (
+            tasks.add.enqueue(1),
+            tasks.fail.enqueue(),
+            tasks.fail.enqueue("SystemExit"),
+        )
+        wait_until(lambda: statuses() == {"DONE": 1, "DEAD": 2})
+        slept = tasks.add.using(run_after=timezone.now() + timedelta(seconds=0.1)).enqueue(2)
+        wait_until(lambda: tasks.add.get_result(slept.id).is_finished)
+    for each in (added, failed, exited):
+        each.refresh()
+    assert (added.return_value, added.worker_ids) == (1, [worker.id])
+    assert failed.status == exited.status == FAILED
+    assert exited.errors[0].exception_class is SystemExit
+
+
+@outside_alone
+def test_status_and_context_while_it_runs() -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold(sender: type, task_result: Any, **facts: Any) -> None:
+        begun.set()
+        gate.wait(30)
+
+    task_started.connect(hold)
+    try:
+        with running_worker() as worker:
+            result = tasks.add.enqueue(1)
+            assert begun.wait(30)
+            result.refresh()
+            gate.set()
+            assert (result.status, result.worker_ids) == (RUNNING, [worker.id])
+            wait_until(lambda: tasks.add.get_result(result.id).status == SUCCESSFUL)
+    finally:
+        gate.set()
+        task_started.disconnect(hold)
+
+
+@outside_alone
+def test_in_a_worker_process_that_nobody_told_of_the_tasks(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """It finds backend and functions by the settings alone."""
+    fleet = Fleet(database_env, tmp_path, LISTENER_MODULE="nobody_has_such")
+    results = [tasks.note.enqueue("done"), tasks.add_later.enqueue(1, 2)]
+    try:
+        worker = fleet.start("--once")
+        assert worker.wait(60) == 0, fleet.log.read_text()
+    finally:
+        fleet.kill_all()
+    for each in results:
+        each.refresh()
+    assert [each.status for each in results] == [SUCCESSFUL] * 2
+    assert Effect.objects.get().phase == "done"
+
+
+class InATestCase(TestCase):
+    def test_immediately(self) -> None:
+        with immediate_delivery(), self.captureOnCommitCallbacks(execute=True):
+            result = tasks.add.enqueue(1, 2)
+        result.refresh()
+        assert result.return_value == 3
+
+
+# -- the how-to ------------------------------------------------------------------------------------
+
+
+@outside_alone
+def test_162_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 162."""
+    framework = sys.modules[type(tasks.add).__module__.partition(".base")[0]]
+    monkeypatch.setitem(sys.modules, "django.tasks", framework)  # as the page says for Django 5.2
+    with samples.modules("how-to/schedule-a-function-call.md") as made:
+        shop = made["shop.views"]
+        vars(shop).update(Order=Order)
+        vars(made["shop.tasks"]).update(Order=Order)
+        order, result = shop.place_order("teapot")
+        assert outbox.drain() == 1
+        assert shop.look(result.id) == {"order": order.pk, "sku": "teapot"}
+        assert statuses() == {"DONE": 1, "NEW": 1}
+        pass_time(86400)
+        outbox.drain()
+        assert statuses() == {"DONE": 2}
+
+
+def test_without_tasks_nothing_breaks() -> None:
+    """On Django 5.2 without the package django-tasks the app starts."""
+    script = """
+    import sys
+    class Nothing:
+        def find_spec(self, name, path=None, target=None):
+            if name in ("django.tasks", "django_tasks"):
+                raise ModuleNotFoundError(name)
+    sys.meta_path.insert(0, Nothing())
+    from django.conf import settings
+    settings.configure(INSTALLED_APPS=["django.contrib.contenttypes", "django_outbox"],
+        TASKS={"default": {"BACKEND": "django_outbox.contrib.tasks.OutboxBackend"}})
+    import django
+    django.setup()
+    print("started")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        cwd=Path(__file__).parent.parent, env={**os.environ}, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "started\n", done.stderr
