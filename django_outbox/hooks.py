@@ -15,8 +15,8 @@ from django.core.signals import setting_changed
 
 from . import events, retry
 from .conf import current, resolve, resolve_all
-from .events import Event, read_only_headers
-from .exceptions import InvalidEvent
+from .events import Event, fit, read_only_headers
+from .exceptions import InvalidEvent, PayloadError
 
 logger = logging.getLogger("django_outbox")
 
@@ -62,10 +62,50 @@ slot = Slot()
 
 
 class JSON:
-    """The default serializer: exact JSON text."""
+    """The default serializer: exact JSON text, to build others upon."""
 
     dumps = staticmethod(events.encode)
     loads = staticmethod(events.decode)
+
+
+class OwnSerializer:
+    """What ``SERIALIZER`` names; whatever it raises means that a payload is unfit."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self._reads_types = _takes(own.loads, 2)
+
+    def dumps(self, payload: Any) -> Any:
+        """Return the payload as text; ``InvalidEvent`` if it cannot be."""
+        try:
+            return self._own.dumps(payload)
+        except InvalidEvent:
+            raise
+        except Exception as error:
+            raise InvalidEvent(
+                f"{_name(self._own.dumps)} cannot write the payload, {type(payload).__name__}: "
+                f"{error!r}"
+            ) from error
+
+    def loads(self, text: str, type_: Any = None) -> Any:
+        """Return the value of a text, as an instance of ``type_`` if given; ``PayloadError``."""
+        try:
+            if type_ is not None and self._reads_types:
+                return self._own.loads(text, type_)
+            value = self._own.loads(text)
+        except PayloadError:
+            raise
+        except Exception as error:
+            raise PayloadError(f"{_name(self._own.loads)} cannot read it: {error!r}") from error
+        return value if type_ is None else fit(value, type_)
+
+
+def _takes(call: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(call).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)
@@ -74,11 +114,13 @@ def serializer() -> Any:
     value = resolve("SERIALIZER")
     if value is None:
         return JSON
+    if isinstance(value, type) and _takes(value, 0):
+        value = value()
     if not callable(getattr(value, "dumps", None)) or not callable(getattr(value, "loads", None)):
         raise ImproperlyConfigured(
             f'OUTBOX["SERIALIZER"] is {value!r}; expected an object with dumps and loads.'
         )
-    return value
+    return OwnSerializer(value)
 
 
 @lru_cache(maxsize=1)

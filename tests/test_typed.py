@@ -261,8 +261,6 @@ UNFIT: dict[str, Callable[[], Any]] = {
     "aggregate": lambda: event("x", aggregate_type=""),
     "aliases text": lambda: event("x", aliases="old"),  # type: ignore[arg-type]
     "alias": lambda: event("x", aliases=("",)),
-    "no fields": lambda: event("x")(object),
-    "below @dataclass": lambda: event("x")(type("Bare", (), {"__annotations__": {"n": int}})),
     "function": lambda: event("x")(lambda: None),  # type: ignore[type-var]
 }
 

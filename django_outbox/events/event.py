@@ -64,7 +64,7 @@ class Event:
     _made: tuple[str, datetime | None] | None = field(default=None, repr=False, compare=False)
     _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
     _exact: tuple[Any, str] | None = field(default=None, repr=False, compare=False)  # and its JSON
-    _loads: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    _loads: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     _row: Sequence[Any] | None = field(default=None, repr=False, compare=False)
     _places: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -142,7 +142,10 @@ class Event:
     def payload_as(self, type_: type[T]) -> T:
         """Return the payload as an instance of ``type_``, validated; ``PayloadError`` if unfit."""
         try:
-            return fit(self.payload, type_)
+            if self._row is None or self._loads in (None, decode):
+                return fit(self.payload, type_)
+            own: T = self._loads(self._stored("payload"), type_)
+            return own
         except PayloadError as error:
             raise PayloadError(f"The payload of {self} does not fit {error}") from None
 
@@ -176,7 +179,7 @@ class Event:
         _put_attempts(event, attempts)
         return event
 
-    def written(self, text: str, loads: Callable[[str], Any]) -> Event:
+    def written(self, text: str, loads: Callable[..., Any]) -> Event:
         """Return the event as its listeners will see it: payload from ``text``, undecoded."""
         return leased((*[getattr(self, name) for name in _KEPT], text), _WRITTEN, loads)
 
@@ -196,7 +199,7 @@ _EMPTY = {
 }  # fmt: skip
 
 
-def leased(row: Sequence[Any], places: Mapping[str, int], loads: Callable[[str], Any]) -> Event:
+def leased(row: Sequence[Any], places: Mapping[str, int], loads: Callable[..., Any]) -> Event:
     """Make an event of a stored row, unchecked; each field is read when it is first looked at.
 
     ``places`` tells where the row has the columns. A listener looks at a few of the fields; reading

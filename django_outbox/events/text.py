@@ -39,12 +39,13 @@ def encode(payload: Any) -> str:
     return text
 
 
-def decode(text: str) -> Any:
-    """Return the value of a JSON text; ``PayloadError`` if it is damaged."""
+def decode(text: str, type_: Any = None) -> Any:
+    """Return the value of a JSON text, made an instance of ``type_`` if given; ``PayloadError``."""
     try:
-        return _decoder.decode(text)
+        value = _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
         raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
+    return value if type_ is None else fit(value, type_)
 
 
 def fit(payload: Any, type_: type[T]) -> T:

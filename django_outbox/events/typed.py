@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import msgspec
-
 from ..exceptions import InvalidEvent
 from . import rules
 from .rules import GLOBAL, LENGTHS
@@ -80,7 +78,9 @@ def event(
     aggregate_id: Path | None = None,
     aliases: tuple[Any, ...] = (),
 ) -> Callable[[C], C]:
-    """Declare a class the payload of an event type: a dataclass, msgspec Struct, attrs or pydantic.
+    """Declare a class the payload of an event type: one that the serializer can write and read.
+
+    By default that is a dataclass, a msgspec Struct, an attrs class or a pydantic model.
 
     ``key``, ``aggregate_id`` and the values of ``headers`` are attribute paths (``"order.id"``) or
     callables that are given the instance. ``aliases`` are former names of the type, under which
@@ -96,11 +96,8 @@ def event(
     )
 
     def declare(cls: C) -> C:
-        if not _has_fields(cls):
-            raise InvalidEvent(
-                f"@event was put on {cls!r}; expected a dataclass, a msgspec Struct, an attrs "
-                "class or a pydantic model. Put @event above @dataclass."
-            )
+        if not isinstance(cls, type):
+            raise InvalidEvent(f"@event was put on {cls!r}; expected a class.")
         setattr(cls, MARK, declaration)
         return cls
 
@@ -141,12 +138,3 @@ def follow(what: str, path: Path, source: Any) -> Any:
 
 def _named(path: Path) -> str:
     return repr(path) if isinstance(path, str) else getattr(path, "__qualname__", repr(path))
-
-
-def _has_fields(cls: Any) -> bool:
-    return isinstance(cls, type) and (
-        dataclasses.is_dataclass(cls)
-        or issubclass(cls, msgspec.Struct)
-        or hasattr(cls, "__attrs_attrs__")
-        or hasattr(cls, "model_validate_json")
-    )
