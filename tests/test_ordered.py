@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -346,3 +347,87 @@ def test_after_max_rescues_the_head_is_dead_without_being_run() -> None:
         wait_until(lambda: statuses() == {"DONE": 1, "DEAD": 1})
     assert row(bad).last_error == "lost 5 workers"
     assert seen.ids == [good]
+
+
+# -- drain() ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["outside", "inside"])
+def place(request: Any) -> Any:
+    """Where ``drain()`` is called: in a transaction, as a TestCase does, or not."""
+    return transaction.atomic if request.param == "inside" else ExitStack
+
+
+@override_settings(OUTBOX=QUICK)
+def test_drain_delivers_in_order(place: Any) -> None:
+    seen = Seen(n3=[outbox.RetryAfter(0.4)])
+    put("a", 60)
+    put("b", 60, 100)
+    with listening(seen), place():
+        assert outbox.drain() >= 60 + 4
+        wait_until(lambda: stream("a").due_at is None or stream_due_in("a") < 0)
+        outbox.drain()
+    assert seen.order == {"a": [0, 1, 2, 3, *range(3, 60)], "b": [*range(100, 160)]}
+    assert statuses() == {"DONE": 120}
+    assert idle()
+
+
+@override_settings(OUTBOX=QUICK)
+def test_drain_keeps_to_its_limit(place: Any) -> None:
+    seen = Seen()
+    put("a", 10)
+    with listening(seen), place():
+        assert outbox.drain(limit=4) == 4
+        assert outbox.drain(limit=1) == 1
+        assert outbox.drain() == 5
+    assert seen.order == {"a": [*range(10)]}
+    assert idle()
+
+
+@override_settings(OUTBOX=QUICK)
+def test_drain_delivers_what_a_listener_writes_to_the_same_key(place: Any) -> None:
+    seen: list[int] = []
+
+    def follow(event: outbox.Event) -> None:
+        seen.append(event.payload["n"])
+        if event.payload["n"] < 3:
+            put("a", 1, event.payload["n"] + 1)
+
+    put("a", 1)
+    with listening(follow), place():
+        assert outbox.drain() == 4
+    assert seen == [0, 1, 2, 3]
+    assert idle()
+
+
+@override_settings(OUTBOX=QUICK)
+def test_drain_runs_nothing_twice_after_a_delay_of_zero(place: Any) -> None:
+    seen = Seen(n0=[outbox.Defer(0), outbox.Defer(0)])
+    put("a", 2)
+    with listening(seen), place():
+        assert outbox.drain() == 1
+        assert outbox.drain() == 1
+        assert outbox.drain() == 2
+    assert seen.order == {"a": [0, 0, 0, 1]}
+
+
+@override_settings(OUTBOX=QUICK)
+def test_drain_goes_by_the_instant_that_it_is_given(place: Any) -> None:
+    seen = Seen(n0=[outbox.Defer(60)])
+    put("a", 2)
+    with listening(seen), place():
+        assert outbox.drain() == 1
+        assert outbox.drain() == 0
+        assert outbox.drain(at=now() + timedelta(seconds=90)) == 2
+    assert seen.order == {"a": [0, 0, 1]}
+
+
+@override_settings(OUTBOX=QUICK)
+def test_drain_runs_a_suspect_too(place: Any) -> None:
+    seen = Seen()
+    keyed("a", payload='{"n": 0}', rescues=1)
+    keyed("b", payload='{"n": 0}', rescues=4)
+    with listening(seen), place():
+        outbox.drain()
+    assert seen.order == {"a": [0]}
+    assert statuses() == {"DONE": 1, "DEAD": 1}

@@ -7,11 +7,11 @@ their write to their commit, so whatever is locked is passed over.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from django.db import transaction
+from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import ACTIVE, stored_instant
@@ -206,9 +206,23 @@ class StreamLeases(Statements):
 
     @contextmanager
     def _unwaiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
-        """A transaction of statements that pass over what others have locked."""
-        with transaction.atomic(using=connection.alias):
+        """A transaction of statements that pass over what others have locked.
+
+        Not ``atomic()``, which goes by the alias: a connection of the engine need not be under it.
+        """
+        if connection.in_atomic_block:
             yield
+            return
+        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+        try:
+            yield
+            connection.commit()
+        except BaseException:
+            with suppress(DatabaseError):  # the first error tells more
+                connection.rollback()
+            raise
+        finally:
+            connection.set_autocommit(True)
 
     def _unlocked_streams(
         self, connection: BaseDatabaseWrapper, me: str, keys: Collection[str]

@@ -16,12 +16,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
 from ..conf import Settings
-from ..delivery import Lease, lost, take
+from ..delivery import lost, take
 from ..dialects.vocabulary import Claim
 from ..events import Event
-from ..signals import announce, event_rescued
 from .queues import Decisions, Held, Offers, Ready
-from .stream_claims import StreamClaims
+from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
@@ -55,7 +54,7 @@ class Claimer:
         self._streams = StreamClaims(
             alias=alias, me=me, settings=settings, held=held, ready=ready, decisions=decisions,
             streams=streams, is_proven=lambda: self._is_proven(time.monotonic()),
-            note_rescue=self._note_rescue,
+            connect=lambda: self._connection,
         )  # fmt: skip
         self._may_claim = may_claim  # False on the standby of single_node
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, suspects=True)
@@ -211,7 +210,7 @@ class Claimer:
         ]
         for lease in self.held.add(leases):
             if lease.rescued:
-                self._note_rescue(lease)
+                note_rescue(self.alias, lease)
             if lease.rescues >= self.settings.MAX_RESCUES:
                 self.decisions.put((lease, lost(lease.rescues)))
             else:
@@ -235,13 +234,6 @@ class Claimer:
         if not found:
             self._sweep_at = self._look_at = 0.0  # there may be another
         return 0.0
-
-    def _note_rescue(self, lease: Lease) -> None:
-        logger.warning(
-            "rescued event_id=%s event_type=%s rescues=%d",
-            lease.event_id, lease.event_type, lease.rescues,
-        )  # fmt: skip
-        announce(event_rescued, sender=self.alias, event=lease.event, rescues=lease.rescues)
 
     @property
     def _connection(self) -> BaseDatabaseWrapper:

@@ -20,8 +20,10 @@ from ..outcomes import Decision
 from .heartbeat import Heartbeat
 from .hygiene import tidy
 from .loops import Loop
-from .queues import Held
+from .queues import Decisions, Held, Ready
 from .settler import Settled, by_kind, tell, write
+from .stream_claims import StreamClaims
+from .streams import Streams
 from .worker import new_owner
 
 GATHER, GATHER_FOR = 20, 0.1  # decisions, and seconds, after which they are settled
@@ -53,13 +55,19 @@ class _Drain:
         self.in_use = [  # the caller's open transactions on other databases are not ours to tidy
             each for each in connections.all(initialized_only=True) if each.in_atomic_block
         ]
+        self.ready, self.unrun = Ready(), Decisions()
+        self.streams = Streams(
+            alias=alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
+            expect=lambda delay: None,
+        )  # fmt: skip
         self.horizon = 0.0  # seconds between the database's now and ``at``
 
     def run(self, limit: int | None, *, inside: bool) -> int:
         if inside:
             return self._deliver_all(connections[self.alias], limit, chunk=1, inside=True)
         own = dialects.engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
-        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, presence=None)
+        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, presence=None,
+                         streams=self.streams)  # fmt: skip
         loop = Loop(
             f"outbox-{self.alias}-drain-heartbeat", beat.step, alias=self.alias,
             lock_wait=self.settings.LOCK_WAIT,
@@ -77,14 +85,61 @@ class _Drain:
     ) -> int:
         if self.at is not None:
             self.horizon = (self.at - dialects.of(connection).clock(connection)).total_seconds()
-        count = 0
-        while limit is None or count < limit:
+        self.claims = StreamClaims(
+            alias=self.alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
+            decisions=self.unrun, streams=self.streams, is_proven=lambda: True,
+            connect=lambda: connection, at=self.at,
+        )  # fmt: skip
+        count, before = 0, -1
+        while count > before and (limit is None or count < limit):
+            before = count
             room = chunk if limit is None else min(chunk, limit - count)
-            leases = self._claim(connection, room)
-            if not leases:
-                break
-            count += self._deliver(connection, leases, inside=inside)
+            if leases := self._claim(connection, room):
+                count += self._deliver(connection, leases, inside=inside)
+            if room := chunk if limit is None else min(chunk, limit - count):
+                count += self._deliver_streams(connection, room, inside=inside)
         return count
+
+    def _deliver_streams(self, connection: BaseDatabaseWrapper, room: int, *, inside: bool) -> int:
+        """Deliver at most ``room`` events of due streams, each stream's one after the other."""
+        count, follower = 0, None
+        waiting: Settled = []
+        self.claims.claim(room)
+        try:
+            while count < room or waiting:
+                lease = follower if count < room else None
+                if lease is None and not waiting and count < room:
+                    lease = self._next_head(room)
+                    if lease is None:
+                        break
+                if lease is not None and (self.held.start(lease) or inside):
+                    decision = self._decide(lease, inside=inside)
+                    follower = self.streams.next(lease, decision)
+                    waiting.append((lease, decision))
+                    count += 1
+                    if follower is not None and len(waiting) < GATHER:
+                        continue
+                part, waiting = waiting, []
+                self._settle_keyed(connection, part)
+        finally:
+            self._settle_keyed(connection, waiting)
+            self.claims.suspect = None
+            self.streams.release_all(connection)
+        return count
+
+    def _next_head(self, room: int) -> Lease | None:
+        if self.streams.next_read() <= time.monotonic():
+            self.claims.read_again(time.monotonic(), room)
+        if not len(self.ready):
+            self.claims.run_suspect()
+        return next(iter(self.ready.take_all(1)), None)
+
+    def _settle_keyed(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
+        part = part + self.unrun.take_all(GATHER)
+        self._settle(connection, part)
+        self.streams.settled(part)
+        self.held.drop([lease.event_id for lease, _ in part])
+        self.streams.release(connection)
 
     def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
         """Lease what is due; a suspect comes last, and alone."""
@@ -131,7 +186,7 @@ class _Drain:
             decision = self._run(lease, self._tidy)
             self._tidy(lease)
         lease.started_at = time.monotonic()
-        self._note_delay(lease.event_id, decision)
+        self._note_delay(lease, decision)
         return decision
 
     def _run(self, lease: Lease, between: Callable[[Lease], bool]) -> Decision:
@@ -147,14 +202,18 @@ class _Drain:
                 tidy(connection, lease)
         return self.held.is_current(lease)
 
-    def _note_delay(self, event_id: str, decision: Decision) -> None:
+    def _note_delay(self, lease: Lease, decision: Decision) -> None:
         """An event comes again only while the delays it was given lie within ``at``."""
         if decision.delay is None:
             return
+        event_id = lease.event_id
         self.later[event_id] = self.later.get(event_id, 0.0) + decision.delay
         beyond = self.at is not None and self.later[event_id] > self.horizon
         if decision.delay == 0 or beyond:
-            self.over.append(event_id)
+            if lease.key is None:
+                self.over.append(event_id)
+            else:
+                self.claims.exclude.append(lease.key)
 
     def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
         """Write decisions; a database that refuses for a moment must not have all run again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -9,7 +10,6 @@ from itertools import takewhile
 from math import ceil, inf
 from typing import Any
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
@@ -18,8 +18,11 @@ from ..delivery import Lease, lost, take
 from ..dialects.vocabulary import KEYED, Found, Read, StreamClaim
 from ..events import stored_instant
 from ..outcomes import Status
+from ..signals import announce, event_rescued
 from .queues import Decisions, Held, Ready
 from .streams import Stream, Streams
+
+logger = logging.getLogger("django_outbox")
 
 LONGEST = 32  # events of one stream in hand
 SEQ, STATUS, RESCUES = (KEYED.index(name) for name in ("seq", "status", "rescues"))
@@ -33,11 +36,13 @@ class StreamClaims:
     def __init__(
         self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
         decisions: Decisions, streams: Streams, is_proven: Callable[[], bool],
-        note_rescue: Callable[[Lease], None],
+        connect: Callable[[], BaseDatabaseWrapper], at: datetime | None = None,
     ) -> None:  # fmt: skip
-        self._alias, self._me, self._settings = alias, me, settings
+        self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._ready, self._decisions = held, ready, decisions
-        self.streams, self._is_proven, self._note_rescue = streams, is_proven, note_rescue
+        self.streams, self._is_proven = streams, is_proven
+        self._at = at  # instead of the database's now, for drain()
+        self.exclude: list[str] = []  # keys that are not to come again
         self._share = 2  # events that a stream is expected to bring
         self.suspect: tuple[Stream, Lease] | None = None  # to be run when the hands are empty
 
@@ -49,8 +54,8 @@ class StreamClaims:
         found = self._dialect.claim_streams(
             self._connection,
             StreamClaim(
-                me=self._me, lease=self._held.lease, limit=most,
-                exclude=self.streams.outdated(now),
+                me=self._me, lease=self._held.lease, limit=most, at=self._at,
+                exclude=[*self.exclude, *self.streams.outdated(now)],
             ),
         )  # fmt: skip
         new = self.streams.claimed(
@@ -103,7 +108,7 @@ class StreamClaims:
         self, stream: Stream, found: Found, limit: int, retry: datetime | None
     ) -> tuple[list[Lease], float]:
         """Return the events to run now, and when (monotonic) the stream is due again."""
-        now, started = stored_instant(found.now), time.monotonic()
+        now, started = self._at or stored_instant(found.now), time.monotonic()
         assert now is not None
         leases: list[Lease] = []
         due = inf if retry is None else started + (retry - now).total_seconds()
@@ -138,7 +143,7 @@ class StreamClaims:
             lease.rescues += 1
             due = min(ends, time.monotonic())  # its followers come next
             if lease.rescues >= self._settings.MAX_RESCUES:
-                self._note_rescue(lease)
+                note_rescue(self._alias, lease)
                 self._bury(stream, found.seq, lease, due)
             elif lease.rescues == 1:
                 starting.append((stream, found.seq, lease, due))
@@ -177,7 +182,7 @@ class StreamClaims:
             ids = [each.event_id for each in leases]
             self._dialect.note_starts(self._connection, me=self._me, ids=ids)
             for each in leases:
-                self._note_rescue(each)
+                note_rescue(self._alias, each)
 
     def _bury(self, stream: Stream, seq: int, lease: Lease, due: float) -> None:
         self.streams.bury(stream, seq, lease, due)
@@ -185,8 +190,16 @@ class StreamClaims:
 
     @property
     def _connection(self) -> BaseDatabaseWrapper:
-        return connections[self._alias]
+        return self._connect()
 
     @property
     def _dialect(self) -> Any:
         return dialects.of(self._connection)
+
+
+def note_rescue(alias: str, lease: Lease) -> None:
+    logger.warning(
+        "rescued event_id=%s event_type=%s rescues=%d",
+        lease.event_id, lease.event_type, lease.rescues,
+    )  # fmt: skip
+    announce(event_rescued, sender=alias, event=lease.event, rescues=lease.rescues)
