@@ -19,16 +19,15 @@ from .models import OutboxEvent, missing_table
 Configs = Sequence[AppConfig] | None
 
 
-AWAITED = (
-    "ORDERING", "ON_DEAD", "STOP_ON_FIRST_FAILURE", "METRICS_NAMESPACE", "REDACT",
-)  # fmt: skip
+AWAITED = ("METRICS_NAMESPACE", "REDACT")
 
 
 DELIVERING = (
     "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "HOT_QUEUE_CAPACITY",
     "COLD_QUEUE_CAPACITY", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
     "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE", "UNROUTABLE_GRACE",
-    "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS",
+    "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS", "ORDERING", "ON_DEAD",
+    "STOP_ON_FIRST_FAILURE",
 )  # fmt: skip
 
 
@@ -76,13 +75,7 @@ def _clashes(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _awaited(settings: Settings) -> Iterator[CheckMessage]:
-    """E004 and W005: what later releases will do must not seem to be done already."""
-    if settings.MODE == "ordered":
-        yield Error(
-            'OUTBOX["MODE"] is "ordered", but this release delivers without order.',
-            hint='Use "multi_node" or "single_node".',
-            id="django_outbox.E004",
-        )
+    """W005: what later releases will do must not seem to be done already."""
     if idle := _given(settings, AWAITED):
         yield Warning(
             f"These settings have no effect in this release: {', '.join(idle)}.",

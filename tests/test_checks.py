@@ -176,17 +176,9 @@ def test_e003_one_stream_waits_for_no_listener(change: dict[str, Any], refused: 
     assert all("UNROUTABLE_GRACE" in (each.hint or "") for each in found)
 
 
-def test_e004_what_a_later_release_will_do_is_refused() -> None:
-    """J24."""
-    with override_settings(OUTBOX={"MODE": "ordered"}):
-        [error] = ours()
-    assert (error.id, error.is_serious()) == ("django_outbox.E004", True)
-
-
 @pytest.mark.parametrize(
     "outbox",
-    [{"ORDERING": "global"}, {"ON_DEAD": "block"}, {"REDACT": ["a"]},
-     {"METRICS_NAMESPACE": "x", "STOP_ON_FIRST_FAILURE": False}],
+    [{"REDACT": ["a"]}, {"METRICS_NAMESPACE": "x"}],
     ids=str,
 )  # fmt: skip
 def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:

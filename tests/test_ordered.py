@@ -349,6 +349,36 @@ def test_after_max_rescues_the_head_is_dead_without_being_run() -> None:
     assert seen.ids == [good]
 
 
+# -- MODE "ordered" --------------------------------------------------------------------------------
+
+
+# Rows 358, 406, +35; J7.
+@pytest.mark.parametrize("ordering", ["aggregate", "global"])
+def test_j7_in_mode_ordered_events_are_in_order_without_a_key(ordering: str) -> None:
+    seen: list[tuple[str, int]] = []
+    failed: list[int] = []
+
+    def listen(event: outbox.Event) -> None:
+        seen.append((event.aggregate_id or "", event.payload["n"]))
+        if event.payload["n"] == 4 and not failed:
+            failed.append(4)
+            raise ValueError("once")
+
+    mode = {"MODE": "ordered", "ORDERING": ordering, "UNROUTABLE_GRACE": 0}
+    with listening(listen), worker(**mode):
+        for n in range(10):
+            with transaction.atomic():
+                outbox.write("order.placed", {"n": n}, aggregate_type="x", aggregate_id=str(n % 2))
+        all_done()
+    every = [(str(n % 2), n) for n in range(10)]
+    if ordering == "global":
+        assert seen == [*every[:5], ("0", 4), *every[5:]]
+    for aggregate in "01":
+        own = [n for key, n in seen if key == aggregate]
+        assert own == sorted(own)
+        assert sorted({*own}) == [n for key, n in every if key == aggregate]
+
+
 # -- drain() ---------------------------------------------------------------------------------------
 
 
