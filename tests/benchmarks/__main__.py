@@ -21,20 +21,10 @@ from unittest.mock import patch
 
 from tests import databases
 
-from . import machine, report
+from . import console, machine
 from .scale import FULL, QUICK, Scale
 
-PARTS = (
-    "write",
-    "writers",
-    "drain",
-    "snapshot",
-    "latency",
-    "claim",
-    "processes",
-    "threads",
-    "memory",
-)
+PARTS = ("write writers drain snapshot latency claim processes threads memory peers").split()
 PART_LIMIT = 900.0  # seconds
 
 
@@ -54,8 +44,8 @@ def main() -> int:
             for part in options.parts or PARTS:
                 run["results"].append(measure(part, scale))
                 options.json.write_text(json.dumps(run, indent=1) + "\n")
-                print(report.as_text(run["results"][-1]), flush=True)
-    print(f"{report.heading(run)}\nJSON: {options.json}")
+                print(console.as_text(run["results"][-1]), flush=True)
+    print(f"{console.heading(run)}\nJSON: {options.json}")
     return 1 if any("error" in result for result in run["results"]) else 0
 
 

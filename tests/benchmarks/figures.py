@@ -22,6 +22,7 @@ class Figure:
     reference: str = ""  # what stands beside it
     references: list[float] = field(default_factory=list)
     bar: str = ""
+    failure: str = ""  # why there are no values
 
     @property
     def ratios(self) -> list[float]:
@@ -38,7 +39,7 @@ class Figure:
     @property
     def reached(self) -> bool | None:
         """Whether the median reaches the bar; None without a bar."""
-        if not self.bar:
+        if not self.bar or not self.values:
             return None
         sign, limit = self.bar.split()
         middle = statistics.median(self.judged)

@@ -1,37 +1,143 @@
-"""The figures of a run for people to read."""
+"""``python -m tests.benchmarks.report FILE…``: put the figures of a run into the documentation.
+
+Several files are one run measured in parts; of a part that is in two, the later file counts. The
+JSON is kept beside the page, and the marked blocks of page and README are what it renders to.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from .figures import Figure, Spread
+from .console import heading
+from .figures import Figure, Spread, short
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "explanation" / "performance.md"
+KEPT = PAGE.with_suffix(".json")
+README = ROOT / "README.md"
+BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
+DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
+SHORTLIST = (("write", 0), ("drain", 0), ("latency", 0), ("latency", 1), ("latency", 4))
+
+Run = dict[str, Any]
 
 
-def heading(run: dict[str, Any]) -> str:
-    """Return on what the run was made, in one line."""
-    hardware, software = run["hardware"], run["software"]
-    return (
-        f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']} GB, "
-        f"{hardware['system']}; Python {software['python']}, Django {software['django']}; "
-        f"revision {software['revision']}, {software['date']}"
-    )
+def main(paths: Iterable[Path]) -> None:
+    run = merged([json.loads(path.read_text()) for path in paths])
+    KEPT.write_text(json.dumps(run, indent=1) + "\n")
+    for page in (PAGE, README):
+        page.write_text(filled(page.read_text(), run))
 
 
-def as_text(result: dict[str, Any]) -> str:
-    """Return one part's figures for a terminal."""
-    title = f"{result['part']} on {result['database']}, {result['seconds']:g} s"
-    if "error" in result:
-        return f"{title}\n  FAILED: {result['error']}"
-    lines = [title, f"  {', '.join(f'{name}={value}' for name, value in result['server'].items())}"]
-    for figure in (Figure(**each) for each in result["figures"]):
-        lines.append(f"  {figure.name}: {Spread.of(figure.values)} {figure.unit}")
-        if figure.references:
-            lines.append(f"      {figure.reference}: {Spread.of(figure.references)} {figure.unit}")
-            lines.append(f"      ratio: {Spread.of(figure.ratios)}{verdict(figure)}")
-        elif figure.bar:
-            lines[-1] += verdict(figure)
-    return "\n".join(lines)
+def merged(runs: list[Run]) -> Run:
+    """Return the last run with all results, each part's latest."""
+    results = {(each["part"], each["database"]): each for run in runs for each in run["results"]}
+    return {**runs[-1], "results": [*results.values()]}
 
 
-def verdict(figure: Figure) -> str:
-    return f"; asked {figure.bar}: {'reached' if figure.reached else 'MISSED'}" * bool(figure.bar)
+def filled(text: str, run: Run) -> str:
+    """Return a page whose marked blocks are the run's."""
+    return BLOCK.sub(lambda found: found[1] + BLOCKS[found[2]](run) + found[3], text)
+
+
+# --- the blocks ---------------------------------------------------------------------------------
+
+
+def made_on(run: Run) -> str:
+    """On what the run was made: hardware, versions, servers."""
+    scale, hardware = run["scale"], run["hardware"]
+    servers = {each["database"]: each["server"] for each in run["results"] if "server" in each}
+    lines = [
+        f"- {heading(run)}",
+        f"- {scale['repeats']} rounds; load of the machine before the run: "
+        f"{hardware['load_before']:g}",
+    ]
+    for database, server in servers.items():
+        settings = [f"`{name}` {value}" for name, value in server.items()
+                    if name not in ("name", "driver")]  # fmt: skip
+        lines.append(
+            f"- {DATABASES[database]}: {server['name']}, {server['driver']}; {', '.join(settings)}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def asked(run: Run) -> str:
+    """What was asked and what was reached."""
+    rows = [
+        [DATABASES[database], figure.name, figure.reference, figure.bar,
+         str(Spread.of(figure.judged)) + (" ×" if figure.references else f" {figure.unit}"),
+         "yes" if figure.reached else "**no**"]
+        for database, figure in figures(run) if figure.reached is not None
+    ]  # fmt: skip
+    return table(["database", "what", "beside", "asked", "reached", ""], rows)
+
+
+def measured(run: Run) -> str:
+    """Every figure, and what could not be measured."""
+    rows = [
+        [DATABASES[database], figure.name, f"{Spread.of(figure.values)} {figure.unit}",
+         f"{figure.reference}: {Spread.of(figure.references)}" if figure.references else "",
+         str(Spread.of(figure.ratios)) if figure.references else ""]
+        for database, figure in figures(run) if not figure.failure
+    ]  # fmt: skip
+    text = table(["database", "what", "median (lowest to highest)", "beside", "ratio"], rows)
+    missing = [
+        f"- {DATABASES[database]}, {figure.name}: {figure.failure}"
+        for database, figure in figures(run) if figure.failure
+    ] + [
+        f"- {DATABASES[each['database']]}, the whole of `{each['part']}`: {each['error']}"
+        for each in run["results"] if "error" in each
+    ]  # fmt: skip
+    return text + "\nNot measured:\n\n" + ("\n".join(missing) or "- nothing") + "\n"
+
+
+def shortlist(run: Run) -> str:
+    """The few that a first reader wants: a row each, a column for each database."""
+    found = {
+        (each["part"], number, each["database"]): Figure(**figure)
+        for each in run["results"] for number, figure in enumerate(each.get("figures", ()))
+    }  # fmt: skip
+    rows = []
+    for part, number in SHORTLIST:
+        cells = [found.get((part, number, database)) for database in DATABASES]
+        names = [f"{each.name}, beside {each.reference}".removesuffix(", beside ")
+                 for each in cells if each]  # fmt: skip
+        if names:
+            rows.append([names[0], *(brief(each) if each else "" for each in cells)])
+    peers = [figure for database, figure in figures(run)
+             if database == "postgres" and figure.name.startswith("drain, one worker")]  # fmt: skip
+    rows += [[each.name, brief(each), "", ""] for each in peers if not each.failure]
+    return f"{heading(run)}\n\n" + table(["", *DATABASES.values()], rows)
+
+
+def brief(figure: Figure) -> str:
+    value = f"{short(Spread.of(figure.values).median)} {figure.unit}"
+    ratios = f" ({short(Spread.of(figure.ratios).median)} ×)" if figure.references else ""
+    return value + ratios
+
+
+BLOCKS: dict[str, Callable[[Run], str]] = {
+    each.__name__: each for each in (made_on, asked, measured, shortlist)
+}
+
+
+def figures(run: Run) -> list[tuple[str, Figure]]:
+    """Return every figure with the database it was measured on."""
+    return [
+        (each["database"], Figure(**figure))
+        for each in run["results"] for figure in each.get("figures", ())
+    ]  # fmt: skip
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(Path(name) for name in sys.argv[1:])

@@ -8,25 +8,27 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     repeats: int = 5
-    events: int = 30_000  # of a backlog
+    events: int = 100_000  # of a backlog
     latencies: int = 300  # events a repeat
-    transactions: int = 200  # a repeat
-    seconds: float = 1.0  # that a measurement by time takes
-    due_rows: int = 100_000
-    in_flight: int = 20_000
-    future_rows: int = 100_000
-    done_rows: int = 300_000
-    memory_events: int = 200_000
+    transactions: int = 500  # a repeat
+    seconds: float = 3.0  # that a measurement by time takes
+    due_rows: int = 200_000
+    in_flight: int = 50_000
+    future_rows: int = 1_000_000
+    done_rows: int = 5_000_000
+    memory_events: int = 1_000_000
 
 
-QUICK = Scale()
-FULL = Scale(
-    events=100_000,
-    transactions=500,
-    seconds=3.0,
-    due_rows=200_000,
-    in_flight=50_000,
-    future_rows=1_000_000,
-    done_rows=5_000_000,
-    memory_events=1_000_000,
+QUICK = Scale(
+    repeats=3,
+    seconds=1.0,
+    events=20_000,
+    latencies=100,
+    transactions=100,
+    due_rows=100_000,
+    in_flight=20_000,
+    future_rows=100_000,
+    done_rows=200_000,
+    memory_events=100_000,
 )
+FULL = Scale()
