@@ -54,8 +54,7 @@ def made_on(run: Run) -> str:
     servers = {each["database"]: each["server"] for each in run["results"] if "server" in each}
     lines = [
         f"- {heading(run)}",
-        f"- {scale['repeats']} rounds; load of the machine before the run: "
-        f"{hardware['load_before']:g}",
+        f"- {scale['repeats']} rounds; the machine's load before: {hardware['load_before']:g}",
     ]
     for database, server in servers.items():
         settings = [f"`{name}` {value}" for name, value in server.items()
