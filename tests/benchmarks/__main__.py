@@ -34,6 +34,7 @@ def main() -> int:
     given = {"repeats": options.repeats, "events": options.events}
     scale = replace(scale, **{name: value for name, value in given.items() if value})
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
+    os.environ["OUTBOX_TEST_DURABLE"] = "1"
     run: dict[str, Any] = {
         "hardware": machine.hardware(), "software": machine.software(), "scale": asdict(scale),
         "results": [],

@@ -50,12 +50,8 @@ def filled(text: str, run: Run) -> str:
 
 def made_on(run: Run) -> str:
     """On what the run was made: hardware, versions, servers."""
-    scale, hardware = run["scale"], run["hardware"]
     servers = {each["database"]: each["server"] for each in run["results"] if "server" in each}
-    lines = [
-        f"- {heading(run)}",
-        f"- {scale['repeats']} rounds; the machine's load before: {hardware['load_before']:g}",
-    ]
+    lines = [f"- {heading(run)}", f"- {run['scale']['repeats']} rounds{busy(run)}"]
     for database, server in servers.items():
         settings = [f"`{name}` {value}" for name, value in server.items()
                     if name not in ("name", "driver")]  # fmt: skip
@@ -111,7 +107,18 @@ def shortlist(run: Run) -> str:
     peers = [figure for database, figure in figures(run)
              if database == "postgres" and figure.name.startswith("drain, one worker")]  # fmt: skip
     rows += [[each.name, brief(each), "", ""] for each in peers if not each.failure]
-    return f"{heading(run)}\n\n" + table(["", *DATABASES.values()], rows)
+    return f"{heading(run)}{busy(run)}\n\n" + table(["", *DATABASES.values()], rows)
+
+
+def busy(run: Run) -> str:
+    """Say so if the machine had other work."""
+    load, cores = run["hardware"]["load_before"], run["hardware"]["cores"]
+    if load < cores / 2:
+        return ""
+    return (
+        f". **The machine was busy with other work** (a load of {load:g} on {cores} cores before "
+        "the run): ratios are rough and absolute figures low"
+    )
 
 
 def brief(figure: Figure) -> str:

@@ -1,0 +1,146 @@
+"""The benchmarks' own sums, and that the published figures are those of the JSON beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import console, report
+from tests.benchmarks.figures import Figure, Spread, in_turn, percentile, short
+
+
+def figure(**given: Any) -> Figure:
+    return Figure(**{"name": "drain", "unit": "events/s", "values": [3.0, 1.0, 2.0], **given})
+
+
+def test_a_ratio_is_one_of_a_round() -> None:
+    assert figure(references=[6.0, 4.0, 2.0]).ratios == [0.5, 0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("bar", "references", "reached"),
+    [
+        ("≥ 0.5", [6.0, 2.0, 2.0], True),
+        ("≥ 0.6", [6.0, 2.0, 2.0], False),
+        ("≤ 0.5", [6.0, 2.0, 2.0], True),
+        ("≤ 0.4", [6.0, 2.0, 2.0], False),
+        ("≤ 2", [], True),
+        ("≥ 2.1", [], False),
+        ("", [], None),
+    ],
+)
+def test_the_median_is_judged(bar: str, references: list[float], reached: bool | None) -> None:
+    """By the ratio where there is a reference, else by the value."""
+    assert figure(bar=bar, references=references).reached is reached
+
+
+def test_what_was_not_measured_reaches_nothing() -> None:
+    assert figure(values=[], bar="≥ 1", failure="not installed").reached is None
+
+
+def test_a_spread_is_median_lowest_and_highest() -> None:
+    assert Spread.of([5.0, 1.0, 3.0]) == Spread(3.0, 1.0, 5.0)
+    assert str(Spread.of([0.5, 1.25, 20.0])) == "1.25 (0.50 to 20.0)"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(46_123.4, "46,123"), (999.6, "1000"), (123.4, "123"), (12.34, "12.3"), (1.234, "1.23"),
+     (0.123, "0.12"), (0.00123, "0.0012"), (0, "0.00")],
+    ids=str,
+)  # fmt: skip
+def test_a_number_has_the_digits_that_mean_something(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(50, 50), (99, 99), (100, 100), (0.1, 1)])
+def test_a_percentile_is_a_value_that_was_measured(percent: float, expected: float) -> None:
+    assert percentile([float(value) for value in range(100, 0, -1)], percent) == expected
+
+
+def test_all_are_measured_in_turn_and_every_other_round_backwards() -> None:
+    order: list[str] = []
+
+    def measure(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    found = in_turn({"a": lambda: measure("a"), "b": lambda: measure("b")}, 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert found == {"a": [1.0, 4.0, 5.0], "b": [2.0, 3.0, 6.0]}
+
+
+# --- a run as text ------------------------------------------------------------------------------
+
+
+def run(*results: dict[str, Any]) -> report.Run:
+    return {
+        "hardware": {"cpu": "Abacus", "cores": 2, "memory_gb": 4, "system": "Linux 6",
+                     "load_before": 0.1},
+        "software": {"python": "3.12.1", "django": "6.1", "revision": "abc", "date": "today"},
+        "scale": {"repeats": 3},
+        "results": list(results),
+    }  # fmt: skip
+
+
+def result(part: str = "drain", database: str = "sqlite", **given: Any) -> dict[str, Any]:
+    server = {"name": "SQLite 3", "driver": "sqlite3", "journal_mode": "wal"}
+    return {"part": part, "database": database, "seconds": 1.5, "server": server, **given}
+
+
+def test_a_terminal_shows_verdicts_and_what_is_missing() -> None:
+    figures = [
+        figure(references=[3.0, 1.0, 2.0], reference="the driver", bar="≥ 0.8").as_dict(),
+        figure(name="slow", bar="≥ 9").as_dict(),
+        figure(name="peer", values=[], failure="not installed").as_dict(),
+    ]
+    text = console.as_text(result(figures=figures))
+    assert "ratio: 1.00 (1.00 to 1.00); asked ≥ 0.8: reached" in text
+    assert "slow: 2.00 (1.00 to 3.00) events/s; asked ≥ 9: MISSED" in text
+    assert "peer: NOT MEASURED: not installed" in text
+
+
+def test_a_part_that_failed_is_a_line() -> None:
+    failed = {"part": "drain", "database": "sqlite", "seconds": 2.0, "error": "ValueError: no"}
+    assert "FAILED: ValueError: no" in console.as_text(failed)
+    assert "SQLite, the whole of `drain`: ValueError: no" in report.measured(run(failed))
+
+
+def test_marked_blocks_are_replaced_and_nothing_else() -> None:
+    page = "before\n<!-- benchmarks: asked -->\nold\n<!-- end of benchmarks -->\nafter\n"
+    found = report.filled(page, run(result(figures=[figure(bar="≤ 9").as_dict()])))
+    row = "| SQLite | drain |  | ≤ 9 | 2.00 (1.00 to 3.00) events/s | yes |"
+    assert found.startswith("before\n<!-- benchmarks: asked -->\n| database |")
+    assert found.endswith(f"{row}\n<!-- end of benchmarks -->\nafter\n")
+    assert report.filled(found, run()) != found
+
+
+def test_parts_of_a_run_are_put_together_and_the_latest_counts() -> None:
+    first = run(result(seconds=1.0), result("write", seconds=2.0))
+    second = run(result(seconds=3.0), result(database="postgres", seconds=4.0))
+    assert [each["seconds"] for each in report.merged([first, second])["results"]] == [3, 2, 4]
+
+
+def test_the_shortlist_has_a_column_for_each_database() -> None:
+    beside = figure(references=[1.0] * 3, reference="x").as_dict()
+    text = report.shortlist(
+        run(result(figures=[figure().as_dict()]), result(database="postgres", figures=[beside]))
+    )
+    assert "| drain, beside x | 2.00 events/s (2.00 ×) |  | 2.00 events/s |" in text
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.9, False), (1.0, True)])
+def test_a_busy_machine_is_told(load: float, told: bool) -> None:
+    made = run()
+    made["hardware"]["load_before"] = load
+    for block in (report.made_on, report.shortlist):
+        assert ("busy" in block(made)) is told
+
+
+@pytest.mark.parametrize("page", [report.PAGE, report.README], ids=["page", "readme"])
+def test_the_published_figures_are_those_of_the_kept_run(page: Any) -> None:
+    text = page.read_text()
+    assert report.BLOCK.search(text)
+    assert report.filled(text, json.loads(report.KEPT.read_text())) == text
