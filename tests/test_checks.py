@@ -162,6 +162,12 @@ def test_e003_a_worker_must_end_before_its_leases(outbox: dict[str, Any], found:
         assert ids() == found
 
 
+def test_ordered_delivery_needs_no_further_setting_and_hears_nothing() -> None:
+    """Row 406."""
+    with override_settings(OUTBOX={"MODE": "ordered", "ON_DEAD": "block"}):
+        assert ours() == []
+
+
 @pytest.mark.parametrize(
     ("change", "refused"),
     [({}, True), ({"UNROUTABLE_GRACE": 0}, False), ({"UNROUTABLE": "ignore"}, False),

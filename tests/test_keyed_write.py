@@ -20,6 +20,7 @@ from django_outbox import DuplicateEvent, Event, InvalidEvent, hooks, signals, w
 from django_outbox.dialects import inserting, numbering
 from django_outbox.events import LENGTHS, aggregate_key
 from django_outbox.models import OutboxEvent, OutboxStream
+from tests import samples
 from tests.databases import vendor
 from tests.table import claim, elsewhere, in_thread, now, row
 from tests.test_write import Queue, Undone, undone
@@ -645,3 +646,26 @@ def test_r9_a_second_writer_at_repeatable_read() -> None:
         strict()
     late = OutboxEvent.objects.get(event_type="late")
     assert late.seq == stream().seq == max(each for each in seqs() if each is not None)
+
+
+# --- the how-to ----------------------------------------------------------------------------------
+
+
+def test_the_samples_of_the_how_to_deliver_in_order() -> None:
+    """docs/how-to/deliver-in-order.md."""
+    order = Order.objects.create(sku="tea")
+    with samples.modules("how-to/deliver-in-order.md") as shop:
+        shop["shop.views"].pay(order)
+        shop["shop.views"].ship(order)
+        shop["shop.transfers"].transfer("b", "a", 100)
+        with outbox.Worker(workers=2):
+            wait_until(lambda: len(shop["shop.listeners"].seen) == 2)
+            wait_until(lambda: OutboxEvent.objects.filter(status=1).count() >= 2)
+        seen = shop["shop.listeners"].seen
+    assert [each for each, _ in seen] == ["order.paid", "order.shipped"]
+    assert seen[1][1] == seen[0][1] + 1
+    assert {*OutboxStream.objects.values_list("key", flat=True)} == {
+        f"order:{order.pk}",
+        "account:a",
+        "account:b",
+    }
