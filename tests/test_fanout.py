@@ -152,6 +152,15 @@ def test_an_event_is_dead_only_when_none_can_go_on(outside: bool) -> None:
 
 
 @both
+def test_a_failure_on_record_is_one_though_who_is_left_only_waits(outside: bool) -> None:
+    write()
+    waits = Listener("mail", lambda event: outbox.Defer(600))
+    with registered(Listener("", fails, retry=ONCE), waits):
+        drain()
+    assert statuses() == {"RETRY": 1}
+
+
+@both
 def test_a_dead_event_tells_the_error_of_a_listener_that_died(outside: bool) -> None:
     """Not the later one of a listener that recovered from it."""
     (event_id,) = write()
