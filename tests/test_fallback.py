@@ -258,6 +258,46 @@ def test_whatever_else_it_answers_is_done(outside: bool, answer: Any) -> None:
     assert statuses() == {"DONE": 1}
 
 
+# Row 33.
+@both
+def test_33_listener_then_retry_decision_then_fallback_then_dead(outside: bool) -> None:
+    steps: list[str] = []
+
+    class Policy:
+        max_attempts = 3
+
+        def should_retry(self, error: BaseException) -> bool:
+            steps.append("retry decision")
+            return not steps.count("listener") > 1
+
+        def delay(self, attempt: int) -> float:
+            return 0.0
+
+    def listen(event: outbox.Event) -> None:
+        steps.append("listener")
+        raise LookupError
+
+    def fails(event: outbox.Event, failure: outbox.Failure) -> None:
+        steps.append("fallback")
+        raise RuntimeError
+
+    def note(**kwargs: Any) -> None:
+        steps.append("dead")
+
+    signals.event_dead.connect(note)
+    try:
+        write()
+        with guarded(listen, fails, retry=Policy()):
+            drain(3)
+    finally:
+        signals.event_dead.disconnect(note)
+    assert steps == [
+        "listener", "retry decision",
+        "listener", "retry decision", "fallback", "dead",
+    ]  # fmt: skip
+
+
+# Row 349: whoever wants to know of dead events connects to ``event_dead``.
 @outside_alone
 def test_its_end_is_logged_and_announced(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[tuple[str, str]] = []
