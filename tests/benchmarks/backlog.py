@@ -8,35 +8,38 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_outbox import dialects
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxStream
 
 from .payload import PAYLOAD
 
-TABLE = OutboxEvent._meta.db_table
+TABLE, STREAMS = OutboxEvent._meta.db_table, OutboxStream._meta.db_table
 IDS = {  # 26 characters, in order
     "postgresql": "lpad(CAST(n AS text), 25, '0')",
     "mysql": "LPAD(n, 25, '0')",
     "sqlite": "printf('%%025d', n)",
 }
-EMPTY = {"sqlite": f"DELETE FROM {TABLE}"}
 ANALYZE = {"postgresql": "VACUUM ANALYZE {}", "sqlite": "ANALYZE {}", "mysql": "ANALYZE TABLE {}"}
 AGO = 36_000  # seconds since the first of a backlog fell due; the others followed by the ms
+DUE = f"n * 0.001 - {AGO}"
 TEXT = json.dumps(PAYLOAD)
 
 
-def fill(events: int, *, event_type: str = "benchmark.count", text: str = TEXT) -> None:
-    """Make the table hold that many due events, and nothing else."""
+def fill(events: int, *, event_type: str = "benchmark.count", per_key: int = 0) -> None:
+    """Make the table hold that many due events, so many of each key (0: no keys), and no others."""
     empty()
-    insert(events, due=f"n * 0.001 - {AGO}", event_type=event_type, text=text)
+    insert(events, due=DUE, event_type=event_type, text=TEXT, per_key=per_key)
     analyze()
 
 
 def empty(alias: str = DEFAULT_DB_ALIAS) -> None:
-    execute(EMPTY.get(connections[alias].vendor, f"TRUNCATE {TABLE}"), alias=alias)
+    for table in (TABLE, STREAMS):
+        how = "DELETE FROM" if connections[alias].vendor == "sqlite" else "TRUNCATE"
+        execute(f"{how} {table}", alias=alias)
 
 
 def analyze(alias: str = DEFAULT_DB_ALIAS) -> None:
-    execute(ANALYZE[connections[alias].vendor].format(TABLE), alias=alias)
+    for table in (TABLE, STREAMS):
+        execute(ANALYZE[connections[alias].vendor].format(table), alias=alias)
 
 
 def insert(
@@ -48,30 +51,45 @@ def insert(
     owner: str | None = None,
     event_type: str = "benchmark.count",
     text: str = "{}",
+    per_key: int = 0,
     alias: str = DEFAULT_DB_ALIAS,
 ) -> None:
     """Insert rows numbered by n, due that many seconds from now; ``letter`` begins their ids."""
     connection = connections[alias]
     dialect = dialects.of(connection)
-    at = "NULL" if due is None else dialect.plus.replace("%s", f"({due})")
+    at = "NULL" if due is None else after(due, alias)
+    key = connection.ops.quote_name("key")
     values = {
-        "event_id": f"{concatenated(connection.vendor, letter)}",
+        "event_id": concatenated(connection.vendor, letter, IDS[connection.vendor]),
         "event_type": "%s", "aggregate_type": "'__GLOBAL__'", "payload": "%s",
         "status": str(status), "attempts": "0", "rescues": "0",
-        "occurred_at": dialect.now, "created_at": dialect.now, "first_due_at": dialect.now,
-        "available_at": at, "done_at": dialect.now if status == 1 else "NULL",
+        "occurred_at": dialect.now, "created_at": dialect.now, "first_due_at": at,
+        "available_at": "NULL" if per_key else at,
+        "done_at": dialect.now if status == 1 else "NULL",
         "locked_by": "%s", "locked_at": "NULL" if owner is None else dialect.now,
     }  # fmt: skip
+    if per_key:
+        values[key] = concatenated(connection.vendor, letter, f"(n - n %% {per_key})")
+        values["seq"] = f"n %% {per_key} + 1"
     execute(
         f"INSERT INTO {TABLE} ({', '.join(values)}) {numbers(count)} "
         f"SELECT {', '.join(values.values())} FROM numbers WHERE n < {count} ORDER BY n",
         [event_type, text, owner], alias=alias,
     )  # fmt: skip
+    if per_key:
+        execute(
+            f"INSERT INTO {STREAMS} ({key}, seq, due_at) SELECT {key}, max(seq), min(first_due_at) "
+            f"FROM {TABLE} WHERE {key} LIKE '{letter}%' GROUP BY {key}", alias=alias,
+        )  # fmt: skip
 
 
-def concatenated(vendor: str, letter: str) -> str:
-    ids = IDS[vendor]
-    return f"CONCAT('{letter}', {ids})" if vendor == "mysql" else f"'{letter}' || {ids}"
+def after(seconds: object, alias: str = DEFAULT_DB_ALIAS) -> str:
+    """Return the SQL of so many seconds from now."""
+    return dialects.of(connections[alias]).plus.replace("%s", f"({seconds})")
+
+
+def concatenated(vendor: str, letter: str, more: str) -> str:
+    return f"CONCAT('{letter}', {more})" if vendor == "mysql" else f"'{letter}' || {more}"
 
 
 def numbers(count: int) -> str:

@@ -34,11 +34,13 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     ]  # fmt: skip
 
 
-def drain(events: int, witness: Witness, *arguments: str, processes: int = 1) -> float:
+def drain(
+    events: int, witness: Witness, *arguments: str, processes: int = 1, keys: str = ""
+) -> float:
     """Have workers drain; return events a second from the first 200 calls to the last settle."""
     witness.clear()
     lines = events // STEP - processes  # what is left over in each process makes no line
     with WorkerProcess(*arguments) as worker:
         worker.wait_for(lambda: len(witness) >= lines, "end of the calls")
-        end = worker.wait_until_settled()
+        end = worker.wait_until_settled(keys)
     return (events - WARM_UP) / (end - witness.calls()[WARM_UP // STEP - 1])

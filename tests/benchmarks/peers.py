@@ -32,7 +32,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
         contest.invite()
         contest.measure(lambda each: {"write": each.ask("write", scale.transactions)})
         contest.measure(lambda each: {"drain": drain(each, scale, witness)})
-        contest.measure(lambda each: latency(each, scale.latencies, witness))
+        contest.measure(lambda each: latency(each, scale.latencies // 3, witness))
         return contest.figures()
     finally:
         contest.close()

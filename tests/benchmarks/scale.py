@@ -11,12 +11,14 @@ class Scale:
     events: int = 100_000  # of a backlog
     latencies: int = 300  # events a repeat
     transactions: int = 500  # a repeat
-    seconds: float = 3.0  # that a measurement by time takes
+    seconds: float = 2.0  # that a measurement by time takes
+    keyed_events: int = 20_000
     due_rows: int = 200_000
     in_flight: int = 50_000
     future_rows: int = 1_000_000
     done_rows: int = 5_000_000
     memory_events: int = 1_000_000
+    blocked_rows: int = 50_000  # behind one key
 
 
 QUICK = Scale(
@@ -30,5 +32,7 @@ QUICK = Scale(
     future_rows=100_000,
     done_rows=200_000,
     memory_events=100_000,
+    blocked_rows=20_000,
+    keyed_events=5_000,
 )
 FULL = Scale()

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any
 
 from django.db import connections
-from django.db.models import QuerySet
 
 from django_outbox.models import OutboxEvent
 from tests import databases
@@ -57,15 +56,15 @@ class WorkerProcess:
             time.sleep(every)  # between two looks
         return time.monotonic()
 
-    def wait_until_settled(self) -> float:
-        return self.wait_for(lambda: not pending().exists(), "end of the backlog")
+    def wait_until_settled(self, keys: str = "") -> float:
+        """Wait until no due event, or none whose key begins with ``keys``, is left."""
+        left = OutboxEvent.objects.filter(available_at__isnull=False)
+        if keys:
+            left = OutboxEvent.objects.pending().filter(key__startswith=keys)
+        return self.wait_for(lambda: not left.exists(), "end of the backlog")
 
 
 def environment() -> dict[str, str]:
     """Return what a process needs to meet our databases."""
     aliases = {alias: connections[alias].settings_dict for alias in connections}
     return {**os.environ, **databases.environment(aliases)}
-
-
-def pending() -> QuerySet[OutboxEvent]:
-    return OutboxEvent.objects.filter(available_at__isnull=False)
