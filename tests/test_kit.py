@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -238,6 +239,32 @@ def test_a_made_event_may_be_delayed() -> None:
     assert event.deliver_at == event.available_at == event.occurred_at + timedelta(minutes=1)
     at = event.occurred_at + timedelta(days=1)
     assert make_event(PLACED, available_at=at).deliver_at == at
+
+
+@outbox.event("parcel.sent", headers={"carrier": "carrier"})
+@dataclass
+class ParcelSent:
+    number: int
+    carrier: str
+    on: date
+
+
+def test_a_made_event_may_be_typed() -> None:
+    parcel = ParcelSent(7, "owl", date(2026, 11, 21))
+    event = make_event(parcel, attempts=1)
+    assert (event.event_type, event.attempts) == ("parcel.sent", 1)
+    assert event.payload == parcel
+    assert event.headers == {"carrier": "owl"}
+
+
+@inside
+def test_typed_events_are_asserted_by_their_class() -> None:
+    parcel = ParcelSent(7, "owl", date(2026, 11, 21))
+    with transaction.atomic():
+        outbox.write(parcel)
+    assert_event_written(ParcelSent, payload=parcel, headers={"carrier": "owl"})
+    with pytest.raises(AssertionError, match="differs in payload"):
+        assert_event_written(ParcelSent, payload=ParcelSent(8, "owl", parcel.on))
 
 
 @pytest.mark.parametrize("payload", [float("nan"), {1, 2}, "\ud800", "x" * 2_000_000],

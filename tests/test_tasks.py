@@ -346,6 +346,35 @@ def test_results_by_id() -> None:
         tasks.add.get_result(plain)
 
 
+@inside
+def test_a_result_belongs_to_its_backend() -> None:
+    result = tasks.add.enqueue(1)
+    with pytest.raises(TaskResultDoesNotExist):
+        task_backends["free"].get_result(result.id)
+
+
+@both
+def test_a_result_lives_as_long_as_its_event(outside: bool, settings: Any) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0}
+    result = tasks.add.enqueue(1)
+    outbox.drain()
+    with pytest.raises(TaskResultDoesNotExist):
+        result.refresh()
+
+
+@outside_alone
+def test_in_mode_ordered(settings: Any) -> None:
+    """There a task is in a stream, whose lease is the worker's."""
+    settings.OUTBOX = {"MODE": "ordered", "UNROUTABLE_GRACE": 0}
+    with running_worker() as worker:
+        results = [tasks.add.enqueue(n) for n in range(3)]
+        wait_until(lambda: statuses() == {"DONE": 3})
+    for each in results:
+        each.refresh()
+    assert [each.return_value for each in results] == [0, 1, 2]
+    assert {*results[0].worker_ids} == {worker.id}
+
+
 @both
 def test_a_named_listener_beside_it(outside: bool) -> None:
     """Somebody listens to everything; the result is kept all the same."""

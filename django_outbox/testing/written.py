@@ -11,7 +11,7 @@ from django.db import router
 
 from .. import hooks
 from ..conf import current
-from ..events import Event, check_text, leased, type_name
+from ..events import Event, check_text, declared, leased, type_name
 from ..events.rules import aggregate as aggregate_of
 from ..models import OutboxEvent
 from ..signals import event_settled, event_written
@@ -98,10 +98,11 @@ def assert_event_written(
 
     ``fields`` are attributes of ``Event``, and ``aggregate``, a model instance. Values may be given
     as they were written or as a listener sees them. ``among`` are captured events; default: the
-    whole table of the alias ``using``.
+    whole table of the alias ``using``. ``event_type`` may be a class declared with ``@event``.
     """
     wanted = _wanted(fields)
-    name = type_name(event_type, "event_type")
+    declaration = declared(event_type)
+    name = declaration.event_type if declaration else type_name(event_type, "event_type")
     events = list(_stored(using or router.db_for_write(OutboxEvent)) if among is None else among)
     for event in events:
         if event.event_type == name and not _unlike(event, wanted):
@@ -159,11 +160,12 @@ def _stored(alias: str, **conditions: Any) -> list[Event]:
 def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:
     """Make an event as a listener gets it, without a database; ``fields`` are those of ``Event``.
 
+    ``event_type`` may be an instance of a class declared with ``@event``: the payload is one then.
     Raises ``InvalidEvent`` for what cannot be written.
     """
     event = Event(event_type=event_type, payload=payload, **fields)
     serializer = hooks.serializer()
-    text = serializer.dumps(payload)
+    text = serializer.dumps(event.payload)
     check_text(text, most=current().MAX_PAYLOAD_BYTES)
     due = event.available_at or event.occurred_at + timedelta(seconds=event._delay or 0)
     row = {
@@ -175,6 +177,8 @@ def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:
         "deliver_at": due if event.is_delayed else None,
         "source": event.source or "cold",
     }
-    return leased(
-        [*row.values()], {name: place for place, name in enumerate(row)}, serializer.loads
-    )
+    places, kind = {name: place for place, name in enumerate(row)}, type(event.payload)
+    made = leased([*row.values()], places, serializer.loads)
+    if declared(kind) is None:
+        return made
+    return leased([*row.values()], places, lambda text: made.payload_as(kind))
