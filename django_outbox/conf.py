@@ -198,11 +198,13 @@ def _import(name: str, path: str) -> Any:
 def _reset(*, setting: str, **kwargs: Any) -> None:
     if setting == "OUTBOX":
         current.cache_clear()
+        _names.cache_clear()
 
 
 setting_changed.connect(_reset, dispatch_uid="django_outbox.conf")
 
 
+@lru_cache(maxsize=1)
 def _names() -> tuple[str, str]:
     """Return prefix and schema, or none where they are unfit: the checks report those."""
     raw = getattr(django_settings, "OUTBOX", {})

@@ -23,6 +23,7 @@ STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol ends at 65,535
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
 SQL = tuple[str, list[Any]]  # and its parameters
 NULL: SQL = ("NULL", [])
+ZERO = ("status", "attempts", "rescues")  # columns in which every event begins with 0
 
 
 class Inserting(Numbering):
@@ -67,7 +68,8 @@ class Inserting(Numbering):
         columns = [*dict.fromkeys(chain.from_iterable(cells))]
         values = [", ".join([row.get(each, NULL)[0] for each in columns]) for row in cells]
         params = [value for row in cells for each in columns for value in row.get(each, NULL)[1]]
-        into = ", ".join([*map(connection.ops.quote_name, columns), "status, attempts, rescues"])
+        key = connection.ops.quote_name("key")  # alone of them a word of SQL
+        into = ", ".join([*(key if each == "key" else each for each in columns), *ZERO])
         sql = ", 0, 0, 0), (".join(values)
         return f"INSERT INTO {self._table(connection)} ({into}) VALUES ({sql}, 0, 0, 0)", params
 
