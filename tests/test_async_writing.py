@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 from django.test import AsyncClient, override_settings
@@ -127,7 +127,7 @@ def test_errors_are_those_of_write_and_poison_nothing() -> None:
 )
 def test_the_twins_take_what_their_originals_take(twin: Any, of: Any) -> None:
     assert inspect.signature(twin) == inspect.signature(of)
-    assert inspect.iscoroutinefunction(twin)
+    assert iscoroutinefunction(twin)
     assert twin.__doc__
 
 
