@@ -48,7 +48,7 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         """Streams whose head keeps its followers waiting: until its next try, or dead for good."""
         waiting = Q(locked_by=None, due_at__gt=DatabaseNow())
         if current().ON_DEAD == "block":
-            waiting |= Q(Exists(self._events().pending()), locked_by=None, due_at=None)
+            waiting |= Q(locked_by=None, due_at=None, pk__in=self._dead_with_followers())
         return self.real().filter(waiting)
 
     def release(self) -> int:
@@ -121,6 +121,14 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         from . import OutboxEvent
 
         return OutboxEvent.objects.filter(IsIndexed("status"), key=OuterRef("pk"))
+
+    def _dead_with_followers(self) -> models.QuerySet[OutboxEvent, str | None]:
+        """Keys that have a dead event, which are few, and a pending one; idle ones may be many."""
+        from . import OutboxEvent
+
+        indexed = OutboxEvent.objects.filter(IsIndexed("status"), key__isnull=False)
+        pending = indexed.filter(key=OuterRef("key")).pending()
+        return indexed.dead().filter(Exists(pending)).order_by().values_list("key", flat=True)
 
     def real(self) -> StreamQuerySet:
         """Without the row that is no stream but the lease of "single_node"."""

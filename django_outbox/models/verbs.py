@@ -201,7 +201,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             done_at=DatabaseNow(),
             deliver_at=None,
             last_error=Concat(
-                Value("Skipped, that its followers may go on. "),
+                Value("Skipped: its followers may go on. "),
                 Substr(Coalesce("last_error", Value("")), 1, 3900),
                 output_field=models.TextField(),
             ),
