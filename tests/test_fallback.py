@@ -163,6 +163,22 @@ def test_a_row_that_cannot_be_decoded_is_not_for_it(damage: dict[str, str]) -> N
     assert fallback.calls == []
 
 
+@dataclasses.dataclass
+class Parcel:
+    to: str
+
+
+@inside
+def test_a_payload_that_does_not_fit_the_listeners_class_is_not_for_it() -> None:
+    fallback = Fallback()
+    outbox.event("parcel.posted")(Parcel)
+    insert(event_type="parcel.posted", payload='{"from": "us"}')
+    with guarded(lambda event: None, fallback, event_type=Parcel):
+        drain()
+    assert statuses() == {"DEAD": 1}
+    assert fallback.calls == []
+
+
 @inside
 def test_a_poison_event_is_not_for_it() -> None:
     insert(rescues=4, locked_by="lost", due=-1)
