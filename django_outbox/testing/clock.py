@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from django.db import connections, models, router
 
 from .. import doorbell, hooks
+from ..events import stored_instant
 from ..exceptions import seconds
 from ..models import OutboxEvent, OutboxInbox, OutboxStream
 
@@ -62,6 +63,6 @@ def _moved(progress: str, delta: timedelta) -> str:
     """Move the next runs of an event's listeners."""
     entries = json.loads(progress)
     for entry in entries.values():
-        if entry.get("at"):
-            entry["at"] = (datetime.fromisoformat(entry["at"]) - delta).isoformat()
+        if at := stored_instant(entry.get("at")):
+            entry["at"] = (at - delta).isoformat()
     return json.dumps(entries)
