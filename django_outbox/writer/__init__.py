@@ -138,7 +138,7 @@ def _rows(events: list[Event]) -> list[Row]:
     told = hooks.writer_hooks()
     if told is not None:
         events = told.change(events)
-    if len({event.event_id for event in events}) < len(events):
+    if len(events) > 1 and len({event.event_id for event in events}) < len(events):
         raise DuplicateEvent(
             "Two events of one write have the same event_id; nothing was written. Expected ids "
             'that differ: dataclasses.replace(event, event_id="") gives a copy one of its own.'
