@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from datetime import timedelta
 from typing import Any
@@ -233,6 +234,20 @@ def test_j16_a_delayed_event_knows_it() -> None:
         deliver(lease, alias="default")
     assert seen[0].is_delayed
     assert seen[0].deliver_at == row(event_id).deliver_at
+
+
+def test_what_waits_to_be_settled_holds_no_decoded_payload() -> None:
+    """A drain's memory, and the garbage collector's work, would grow with it."""
+    insert(payload='{"deep": [[1]]}')
+    seen: list[outbox.Event] = []
+    with listening(seen.append):
+        (lease,) = leases()
+        assert not gc.is_tracked(lease)
+        assert lease.event is lease.event
+        deliver(lease, alias="default")
+    assert seen[0].payload == {"deep": [[1]]}
+    assert lease.event is not seen[0]
+    assert (lease.event_id, lease.event.payload) == (seen[0].event_id, {"deep": [[1]]})
 
 
 def test_event_started_names_event_and_listener() -> None:
