@@ -38,7 +38,7 @@ class Running:
         self._settings["NAME"] = f"{self._settings['NAME']}_{module}"
         self._environment = {
             **os.environ, "OUTBOX_BENCH_DATABASE": json.dumps(self._settings),
-            "DJANGO_SETTINGS_MODULE": "",
+            "DJANGO_SETTINGS_MODULE": "", "PYTHONWARNINGS": "ignore",
         }  # fmt: skip
         self._make_database()
         subprocess.run([*self._command, "prepare"], env=self._environment, check=True, timeout=120)
