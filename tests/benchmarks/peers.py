@@ -6,6 +6,7 @@ its fastest sensible settings. One that cannot be asked is a line that says why.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 from django.db import connection
@@ -22,6 +23,8 @@ from .witness import STEP, Witness
 # The drain's bars are ours by theirs.
 DRAIN_BARS = {"django-reliable-outbox": "≥ 15", "pgqueuer": "≥ 1.5"}
 
+BLOCK = 20  # transactions of one before the next has its turn
+
 Measure = Callable[[Running], dict[str, float]]
 
 
@@ -30,7 +33,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     contest = Contest(ours, scale.repeats)
     try:
         contest.invite()
-        contest.measure(lambda each: {"write": each.ask("write", scale.transactions)})
+        contest.measure_writes(scale.transactions)
         contest.measure(lambda each: {"drain": drain(each, scale, witness)})
         contest.measure(lambda each: latency(each, scale.latencies // 3, witness))
         return contest.figures()
@@ -58,8 +61,20 @@ class Contest:
                 self._failures[peer.name] = why(error)
             self._found[peer.name] = {}
 
-    def measure(self, measure: Measure) -> None:
-        for _ in range(self._repeats):
+    def measure_writes(self, transactions: int) -> None:
+        """Have all write in blocks, taking turns; a round's value is the mean of its blocks."""
+        self.measure(lambda each: each.ask("fill", 0) or {}, rounds=1)
+        blocks = max(1, transactions // BLOCK)
+        self.measure(
+            lambda each: {"write": each.ask("write", BLOCK)}, rounds=blocks * (self._repeats + 1)
+        )
+        for values in self._found.values():
+            means = [statistics.fmean(values["write"][start : start + blocks])
+                     for start in range(0, len(values.get("write", ())), blocks)]  # fmt: skip
+            values["write"] = means[1:]  # the first round is a warm-up
+
+    def measure(self, measure: Measure, *, rounds: int = 0) -> None:
+        for _ in range(rounds or self._repeats):
             for each in [*self._running]:
                 try:
                     for name, value in measure(each).items():
@@ -110,7 +125,7 @@ def drain(each: Running, scale: Scale, witness: Witness) -> float:
     """Return jobs a second from the first 200 calls to the last."""
     jobs = scale.events
     if each.peer:
-        jobs = max(1000, int(each.peer.rate * scale.seconds) // STEP * STEP)
+        jobs = max(500, int(each.peer.rate * scale.seconds) // STEP * STEP)
     each.ask("fill", jobs)
     witness.clear()
     with each.working() as worker:
