@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 
 from django.db import transaction
@@ -86,3 +87,17 @@ def poison(event: outbox.Event) -> None:
 def held_beside(event: outbox.Event) -> int:
     rows = OutboxEvent.objects.filter(pk=event.event_id).values("locked_by")
     return OutboxEvent.objects.filter(locked_by__in=rows).exclude(pk=event.event_id).count()
+
+
+@outbox.listener("order.chaos")
+def chaos(event: outbox.Event) -> outbox.Defer | None:
+    """Fail now and then, defer more rarely; each start and each end is testified."""
+    testify(event, "start")
+    time.sleep(random.random() * 0.002)  # the listener's work
+    luck = random.random()
+    if luck < 0.05:
+        raise ValueError("5 % of all runs fail")
+    if luck < 0.06:
+        return outbox.Defer(0.02)
+    testify(event, "end")
+    return None
