@@ -297,6 +297,8 @@ def test_exactly_once_in_the_same_database_whatever_is_killed(
             victim.wait()
             running.append(start())
         wait_until(lambda: done() == count, within=60, what=f"{count} done")
+        for each in running:
+            each.says("worker started")  # only then a signal finds its receiver
         assert [each.stop() for each in running] == [0, 0]
     assert OutboxEvent.objects.filter(rescues__gt=0).exists()  # the kills did hit their work
     effects = Counter(Effect.objects.values_list("event_id", flat=True))
