@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -461,6 +462,21 @@ def test_a_second_identity_is_a_duplicate_and_poisons_nothing(identity: dict[str
         Order.objects.create(sku="goes on")
     assert Order.objects.exists()
     assert [*OutboxEvent.objects.values_list("event_type", flat=True)] == ["first"]
+
+
+def test_an_event_written_twice_is_a_duplicate_and_poisons_nothing() -> None:
+    """Its id was made for it, and is as new as an own one only once."""
+    event = Event(event_type="once")
+    with transaction.atomic():
+        write(event)
+        for again in (event, dataclasses.replace(event)):
+            with pytest.raises(DuplicateEvent, match=event.event_id):
+                write(again)
+            with pytest.raises(DuplicateEvent, match=event.event_id):
+                write_many([Event(event_type="other"), again])
+        Order.objects.create(sku="goes on")
+    assert Order.objects.exists()
+    assert [*OutboxEvent.objects.values_list("event_type", flat=True)] == ["once"]
 
 
 @pytest.mark.parametrize("identity", SAME, ids=str)

@@ -167,6 +167,10 @@ class Event:
             raise InvalidEvent(f"from_json got no valid JSON: {error}") from error
         return cls(event_type=event_type, payload=value, _exact=(value, text), **fields)
 
+    def stored(self) -> None:
+        """Note that its id may be in the table: of two writes of one event the second may clash."""
+        _put_made(self, ("", self._made[1] if self._made else None))
+
     def called(self, listener: str, database: str) -> None:
         """Note whom a delivered event is for."""
         _put_listener(self, listener)
@@ -221,8 +225,8 @@ _new = object.__new__
 _put_row, _put_places, _put_loads, _put_payload, _put_headers = (
     getattr(Event, name).__set__ for name in ("_row", "_places", "_loads", "payload", "headers")
 )
-_put_listener, _put_database, _put_attempts = (
-    getattr(Event, name).__set__ for name in ("listener", "database", "attempts")
+_put_listener, _put_database, _put_attempts, _put_made = (
+    getattr(Event, name).__set__ for name in ("listener", "database", "attempts", "_made")
 )
 
 

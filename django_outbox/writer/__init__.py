@@ -91,6 +91,8 @@ def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[st
         if on_duplicate == "raise":
             raise
         return [_existing(connection, rows[0][0])]
+    for event in events:
+        event.stored()
     follow(connection, rows)
     return [event.event_id for event, _, _ in rows]
 
