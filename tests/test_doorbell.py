@@ -239,6 +239,9 @@ def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
             assert not [*own.connection.notifies(timeout=0.05)]
         (heard,) = own.connection.notifies(timeout=10, stop_after=1)
         assert (heard.pid, heard.payload) == (me, "")
+        with connection.cursor() as cursor:  # what the ring set was for its statement alone
+            cursor.execute("SHOW synchronous_commit")
+            assert cursor.fetchone() == ("on",)
     finally:
         own.close()
 

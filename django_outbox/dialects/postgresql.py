@@ -168,8 +168,10 @@ class PostgreSQL(Optimistic):
     notifies = True
 
     def notify(self, connection: BaseDatabaseWrapper, channel: str) -> None:
+        # A ring commits, but has nothing to keep: not to wait for its flush halves its time.
+        ring = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')"
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, '')", [channel])
+            cursor.execute(ring, [channel])
 
     def listen(self, connection: BaseDatabaseWrapper, channel: str) -> None:
         with connection.cursor() as cursor:
