@@ -128,16 +128,19 @@ class PostgreSQL(Optimistic):
         table, _ = self._streams(connection)
         with connection.cursor() as cursor:
             cursor.execute(
-                "WITH given AS MATERIALIZED (SELECT s.key, s.seq, v.delay FROM "
-                f"{table} s JOIN unnest(%s::text[], %s::bigint[], %s::float8[]) "
-                "v (key, seq, delay) ON s.key = v.key AND s.seq = COALESCE(v.seq, s.seq) "
-                "WHERE s.locked_by = %s FOR UPDATE OF s SKIP LOCKED) "
+                # Each by its key: joined, they were compared with every stream, 150 ms for 400.
+                "WITH given AS MATERIALIZED (SELECT mine.key, mine.seq, v.delay FROM "
+                "unnest(%s::text[], %s::bigint[], %s::float8[]) v (key, seq, delay), "
+                f"LATERAL (SELECT s.key, s.seq FROM {table} s WHERE s.key = v.key "
+                "AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s "
+                "FOR UPDATE SKIP LOCKED) mine) "
                 f"UPDATE {table} s SET due_at = {self.now} + given.delay * interval '1 second', "
+                # No more conditions: the row is locked, and who guesses it rare scans for it.
                 f"locked_by = NULL, locked_at = {self.now} FROM given WHERE s.key = given.key "
-                "AND s.seq = given.seq AND s.locked_by = %s RETURNING s.key",
+                "RETURNING s.key",
                 [
                     [each.key for each in streams], [each.seq for each in streams],
-                    [each.delay for each in streams], me, me,
+                    [each.delay for each in streams], me,
                 ],
             )  # fmt: skip
             return {row[0] for row in cursor.fetchall()}

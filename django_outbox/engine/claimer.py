@@ -149,7 +149,8 @@ class Claimer:
                 self._connection, me=self.me, among=SUSPECTS_AMONG
             ):
                 self._alone = now  # after this claim, so that others get their turn
-        brought, more = self._streams.claim(max(limit // 2, 1))
+        others_wait = self._low is not None  # the last claim of events without a key was full
+        brought, more = self._streams.claim(max(limit // 2, 1) if others_wait else limit)
         self._rest_for_suspect(now)
         limit = max(limit - brought, 1)
         low = None if sweep else self._low
