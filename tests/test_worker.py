@@ -24,6 +24,7 @@ from django.utils import timezone, translation
 
 import django_outbox as outbox
 from django_outbox import hooks, signals
+from django_outbox.engine.queues import Held
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import Status
 from tests.table import (
@@ -416,6 +417,39 @@ def test_w16_what_was_stolen_before_its_start_is_not_run(settings: Any) -> None:
         wait_until(lambda: statuses().get("DONE") == 1)
     assert waiting not in gate.entered
     assert row(waiting).locked_by == "thief"
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a renewal of the old one, and forgotten with it until the lease ended."""
+    calls: list[str] = []
+    claimed_again = threading.Event()
+    add, drop = Held.add, Held.drop
+
+    def note(held: Held, leases: Any) -> list[Any]:
+        found = add(held, leases := [*leases])
+        if leases and calls:
+            claimed_again.set()
+        return found
+
+    def late(held: Held, leases: Any) -> None:
+        if (leases := [*leases]) and len(calls) == 1:
+            claimed_again.wait(2)  # for a key the stream is read again only after the drop
+        drop(held, leases)
+
+    def fails_once(event: outbox.Event) -> None:
+        calls.append(event.event_id)
+        if len(calls) == 1:
+            raise ConnectionError
+
+    monkeypatch.setattr(Held, "add", note)
+    monkeypatch.setattr(Held, "drop", late)
+    with listening(fails_once, retry=outbox.Fixed(0)), outbox.Worker():
+        write(key=key)
+        wait_for_statuses(DONE=1)
+    assert len(calls) == 2
 
 
 def test_w5_a_row_deleted_meanwhile_is_harmless() -> None:

@@ -33,6 +33,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     aggregate_type: str
     owner: str  # who leased it: this worker
     rescued: bool  # taken over from a lost worker
+    renewal: bool = False  # claimed again while this worker's own lease stood in the row
     rescues: int  # that one included
     progress: str | None  # fan-out: JSON per listener
     key: str | None = None  # whose stream is leased instead of the row
@@ -102,6 +103,7 @@ def take(
         aggregate_type=row[places["aggregate_type"]],
         owner=me,
         rescued=was is not None and was != me,
+        renewal=was == me,
         rescues=row[places["rescues"]],
         progress=row[places["progress"]],
         key=row[places["key"]] if "key" in places else None,

@@ -138,7 +138,7 @@ class _Drain:
         part = part + self.unrun.take_all(GATHER)
         self._settle(connection, part)
         self.streams.settled(part)
-        self.held.drop([lease.event_id for lease, _ in part])
+        self.held.drop(lease for lease, _ in part)
         self.streams.release(connection)
 
     def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
@@ -172,8 +172,9 @@ class _Drain:
         finally:
             self._settle(connection, waiting)
             if rest := self.held.unstarted():
-                dialects.of(connection).release(connection, me=self.me, ids=rest)
-            self.held.drop([lease.event_id for lease in leases])
+                ids = [lease.event_id for lease in rest]
+                dialects.of(connection).release(connection, me=self.me, ids=ids)
+            self.held.drop(leases)
         return count
 
     def _decide(self, lease: Lease, *, inside: bool) -> Decision:

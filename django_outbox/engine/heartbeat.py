@@ -8,6 +8,7 @@ import time
 from django.db import DatabaseError, connections
 
 from .. import dialects
+from ..delivery import Lease
 from ..signals import announce, lease_lost
 from .presence import Presence
 from .queues import Held
@@ -31,9 +32,9 @@ class Heartbeat:
 
     def step(self) -> float:
         started = time.monotonic()
-        ids = self._held.to_renew(started)
-        for start in range(0, len(ids), BATCH):
-            self._renew(ids[start : start + BATCH])
+        leases = self._held.to_renew(started)
+        for start in range(0, len(leases), BATCH):
+            self._renew(leases[start : start + BATCH])
         if self._streams is not None:
             self._keep(self._streams, started)
         self._report_overdue(started)
@@ -50,15 +51,14 @@ class Heartbeat:
             except DatabaseError as error:
                 logger.warning("the worker's row could not be removed error=%s", error)
 
-    def _renew(self, ids: list[str]) -> None:
+    def _renew(self, leases: list[Lease]) -> None:
         connection = connections[self._alias]
         deadline = self._held.deadline(time.monotonic())
         renewed, mine = dialects.of(connection).renew(
-            connection, me=self._me, ids=ids, lease=self._held.lease
+            connection, me=self._me, ids=[each.event_id for each in leases], lease=self._held.lease
         )
-        self._held.renewed(renewed, deadline)
-        if lost := set(ids) - mine:
-            self._lose(lost)
+        self._held.renewed([each for each in leases if each.event_id in renewed], deadline)
+        self._lose([each for each in leases if each.event_id not in mine])
 
     def _keep(self, streams: Streams, now: float) -> None:
         """Renew the streams whose events run; what waits in them goes back to the table."""
@@ -72,9 +72,9 @@ class Heartbeat:
             streams.renewed(renewed, deadline)
             streams.lose(streams.still(some) - mine)
 
-    def _lose(self, ids: set[str]) -> None:
+    def _lose(self, leases: list[Lease]) -> None:
         """Forget what is not ours any more, but for what runs: its settle will be refused."""
-        unstarted = ids.intersection(self._held.unstarted())
+        unstarted = [each for each in leases if self._held.has(each) and not each.started_at]
         self._held.drop(unstarted)
         if unstarted:
             logger.warning("lost leases: %d before their start", len(unstarted))

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
@@ -121,37 +121,41 @@ class Held:
         return since + SAFE_PART * self.lease
 
     def add(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Take leases in; return the new ones. One that is held already was only renewed."""
+        """Take leases in; return the new ones. One that is held already was only renewed.
+
+        Not so a row without our name: it was settled, and due again, before its lease was dropped.
+        """
         new = []
         with self.changed:
             for lease in leases:
-                known = self._leases.setdefault(lease.event_id, lease)
-                if known is lease:
+                known = self._leases.get(lease.event_id)
+                if known is None or not lease.renewal:
+                    self._leases[lease.event_id] = lease
                     new.append(lease)
                 else:
                     known.deadline = lease.deadline
             self.changed.notify_all()
         return new
 
-    def drop(self, ids: Collection[str]) -> None:
-        """Forget leases: settled, released or lost."""
+    def drop(self, leases: Iterable[Lease]) -> None:
+        """Forget leases: settled, released or lost. A newer one of the same event stays."""
         with self.changed:
-            for event_id in ids:
-                self._leases.pop(event_id, None)
+            for lease in leases:
+                if self.has(lease):
+                    del self._leases[lease.event_id]
             self.changed.notify_all()
 
-    def to_renew(self, now: float) -> list[str]:
+    def to_renew(self, now: float) -> list[Lease]:
         """Return the leases of rows that are older than a third of their time."""
         limit = now + SAFE_PART * self.lease - self.lease / 3
         with self.changed:
-            return [key for key, each in self._leases.items()
+            return [each for each in self._leases.values()
                     if each.key is None and each.deadline <= limit]  # fmt: skip
 
-    def renewed(self, ids: Collection[str], deadline: float) -> None:
+    def renewed(self, leases: Iterable[Lease], deadline: float) -> None:
         with self.changed:
-            for event_id in ids:
-                if lease := self._leases.get(event_id):
-                    lease.deadline = deadline
+            for lease in leases:
+                lease.deadline = deadline
             self.changed.notify_all()
 
     def is_current(self, lease: Lease) -> bool:
@@ -187,9 +191,10 @@ class Held:
         with self.changed:
             return self.changed.wait_for(lambda: not self._leases, timeout)
 
-    def unstarted(self) -> list[str]:
+    def unstarted(self) -> list[Lease]:
+        """Return the leases of rows that nothing was done with."""
         with self.changed:
-            return [key for key, each in self._leases.items()
+            return [each for each in self._leases.values()
                     if each.key is None and not each.started_at]  # fmt: skip
 
     def running(self) -> list[Lease]:

@@ -89,7 +89,7 @@ class Settler:
         written = {lease.event_id for lease, _ in part}
         self._waiting = [each for each in self._waiting if each[0].event_id not in written]
         self._streams.settled(part)
-        self._held.drop(written)
+        self._held.drop(lease for lease, _ in part)
         self.settled += len(part)
         delays = [each.delay for lease, each in part if each.delay is not None and not lease.key]
         if delays:

@@ -124,7 +124,7 @@ class Streams:
             lost = [each for key in keys if (each := self._streams.pop(key, None))]
             for stream in lost:
                 self._clear(stream)
-                self._held.drop([each.event_id for each in stream.out if not each.started_at])
+                self._held.drop(each for each in stream.out if not each.started_at)
         if lost:
             logger.warning("lost leases: %d streams", len(lost))
             announce(lease_lost, sender=self._alias, count=len(lost))
@@ -197,7 +197,7 @@ class Streams:
 
     def _clear(self, stream: Stream) -> None:
         self.followers -= len(stream.waiting)
-        self._held.drop([each.event_id for each in stream.waiting])
+        self._held.drop(stream.waiting)
         stream.waiting.clear()
 
     # -- giving back -----------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Streams:
                     if not any(lease.started_at for lease in each.out)]  # fmt: skip
             for stream in idle:
                 self._clear(stream)
-                self._held.drop([each.event_id for each in stream.out])
+                self._held.drop(stream.out)
                 del self._streams[stream.key]
         given, until = {each.key for each in idle}, time.monotonic() + LAST_TRY
         left = set(given)
@@ -273,7 +273,7 @@ class Streams:
         if not stream.waiting and not unstarted:
             return
         self._clear(stream)
-        self._held.drop([each.event_id for each in unstarted])
+        self._held.drop(unstarted)
         stream.out = [each for each in stream.out if each.started_at]
         stream.due = time.monotonic()
         if not stream.out:

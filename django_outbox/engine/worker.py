@@ -254,9 +254,9 @@ class Worker:
         At the interpreter's exit no thread can be started, and a database that does not answer
         must not hold the one that stops us.
         """
-        ids = self._held.unstarted()
-        self._held.drop(ids)
-        connection = connections[self.alias]
+        unstarted = self._held.unstarted()
+        self._held.drop(unstarted)
+        connection, ids = connections[self.alias], [each.event_id for each in unstarted]
         try:
             if ids:
                 self._released = dialects.of(connection).release(connection, me=self.id, ids=ids)
