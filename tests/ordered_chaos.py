@@ -44,6 +44,7 @@ class Chaos:
         self.fleet, self.environment = fleet, environment
         self.random = random.Random(seed)
         self.workers: list[psutil.Popen] = []
+        self.writers: list[subprocess.Popen[str]] = []
         self.faults: defaultdict[str, int] = defaultdict(int)
 
     def skew(self, number: int) -> dict[str, str]:
@@ -54,7 +55,18 @@ class Chaos:
         self, *, events: int, keys: int, workers: int, kills: int, pauses: int,
         restart: Callable[[], None] | None = None, within: float = 120,
     ) -> dict[str, Any]:  # fmt: skip
-        writers = [self._write(number, events // 4, keys) for number in range(4)]
+        self.writers = [self._write(number, events // 4, keys) for number in range(4)]
+        try:
+            return self._strike(workers, kills, pauses, restart, within)
+        finally:
+            for writer in self.writers:
+                writer.kill()
+                writer.wait()
+
+    def _strike(
+        self, workers: int, kills: int, pauses: int, restart: Callable[[], None] | None,
+        within: float,
+    ) -> dict[str, Any]:  # fmt: skip
         for number in range(workers):
             self.workers.append(self.fleet.start(**self.skew(number)))
         strikes = ["kill"] * kills + ["pause"] * pauses + ["restart"] * bool(restart)
@@ -66,8 +78,11 @@ class Chaos:
                 restart()
             else:
                 getattr(self, f"_{strike}")()
-        committed = sum(int(each.communicate(timeout=within)[0]) for each in writers)
-        wait_until(self._is_through, within=within, what="everything delivered")
+        committed = sum(int(each.communicate(timeout=within)[0]) for each in self.writers)
+        try:
+            wait_until(self._is_through, within=within, what="everything delivered")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self._left()}") from error
         found = self._hear()
         for each in self.workers:
             self.fleet.end(each)
@@ -104,6 +119,15 @@ class Chaos:
         except Error:
             connection.close()
             return False
+
+    def _left(self) -> str:
+        """What is pending; a stuck stream is one that is neither leased nor due."""
+        from django_outbox.models import OutboxEvent, OutboxStream
+
+        keys = OutboxEvent.objects.pending().values("key")
+        left = OutboxStream.objects.filter(key__in=keys)
+        stuck = left.filter(locked_by=None, due_at=None)
+        return f"{left.count()} streams have pending events, stuck: {[*stuck.values_list('pk')]}"
 
     def _hear(self) -> dict[str, Any]:
         """Count what is lost, and the starts of events before an earlier one of the key ended."""
