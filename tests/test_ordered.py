@@ -19,7 +19,13 @@ from django_outbox import dialects
 from django_outbox.dialects.vocabulary import StreamClaim
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.outcomes import Status
-from django_outbox.signals import event_dead, event_rescued, event_settled, event_started
+from django_outbox.signals import (
+    event_dead,
+    event_rescued,
+    event_settled,
+    event_started,
+    lease_lost,
+)
 from tests.table import (
     elsewhere,
     end_stream_leases,
@@ -286,6 +292,114 @@ def test_an_open_business_transaction_delays_no_other_key() -> None:
             wait_until(lambda: len(seen.order["b"]) == 3)
         all_done()
     assert seen.order["a"] == [0, 1, 2]
+
+
+# -- what holds or loses a stream ------------------------------------------------------------------
+
+
+def test_an_unroutable_head_holds_its_stream_and_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Design 5: for the grace it is deferred, at no attempt, and shown as blocked."""
+    seen, started = Seen(), []
+
+    def note(*, event: outbox.Event, outcome: str, **facts: Any) -> None:
+        started.append((event.event_type, outcome))
+
+    (head,) = write(event_type="order.unheard_of", key="a")
+    put("a", 2)
+    put("b", 2, 10)
+    event_settled.connect(note)
+    try:
+        with caplog.at_level("INFO", "django_outbox"), listening(seen), worker(UNROUTABLE_GRACE=60):
+            wait_until(lambda: len(seen.order["b"]) == 2)
+            for _ in range(3):
+                wait_until(lambda: started.count(("order.unheard_of", "deferred")) > 0)
+                wait_until(lambda: stream("a").locked_by is None)
+                started.clear()
+                OutboxEvent.objects.filter(pk=head).update(deliver_at=None)
+                end_stream_leases("a")
+            wait_until(lambda: [each.key for each in OutboxStream.objects.blocked()] == ["a"])
+    finally:
+        event_settled.disconnect(note)
+    assert (row(head).status, row(head).attempts, seen.order["a"]) == (Status.NEW, 0, [])
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len([each for each in warnings if "order.unheard_of" in each]) == 1
+
+
+def test_an_unroutable_head_past_its_grace_is_dead_and_its_stream_goes_on() -> None:
+    seen = Seen()
+    (head,) = write(event_type="order.unheard_of", key="a")
+    put("a", 2)
+    OutboxEvent.objects.filter(pk=head).update(first_due_at=now() - timedelta(seconds=61))
+    with listening(seen), worker(UNROUTABLE_GRACE=60):
+        wait_until(lambda: seen.order["a"] == [0, 1])
+    assert row(head).status == Status.DEAD
+
+
+def test_a_settle_without_the_lease_is_refused_and_the_stream_goes_on_elsewhere() -> None:
+    """The event that ran may run twice; none that comes after it is started here."""
+    running, go, told = threading.Event(), threading.Event(), []
+
+    def note(*, count: int, **facts: Any) -> None:
+        told.append(count)
+
+    def wait(event: outbox.Event) -> None:
+        seen(event)
+        running.set()
+        go.wait(20)
+
+    seen = Seen()
+    first, second = put("a", 2)
+    lease_lost.connect(note)
+    try:
+        with listening(wait), worker(LEASE=1.2, WORKERS=1):
+            running.wait(20)
+            OutboxStream.objects.filter(key="a").update(
+                locked_by="another", due_at=now() + timedelta(seconds=60)
+            )
+            wait_until(lambda: told)
+            go.set()
+            wait_until(lambda: sum(told) >= 2, what="both the lease and the settle")
+            assert (row(first).status, row(second).status) == (Status.NEW, Status.NEW)
+            assert (stream("a").locked_by, seen.order["a"]) == ("another", [0])
+            end_stream_leases("a")  # and the other one is lost, too
+            all_done()
+    finally:
+        lease_lost.disconnect(note)
+    assert seen.order["a"] == [0, 0, 1]
+
+
+def test_long_streams_do_not_starve_short_ones() -> None:
+    done_before: list[int] = []
+
+    def look(event: outbox.Event) -> None:
+        seen(event)
+        if event.key and event.key.startswith("long"):
+            time.sleep(0.002)  # the listener's work
+        elif len(seen.order) == 54:
+            done_before.append(sum(len(each) for key, each in seen.order.items() if "long" in key))
+
+    seen = Seen()
+    for n in range(4):
+        put(f"long-{n}", 300)
+    for n in range(50):
+        put(f"short-{n}", 1)
+    with listening(look), worker(WORKERS=4):
+        all_done(60)
+    assert min(done_before) < 1200 / 2
+    assert all(seen.order[f"long-{n}"] == [*range(300)] for n in range(4))
+
+
+def test_single_node_keeps_the_order_too() -> None:
+    seen = Seen(n1=[ValueError("once")])
+    for key in "abc":
+        put(key, 5)
+    with listening(seen), worker(MODE="single_node"):
+        all_done()
+    (twice,) = [key for key, each in seen.order.items() if len(each) == 6]
+    assert seen.order.pop(twice) == [0, 1, 1, 2, 3, 4]
+    assert [*seen.order.values()] == [[0, 1, 2, 3, 4]] * 2
 
 
 # -- lost workers ----------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
+from functools import lru_cache
 
 from .. import hooks, registry
 from ..conf import Settings, current
@@ -19,6 +21,7 @@ from .lease import Lease, take
 
 __all__ = ["Lease", "adeliver", "decide", "deliver", "faulty", "is_async", "lost", "take"]
 
+logger = logging.getLogger("django_outbox")
 
 FAULT_DELAY = 5.0  # seconds until an event comes again after a fault of the worker's own
 
@@ -117,8 +120,18 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
         return failed(error, event.attempts + 1, hooks.retry_policy(), settings.MAX_ATTEMPTS)
     if lease.age >= grace:
         return dead(describe(error))
+    if lease.key is not None:
+        _warn_of_hold(lease.key, event.event_type)
     wait = min(max(grace - lease.age, 0.1), grace / 20 + 1)
     return Decision(status=Status.NEW, delay=wait, error=clean(str(error)), outcome="deferred")
+
+
+@lru_cache(maxsize=1000)  # what makes it warn once
+def _warn_of_hold(key: str, event_type: str) -> None:
+    logger.warning(
+        "stream blocked: no listener for event_type=%s; what is behind it waits for "
+        "UNROUTABLE_GRACE key=%s", event_type, key,
+    )  # fmt: skip
 
 
 def faulty() -> Decision:
