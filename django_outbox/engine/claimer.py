@@ -27,6 +27,7 @@ logger = logging.getLogger("django_outbox")
 
 MARGIN = timedelta(seconds=1)  # below the low watermark: what committed late lies there
 PROBATION = 3.0  # seconds
+STREAMS_EVERY = 0.05  # seconds; beside a backlog of others a look for none is not free
 SUSPECTS_AMONG = 2000  # rows due first in which a sweep looks for a suspect
 
 
@@ -63,6 +64,8 @@ class Claimer:
         self._look_at = 0.0  # monotonic; when the table is looked at next
         self._sweep_at = 0.0  # monotonic; when next without the watermark, and for suspects
         self._low: datetime | None = None  # oldest due time of a full claim; None: unbounded
+        self._streams_wait = False  # the last claim of streams brought events
+        self._streams_at = 0.0  # monotonic; when streams are asked for beside a backlog
         self._alone: float | None = None  # monotonic; since when claims rest for a suspect's sake
         self._solo = False  # the suspect is in our hands
         self._rung = False  # set by any thread, cleared by ours
@@ -149,25 +152,24 @@ class Claimer:
                 self._connection, me=self.me, among=SUSPECTS_AMONG
             ):
                 self._alone = now  # after this claim, so that others get their turn
-        others_wait = self._low is not None  # the last claim of events without a key was full
-        brought, more = self._streams.claim(max(limit // 2, 1) if others_wait else limit)
-        self._rest_for_suspect(now)
-        limit = max(limit - brought, 1)
         low = None if sweep else self._low
-        oldest, count = self._claim(
-            Claim(
-                me=self.me,
-                lease=self.held.lease,
-                limit=limit,
-                low=low,
-                skip_recent=self.settings.SKIP_RECENT,
-            )
+        most = max(limit // 2, 1) if self._streams_wait else limit
+        claim = Claim(
+            me=self.me,
+            lease=self.held.lease,
+            limit=most,
+            low=low,
+            skip_recent=self.settings.SKIP_RECENT,
         )
-        if count >= limit:
-            self._low = oldest - MARGIN if oldest else None
+        oldest, count = self._claim(claim)
+        is_full = count >= most
+        self._low = oldest - MARGIN if is_full and oldest else None
+        if is_full and not self._streams_wait and now < self._streams_at:
             return
-        self._low = None
-        if low is None and not more:
+        brought, more = self._streams.claim(max(limit - count, 1))
+        self._streams_wait, self._streams_at = brought > 0, now + STREAMS_EVERY
+        self._rest_for_suspect(now)
+        if low is None and not is_full and not more:
             self._rest(now)
 
     def _is_proven(self, now: float) -> bool:
