@@ -193,6 +193,20 @@ def test_a_dead_head_blocks_its_stream_on_demand(end: str) -> None:
     assert seen.order["a"] == [0, 1, *again, 2, 3]
 
 
+@pytest.mark.parametrize("behind", ["nothing", "a failure"])
+def test_a_retry_before_a_dead_one_that_blocks_is_not_forgotten(behind: str) -> None:
+    """Its due time was overwritten by that of the dead one, which has none: stuck for good."""
+    seen = Seen(n0=[ValueError("once")], n1=[outbox.Dead("no")])
+    ids = put("a", 3)
+    if behind == "a failure":  # which nobody may reach, and so must not be waited for
+        OutboxEvent.objects.filter(pk=ids[2]).update(status=Status.RETRY, deliver_at=now())
+    with listening(seen), worker(ON_DEAD="block", STOP_ON_FIRST_FAILURE=False):
+        left = "RETRY" if behind == "a failure" else "NEW"
+        wait_until(lambda: statuses() == {"DONE": 1, left: 1, "DEAD": 1})
+        wait_until(idle)
+    assert seen.order["a"] == [0, 1, 0]
+
+
 async def fail_once(event: outbox.Event) -> None:
     ASYNC.append(event.payload["n"])
     if event.payload["n"] == 2 and ASYNC.count(2) == 1:

@@ -246,7 +246,20 @@ def test_failures_that_wait_are_passed_over_on_demand() -> None:
     take()
     assert ids(read("a")["a"]) == [waiting, due, deferred, new]
     assert ids(read("a", only_due_retries=True)["a"]) == [due, deferred, new]
-    assert dialect().next_retries(connection, ["a", "b"]) == {"a": row(due).deliver_at}
+    wanted = Read(me="me", keys=["a", "b"], limit=9)
+    assert dialect().next_retries(connection, wanted) == {"a": row(due).deliver_at}
+
+
+def test_a_failure_behind_a_dead_one_is_not_waited_for_where_dead_ones_end_a_stream() -> None:
+    before, dead, behind = keyed("a", 3)
+    rows = OutboxEvent.objects
+    rows.filter(pk=before).update(status=2, deliver_at=now() + timedelta(seconds=60))
+    rows.filter(pk=behind).update(status=2, deliver_at=now() + timedelta(seconds=30))
+    rows.filter(pk=dead).update(status=Status.DEAD, done_at=now())
+    wanted = Read(me="me", keys=["a"], limit=9)
+    assert dialect().next_retries(connection, wanted) == {"a": row(behind).deliver_at}
+    wanted = Read(me="me", keys=["a"], limit=9, dead_too=True)
+    assert dialect().next_retries(connection, wanted) == {"a": row(before).deliver_at}
 
 
 def test_what_is_not_mine_is_not_read() -> None:

@@ -121,17 +121,23 @@ class StreamLeases(Statements):
     def _branch(self, select: str) -> str:
         return f"SELECT * FROM ({select})"
 
-    def next_retries(
-        self, connection: BaseDatabaseWrapper, keys: Sequence[str]
-    ) -> dict[str, datetime]:
-        """Return when the next failed event of each key is due, of those that have one."""
+    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+        """Return when the next failed event of each key is due, of those that have one.
+
+        Where dead events end a stream, what failed behind the first of them is not counted.
+        """
         _, key = self._streams(connection)
+        table = self._table(connection)
+        reachable = (
+            f" AND NOT EXISTS (SELECT 1 FROM {table} dead WHERE dead.{key} = {table}.{key} AND "
+            f"dead.seq < {table}.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"
+        ) * read.dead_too
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT {key}, MIN(deliver_at) FROM {self._by_stream(connection)} "
-                f"WHERE {key} IN ({marks(keys)}) AND status = 2 AND status IN (0, 2, 3) "
+                f"SELECT {key}, MIN(deliver_at) FROM {self._by_stream(connection)} WHERE {key} "
+                f"IN ({marks(read.keys)}) AND status = 2 AND status IN (0, 2, 3){reachable} "
                 f"GROUP BY {key}",
-                [*keys],
+                [*read.keys],
             )
             found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
         return {key: instant for key, instant in found.items() if instant is not None}

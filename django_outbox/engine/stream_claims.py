@@ -83,7 +83,7 @@ class StreamClaims:
         streams = self._dialect.read_streams(self._connection, read)
         retries: dict[str, datetime] = {}
         if read.only_due_retries and streams:
-            retries = self._dialect.next_retries(self._connection, [each.key for each in streams])
+            retries = self._dialect.next_retries(self._connection, read)
         self.streams.lose(set(keys) - {each.key for each in streams})
         careful: list[tuple[Stream, Found, Lease, float]] = []
         count = 0
@@ -114,7 +114,7 @@ class StreamClaims:
         due = inf if retry is None else started + (retry - now).total_seconds()
         for row in found.rows:
             if row[STATUS] == Status.DEAD:
-                return leases, inf  # it blocks what is behind it
+                return leases, due  # it blocks what is behind it, not a retry before it
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
                 return leases, started + (next_try - now).total_seconds()

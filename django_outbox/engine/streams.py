@@ -171,7 +171,7 @@ class Streams:
             else:
                 stream.due = min(stream.due, now + decision.delay)
         elif decision.status is Status.DEAD and settings.ON_DEAD == "block":
-            self._stop(stream, inf)
+            self._stop(stream, inf if settings.STOP_ON_FIRST_FAILURE else stream.due)
 
     def _stop(self, stream: Stream, due: float) -> None:
         self._clear(stream)
