@@ -106,6 +106,31 @@ def test_g13_two_workers_of_one_process_keep_apart(settings: Any, atomic: bool) 
     assert counts == {"default": 50, "other": 50}
 
 
+# Row G13: the same keys in both.
+def test_g13_streams_of_one_name_keep_apart_and_in_order(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 4, "MODE": "ordered", "UNROUTABLE_GRACE": 0}
+    witness = Witness()
+
+    def stumble(event: outbox.Event) -> None:
+        if event.payload["n"] == 0 and event.attempts == 0:
+            raise ConnectionError
+        witness(event)
+
+    with (
+        listening(stumble, retry=outbox.Fixed(0.01)),
+        outbox.Worker(using="default"),
+        outbox.Worker(using="other"),
+    ):
+        ids = {(n, alias): [] for n in range(3) for alias in ALIASES}  # type: Any
+        for _ in range(4):
+            for n, alias in ids:
+                ids[n, alias] += write(alias, 2, aggregate_id=str(n))
+        done(24)
+    for (_, alias), stream in ids.items():
+        order = [event_id for event_id, database, _ in witness.seen if database == alias]
+        assert [each for each in order if each in stream] == stream
+
+
 def test_49_the_hot_queue_of_one_is_not_that_of_the_other(settings: Any) -> None:
     """What is written beside a worker of another database waits for a worker of its own."""
     settings.OUTBOX = FAR
