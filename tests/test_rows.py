@@ -95,6 +95,7 @@ class Engine:
         self.connects: list[tuple[str, Any]] = []  # (thread, what ends the session)
         self.sent: list[tuple[str, bool, str, Any]] = []  # (thread, in a transaction, SQL, params)
         self.before: Callable[[str, str, Any], None] = lambda thread, sql, params: None
+        self.broken: list[Any] = []  # SQLite's, each to be closed by the thread that uses it
 
         self._known: list[Any] = []
 
@@ -104,6 +105,9 @@ class Engine:
     def _note(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         thread = threading.current_thread().name
         self.before(thread, sql, params)
+        if (driver := context["connection"].connection) in self.broken:
+            self.broken.remove(driver)
+            driver.close()
         self.sent.append((thread, context["connection"].in_atomic_block, sql, params))
         return execute(sql, params, many, context)
 
@@ -410,9 +414,9 @@ def session_of(made: Any) -> Any:
     )
 
 
-def break_session(session: Any) -> None:
-    if connection.vendor == "sqlite":
-        session.close()
+def break_session(engine: Engine, session: Any) -> None:
+    if connection.vendor == "sqlite":  # closed by another thread in mid-statement it crashes Python
+        engine.broken.append(session)
         return
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -430,7 +434,7 @@ def test_n7_a_failed_renewal_is_repeated_on_a_new_connection(
         wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() == 300)
         for times in (1, 2):
             session = wait_until(lambda: engine.made("heartbeat"))[-1]
-            break_session(session)
+            break_session(engine, session)
             wait_until(lambda: len(engine.made("heartbeat")) > times, what="a new connection")  # noqa: B023
             wait_until(lambda: caplog.text.count("heartbeat works again") == times)  # noqa: B023
             anew = OutboxEvent.objects.filter(available_at__gt=now() + timedelta(seconds=2.4))
