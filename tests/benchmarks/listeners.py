@@ -27,7 +27,7 @@ def tell(event: outbox.Event) -> None:
 @outbox.listener("benchmark.wait")
 def wait(event: outbox.Event) -> None:
     testifying.count()
-    time.sleep(WAIT)
+    time.sleep(WAIT)  # the listener's work: a call that is waited for
 
 
 @outbox.listener("benchmark.await")
