@@ -37,7 +37,7 @@ class InvalidEvent(OutboxError, ValueError):
 
 
 class PayloadTooLarge(InvalidEvent):
-    """The payload has more UTF-8 bytes than ``OUTBOX["MAX_PAYLOAD_BYTES"]`` allows."""
+    """Payload or headers have more UTF-8 bytes than ``OUTBOX["MAX_PAYLOAD_BYTES"]`` allows."""
 
 
 class DuplicateEvent(OutboxError):

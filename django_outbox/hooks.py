@@ -246,7 +246,7 @@ def context() -> dict[str, str]:
         try:
             merged.update(read_only_headers(provider()))
         except Exception:
-            logger.exception("context provider failed provider=%s; skipped", _name(provider))
+            logger.exception("context provider failed; skipped provider=%s", _name(provider))
     return merged
 
 

@@ -68,6 +68,7 @@ class Decision:
     delay: float | None = None  # seconds from the database's now; None: not due any more
     spent: int = 0  # attempts that this delivery cost
     error: str | None = None  # None keeps what the row has
+    kind: str = ""  # what logs may say of the error: its class, or words of our own
     progress: str | None = None  # fan-out: JSON per listener; None keeps what the row has
     outcome: str = "done"  # done · retry · deferred · dead · lost: for signals and logs
     written: bool = False  # committed already, with the effects of an atomic listener

@@ -15,15 +15,19 @@ logger = logging.getLogger("django_outbox")
 event_written = Signal()  # event
 event_queued = Signal()  # event: taken by the hot queue of this process
 event_dropped = Signal()  # event: the hot queue was full; the row stays due
+events_claimed = Signal()  # count, source: a claim was made; it may have brought none
 event_started = Signal()  # event, listener
-event_settled = Signal()  # event, outcome, duration (seconds in the listener), lag (seconds)
+event_decided = Signal()  # event, listener, outcome, duration (seconds in it); not settled yet
+event_settled = Signal()  # event, outcome, duration (seconds in listeners), lag (due → started)
 event_rescued = Signal()  # event, rescues
 event_dead = Signal()  # event, cause
 events_replayed = Signal()  # count
 events_discarded = Signal()  # count
 events_purged = Signal()  # count
+delivery_paused = Signal()  # kind, name, reason, by
+delivery_resumed = Signal()  # kind, name, count (events and streams that were made due)
 lease_lost = Signal()  # count: settles or renewals refused because another owner holds the row
-worker_started = Signal()  # worker_id
+worker_started = Signal()  # worker_id, worker
 worker_stopped = Signal()  # worker_id
 
 

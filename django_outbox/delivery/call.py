@@ -20,8 +20,8 @@ from ..events import Event
 from ..exceptions import ListenerTimeout
 from ..outcomes import DONE, LOST, Decision, Failure, Status
 from ..registry import Listener
-from ..signals import announce, event_started
-from .decide import decide, describe, recovered
+from ..signals import announce, event_decided, event_started
+from .decide import decide, describe, name, recovered
 from .intercept import Escaping, intercept
 from .lease import Lease
 from .progress import Progress
@@ -62,31 +62,45 @@ class Call:
         """Call and decide."""
         if unfit := self._unfit():
             return unfit
-        announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
+        before = self._begin()
         answer, decision = self._execute(self._decide, self.listener.call, self.event)
         if decision is DONE:
-            return decision
+            return self._ended(decision, before)
         failure = self._failure(answer, decision)
         if failure is None:
-            return decision
+            return self._ended(decision, before)
         self.between(self.lease)
         decide = partial(recovered, failure=failure, after=decision)
         _, decision = self._execute(decide, self.listener.fallback, self.event, failure)
-        return self._told(decision, failure)
+        return self._ended(self._told(decision, failure), before)
 
     async def arun(self) -> Decision:
         """Await the listener on the event loop and decide."""
         if unfit := self._unfit():
             return unfit
-        announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
+        before = self._begin()
         answer = await self._awaited(self.listener.call, self.event)
         decision = self._decide(answer)
         failure = self._failure(answer, decision)
         if failure is None:
-            return decision
+            return self._ended(decision, before)
         await self.between(self.lease)
         answer = await self._awaited(_awaitable(self.listener.fallback), self.event, failure)
-        return self._told(recovered(answer, failure=failure, after=decision), failure)
+        decision = self._told(recovered(answer, failure=failure, after=decision), failure)
+        return self._ended(decision, before)
+
+    def _begin(self) -> float:
+        """Announce the call; return the seconds that other listeners of the event took before."""
+        announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
+        return self.lease.duration if event_decided.receivers else 0.0
+
+    def _ended(self, decision: Decision, before: float) -> Decision:
+        if event_decided.receivers:  # asked here, too, for its facts are work for every event
+            announce(
+                event_decided, sender=self.alias, event=self.event, listener=self.listener,
+                outcome=decision.outcome, duration=self.lease.duration - before,
+            )  # fmt: skip
+        return decision
 
     def _unfit(self) -> Decision | None:
         """Make the payload what the listener asked for; decide if it cannot be that."""
@@ -236,7 +250,7 @@ class Call:
             logger.warning(
                 "fallback succeeded event_id=%s event_type=%s listener=%r attempt=%d error=%s",
                 self.event.event_id, self.event.event_type, failure.listener, failure.attempts,
-                failure.text.partition("\n")[0],
+                name(failure.exception),
             )  # fmt: skip
         return decision
 

@@ -33,10 +33,11 @@ def decide(
     if isinstance(answer, BaseException):
         return failed(answer, attempts + 1, policy, max_attempts)
     if isinstance(answer, Dead):
-        return dead(answer.reason or "the listener answered Dead")
+        return dead(answer.reason or "the listener answered Dead", kind="Dead")
     if isinstance(answer, Defer):
         if defer_limit is not None and age > defer_limit:
-            return dead(f"deferred for {age:.0f} s; OUTBOX['DEFER_LIMIT'] is {defer_limit:g} s")
+            reason = f"deferred for {age:.0f} s; OUTBOX['DEFER_LIMIT'] is {defer_limit:g} s"
+            return dead(reason, kind="DEFER_LIMIT")
         return Decision(status=Status.NEW, delay=float(answer.delay), outcome="deferred")  # type: ignore[arg-type]
     return DONE
 
@@ -45,13 +46,15 @@ def failed(
     error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
 ) -> Decision:
     """Decide on an exception after that many executions, this one included."""
-    text = describe(error)
+    text, kind = describe(error), name(error)
     if isinstance(error, (Unrecoverable, PayloadError)):
-        return dead(text)
+        return dead(text, kind=kind)
     delay = _delay(error, executions, policy, max_attempts)
     if delay is None:
-        return dead(text, spent=1)
-    return Decision(status=Status.RETRY, delay=delay, spent=1, error=text, outcome="retry")
+        return dead(text, kind=kind, spent=1)
+    return Decision(
+        status=Status.RETRY, delay=delay, spent=1, error=text, kind=kind, outcome="retry"
+    )
 
 
 def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
@@ -68,8 +71,8 @@ def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
     return replace(after, error=clean(f"{first.rstrip()}\n\nThe fallback: {text}"))
 
 
-def dead(reason: str, *, spent: int = 0) -> Decision:
-    return Decision(status=Status.DEAD, spent=spent, error=clean(reason), outcome="dead")
+def dead(reason: str, *, kind: str, spent: int = 0) -> Decision:
+    return Decision(status=Status.DEAD, spent=spent, error=clean(reason), kind=kind, outcome="dead")
 
 
 def _delay(
@@ -83,20 +86,24 @@ def _delay(
             return retry.bounded(error.delay)
         return retry.bounded(policy.delay(executions)) if policy.should_retry(error) else None
     except BaseException:
-        logger.exception("retry policy failed policy=%r; the default is used", policy)
+        logger.exception("retry policy failed; the default is used policy=%r", policy)
         return retry.Exponential().delay(executions) if executions < max_attempts else None
 
 
 def describe(error: BaseException, *, room: int = ERROR_LENGTH) -> str:
     """Return class, message and the end of the traceback in what the column holds."""
-    head = f"{type(error).__module__}.{type(error).__qualname__}: {_message(error)}"
-    head = head.removeprefix("builtins.")[: room // 2]
+    head = f"{name(error)}: {_message(error)}"[: room // 2]
     try:
         trace = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - what cannot be printed must be settled all the same
         trace = ""
     rest = room - len(head) - 1
     return clean(f"{head}\n{trace[-rest:]}" if trace else head)
+
+
+def name(error: BaseException) -> str:
+    """Return the class alone, which quotes nothing."""
+    return f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
 
 
 def clean(text: str) -> str:

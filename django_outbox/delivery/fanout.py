@@ -23,6 +23,7 @@ class FanOut:
     def __init__(
         self, lease: Lease, listeners: tuple[Listener, ...], settings: Settings, alias: str,
         between: Callable[[Lease], Any], escaping: Escaping = (),
+        paused: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.begun = False
         self._lease, self._listeners, self._settings, self._alias = (
@@ -32,6 +33,7 @@ class FanOut:
             alias,
         )
         self._between, self._escaping = between, escaping
+        self._paused = paused  # titles of listeners that wait, whatever the others do
         self._progress = Progress(
             lease.progress, titles=[each.title for each in listeners], now=lease.now
         )
@@ -39,7 +41,9 @@ class FanOut:
 
     def calls(self) -> Iterator[Call]:
         for listener in self._listeners:
-            if not self._lost and self._progress.is_due(listener.title):
+            if self._lost or listener.title in self._paused:
+                continue
+            if self._progress.is_due(listener.title):
                 yield self._call(listener)
 
     def note(self, call: Call, decision: Decision) -> None:
@@ -50,7 +54,9 @@ class FanOut:
 
     @property
     def decision(self) -> Decision:
-        return LOST if self._lost else self._progress.decision(self._lease.event.attempts)
+        if self._lost:
+            return LOST
+        return self._progress.decision(self._lease.event.attempts, paused=self._paused)
 
     def _call(self, listener: Listener) -> Call:
         attempts = self._progress.attempts(listener.title)

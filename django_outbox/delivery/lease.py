@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -38,7 +39,11 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     progress: str | None  # fan-out: JSON per listener
     key: str | None = None  # whose stream is leased instead of the row
     deadline: float  # monotonic; nothing is started later without a renewal. Owner: Held
+    taken_at: float = msgspec.field(
+        default_factory=time.monotonic
+    )  # monotonic; when it was claimed
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
+    waited: float = 0.0  # seconds from its claim to its start
     duration: float = 0.0  # seconds in listeners
     overdue_at: float = 0.0  # monotonic; when a plain listener has outrun its timeout
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener
@@ -62,13 +67,24 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
     @property
     def due_at(self) -> datetime:
-        """When it was due, for the lag."""
+        """When it was due."""
         return self._instant("due_at")
 
     @property
     def now(self) -> datetime:
         """The database's clock at the claim."""
         return self._instant("now")
+
+    @property
+    def lag(self) -> float:
+        """Seconds from its due time to the claim; asked for after every delivery."""
+        due, now = self.row[self.places["due_at"]], self.row[self.places["now"]]
+        if isinstance(now, str):  # SQLite's clock
+            now = datetime.fromisoformat(now)
+        try:
+            return (now - due).total_seconds()  # type: ignore[no-any-return]
+        except TypeError:  # one of them was read already
+            return (self.now - self.due_at).total_seconds()
 
     @property
     def age(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ import msgspec
 
 from ..outcomes import Decision, Status
 
+PAUSE = 1.0  # seconds; the next look at the table makes it longer
 SHOWN = 200  # characters of an error that an entry keeps
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -48,6 +50,7 @@ class Progress:
         self._titles = titles
         self._claimed, self._since = now, time.monotonic()  # by the database's clock, and ours
         self._errors: dict[str, str] = {}  # of this delivery, whole
+        self._kind = ""  # of the last of them
         self._entries = entries(text) or {}  # damaged: every listener runs, as after a lost settle
         # The row is due, so its first listener is, too: somebody may have moved its due time.
         due = [entry.at or now for entry in self._of("due")]
@@ -70,6 +73,7 @@ class Progress:
         state: Any = "due" if decision.delay is not None else decision.status.name.lower()
         if decision.error:
             self._errors[title] = decision.error
+            self._kind = decision.kind
         self._entries[title] = Entry(
             state=state,
             attempts=self.attempts(title) + decision.spent,
@@ -78,19 +82,23 @@ class Progress:
             error=(decision.error or "").partition("\n")[0][:SHOWN],
         )
 
-    def decision(self, attempts: int) -> Decision:
+    def decision(self, attempts: int, *, paused: Collection[str] = ()) -> Decision:
         """Sum up: done when all are done, dead when none can go on and one is dead.
 
         ``attempts`` is the row's; it counts the executions of the listener that had the most.
+        Listeners that are ``paused`` wait for others that are still to run, or for a short time.
         """
         waiting, dead = self._of("due"), self._of("dead")
         most = max(self.attempts(title) for title in self._titles)
-        common: dict[str, Any] = {"spent": max(most - attempts, 0), "progress": self.text}
+        common: dict[str, Any] = {
+            "spent": max(most - attempts, 0), "progress": self.text, "kind": self._kind,
+        }  # fmt: skip
         if waiting:
+            next_ones = self._of("due", but=paused)
             failed = bool(dead) or any(entry.failed for entry in waiting)
             return Decision(
                 status=Status.RETRY if failed else Status.NEW,
-                delay=max(min(map(self._seconds_to, waiting)), 0.0),
+                delay=max(min(map(self._seconds_to, next_ones), default=PAUSE), 0.0),
                 outcome="retry" if failed else "deferred",
                 error=self._last_error(),
                 **common,
@@ -101,8 +109,9 @@ class Progress:
             )
         return Decision(status=Status.DONE, error=self._last_error(), **common)
 
-    def _of(self, state: str) -> list[Entry]:
-        entries = [self._entries.get(title, NEW) for title in self._titles]
+    def _of(self, state: str, *, but: Collection[str] = ()) -> list[Entry]:
+        titles = [title for title in self._titles if title not in but]
+        entries = [self._entries.get(title, NEW) for title in titles]
         return [entry for entry in entries if entry.state == state]
 
     def _last_error(self, state: str | None = None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -16,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..events import ACTIVE, stored_instant
 from .fields import to_database
 from .statements import Statements
-from .vocabulary import INNOCENT, Claim, Row, marks
+from .vocabulary import Claim, Past, Row, marks
 
 logger = logging.getLogger("django_outbox")
 
@@ -35,7 +36,7 @@ class Claiming(Statements):
             connection,
             f"UPDATE {self._by_key(connection)} SET {set_sql} WHERE event_id IN ({marks(ids)}) "
             # Whoever settled a row since our look gave it a later due time, or none.
-            f"AND available_at <= %s AND {self._is(suspect=claim.suspects)}",
+            f"AND available_at <= %s AND {claim.past.value}",
             [*set_params, *ids, to_database(newest, connection), claim.me],
         )
         if taken < len(rows):
@@ -73,12 +74,9 @@ class Claiming(Statements):
             among, those = self._among(claim.exclude)
             parts.append(f"NOT ({among})")
             params += those
-        parts.append(self._is(suspect=claim.suspects))
+        parts.append(claim.past.value)
         params.append(claim.me)
         return " AND ".join(parts), params
-
-    def _is(self, *, suspect: bool) -> str:
-        return f"NOT {INNOCENT}" if suspect else INNOCENT
 
     def _lease(self, claim: Claim) -> tuple[str, list[Any]]:
         """The assignments of a lease; ``rescues`` first, for MySQL assigns from left to right."""
@@ -103,16 +101,23 @@ class Claiming(Statements):
         rescued = 0 if was is None or was == claim.me else 1
         return (*row[:2], row[2] + rescued, *row[3:])
 
-    def has_suspect(self, connection: BaseDatabaseWrapper, *, me: str, among: int) -> bool:
-        """Say whether one of the ``among`` rows due first is a suspect."""
+    def left_behind(
+        self, connection: BaseDatabaseWrapper, *, me: str, among: int
+    ) -> tuple[datetime | None, bool]:
+        """Say what lost workers left among the ``among`` rows due first.
+
+        Return the latest due time of those that were lost once, and whether there is a suspect.
+        """
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT 1 FROM (SELECT rescues, locked_by FROM {self._table(connection)} "
-                f"WHERE available_at <= {self.now} ORDER BY available_at, event_id LIMIT %s) due "
-                f"WHERE NOT {INNOCENT} LIMIT 1",
-                [among, me],
+                f"SELECT MAX(CASE WHEN {Past.LOST.value} THEN available_at END), "
+                f"MAX(CASE WHEN {Past.SUSPECT.value} THEN 1 ELSE 0 END) FROM ("
+                f"SELECT rescues, locked_by, available_at FROM {self._table(connection)} "
+                f"WHERE available_at <= {self.now} ORDER BY available_at, event_id LIMIT %s) due",
+                [me, me, among],
             )
-            return cursor.fetchone() is not None
+            until, suspect = cursor.fetchone()
+        return stored_instant(until), bool(suspect)
 
     def seconds_to_next_due(
         self, connection: BaseDatabaseWrapper, *, since: float = 0.0

@@ -106,24 +106,33 @@ class IsIndexed(Lookup):
         return f"{sql} IN (0, 2, 3)", params
 
 
+class IsDead(IsIndexed):
+    """The status of dead events, word for word as their index has it."""
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        sql, params = self.process_lhs(compiler, connection)
+        return f"{sql} = 3", params
+
+
 class PendingIndex(Index):
     """An index that is partial where the database can, and plain where it cannot.
 
     ``where`` is kept out of ``condition`` so that Django does not warn (W037) on MariaDB;
-    ``plain_fields`` are the columns to index there instead. ``unique`` spares the rows outside
-    ``where`` an entry in every row version, which a unique column would cost them.
+    ``plain_fields`` are the columns to index there instead; None: no index there. ``unique`` spares
+    the rows outside ``where`` an entry in every row version, which a unique column would cost them.
     """
 
     def __init__(
         self,
         *expressions: Any,
         where: Q,
-        plain_fields: tuple[str, ...] = (),
+        plain_fields: tuple[str, ...] | None = (),
         unique: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*expressions, **options)
-        self.where, self.plain_fields, self.unique = where, tuple(plain_fields), unique
+        self.where, self.unique = where, unique
+        self.plain_fields = plain_fields if plain_fields is None else tuple(plain_fields)
 
     def deconstruct(self) -> Any:
         path, expressions, options = super().deconstruct()
@@ -133,12 +142,25 @@ class PendingIndex(Index):
     def create_sql(self, model: Any, schema_editor: Any, using: str = "", **options: Any) -> Any:
         if schema_editor.connection.features.supports_partial_indexes:
             index = Index(fields=self.fields, name=self.name, condition=self.where)
+        elif self.plain_fields is None:
+            return _nothing(schema_editor)
         else:
             index = Index(fields=self.plain_fields or self.fields, name=self.name)
         if self.unique:
             plain = schema_editor.sql_create_index
             options["sql"] = plain.replace("CREATE INDEX", "CREATE UNIQUE INDEX")
         return index.create_sql(model, schema_editor, using, **options)
+
+    def remove_sql(self, model: Any, schema_editor: Any, **options: Any) -> Any:
+        partial = schema_editor.connection.features.supports_partial_indexes
+        if self.plain_fields is None and not partial:
+            return _nothing(schema_editor)
+        return super().remove_sql(model, schema_editor, **options)
+
+
+def _nothing(schema_editor: Any) -> str:
+    """A statement has to be there."""
+    return f"SELECT 1{schema_editor.connection.features.bare_select_suffix}"
 
 
 def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:

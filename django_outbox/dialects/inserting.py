@@ -37,7 +37,7 @@ class Inserting(Numbering):
         """
         (before, before_params), seqs = self._places(connection, rows)
         count = 0
-        for part in _parts([*zip(rows, seqs, strict=True)], connection.features.max_query_params):
+        for part in _parts(connection, [*zip(rows, seqs, strict=True)]):
             sql, params = self._insert_of(connection, part)
             count += self._insert(
                 connection, before + sql, before_params + params, may_clash=may_clash
@@ -66,10 +66,13 @@ class Inserting(Numbering):
         # Without the columns that are NULL in all of them: most events leave half of them so, and
         # each would cost the server time.
         columns = [*dict.fromkeys(chain.from_iterable(cells))]
-        values = [", ".join([row.get(each, NULL)[0] for each in columns]) for row in cells]
-        params = [value for row in cells for each in columns for value in row.get(each, NULL)[1]]
+        values, params = [], []
+        for row in cells:
+            given = [row.get(each, NULL) for each in columns]
+            values.append(", ".join([sql for sql, _ in given]))
+            params += [each for _, some in given for each in some]
         key = connection.ops.quote_name("key")  # alone of them a word of SQL
-        into = ", ".join([*(key if each == "key" else each for each in columns), *ZERO])
+        into = ", ".join([key if each == "key" else each for each in (*columns, *ZERO)])
         sql = ", 0, 0, 0), (".join(values)
         return f"INSERT INTO {self._table(connection)} ({into}) VALUES ({sql}, 0, 0, 0)", params
 
@@ -94,6 +97,10 @@ class Inserting(Numbering):
             cells["deliver_at"] = due
         return cells
 
+    def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
+        """Return the bytes above which the server drops the connection; None: no such limit."""
+        return None
+
     def receive(self, connection: BaseDatabaseWrapper, *, source: str, message_id: str) -> bool:
         """Remember a message; say whether it was new. Waits for whoever is just receiving it."""
         table = self._table(connection, "outbox_inbox")
@@ -115,10 +122,14 @@ class Inserting(Numbering):
 
 
 def _parts(
-    rows: Sequence[tuple[Written, SQL]], max_params: int | None
+    connection: BaseDatabaseWrapper, rows: list[tuple[Written, SQL]]
 ) -> Iterator[list[tuple[Written, SQL]]]:
     """Cut rows into statements below 4 MB and the database's number of parameters."""
-    most = min(max_params or STATEMENT_PARAMS, STATEMENT_PARAMS) // PARAMS_PER_ROW
+    if len(rows) == 1:
+        yield rows
+        return
+    most = connection.features.max_query_params or STATEMENT_PARAMS
+    most = min(most, STATEMENT_PARAMS) // PARAMS_PER_ROW
     part: list[tuple[Written, SQL]] = []
     size = 0
     for row in rows:

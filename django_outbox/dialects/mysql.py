@@ -9,7 +9,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..conf import index_name
+from ..conf import index_name, table_name
 from .numbering import Places, due_of_followers, upsert_values
 from .optimistic import Optimistic
 from .vocabulary import Read, StreamClaim
@@ -22,6 +22,7 @@ class MySQL(Optimistic):
     now = "UTC_TIMESTAMP(6)"
     plus = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
     # UNIX_TIMESTAMP() would read the session's local time, of which one hour a year comes twice.
+    shared = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
     micros = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
     def _insert(
@@ -61,6 +62,45 @@ class MySQL(Optimistic):
         # One each: the index is by status too, and several of them would be sorted together.
         return [f"status = {int(status)}" for status in statuses]
 
+    def estimated_rows(self, connection: BaseDatabaseWrapper) -> int:
+        sql = (
+            "SELECT table_rows FROM information_schema.tables "
+            "WHERE table_schema = database() AND table_name = %s"
+        )
+        return self._estimate(connection, sql, [table_name("outbox_event")])
+
+    def _by_death(self, connection: BaseDatabaseWrapper) -> str:
+        return self._by_stream(connection)
+
+    def lately_dead(
+        self, connection: BaseDatabaseWrapper, *, most: int, among: int
+    ) -> tuple[list[str], bool]:
+        # Those with a key stand in the index between all that are done: 1 s for half a million.
+        by_death, by_id = self._by_death(connection), self._by_key(connection)
+        key = self._streams(connection)[1]
+        unkeyed = (
+            f"SELECT event_id, 1 FROM {by_death} WHERE {self._deaths(connection)[0]} "
+            f"ORDER BY event_id DESC LIMIT {int(most)}"
+        )
+        keyed = (
+            f"SELECT event_id, 1 FROM (SELECT event_id, status, {key} FROM {by_id} "
+            f"ORDER BY event_id DESC LIMIT {int(among)}) newest "
+            f"WHERE status = 3 AND {key} IS NOT NULL LIMIT {int(most)}"
+        )
+        beyond = (
+            f"SELECT event_id, 0 FROM {by_id} ORDER BY event_id DESC LIMIT 1 OFFSET {int(among)}"
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(f"({unkeyed}) UNION ALL ({keyed}) UNION ALL ({beyond})", [])
+            found = cursor.fetchall()
+        ids = {event_id for event_id, is_dead in found if is_dead}
+        return sorted(ids, reverse=True)[:most], all(is_dead for _, is_dead in found)
+
+    def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
+        # Without a key they stand together in the index, newest last; all others there are read.
+        key = self._streams(connection)[1]
+        return [f"{key} IS NULL AND status = 3 AND seq IS NULL", f"{key} > '' AND status = 3"]
+
     def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
         with connection.cursor() as cursor:  # MySQL 8 and MariaDB have one name each for the level
             cursor.execute(
@@ -72,6 +112,11 @@ class MySQL(Optimistic):
             return None
         level = str(next(iter(found.values()))).replace("-", " ")
         return level if level in ("REPEATABLE READ", "SERIALIZABLE") else None
+
+    def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            return int(cursor.fetchone()[0])
 
     def _by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         # On a small table the optimizer would scan, and so wait for everybody's locked rows.

@@ -9,12 +9,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .claiming import Claiming
 from .keeping import Keeping
+from .pausing import Pausing
 from .settling import Settling
-from .stream_leases import StreamLeases
 from .stream_looks import StreamLooks
 
 
-class Optimistic(Claiming, Keeping, Settling, StreamLeases, StreamLooks):
+class Optimistic(Claiming, Keeping, Settling, Pausing, StreamLooks):
     """Every statement, as MySQL would have it where standards differ."""
 
     notifies = False  # the database itself can ring

@@ -63,6 +63,12 @@ class Settling(Statements):
         sql = f"{table} WHERE id IN ({marks(ids)}) AND received_at IS NOT NULL"  # as in delete
         return self._run(connection, sql, ids)
 
+    def trim(self, connection: BaseDatabaseWrapper, *, ids: Sequence[int]) -> int:
+        """Delete statistics that the caller has locked; return how many."""
+        table = self._delete_by_key(connection, "outbox_statistics")
+        sql = f"{table} WHERE id IN ({marks(ids)}) AND span > 0"  # as in delete
+        return self._run(connection, sql, ids)
+
     def settle_all(
         self,
         connection: BaseDatabaseWrapper,

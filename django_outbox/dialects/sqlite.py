@@ -51,6 +51,11 @@ class SQLite(Optimistic):
             [value for each in decisions for value in settle_values(*each)] + [me],
         )
 
+    def estimated_rows(self, connection: BaseDatabaseWrapper) -> int:
+        table = self._table(connection)  # rows are numbered; what is deleted lies before the first
+        sql = f"SELECT (SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1"
+        return self._estimate(connection, sql, [])
+
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         mine = {"timeout": lock_wait, "transaction_mode": "IMMEDIATE"}
         settings["OPTIONS"] = {**settings.get("OPTIONS", {}), **mine}

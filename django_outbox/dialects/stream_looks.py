@@ -1,4 +1,4 @@
-"""What people ask of streams, by limited looks into the index: a backlog may be of any length."""
+"""What people ask, by limited looks into an index: of streams, and of dead events."""
 
 from __future__ import annotations
 
@@ -43,6 +43,78 @@ class StreamLooks(Statements):
         )
         found = dict(self._look_at_each(connection, keys, [look]))
         return {each: found.get(each, 0) for each in keys}
+
+    def waiting(
+        self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], most: int
+    ) -> list[str]:
+        """Return the ids of the first unsettled events of each stream, at most ``most`` of each."""
+        _, key = self._streams(connection)
+        looks = [
+            f"SELECT * FROM (SELECT seq, event_id FROM {self._table(connection)} WHERE {key} = %s "
+            f"AND {each} ORDER BY seq LIMIT {int(most)}) waiting"
+            for each in self._conditions([0, 2])
+        ]
+        return [event_id for _, event_id in self._look_at_each(connection, keys, looks)]
+
+    def dead(
+        self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
+    ) -> list[str]:
+        """Return the ids of dead events within a span of ids, both included: the newest ones."""
+        bounds = zip((">=", "<="), span, strict=True)
+        given = [(f"event_id {sign} %s", each) for sign, each in bounds if each is not None]
+        looks = [
+            f"SELECT * FROM (SELECT event_id FROM {self._by_death(connection)} "
+            f"WHERE {' AND '.join([each, *(sql for sql, _ in given)])} "
+            f"ORDER BY event_id DESC LIMIT {int(most)}) dead"
+            for each in self._deaths(connection)
+        ]
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(looks), [each for _, each in given] * len(looks))
+            return sorted((each for (each,) in cursor.fetchall()), reverse=True)[:most]
+
+    def lately_dead(
+        self, connection: BaseDatabaseWrapper, *, most: int, among: int
+    ) -> tuple[list[str], bool]:
+        """Return the ids of the newest dead events, and whether all events were looked at.
+
+        Where no index finds those with a key, the newest ``among`` of all events are read.
+        """
+        return self.dead(connection, span=(None, None), most=most), True
+
+    def backlog_by_type(
+        self, connection: BaseDatabaseWrapper, *, most: int
+    ) -> list[tuple[str, str, int, Any]]:
+        """Count the ``most`` events that are due first: type, state, how many, oldest due time."""
+        state = (
+            f"CASE WHEN available_at <= {self.now} THEN 'due' WHEN locked_by IS NOT NULL "
+            "THEN 'held' WHEN status = 2 THEN 'retrying' ELSE 'scheduled' END"
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT event_type, {state} AS state, COUNT(*), MIN(available_at) FROM "
+                f"(SELECT event_type, available_at, locked_by, status "
+                f"FROM {self._table(connection)} WHERE available_at IS NOT NULL "
+                f"ORDER BY available_at LIMIT {int(most)}) waiting GROUP BY event_type, state",
+                [],
+            )
+            return list(cursor.fetchall())
+
+    def _by_death(self, connection: BaseDatabaseWrapper) -> str:
+        """The table in a SELECT of dead events, which have an index of their own."""
+        return self._table(connection)
+
+    def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
+        return ["status = 3"]
+
+    def estimated_rows(self, connection: BaseDatabaseWrapper) -> int:
+        """Return about how many events there are, by what the database keeps of it; 0: unknown."""
+        return 0
+
+    def _estimate(self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any]) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            row = cursor.fetchone()
+        return max(int(row[0] or 0), 0) if row else 0
 
     def delete_streams(self, connection: BaseDatabaseWrapper, *, keys: Sequence[str]) -> int:
         """Delete streams that the caller has locked; return how many.

@@ -21,9 +21,24 @@ FULL = (
 KEYED = (*FULL, "key", "seq", "status")
 TAIL = ("due_at", "was", "now")  # what a claim adds: the due time and owner it found, its clock
 
-# A row that two lost workers held is a suspect: it is claimed alone, so that its neighbours are
-# innocent. The lease that is found counts, for finding it is the rescue.
-INNOCENT = "(rescues = 0 OR (rescues = 1 AND (locked_by IS NULL OR locked_by = %s)))"
+
+class Past(Enum):
+    """What became of those who held a row before; the value is its condition, with my name.
+
+    A row that two lost workers held is a suspect: it is claimed alone, so that its neighbours are
+    innocent. The lease that is found counts, for finding it is the rescue.
+    """
+
+    CLEAN = "(rescues < 2 AND (locked_by IS NULL OR locked_by = %s))"
+    LOST = "(rescues = 0 AND locked_by <> %s)"
+    SUSPECT = "(rescues > 1 OR (rescues = 1 AND locked_by <> %s))"
+
+
+Pauses = frozenset[tuple[str, str]]  # kind and name of each
+
+# Seconds that what is paused is made due later at a time; so late it is, at most, should the resume
+# that brings it back be cut short.
+POSTPONED_FOR = 600.0
 
 
 class Hold(Enum):
@@ -45,7 +60,7 @@ class Claim:
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     skip_recent: float = 0.0  # seconds
     exclude: Sequence[str] = ()
-    suspects: bool = False  # only suspects instead of only innocents
+    past: Past = Past.CLEAN
 
     @property
     def columns(self) -> tuple[str, ...]:

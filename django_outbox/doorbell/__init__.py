@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
 from ..conf import current, resolve
-from .ends import Doorbell, Ear
+from .ends import QUIET, Doorbell, Ear
 from .local import Local
 from .postgres import Postgres
 from .redis import Redis
@@ -24,11 +24,16 @@ logger = logging.getLogger("django_outbox")
 
 KINDS: dict[str, Any] = {"postgres": Postgres, "local": Local, "redis": Redis}
 
+SLOW = 0.1  # of DOORBELL_INTERVAL: what a ring takes that is slow
+SHARE = 0.05  # of a writer's time that slow rings may take
 BACKOFF = (1.0, 60.0)  # seconds without a ring after a failed one, and at most
 
 
 def ring(connection: BaseDatabaseWrapper) -> None:
-    """Wake the workers of this database, at most once in ``DOORBELL_INTERVAL``; never raises."""
+    """Wake the workers of this database, once in ``DOORBELL_INTERVAL`` at most; never raises.
+
+    Where a ring waits long for its answer, more seldom: see ``SHARE``.
+    """
     if (button := _button(connection.alias)) is not None:
         button.press(connection)
 
@@ -53,7 +58,7 @@ class _Button:
             return  # a test case holds it open: nothing was committed
         now = time.monotonic()
         if now < self._not_before:
-            return  # a worker looks again one interval after each ring
+            return  # a worker looks again when who rang may ring again
         self._not_before = now + self._interval
         try:
             self.doorbell.ring(connection)
@@ -61,6 +66,9 @@ class _Button:
             self._rest(now, error)
         else:
             self._failures = 0
+            took = time.monotonic() - now
+            if getattr(self.doorbell, "waits", False) and took > SLOW * self._interval:
+                self._not_before = now + min(took / SHARE, QUIET * self._interval)
 
     def _rest(self, now: float, error: Exception) -> None:
         if not self._failures:

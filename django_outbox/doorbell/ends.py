@@ -10,6 +10,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
 
+QUIET = 4  # times DOORBELL_INTERVAL that a writer whose rings are slow keeps quiet after one
+
 
 class Ear(Protocol):
     """The worker's end; used by one thread, which calls ``listen`` again after any error."""
@@ -27,7 +29,11 @@ class Ear(Protocol):
 
 
 class Doorbell(Protocol):
-    """The writer's end, and the maker of ears."""
+    """The writer's end, and the maker of ears.
+
+    One with an attribute ``waits`` that is true waits for an answer to each ring: where that is
+    slow it is rung more seldom. What a socket's datagram takes tells only whom it woke.
+    """
 
     def ring(self, connection: BaseDatabaseWrapper) -> None:
         """Ring every worker of this database. Called after the commit, in autocommit."""

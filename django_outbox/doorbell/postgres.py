@@ -22,6 +22,8 @@ class Postgres:
     transaction pooler.
     """
 
+    waits = True
+
     def __init__(self, alias: str, *, database: str | None = None) -> None:
         self.alias, self.direct = alias, database or alias
         self.channel = f"django_outbox_{table_identity()}"

@@ -13,6 +13,8 @@ from .ends import Ear, database_identity
 class Redis:
     """Pub/sub; needs the extra ``redis``. ``{"kind": "redis", "url": "redis://…"}``."""
 
+    waits = True
+
     def __init__(self, alias: str, *, url: str = "redis://127.0.0.1:6379/0") -> None:
         try:
             import redis  # type: ignore[import-not-found,unused-ignore]

@@ -32,7 +32,7 @@ class Active:
         self._until = started + SAFE_PART * self._lease if held else 0.0
         if held is not self._held:
             self._held = held
-            logger.info("%s id=%s", "active" if held else "standing by", self._me)
+            logger.info("active id=%s" if held else "standing by id=%s", self._me)
         return self._pause
 
     def release(self) -> None:

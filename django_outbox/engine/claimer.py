@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import cycle
 from math import inf
@@ -16,9 +16,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
 from ..conf import Settings
-from ..delivery import lost, take
-from ..dialects.vocabulary import Claim
+from ..delivery import is_paused, lost, take
+from ..dialects.vocabulary import Claim, Past
 from ..events import Event
+from ..signals import announce, events_claimed
+from .pausing import EVERY, Pausing
 from .queues import Decisions, Held, Offers, Ready
 from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
@@ -28,7 +30,11 @@ logger = logging.getLogger("django_outbox")
 MARGIN = timedelta(seconds=1)  # below the low watermark: what committed late lies there
 PROBATION = 3.0  # seconds
 STREAMS_EVERY = 0.05  # seconds; beside a backlog of others a look for none is not free
-SUSPECTS_AMONG = 2000  # rows due first in which a sweep looks for a suspect
+FEW = 50  # events
+PACE = 0.005  # seconds for each claim of few, in the long run: a load comes some at a time
+AT_ONCE = 0.1  # seconds of it that claims after a rest need not keep
+LEFT_AMONG = 2000  # rows due first in which a sweep looks for what lost workers left
+LOT = 4  # times the threads: so much is in hand while that is taken over
 
 
 class Claimer:
@@ -47,31 +53,35 @@ class Claimer:
         may_claim: Callable[[], bool],
         settled: Callable[[], int],
         streams: Streams,
+        pausing: Pausing,
     ) -> None:
         self.alias, self.me, self.settings = alias, me, settings
         self.offers, self.held, self.ready, self.decisions = offers, held, ready, decisions
         hot, cold = settings.FAIRNESS
         self._settled, self._born = settled, time.monotonic()
+        self._pausing = pausing
         self._streams = StreamClaims(
             alias=alias, me=me, settings=settings, held=held, ready=ready, decisions=decisions,
-            streams=streams, is_proven=lambda: self._is_proven(time.monotonic()),
+            streams=streams, pausing=pausing, is_proven=lambda: self._is_proven(time.monotonic()),
             connect=lambda: self._connection,
         )  # fmt: skip
         self._may_claim = may_claim  # False on the standby of single_node
-        self._one_suspect = Claim(me=me, lease=held.lease, limit=1, suspects=True)
+        self._one_suspect = Claim(me=me, lease=held.lease, limit=1, past=Past.SUSPECT)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self.hears = False  # rings surely arrive; set by the doorbell's thread
         self._look_at = 0.0  # monotonic; when the table is looked at next
-        self._sweep_at = 0.0  # monotonic; when next without the watermark, and for suspects
+        self._sweep_at = 0.0  # monotonic; when next without the watermark
         self._low: datetime | None = None  # oldest due time of a full claim; None: unbounded
         self._streams_wait = False  # the last claim of streams brought events
         self._streams_at = 0.0  # monotonic; when streams are asked for beside a backlog
+        self._left: datetime | None = None  # latest due time of what lost workers held
         self._alone: float | None = None  # monotonic; since when claims rest for a suspect's sake
         self._solo = False  # the suspect is in our hands
+        self._paced = 0.0  # monotonic; when the claims so far would be over, each taking PACE
         self._rung = False  # set by any thread, cleared by ours
         # Monotonic; the next due time that others told us of, and first the end of the probation.
         self._soonest = time.monotonic() + min(PROBATION, held.lease)
-        self._again = inf  # monotonic; when to look once more after the latest ring
+        self._again: list[float] = []  # monotonic; when to look once more after the latest ring
         self._telling = Lock()  # guards the two lines above
         self.hungry = False  # waiting for room; whoever makes some wakes us
 
@@ -84,58 +94,98 @@ class Claimer:
         with self._telling:
             self._soonest = min(self._soonest, time.monotonic() + delay)
 
-    def look_again(self, delay: float) -> None:
-        """Note that who rings now may keep quiet about what commits in the next ``delay`` seconds.
+    def look_again(self, delays: Sequence[float]) -> None:
+        """Note after how many seconds each to look at what commits while who rang keeps quiet.
 
-        Only the latest counts: the rings themselves are looked at when they come.
+        Only the latest call counts: the rings themselves are looked at when they come.
         """
+        now = time.monotonic()
         with self._telling:
-            self._again = time.monotonic() + delay
+            self._again = sorted(now + delay for delay in delays)
 
     def step(self) -> float:
         """Make one claim, if there is room and reason; return the seconds to wait."""
         if not self._may_claim():
             return min(self.settings.PROBE_INTERVAL, self.settings.POLL_INTERVAL)
+        self._pausing.look(self._connection, rung=self._rung)
         if self._alone is not None:
             return self._claim_suspect(self._alone)
         self.hungry = True
         room = self._room()
         if not room:
-            return self.settings.POLL_INTERVAL
+            return min(self.settings.POLL_INTERVAL, EVERY)  # a pause stops what is in hand, too
         self.hungry = False
         now = time.monotonic()
+        self._take_news(now)
+        if self._streams.streams.next_read() <= now:
+            self._streams.read_again(now, room)
+            self._rest_for_suspect(now)
+            return 0.0
+        next_read = self._streams.streams.next_read()
+        if not len(self.offers) and now < self._look_at:
+            pause = min(self._look_at, self._soonest, *self._again, next_read) - now
+            return min(pause, EVERY) if len(self.held) else pause
+        self._keep_pace()
+        if len(self.offers) and (now < self._look_at or next(self._turns)):
+            self._claim_hot(room)
+        else:
+            self._claim_due(room, now)
+        return 0.0
+
+    def _keep_pace(self) -> None:
+        """Rest before the next claim, if many of few events came before it.
+
+        Each costs a writer in this process, or on this machine, as much as several events do.
+        """
+        ahead = self._paced - time.monotonic() - AT_ONCE
+        if ahead > 0:
+            time.sleep(ahead)
+
+    def _were_few(self) -> None:
+        """Count a claim of few events."""
+        self._paced = max(self._paced, time.monotonic()) + PACE
+
+    def _take_news(self, now: float) -> None:
         if self._rung:
             self._rung, self._look_at = False, 0.0
         with self._telling:
             if self._soonest <= now:
                 self._look_at, self._soonest = 0.0, inf
-            if self._again <= now:
-                self._look_at, self._again = 0.0, inf
-        if self._streams.streams.next_read() <= now:
-            self._streams.read_again(now, room)
-            self._rest_for_suspect(now)
-            return 0.0
-        if len(self.offers) and (now < self._look_at or next(self._turns)):
-            self._claim_hot(room)
-            return 0.0
-        if now >= self._look_at:
-            self._claim_due(room, now)
-            return 0.0
-        next_read = self._streams.streams.next_read()
-        return min(self._look_at, self._soonest, self._again, next_read) - now
+            while self._again and self._again[0] <= now:
+                self._look_at = 0.0
+                del self._again[0]
 
     def _room(self) -> int:
         """Free places; a claim waits until it can take a fair part of a batch."""
         capacity = self.settings.COLD_QUEUE_CAPACITY
         in_hand = self.settings.WORKERS + self.settings.ASYNC_CONCURRENCY
+        if self._left or self._alone is not None:
+            return self._room_for_lot(in_hand)
         waiting = len(self.ready) + self._streams.streams.followers
         # The second bound counts what runs and what waits to be settled or for the event loop.
         room = min(capacity - waiting, 2 * capacity + in_hand - len(self.held))
         worthwhile = min(self.settings.POLL_BATCH_SIZE, capacity) // 2
         return room if room >= worthwhile or (room > 0 and not waiting) else 0
 
+    def _room_for_lot(self, in_hand: int) -> int:
+        """Free places while what lost workers held is taken over, by and by.
+
+        What is in hand when a second worker is lost has to be tried alone: it must be little.
+        """
+        lot = min(LOT * self.settings.WORKERS, self.settings.COLD_QUEUE_CAPACITY)
+        out = len(self.held) - self._streams.streams.followers
+        room = min(lot - len(self.ready), lot + in_hand - out)
+        return room if room >= lot // 2 else 0
+
     def _claim_hot(self, room: int) -> None:
-        events = {event.event_id: event for event in self.offers.take(min(room, 500))}
+        offered = self.offers.take(min(room, 500))
+        events = {each.event_id: each for each in offered if not self._is_paused(each)}
+        if len(events) < len(offered):
+            self._rung = True  # what was offered and is paused is seen to in the table
+        if not events:
+            return
+        if len(events) < FEW:
+            self._were_few()
         claim = Claim(me=self.me, lease=self.held.lease, limit=len(events), ids=[*events])
         try:
             self._claim(claim, events)
@@ -143,17 +193,24 @@ class Claimer:
             self._rung = True  # the offers are gone; the table has them
             raise
 
+    def _is_paused(self, event: Event) -> bool:
+        pauses = self._pausing.pauses
+        return bool(pauses) and is_paused(
+            pauses, event.event_type, event.aggregate_type, None, event.key
+        )
+
     def _claim_due(self, room: int, now: float) -> None:
-        limit = min(room, self.settings.POLL_BATCH_SIZE)
+        limit = self._pausing.clear(self._connection, min(room, self.settings.POLL_BATCH_SIZE))
         sweep = now >= self._sweep_at
-        if sweep and self._is_proven(now):
-            self._sweep_at = now + self.settings.POLL_INTERVAL * random.uniform(0.8, 1.2)
-            if dialects.of(self._connection).has_suspect(
-                self._connection, me=self.me, among=SUSPECTS_AMONG
-            ):
-                self._alone = now  # after this claim, so that others get their turn
+        if sweep:
+            self._look_for_left(now)
+            if not (room := self._room()):
+                return
+            limit = min(limit, room)
         low = None if sweep else self._low
-        most = max(limit // 2, 1) if self._streams_wait else limit
+        if self._left:
+            limit -= self._claim_left((limit + 1) // 2)
+        most = (limit + 1) // 2 if self._streams_wait else limit
         claim = Claim(
             me=self.me,
             lease=self.held.lease,
@@ -161,16 +218,39 @@ class Claimer:
             low=low,
             skip_recent=self.settings.SKIP_RECENT,
         )
-        oldest, count = self._claim(claim)
+        oldest, count = self._claim(claim) if most else (None, 0)
         is_full = count >= most
+        if count and not is_full:
+            self._were_few()
         self._low = oldest - MARGIN if is_full and oldest else None
         if is_full and not self._streams_wait and now < self._streams_at:
             return
         brought, more = self._streams.claim(max(limit - count, 1))
         self._streams_wait, self._streams_at = brought > 0, now + STREAMS_EVERY
         self._rest_for_suspect(now)
-        if low is None and not is_full and not more:
+        if low is None and not is_full and not more and not self._left:
             self._rest(now)
+
+    def _look_for_left(self, now: float) -> None:
+        """Look for what lost workers held, which the claims of all others pass by."""
+        self._left, suspect = dialects.of(self._connection).left_behind(
+            self._connection, me=self.me, among=LEFT_AMONG
+        )
+        if self._is_proven(now):
+            self._sweep_at = now + self.settings.POLL_INTERVAL * random.uniform(0.8, 1.2)
+            if suspect:
+                self._alone = now  # after this claim, so that others get their turn
+
+    def _claim_left(self, most: int) -> int:
+        """Take over some of what was lost once; return how many."""
+        lease = self.held.lease
+        claim = Claim(me=self.me, lease=lease, limit=most, at=self._left, past=Past.LOST)
+        count = self._claim(claim)[1] if most else 0
+        if count:
+            self._sweep_at = 0.0  # there may be more
+        else:
+            self._left = None
+        return count
 
     def _is_proven(self, now: float) -> bool:
         """Say whether this process may try a suspect: one that dies young only blames it more."""
@@ -191,9 +271,11 @@ class Claimer:
         )
         if due is not None:
             pause = min(pause, due + 0.001)
+            self._sweep_at = min(self._sweep_at, now + pause)  # it may be the end of a lease
         if self.settings.SKIP_RECENT:
             pause = min(pause, self.settings.SKIP_RECENT)  # what was too young will be old enough
-        self._look_at = time.monotonic() + max(pause, 0.001)
+        again = self._streams.streams.next_end()
+        self._look_at = min(time.monotonic() + max(pause, 0.001), again)
 
     def _claim(
         self, claim: Claim, hot: dict[str, Event] | None = None
@@ -211,13 +293,18 @@ class Claimer:
             )
             for row in rows
         ]
-        for lease in self.held.add(leases):
+        new = self.held.add(leases)
+        for lease in new:
             if lease.rescued:
                 note_rescue(self.alias, lease)
             if lease.rescues >= self.settings.MAX_RESCUES:
                 self.decisions.put((lease, lost(lease.rescues)))
             else:
                 self.ready.put(lease)
+        if len(new) < FEW:
+            time.sleep(0)  # the interpreter to who waits for them, before we go on
+        source = "cold" if hot is None else "hot"
+        announce(events_claimed, sender=self.alias, count=len(new), source=source)
         return (leases[0].due_at if leases else None), len(rows)
 
     def _claim_suspect(self, since: float) -> float:

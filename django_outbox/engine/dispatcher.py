@@ -10,6 +10,7 @@ from contextvars import copy_context
 from ..delivery import Lease, deliver, faulty, is_async
 from ..outcomes import Decision
 from .hygiene import Hygiene
+from .pausing import Pausing
 from .queues import Decisions, Held, Ready
 from .streams import Streams
 
@@ -35,10 +36,11 @@ class Dispatcher:
         made_room: Callable[[], None],
         to_loop: Callable[[Lease], None],
         streams: Streams,
+        pausing: Pausing,
     ) -> None:
         self._alias, self._held, self._ready, self._decisions = alias, held, ready, decisions
         self._made_room, self._to_loop = made_room, to_loop
-        self._streams = streams
+        self._streams, self._pausing = streams, pausing
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name=f"outbox-{alias}-worker-{number}", daemon=True)
@@ -60,6 +62,11 @@ class Dispatcher:
             while thread.is_alive() and not give_up():
                 thread.join(0.02)
         return not any(thread.is_alive() for thread in self._threads)
+
+    def fault(self, longest: float) -> str | None:
+        """Say which threads have ended though nobody told them to; a listener may take its time."""
+        ended = [each.name for each in self._threads if each.ident and not each.is_alive()]
+        return f"{', '.join(ended)} ended" if ended and not self._stopping.is_set() else None
 
     def _run(self) -> None:
         hygiene, ahead = Hygiene(self._held.lease), 0.0
@@ -100,7 +107,9 @@ class Dispatcher:
             hygiene.before()
             # In a context of its own, so that a language, a time zone or any other context variable
             # that a listener sets is gone afterwards.
-            return copy_context().run(deliver, lease, alias=self._alias, between=between)
+            return copy_context().run(
+                deliver, lease, alias=self._alias, between=between, pauses=self._pausing.pauses
+            )
         except BaseException:  # whatever it is, it does not cost the thread
             logger.exception("delivery failed event_id=%s", lease.event_id)
             return faulty()

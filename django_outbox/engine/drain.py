@@ -12,20 +12,23 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
 from ..conf import Settings, current
-from ..delivery import Lease, deliver, lost, take
-from ..dialects.vocabulary import Claim
+from ..delivery import PAUSED, Lease, deliver, lost, take
+from ..dialects.vocabulary import Claim, Past
 from ..events import as_utc
 from ..models import OutboxEvent
 from ..outcomes import Decision
+from ..signals import announce, events_claimed
 from .heartbeat import Heartbeat
 from .hygiene import tidy
 from .loops import Loop
+from .pausing import Pausing
 from .queues import Decisions, Held, Ready
 from .settler import Settled, by_kind, tell, write
-from .stream_claims import StreamClaims
+from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
 from .worker import new_owner
 
+LOT = 8  # rows of a lost worker that are taken over at a time
 GATHER, GATHER_FOR = 20, 0.1  # decisions, and seconds, after which they are settled
 PAUSES = (0.1, 0.5, 2.0)  # seconds before a settle is tried again
 ESCAPING = (KeyboardInterrupt, SystemExit)  # they end the caller, not the event
@@ -60,6 +63,8 @@ class _Drain:
             alias=alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
             expect=lambda delay: None,
         )  # fmt: skip
+        self.pausing = Pausing()
+        self.decided = 0  # events, paused ones that came into our hands included
         self.horizon = 0.0  # seconds between the database's now and ``at``
 
     def run(self, limit: int | None, *, inside: bool) -> int:
@@ -87,12 +92,12 @@ class _Drain:
             self.horizon = (self.at - dialects.of(connection).clock(connection)).total_seconds()
         self.claims = StreamClaims(
             alias=self.alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
-            decisions=self.unrun, streams=self.streams, is_proven=lambda: True,
-            connect=lambda: connection, at=self.at,
+            decisions=self.unrun, streams=self.streams, pausing=self.pausing,
+            is_proven=lambda: True, connect=lambda: connection, at=self.at,
         )  # fmt: skip
         count, before = 0, -1
-        while count > before and (limit is None or count < limit):
-            before = count
+        while self.decided > before and (limit is None or count < limit):
+            before = self.decided
             room = chunk if limit is None else min(chunk, limit - count)
             if leases := self._claim(connection, room):
                 count += self._deliver(connection, leases, inside=inside)
@@ -104,7 +109,7 @@ class _Drain:
         """Deliver at most ``room`` events of due streams, each stream's one after the other."""
         count, follower = 0, None
         waiting: Settled = []
-        self.claims.claim(room)
+        self._claim_streams(room)
         try:
             while count < room or waiting:
                 lease = follower if count < room else None
@@ -116,7 +121,7 @@ class _Drain:
                     decision = self._decide(lease, inside=inside)
                     follower = self.streams.next(lease, decision)
                     waiting.append((lease, decision))
-                    count += 1
+                    count += decision is not PAUSED
                     if follower is not None and len(waiting) < GATHER:
                         continue
                 part, waiting = waiting, []
@@ -126,6 +131,13 @@ class _Drain:
             self.claims.suspect = None
             self.streams.release_all(connection)
         return count
+
+    def _claim_streams(self, room: int) -> None:
+        """Claim until there is something to deliver, or nothing but what is paused was left."""
+        brought, more, before = 0, True, -1
+        while more and not brought and self.claims.postponed > before:
+            before = self.claims.postponed
+            brought, more = self.claims.claim(room)
 
     def _next_head(self, room: int) -> Lease | None:
         if self.streams.next_read() <= time.monotonic():
@@ -142,17 +154,25 @@ class _Drain:
         self.streams.release(connection)
 
     def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
-        """Lease what is due; a suspect comes last, and alone."""
-        for suspects in (False, True):
+        """Lease what is due; what lost workers held comes last, and a suspect alone."""
+        self.pausing.look(connection)
+        while not (room := self.pausing.clear(connection, limit)):
+            pass
+        for past, most in ((Past.CLEAN, room), (Past.LOST, LOT), (Past.SUSPECT, 1)):
             claim = Claim(
-                me=self.me, lease=self.held.lease, limit=1 if suspects else limit, at=self.at,
-                exclude=self.over, suspects=suspects,
+                me=self.me, lease=self.held.lease, limit=min(most, room), at=self.at,
+                exclude=self.over, past=past,
             )  # fmt: skip
             deadline = self.held.deadline(time.monotonic())
             rows = dialects.of(connection).claim(connection, claim)
             if rows:
                 leases = [take(row, claim.columns, deadline=deadline, me=self.me) for row in rows]
-                return self.held.add(leases)
+                new = self.held.add(leases)
+                announce(events_claimed, sender=self.alias, count=len(new), source="cold")
+                for lease in new:
+                    if lease.rescued:
+                        note_rescue(self.alias, lease)
+                return new
         return []
 
     def _deliver(
@@ -164,8 +184,9 @@ class _Drain:
             for lease in leases:
                 if not (inside or self.held.wait_current(lease, lambda: False)):
                     continue
-                waiting.append((lease, self._decide(lease, inside=inside)))
-                count += 1
+                decision = self._decide(lease, inside=inside)
+                waiting.append((lease, decision))
+                count += decision is not PAUSED
                 if len(waiting) >= GATHER or time.monotonic() - since > GATHER_FOR:
                     part, waiting, since = waiting, [], time.monotonic()
                     self._settle(connection, part)
@@ -187,14 +208,16 @@ class _Drain:
             decision = self._run(lease, self._tidy)
             self._tidy(lease)
         lease.started_at = time.monotonic()
+        self.decided += 1
         self._note_delay(lease, decision)
         return decision
 
     def _run(self, lease: Lease, between: Callable[[Lease], bool]) -> Decision:
         """Deliver in a context of its own: no language or time zone reaches the next, or us."""
         return copy_context().run(
-            deliver, lease, alias=self.alias, escaping=ESCAPING, between=between
-        )
+            deliver, lease, alias=self.alias, escaping=ESCAPING, between=between,
+            pauses=self.pausing.pauses,
+        )  # fmt: skip
 
     def _tidy(self, lease: Lease) -> bool:
         """Close the connections that a listener broke; say whether the lease still holds."""
@@ -210,7 +233,7 @@ class _Drain:
         event_id = lease.event_id
         self.later[event_id] = self.later.get(event_id, 0.0) + decision.delay
         beyond = self.at is not None and self.later[event_id] > self.horizon
-        if decision.delay == 0 or beyond:
+        if decision.delay == 0 or beyond or decision is PAUSED:
             if lease.key is None:
                 self.over.append(event_id)
             else:

@@ -14,6 +14,7 @@ from django.db import connections
 
 from ..delivery import Lease, adeliver, faulty
 from .hygiene import tidy
+from .pausing import Pausing
 from .queues import Decisions, Held
 
 logger = logging.getLogger("django_outbox")
@@ -22,8 +23,11 @@ logger = logging.getLogger("django_outbox")
 class EventLoop:
     """One thread with a loop; everything but ``put`` and the life cycle happens in it."""
 
-    def __init__(self, *, alias: str, slots: int, held: Held, decisions: Decisions) -> None:
+    def __init__(
+        self, *, alias: str, slots: int, held: Held, decisions: Decisions, pausing: Pausing
+    ) -> None:
         self._alias, self._slots, self._held, self._decisions = alias, slots, held, decisions
+        self._pausing = pausing
         self._loop: asyncio.AbstractEventLoop  # made at the start, closed by the thread
         self._waiting: deque[Lease] = deque()  # bounded by Held, as all that is claimed
         self._running: dict[asyncio.Task[None], Lease] = {}
@@ -52,6 +56,11 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join(1)
         return finished
+
+    def fault(self, longest: float) -> str | None:
+        """Say that its thread has ended though nobody told it to."""
+        ended = self._thread.ident and not self._thread.is_alive() and not self._stopping
+        return f"{self._thread.name} has ended" if ended else None
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -92,7 +101,9 @@ class EventLoop:
                     return self._held.is_current(lease) and not self._stopping
 
                 try:
-                    decision = await adeliver(lease, alias=self._alias, between=between)
+                    decision = await adeliver(
+                        lease, alias=self._alias, between=between, pauses=self._pausing.pauses
+                    )
                 finally:
                     await _close_connections(context, lease)
         except asyncio.CancelledError:

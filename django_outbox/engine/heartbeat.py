@@ -12,6 +12,7 @@ from ..delivery import Lease
 from ..signals import announce, lease_lost
 from .presence import Presence
 from .queues import Held
+from .statistics import INTERVAL, Statistics
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
@@ -24,10 +25,10 @@ class Heartbeat:
     third. What was claimed just after a step does not come near its deadline that way."""
 
     def __init__(self, *, alias: str, me: str, held: Held, presence: Presence | None,
-        streams: Streams | None = None,
+        streams: Streams | None = None, statistics: Statistics | None = None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._held, self._presence = alias, me, held, presence
-        self._streams = streams
+        self._streams, self._statistics = streams, statistics
         self._show_at = 0.0  # monotonic
 
     def step(self) -> float:
@@ -36,15 +37,21 @@ class Heartbeat:
         for start in range(0, len(leases), BATCH):
             self._renew(leases[start : start + BATCH])
         if self._streams is not None:
-            self._keep(self._streams, started)
+            self._streams.renew(connections[self._alias], self._streams.to_renew(started))
         self._report_overdue(started)
         if self._presence is not None and started >= self._show_at:
             self._presence.show()
             self._show_at = started + self._held.lease / 3
-        return max(self._held.lease / 6 - (time.monotonic() - started), 0.001)
+            self._share(self._presence)
+        if self._statistics is not None:
+            self._statistics.step()
+        pause = min(self._held.lease / 6, INTERVAL)
+        return max(pause - (time.monotonic() - started), 0.001)
 
     def close(self) -> None:
-        """Take the worker's row away; in the thread of ``step``."""
+        """Write the last statistics, take the worker's row away; in the thread of ``step``."""
+        if self._statistics is not None:
+            self._statistics.write()
         if self._presence is not None:
             try:
                 self._presence.leave()
@@ -60,24 +67,18 @@ class Heartbeat:
         self._held.renewed([each for each in leases if each.event_id in renewed], deadline)
         self._lose([each for each in leases if each.event_id not in mine])
 
-    def _keep(self, streams: Streams, now: float) -> None:
-        """Renew the streams whose events run; what waits in them goes back to the table."""
-        connection, keys = connections[self._alias], streams.to_renew(now)
-        streams.release(connection)
-        for start in range(0, len(keys), BATCH):
-            some, deadline = keys[start : start + BATCH], self._held.deadline(time.monotonic())
-            renewed, mine = dialects.of(connection).renew_streams(
-                connection, me=self._me, keys=some, lease=self._held.lease
-            )
-            streams.renewed(renewed, deadline)
-            streams.lose(streams.still(some) - mine)
+    def _share(self, presence: Presence) -> None:
+        """Leave streams to who has fewer; what nobody takes comes back to us."""
+        if self._streams:
+            self._streams.share(presence.others())
+            self._streams.release(connections[self._alias])
 
     def _lose(self, leases: list[Lease]) -> None:
         """Forget what is not ours any more, but for what runs: its settle will be refused."""
         unstarted = [each for each in leases if self._held.has(each) and not each.started_at]
         self._held.drop(unstarted)
         if unstarted:
-            logger.warning("lost leases: %d before their start", len(unstarted))
+            logger.warning("lost leases before their start count=%d", len(unstarted))
             announce(lease_lost, sender=self._alias, count=len(unstarted))
 
     def _report_overdue(self, now: float) -> None:

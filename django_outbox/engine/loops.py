@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 
 from django.db import connections
@@ -39,7 +40,10 @@ class Loop:
         self._close = close  # gives back what the step opened, in the same thread
         self._woken = threading.Event()
         self._stopping = threading.Event()
-        self._errors = 0  # in a row; owner: the thread
+        self._errors = 0  # in a row; owner of this and the next three: the thread
+        self._error = ""  # the class of the last one
+        self._began: float | None = None  # monotonic; when the step that runs began
+        self._worked = False  # a step has succeeded
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -63,6 +67,30 @@ class Loop:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def fault(self, longest: float) -> str | None:
+        """Say why a new process is needed: the thread has ended, or hangs in a step for too long.
+
+        ``longest`` is in seconds. None: it lives, or was told to end.
+        """
+        if self._thread.ident is None or self.stopping:
+            return None
+        if not self._thread.is_alive():
+            return f"{self.name} has ended"
+        lasts = self._lasts()
+        return f"{self.name} has been in one step for {lasts:.0f} s" if lasts > longest else None
+
+    def trouble(self, longest: float) -> str | None:
+        """Say why its work does not get on: it fails, or its step lasts, or none was made yet."""
+        if self._errors:
+            return f"{self.name} failed {self._errors} times in a row: {self._error}"
+        if (lasts := self._lasts()) > longest:
+            return f"{self.name} has been in one step for {lasts:.0f} s"
+        return None if self._worked else f"{self.name} has not begun"
+
+    def _lasts(self) -> float:
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
     def _run(self) -> None:
         connection = dialects.engine_connection(self._alias, lock_wait=self._lock_wait)
         connections[self._alias] = connection
@@ -78,20 +106,24 @@ class Loop:
             del connections[self._alias]
 
     def _try(self) -> float:
+        self._began = time.monotonic()
         try:
             if self._errors:  # a step with nothing to ask would seem to work again
                 connections[self._alias].ensure_connection()
             pause = self._step()
         except Exception as error:  # noqa: BLE001 - reported, and the thread lives on
             return self._failed(error)
+        finally:
+            self._began = None
         if self._errors:
-            logger.warning("%s works again after %d errors", self.name, self._errors)
-        self._errors = 0
+            logger.warning("%s works again errors=%d", self.name, self._errors)
+        self._errors, self._worked = 0, True
         return pause
 
     def _failed(self, error: Exception) -> float:
         """Report at a bounded rate, make the connection anew, back off."""
         self._errors += 1
+        self._error = type(error).__name__  # its text may say more than a probe should know
         if isinstance(error, DatabaseError):
             connections[self._alias].close()
         first, most = BACKOFF

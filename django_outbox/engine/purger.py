@@ -5,38 +5,53 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from ..models import purge_batches, purge_inbox, purge_streams
+from django.db import DatabaseError
+
+from ..models import purge_batches, purge_inbox, purge_statistics, purge_streams
 from ..signals import announce, events_purged
 
 logger = logging.getLogger("django_outbox")
 
-LONGEST = 60.0  # seconds of one run; the next one goes on at its interval
+LONGEST = 15.0  # seconds for one table in a run; as long a rest follows before it goes on
 
 
 class Purger:
-    """One run every ``PURGE_INTERVAL``, jittered; the first soon after the start."""
+    """One run every ``PURGE_INTERVAL``, jittered; the first soon after the start.
+
+    A run that is cut by its time goes on soon, where it stopped: the walk of each table is kept.
+    """
 
     def __init__(self, *, alias: str, interval: float) -> None:
         self._alias, self._interval = alias, interval
+        self._cut: dict[str, Iterator[int]] = {}  # walks whose time was over, by what they purge
         self.stopping = False
 
     def step(self) -> float:
-        until = time.monotonic() + LONGEST
-        if events := self._purge(purge_batches(self._alias), until):
+        if events := self._purge("events", purge_batches):
             logger.info("purged events=%d", events)
             announce(events_purged, sender=self._alias, count=events)
-        if messages := self._purge(purge_inbox(self._alias), until):
+        if messages := self._purge("messages", purge_inbox):
             logger.info("purged received_messages=%d", messages)
-        if streams := self._purge(purge_streams(self._alias), until):
+        if streams := self._purge("streams", purge_streams):
             logger.info("purged streams=%d", streams)
-        return self._interval * random.uniform(0.9, 1.1)
+        self._trim_statistics()
+        pause = min(LONGEST, self._interval) if self._cut else self._interval
+        return pause * random.uniform(0.9, 1.1)
 
-    def _purge(self, batches: Iterator[int], until: float) -> int:
-        total = 0
-        for count in batches:
+    def _trim_statistics(self) -> None:
+        try:
+            self._purge("statistics", purge_statistics)
+        except DatabaseError as error:  # all of the purge would be repeated for it
+            logger.warning("statistics could not be trimmed error=%s", error)
+
+    def _purge(self, what: str, begin: Callable[[str], Iterator[int]]) -> int:
+        walk, total = self._cut.pop(what, None) or begin(self._alias), 0
+        until = time.monotonic() + LONGEST
+        for count in walk:
             total += count
             if self.stopping or time.monotonic() > until:
+                self._cut[what] = walk
                 break
         return total

@@ -99,7 +99,7 @@ class Offers:
         if now >= self._warn_at:  # two writers at once: a line too many, no harm
             self._warn_at = now + WARN_EVERY
             logger.warning(
-                "hot queue full capacity=%d; what it refuses arrives by the cold route",
+                "hot queue full; what it refuses arrives by the cold route capacity=%d",
                 self._capacity,
             )
 

@@ -17,6 +17,7 @@ from ..dialects.vocabulary import Hold
 from ..outcomes import DONE, LOST, Decision, Status
 from ..signals import announce, event_dead, event_settled, lease_lost
 from .queues import Decisions, Held
+from .statistics import Statistics
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
@@ -47,11 +48,12 @@ class Settler:
         expect: Callable[[float], None],
         backlog: Callable[[], int],
         streams: Streams,
+        statistics: Statistics,
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._made_room = held, decisions, made_room
         self._expect, self._backlog = expect, backlog
-        self._streams = streams
+        self._streams, self._statistics = streams, statistics
         self.settled = 0  # deliveries so far; owner: the thread
         self._waiting: Settled = []  # taken and not written yet; owner: the thread
 
@@ -69,7 +71,9 @@ class Settler:
             self._gather()
         self._waiting += self._decisions.take_all(BATCH - len(self._waiting))
         for part in by_kind(self._waiting):
-            write(part, connection=connections[self._alias], me=self._me, settings=self._settings)
+            connection = connections[self._alias]
+            if write(part, connection=connection, me=self._me, settings=self._settings):
+                self._look_for_lost(part)
             self._finish(part)
         self._streams.release(connections[self._alias])
         return 0.0
@@ -85,6 +89,11 @@ class Settler:
                 break
             time.sleep(0.001)
 
+    def _look_for_lost(self, part: Settled) -> None:
+        """A settle was refused: of a stream that is lost, nothing more may be started."""
+        streams = [each for lease, _ in part if (each := self._streams.get(lease.key))]
+        self._streams.renew(connections[self._alias], streams)
+
     def _finish(self, part: Settled) -> None:
         written = {lease.event_id for lease, _ in part}
         self._waiting = [each for each in self._waiting if each[0].event_id not in written]
@@ -95,6 +104,7 @@ class Settler:
         if delays:
             self._expect(min(delays))
         self._made_room()
+        self._statistics.add(part)
         tell(part, alias=self._alias)
 
 
@@ -110,37 +120,34 @@ def by_kind(batch: Settled) -> list[Settled]:
     return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
 
 
-def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
-    """Write decisions; where the database refuses a row, one by one, so that it spoils no other."""
+def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
+    """Write decisions; return how many were refused, since their rows have another owner.
+
+    Where the database refuses a row, one by one, so that it spoils no other.
+    """
     try:
-        _write(batch, connection=connection, me=me, settings=settings)
+        return _write(batch, connection=connection, me=me, settings=settings)
     except (DataError, IntegrityError):
         if len(batch) == 1:
-            _write([_plainer(batch[0])], connection=connection, me=me, settings=settings)
-            return
-        for each in batch:
-            write([each], connection=connection, me=me, settings=settings)
+            return _write([_plainer(batch[0])], connection=connection, me=me, settings=settings)
+        return sum(write([each], connection=connection, me=me, settings=settings) for each in batch)
 
 
-def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> None:
+def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
     if batch[0][1].written:
-        _count_lost(sum(decision is LOST for _, decision in batch), batch, connection.alias)
-        return
-    count = dialects.of(connection).settle_all(
-        connection,
-        me=me,
-        decisions=[(lease.event_id, decision) for lease, decision in batch],
-        hold=batch[0][0].hold,
-        delete_done=settings.RETENTION_DONE == 0,
-    )
-    _count_lost(len(batch) - count, batch, connection.alias)
-
-
-def _count_lost(count: int, batch: Settled, alias: str) -> None:
-    """Report rows with another owner: this worker was thought lost, and they run again."""
-    if count > 0:
-        logger.warning("lost leases: %d of %d settles had another owner", count, len(batch))
-        announce(lease_lost, sender=alias, count=count)
+        refused = sum(decision is LOST for _, decision in batch)
+    else:
+        refused = len(batch) - dialects.of(connection).settle_all(
+            connection,
+            me=me,
+            decisions=[(lease.event_id, decision) for lease, decision in batch],
+            hold=batch[0][0].hold,
+            delete_done=settings.RETENTION_DONE == 0,
+        )
+    if refused > 0:  # this worker was thought lost, and they run again
+        logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))
+        announce(lease_lost, sender=connection.alias, count=refused)
+    return refused
 
 
 def _plainer(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
@@ -165,15 +172,18 @@ def tell(settled: Settled, *, alias: str) -> None:
         if listened:
             announce(
                 event_settled, sender=alias, event=lease.event, outcome=decision.outcome,
-                duration=lease.duration, lag=(lease.now - lease.due_at).total_seconds(),
+                duration=lease.duration, lag=lease.lag + lease.waited,
             )  # fmt: skip
 
 
 def _log(lease: Lease, decision: Decision) -> None:
+    """Tell what became of a delivery; what a listener's error says is for DEBUG alone."""
     level = {"dead": logging.ERROR, "retry": logging.WARNING}.get(decision.outcome, logging.INFO)
     logger.log(
         level,
         "%s event_id=%s event_type=%s attempt=%d error=%s",
         decision.outcome, lease.event_id, lease.event_type,
-        lease.event.attempts + decision.spent, (decision.error or "").partition("\n")[0],
+        lease.event.attempts + decision.spent, decision.kind,
     )  # fmt: skip
+    if decision.error:
+        logger.debug("error text event_id=%s text=%s", lease.event_id, decision.error)

@@ -14,11 +14,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import dialects
 from ..conf import Settings
-from ..delivery import Lease, lost, take
-from ..dialects.vocabulary import KEYED, Found, Read, StreamClaim
+from ..delivery import Lease, is_paused, lost, take
+from ..dialects.vocabulary import KEYED, POSTPONED_FOR, Found, Read, StreamClaim
 from ..events import stored_instant
 from ..outcomes import Status
-from ..signals import announce, event_rescued
+from ..signals import announce, event_rescued, events_claimed
+from .pausing import Pausing
 from .queues import Decisions, Held, Ready
 from .streams import Stream, Streams
 
@@ -27,6 +28,7 @@ logger = logging.getLogger("django_outbox")
 LONGEST = 32  # events of one stream in hand
 SEQ, STATUS, RESCUES = (KEYED.index(name) for name in ("seq", "status", "rescues"))
 DELIVER_AT = KEYED.index("deliver_at")
+OF_A_PAUSE = [KEYED.index(name) for name in ("event_type", "aggregate_type", "progress", "key")]
 FIRST_DUE, CREATED = KEYED.index("first_due_at"), KEYED.index("created_at")
 
 
@@ -35,14 +37,15 @@ class StreamClaims:
 
     def __init__(
         self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
-        decisions: Decisions, streams: Streams, is_proven: Callable[[], bool],
+        decisions: Decisions, streams: Streams, pausing: Pausing, is_proven: Callable[[], bool],
         connect: Callable[[], BaseDatabaseWrapper], at: datetime | None = None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._ready, self._decisions = held, ready, decisions
-        self.streams, self._is_proven = streams, is_proven
+        self.streams, self._pausing, self._is_proven = streams, pausing, is_proven
         self._at = at  # instead of the database's now, for drain()
         self.exclude: list[str] = []  # keys that are not to come again
+        self.postponed = 0  # streams so far whose heads are paused
         self._share = 2  # events that a stream is expected to bring
         self.suspect: tuple[Stream, Lease] | None = None  # to be run when the hands are empty
 
@@ -55,7 +58,7 @@ class StreamClaims:
             self._connection,
             StreamClaim(
                 me=self._me, lease=self._held.lease, limit=most, at=self._at,
-                exclude=[*self.exclude, *self.streams.outdated(now)],
+                exclude=[*self.exclude, *self.streams.left_out(now)],
             ),
         )  # fmt: skip
         new = self.streams.claimed(
@@ -84,7 +87,11 @@ class StreamClaims:
         retries: dict[str, datetime] = {}
         if read.only_due_retries and streams:
             retries = self._dialect.next_retries(self._connection, read)
-        self.streams.lose(set(keys) - {each.key for each in streams})
+        mine = {each.key for each in streams}
+        self.streams.lose(each for each in wanted if each.key not in mine)
+        if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
+            # Whoever has resumed it since made a new version of the stream, after what we read.
+            self._pausing.read(self._connection)
         careful: list[tuple[Stream, Found, Lease, float]] = []
         count = 0
         for found in streams:
@@ -102,7 +109,9 @@ class StreamClaims:
                 count += len(innocent)
         self._run_carefully(careful)
         self.streams.release(self._connection)
-        return count + len(careful)
+        count += len(careful)
+        announce(events_claimed, sender=self._alias, count=count, source="cold")
+        return count
 
     def _plan(
         self, stream: Stream, found: Found, limit: int, retry: datetime | None
@@ -115,6 +124,8 @@ class StreamClaims:
         for row in found.rows:
             if row[STATUS] == Status.DEAD:
                 return leases, due  # it blocks what is behind it, not a retry before it
+            if self._is_paused(row):
+                return leases, started + (0.0 if leases else self._postpone(stream))
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
                 return leases, started + (next_try - now).total_seconds()
@@ -122,6 +133,17 @@ class StreamClaims:
         if len(found.rows) == limit and found.rows[-1][SEQ] != found.seq:
             due = 0.0
         return leases, due
+
+    def _is_paused(self, row: Sequence[Any]) -> bool:
+        pauses = self._pausing.pauses
+        return bool(pauses) and is_paused(pauses, *(row[place] for place in OF_A_PAUSE))
+
+    def _postpone(self, stream: Stream) -> float:
+        """Return the seconds for which a stream whose head is paused is left alone."""
+        self.postponed += 1
+        if self._at is not None:  # it would be due again
+            self.exclude.append(stream.key)
+        return POSTPONED_FOR
 
     def _lease(
         self, row: Sequence[Any], stream: Stream, now: Any, next_try: datetime | None
@@ -162,7 +184,6 @@ class StreamClaims:
         if self.suspect is None:
             return False
         (stream, lease), self.suspect = self.suspect, None
-        stream.parked = False
         if self.streams.get(stream.key) is not stream:
             return False
         self._start([lease])
@@ -173,7 +194,6 @@ class StreamClaims:
         """Give the suspect up: the hands did not become empty."""
         if self.suspect is not None:
             (stream, _), self.suspect = self.suspect, None
-            stream.parked = False
             self.streams.take_in(stream, stream.seq, [], time.monotonic())
             self.streams.release(self._connection)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import dialects, registry
+from .. import dialects, doorbell, registry
 from ..conf import Settings
 from ..delivery import Lease
 from ..dialects.vocabulary import Release
@@ -26,6 +26,8 @@ from .queues import Held, Ready
 logger = logging.getLogger("django_outbox")
 
 AGAIN = (0.01, 0.2)  # seconds until a stream that could not be released is read, and at most
+
+BATCH = 500  # streams in one renewal
 
 LAST_TRY = 0.5  # seconds that a stop tries to give locked streams back
 
@@ -43,7 +45,7 @@ class Stream:
     due: float = inf  # monotonic; when it will be due once it is given back; inf: idle
     read_at: float = 0.0  # monotonic; when it is to be read; inf: it is in hand
     pause: float = AGAIN[0]
-    parked: bool = False  # its head is a suspect, which waits to be run alone
+    leaving: bool = False  # it is given back for others to take
 
 
 class Streams:
@@ -58,7 +60,11 @@ class Streams:
         self._changed = held.changed
         self._streams: dict[str, Stream] = {}
         self._over: list[Stream] = []  # to be released
+        self._left: dict[str, float] = {}  # monotonic; until when these are for others to take
         self.followers = 0  # events that wait behind the one that is out
+
+    def __len__(self) -> int:
+        return len(self._streams)
 
     # -- for the claimer -------------------------------------------------------------------------
 
@@ -74,10 +80,20 @@ class Streams:
                     self._prolong(known, stream.deadline)
         return new
 
-    def outdated(self, now: float) -> list[str]:
-        """Return the keys whose leases may have ended: a claim leaves them out."""
+    def left_out(self, now: float) -> list[str]:
+        """Return the keys that a claim leaves out.
+
+        Leases of ours that may have ended, and what others have a moment to take.
+        """
         with self._changed:
-            return [key for key, each in self._streams.items() if each.deadline < now]
+            self._left = {key: until for key, until in self._left.items() if until > now}
+            outdated = [key for key, each in self._streams.items() if each.deadline < now]
+            return [*self._left, *outdated]
+
+    def next_end(self) -> float:
+        """Return when (monotonic) a claim may take again what others did not."""
+        with self._changed:
+            return min(self._left.values(), default=inf)
 
     def next_read(self) -> float:
         """Return when (monotonic) a stream is to be read."""
@@ -88,13 +104,13 @@ class Streams:
         with self._changed:
             return [each for each in self._streams.values() if each.read_at <= now][:most]
 
-    def get(self, key: str) -> Stream | None:
-        return self._streams.get(key)
+    def get(self, key: str | None) -> Stream | None:
+        return self._streams.get(key) if key is not None else None
 
     def take_in(self, stream: Stream, seq: int, leases: Sequence[Lease], due: float) -> None:
         """Note what was read of a stream, and hand its first event out."""
         with self._changed:
-            stream.seq, stream.due, stream.read_at = seq, due, inf
+            stream.seq, stream.due, stream.read_at, stream.leaving = seq, due, inf, False
             for lease in leases:
                 lease.deadline = stream.deadline
             self._held.add(leases)
@@ -116,17 +132,18 @@ class Streams:
     def park(self, stream: Stream, seq: int, due: float) -> None:
         """Keep a stream, renewed, until its suspect may be run."""
         with self._changed:
-            stream.seq, stream.due, stream.read_at, stream.parked = seq, due, inf, True
+            stream.seq, stream.due, stream.read_at = seq, due, inf
 
-    def lose(self, keys: Collection[str]) -> None:
+    def lose(self, streams: Iterable[Stream]) -> None:
         """Forget streams that others have; what runs of them is refused its settle."""
         with self._changed:
-            lost = [each for key in keys if (each := self._streams.pop(key, None))]
+            lost = [each for each in streams if self._streams.get(each.key) is each]
             for stream in lost:
+                del self._streams[stream.key]
                 self._clear(stream)
                 self._held.drop(each for each in stream.out if not each.started_at)
         if lost:
-            logger.warning("lost leases: %d streams", len(lost))
+            logger.warning("lost leases of streams count=%d", len(lost))
             announce(lease_lost, sender=self._alias, count=len(lost))
 
     # -- for the threads -------------------------------------------------------------------------
@@ -137,10 +154,10 @@ class Streams:
         Only what is simply done lets it: anything else is settled first, in its order, and so is
         what comes before a listener that commits its own decision.
         """
-        if lease.key is None or decision is not DONE:
+        if decision is not DONE:
             return None
         with self._changed:
-            stream = self._streams.get(lease.key)
+            stream = self.get(lease.key)
             if stream is None or lease not in stream.out or not stream.waiting:
                 return None
             follower = stream.waiting[0]
@@ -153,7 +170,7 @@ class Streams:
         """Go on where a settle was waited for; what is through is to be released."""
         with self._changed:
             for lease, decision in batch:
-                stream = None if lease.key is None else self._streams.get(lease.key)
+                stream = self.get(lease.key)
                 if stream is None or lease not in stream.out:
                     continue
                 stream.out.remove(lease)
@@ -204,34 +221,48 @@ class Streams:
 
     def release(self, connection: BaseDatabaseWrapper) -> None:
         """Release what is through; what has changed meanwhile, or is locked, is read again."""
-        with self._changed:
-            over, self._over = self._over, []
-            over = [each for each in over if self._streams.get(each.key) is each]
+        now = time.monotonic()
+        over = self._take_over(now)
         if not over:
             return
-        now = time.monotonic()
-        given = [Release(each.key, each.seq, self._delay(each, now)) for each in over]
+        given = [release_of(each, now) for each in over]
         try:
             dialect = dialects.of(connection)
             freed = dialect.release_streams(connection, me=self._me, streams=given)
         except BaseException:
-            self._over += over
+            with self._changed:
+                self._over += [each for each in over if self._put_back(each)]
             raise
-        soonest = inf
-        with self._changed:
-            for stream in over:
-                if stream.key in freed:
-                    self._streams.pop(stream.key, None)
-                    soonest = min(soonest, stream.due - now)
-                else:
-                    stream.read_at = time.monotonic() + stream.pause
-                    soonest = min(soonest, stream.pause)
-                    stream.pause = min(2 * stream.pause, AGAIN[1])
+        soonest = min(self._after_release(each, each.key in freed) for each in over)
+        if any(each.leaving and each.key in freed for each in over):
+            doorbell.ring(connection)
         if soonest < inf:
-            self._expect(max(soonest, 0.0))
+            self._expect(max(soonest - time.monotonic(), 0.0))
 
-    def _delay(self, stream: Stream, now: float) -> float | None:
-        return None if stream.due == inf else max(stream.due - now, 0.0)
+    def _take_over(self, now: float) -> list[Stream]:
+        """Take out what is to be released: whoever claims it the next instant has it anew."""
+        with self._changed:
+            over, self._over = self._over, []
+            over = [each for each in over if self._streams.get(each.key) is each]
+            for stream in over:
+                del self._streams[stream.key]
+                if stream.leaving:
+                    self._left[stream.key] = now + 2 * self._settings.PROBE_INTERVAL
+            return over
+
+    def _after_release(self, stream: Stream, freed: bool) -> float:
+        """Note that a stream is given back, or is to be read again; return when to look."""
+        with self._changed:
+            if freed:
+                return max(stream.due, self._left.get(stream.key, 0.0))
+            stream.read_at = time.monotonic() + stream.pause
+            stream.pause = min(2 * stream.pause, AGAIN[1])
+            self._put_back(stream)
+            return stream.read_at
+
+    def _put_back(self, stream: Stream) -> bool:
+        """Take a stream in again; say whether it was not claimed anew meanwhile."""
+        return self._streams.setdefault(stream.key, stream) is stream
 
     def release_all(self, connection: BaseDatabaseWrapper) -> int:
         """Give back all that is not running, due now; return how many."""
@@ -253,45 +284,63 @@ class Streams:
             time.sleep(0.01 if left else 0)
         return len(given) - len(left)
 
-    # -- for the heartbeat -----------------------------------------------------------------------
+    # -- for the heartbeat, and a settle that was refused ----------------------------------------
 
-    def to_renew(self, now: float) -> list[str]:
-        """Return the streams older than a third of a lease, after giving back what waits in them.
+    def to_renew(self, now: float) -> list[Stream]:
+        """Return the streams older than a third of a lease."""
+        limit = self._held.deadline(now) - self._held.lease / 3
+        with self._changed:
+            return [each for each in self._streams.values() if each.deadline <= limit]
 
-        So that who joins gets a share however long the events take that others have read.
+    def renew(self, connection: BaseDatabaseWrapper, streams: Sequence[Stream]) -> None:
+        """Prolong the leases of these; forget those that others have."""
+        for start in range(0, len(streams), BATCH):
+            some = {each.key: each for each in streams[start : start + BATCH]}
+            deadline = self._held.deadline(time.monotonic())
+            renewed, mine = dialects.of(connection).renew_streams(
+                connection, me=self._me, keys=[*some], lease=self._held.lease
+            )
+            with self._changed:
+                for key in renewed:
+                    self._prolong(some[key], deadline)
+                self._changed.notify_all()
+            self.lose(each for key, each in some.items() if key not in mine)
+
+    def share(self, others: Sequence[int]) -> None:
+        """Give back what is beyond a fair share, when others have that many streams each.
+
+        What runs goes on, and its stream leaves once it is settled. So who joins gets a share
+        however long the events take that we have read.
         """
         with self._changed:
-            old = [each for each in self._streams.values()
-                   if each.deadline <= self._held.deadline(now) - self._held.lease / 3]  # fmt: skip
-            for stream in old:
-                if not stream.parked:
-                    self._cut(stream)
-            return [each.key for each in old]
+            kept = [each for each in self._streams.values() if not each.leaving]
+            fair = ceil((len(kept) + sum(others)) / (len(others) + 1))
+            able = [each for each in kept if not each.careful and unstarted(each)]
+            able.sort(key=lambda each: any(lease.started_at for lease in each.out))  # idle first
+            for stream in able[: len(kept) - fair]:
+                self._leave(stream)
 
-    def _cut(self, stream: Stream) -> None:
-        unstarted = [each for each in stream.out if not each.started_at]
-        if not stream.waiting and not unstarted:
-            return
+    def _leave(self, stream: Stream) -> None:
+        self._held.drop(unstarted(stream))
         self._clear(stream)
-        self._held.drop(unstarted)
         stream.out = [each for each in stream.out if each.started_at]
-        stream.due = time.monotonic()
+        stream.due, stream.leaving = time.monotonic(), True
         if not stream.out:
-            stream.careful = 0
             self._over.append(stream)
-
-    def still(self, keys: Collection[str]) -> set[str]:
-        """Return which of these are held."""
-        return self._streams.keys() & keys
-
-    def renewed(self, keys: Collection[str], deadline: float) -> None:
-        with self._changed:
-            for key in keys:
-                if stream := self._streams.get(key):
-                    self._prolong(stream, deadline)
-            self._changed.notify_all()
 
     def _prolong(self, stream: Stream, deadline: float) -> None:
         stream.deadline = deadline
         for lease in (*stream.waiting, *stream.out):
             lease.deadline = deadline
+
+
+def unstarted(stream: Stream) -> list[Lease]:
+    return [*stream.waiting, *(each for each in stream.out if not each.started_at)]
+
+
+def release_of(stream: Stream, now: float) -> Release:
+    if stream.due == inf:
+        return Release(stream.key, stream.seq, None)
+    delay = max(stream.due - now, 0.0)
+    # What is due at once is found by whoever claims it, whatever was written meanwhile.
+    return Release(stream.key, stream.seq if delay else None, delay)

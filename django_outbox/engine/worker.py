@@ -24,24 +24,32 @@ from .active import Active
 from .claimer import Claimer
 from .dispatcher import Dispatcher
 from .event_loop import EventLoop
+from .health import Health
 from .heartbeat import Heartbeat
 from .listening import Listening
 from .loops import Loop
+from .pausing import Pausing
 from .presence import Presence
 from .purger import Purger
 from .queues import Decisions, Held, Offers, Ready
 from .settler import Settler
+from .statistics import Statistics
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
 
 PATIENCE = 1.0  # seconds that one part gets to end, beyond the drain
+LATE = 3  # poll intervals after which a machine that is still at one step is in trouble
+HANGS = (10, 120.0)  # leases, and seconds at least, after which only a new process helps
 
 
-class Startable(Protocol):
+class Machine(Protocol):
     def start(self) -> None:
         """Start the threads."""
+
+    def fault(self, longest: float) -> str | None:
+        """Say why only a new process helps; no step should last more than ``longest`` seconds."""
 
 
 class Worker:
@@ -84,7 +92,7 @@ class Worker:
     def _assemble(self) -> None:
         settings, alias = self.settings, self.alias
         self._held = Held(settings.LEASE)
-        self._ready, self._decisions = Ready(), Decisions()
+        self._ready, self._decisions, pausing = Ready(), Decisions(), Pausing()
         self._offers = Offers(settings.HOT_QUEUE_CAPACITY, wake=self._wake, look=self.look)
         parts: dict[str, Any] = {"alias": alias, "held": self._held}
         self._streams = Streams(
@@ -99,23 +107,27 @@ class Worker:
         self._claimer = Claimer(
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
             decisions=self._decisions, may_claim=self._active or always,
-            settled=lambda: self._settler.settled, streams=self._streams, **parts,
+            settled=lambda: self._settler.settled, streams=self._streams, pausing=pausing, **parts,
         )  # fmt: skip
         self._event_loop = EventLoop(
-            slots=settings.ASYNC_CONCURRENCY, decisions=self._decisions, **parts
+            slots=settings.ASYNC_CONCURRENCY, decisions=self._decisions, pausing=pausing, **parts
         )
         self._dispatcher = Dispatcher(
             workers=settings.WORKERS, ready=self._ready, decisions=self._decisions,
             made_room=self._made_room, to_loop=self._event_loop.put,
-            streams=self._streams, **parts,
+            streams=self._streams, pausing=pausing, **parts,
         )  # fmt: skip
+        statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
             me=self.id, settings=settings, decisions=self._decisions, made_room=self._made_room,
-            expect=self._expect, backlog=self._ready.__len__, streams=self._streams, **parts,
+            expect=self._expect, backlog=self._ready.__len__, streams=self._streams,
+            statistics=statistics, **parts,
         )  # fmt: skip
         self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
-        presence = Presence(me=self.id, mode=settings.MODE, **parts)
-        heartbeat = Heartbeat(me=self.id, presence=presence, streams=self._streams, **parts)
+        presence = Presence(me=self.id, mode=settings.MODE, streams=self._streams, **parts)
+        heartbeat = Heartbeat(
+            me=self.id, presence=presence, streams=self._streams, statistics=statistics, **parts
+        )
         self._give_threads(heartbeat)
 
     def _give_threads(self, heartbeat: Heartbeat) -> None:
@@ -128,7 +140,7 @@ class Worker:
         if (ear := doorbell.ear(self.alias)) is not None:
             listening = Listening(
                 ear, interval=settings.DOORBELL_INTERVAL, look=self.look,
-                look_again=self._look_again, tell=self._hears,
+                look_again=self._claimer.look_again, tell=self._hears,
             )  # fmt: skip
             self._hearing = self._loop("doorbell", listening.step, close=listening.close)
 
@@ -169,13 +181,13 @@ class Worker:
             self.stop(timeout=0)
             raise
         logger.info("worker started id=%s alias=%s", self.id, self.alias)
-        announce(worker_started, sender=self.alias, worker_id=self.id)
+        announce(worker_started, sender=self.alias, worker_id=self.id, worker=self)
 
-    def _machines(self) -> list[Startable]:
+    def _machines(self) -> list[Machine]:
         """In the order of their start: whatever feeds another comes after it."""
         if self.settings.MODE == "writer_only":
             return []
-        machines: list[Startable] = [
+        machines: list[Machine] = [
             self._event_loop, self._dispatcher, self._settling, self._beating,
         ]  # fmt: skip
         if self._active is not None:
@@ -185,10 +197,37 @@ class Worker:
             machines.append(self._hearing)
         return machines
 
+    def depths(self) -> dict[str, int]:
+        """Return how many events are ``hot`` (offered), ``cold`` (wait for a thread) and ``held``.
+
+        Those held are all that this worker has claimed and not settled, the cold among them.
+        """
+        cold = len(self._ready) + self._streams.followers
+        return {"hot": len(self._offers), "cold": cold, "held": len(self._held)}
+
     @property
     def is_spent(self) -> bool:
         """Say whether it has delivered ``max_events``, and should make way for a fresh one."""
         return self._max_events is not None and self._settler.settled >= self._max_events
+
+    def health(self) -> Health:
+        """Say how the threads are, by what they show; the database is not asked."""
+        if self._state != "running":
+            is_new = self._state == "new"
+            return Health(unready=("starting" if is_new else "draining",)).of(self.alias)
+        settings = self.settings
+        hangs = max(HANGS[0] * settings.LEASE, HANGS[1])
+        late = LATE * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
+        machines = [*self._machines(), *([self._purging] if self._purge else [])]
+        asking = [self._claiming, self._beating, self._settling]
+        if self._active is not None:
+            asking.append(self._holding)
+        if settings.MODE == "writer_only":
+            asking = []
+        return Health(
+            dead=tuple(filter(None, (each.fault(hangs) for each in machines))),
+            unready=tuple(filter(None, (each.trouble(late) for each in asking))),
+        )
 
     def stop(
         self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
@@ -261,6 +300,8 @@ class Worker:
             if ids:
                 self._released = dialects.of(connection).release(connection, me=self.id, ids=ids)
             self._released += self._streams.release_all(connection)
+            if self._released:
+                doorbell.ring(connection)
         except Exception as error:  # noqa: BLE001 - stopping goes on
             logger.error("release failed; the leases end by themselves error=%s", error)
 
@@ -281,17 +322,13 @@ class Worker:
     def look(self) -> None:
         """Have the claimer look at the table now."""
         self._claimer.ring()
-        self._claiming.wake()
+        self._wake()
 
     def _hears(self, sure: bool) -> None:
         self._claimer.hears = sure
 
     def _expect(self, delay: float) -> None:
         self._claimer.expect(delay)
-        self._claiming.wake()
-
-    def _look_again(self, delay: float) -> None:
-        self._claimer.look_again(delay)
         self._claiming.wake()
 
     def _wake(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .event import ABSENT, Event, leased
-from .ids import new_id
+from .ids import least_id, made_at, new_id
 from .rules import (
     ACTIVE,
     GLOBAL,
@@ -41,7 +41,9 @@ __all__ = [
     "exact_text",
     "fit",
     "identity",
+    "least_id",
     "leased",
+    "made_at",
     "new_id",
     "read_only_headers",
     "stored_instant",

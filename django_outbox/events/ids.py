@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from datetime import datetime
 
-from ulid import ULID
+from ulid import ULID, base32
 
 
 class _Ids:
@@ -31,7 +32,21 @@ class _Ids:
             else:
                 self._low += 1
             value = (self._at << 80) + self._low
-        return str(ULID.from_bytes(value.to_bytes(16, "big")))
+        return base32.encode(value.to_bytes(16, "big"))
 
 
 new_id = _Ids()
+
+
+def least_id(at: datetime) -> str:
+    """Return the least id that an event made at this instant could have."""
+    return str(ULID.from_bytes((int(at.timestamp() * 1000) << 80).to_bytes(16, "big")))
+
+
+def made_at(event_id: str) -> datetime | None:
+    """Return when an id was made, by the clock of its writer; None for one that is no ULID."""
+    try:
+        made: datetime = ULID.from_str(event_id).datetime
+    except (ValueError, OverflowError, OSError):
+        return None
+    return made

@@ -69,9 +69,17 @@ def fit(payload: Any, type_: type[T]) -> T:
         raise PayloadError(f"{name}: {'; '.join(texts)}") from None
 
 
-def encode_headers(headers: Mapping[str, str]) -> str | None:
-    """Return headers as JSON text; no headers are NULL."""
-    return msgspec.json.encode({**headers}).decode() if headers else None
+def encode_headers(headers: Mapping[str, str], *, most: int) -> str | None:
+    """Return headers as JSON text, NULL if there are none; ``PayloadTooLarge`` above ``most``."""
+    if not headers:
+        return None
+    text = msgspec.json.encode({**headers})
+    if len(text) > most:
+        raise PayloadTooLarge(
+            f"The headers have {len(text)} bytes; at most {most} are allowed. Headers are for "
+            "short notes about an event; put the rest into the payload, or store it elsewhere."
+        )
+    return text.decode()
 
 
 def decode_headers(text: str | None) -> Mapping[str, str]:

@@ -12,21 +12,30 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import index_name, table_name
 from ..dialects.fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS
+from .pauses import PauseQuerySet
 from .received import InboxQuerySet
+from .retention import unlocked
+from .statistics import OutboxStatistics, purge_statistics, write_statistics
 from .streams import StreamQuerySet
 from .verbs import OutboxQuerySet
 
 __all__ = [
     "OutboxEvent",
     "OutboxInbox",
+    "OutboxPause",
     "OutboxQuerySet",
+    "OutboxStatistics",
     "OutboxStream",
     "OutboxWorker",
+    "PauseQuerySet",
     "StreamQuerySet",
     "missing_table",
     "purge_batches",
     "purge_inbox",
+    "purge_statistics",
     "purge_streams",
+    "unlocked",
+    "write_statistics",
 ]
 
 
@@ -106,6 +115,13 @@ class OutboxEvent(models.Model):
                 unique=True,
                 name=index_name("outbox_event_unique"),
             ),
+            # For people alone. MySQL has none: it finds dead events by the index of keys.
+            PendingIndex(
+                fields=["event_id"],
+                where=Q(status=3),
+                plain_fields=None,
+                name=index_name("outbox_event_dead"),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -115,9 +131,10 @@ class OutboxEvent(models.Model):
 def missing_table(alias: str | None) -> str | None:
     """Say what to do if the tables are not there; None if they are, or nobody can tell now."""
     connection = connections[alias or router.db_for_write(OutboxEvent)]
-    table = OutboxEvent._meta.db_table
     try:
-        if _has_table(connection, table):
+        needed = OutboxEvent, OutboxPause  # of the first migration, and what a worker needs since
+        missing = [each._meta.db_table for each in needed if not _has_table(connection, each)]
+        if not missing:
             return None
     except DatabaseError:
         return None  # the database is down; the worker waits for it
@@ -125,15 +142,16 @@ def missing_table(alias: str | None) -> str | None:
         if not connection.in_atomic_block:
             connection.close()
     return (
-        f"The database {connection.alias!r} has no table {table!r}. "
+        f"The database {connection.alias!r} has no table {missing[0]!r}. "
         f"Run: manage.py migrate django_outbox --database {connection.alias}"
     )
 
 
-def _has_table(connection: BaseDatabaseWrapper, table: str) -> bool:
+def _has_table(connection: BaseDatabaseWrapper, model: type[models.Model]) -> bool:
+    table = model._meta.db_table
     if table.startswith('"'):  # introspection does not list another schema
         try:
-            OutboxEvent.objects.using(connection.alias).exists()
+            model._base_manager.using(connection.alias).exists()
         except ProgrammingError:
             return False
         return True
@@ -184,7 +202,7 @@ class OutboxStream(models.Model):
 
 
 class OutboxWorker(models.Model):
-    """A live worker process, for people to look at; nothing correct depends on it."""
+    """A live worker process, for people and for a fair share; nothing correct depends on it."""
 
     id = ExactCharField(max_length=128, primary_key=True)
     hostname = ExactCharField(max_length=255)
@@ -224,3 +242,37 @@ class OutboxInbox(models.Model):
 
     def __str__(self) -> str:
         return f"{self.source} {self.message_id}"
+
+
+class OutboxPause(models.Model):
+    """What is not delivered until somebody resumes it; its events wait, and nothing is counted."""
+
+    class Kind(models.TextChoices):
+        EVENT_TYPE = "event_type", _("event type")
+        LISTENER = "listener", _("listener")
+        STREAM = "stream", _("stream")
+
+    id = models.BigAutoField(primary_key=True)
+    kind = ExactCharField(_("kind"), max_length=16, choices=Kind.choices)
+    name = ExactCharField(_("name"), max_length=255)
+    reason = ExactTextField(_("reason"), default="", blank=True)
+    paused_at = UTCDateTimeField(_("paused at"))
+    paused_by = ExactCharField(_("paused by"), max_length=255, default="", blank=True)
+
+    objects = PauseQuerySet.as_manager()
+
+    class Meta:
+        db_table = table_name("outbox_pause")
+        verbose_name = _("outbox pause")
+        verbose_name_plural = _("outbox pauses")
+        default_permissions = ("view",)
+        permissions = [
+            ("pause_outboxpause", "Can pause delivery"),
+            ("resume_outboxpause", "Can resume delivery"),
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["kind", "name"], name=index_name("outbox_pause_once"))
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.Kind(self.kind).label} {self.name}"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from django.db import connections, models, router, transaction
 
 from .. import dialects
-from ..conf import current
-from .verbs import unlocked
+from ..conf import Settings, current
+from .retention import unlocked
 
 if TYPE_CHECKING:
     from . import OutboxInbox  # noqa: F401 - named in a string below
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
 class InboxQuerySet(models.QuerySet["OutboxInbox"]):
     """Received messages, by the database's clock."""
 
-    def expired(self) -> InboxQuerySet:
+    def expired(self, settings: Settings | None = None) -> InboxQuerySet:
         """Messages past their retention: what the next purge deletes."""
-        limit = self._limit()
+        limit = self._limit(settings or current())
         return self.none() if limit is None else self.filter(received_at__lt=limit)
 
     def purge(self) -> int:
         """Delete every message past its retention, batch by batch; return how many."""
         return sum(self.purge_batches())
 
-    def purge_batches(self) -> Iterator[int]:
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
         """Purge all; yield the size of each delete, which commits by itself, be it 0.
 
-        Keys rise with the time of receipt, so the walk upwards ends where nothing is old enough,
-        and no index of its own is needed.
+        ``settings`` stand for those in force: their retention and their size of a batch. Keys rise
+        with the time of receipt, so the walk upwards ends where nothing is old enough, and no index
+        of its own is needed.
         """
-        every, limit = self.model.objects.using(self._write_alias()), self._limit()
-        size, low = current().PURGE_BATCH_SIZE, 0
+        settings = settings or current()
+        every, limit = self.model.objects.using(self._write_alias()), self._limit(settings)
+        size, low = settings.PURGE_BATCH_SIZE, 0
         while limit is not None:
             ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", "received_at")
             ids = [pk for pk, at in ahead[:size] if at < limit]
@@ -50,9 +52,9 @@ class InboxQuerySet(models.QuerySet["OutboxInbox"]):
             ids = unlocked(self, connection)
             return dialects.of(connection).forget(connection, ids=ids) if ids else 0
 
-    def _limit(self) -> datetime | None:
+    def _limit(self, settings: Settings) -> datetime | None:
         """Return the instant before which messages are forgotten; None if they are all kept."""
-        age, connection = current().RETENTION_INBOX, connections[self._write_alias()]
+        age, connection = settings.RETENTION_INBOX, connections[self._write_alias()]
         if age is None:
             return None
         return dialects.of(connection).clock(connection) - timedelta(seconds=age)

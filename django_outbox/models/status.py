@@ -12,13 +12,15 @@ from django.db.models import QuerySet
 from django.db.models.functions import Substr
 
 from .. import dialects
+from ..conf import current
 from ..outcomes import Status
-from . import OutboxEvent, OutboxStream, OutboxWorker
+from . import OutboxEvent, OutboxPause, OutboxStream, OutboxWorker
+from .counts import counts
 from .streams import Place
 
-NEWEST: Final = 100_000  # events that are counted by status: there is no index for that
 MOST: Final = 10_000  # due and leased events that are counted
 SHOWN: Final = 20  # blocked streams
+PAUSES: Final = 100  # that are listed
 LINE: Final = 200  # characters of an error
 
 Report = dict[str, Any]
@@ -43,22 +45,31 @@ def status(alias: str) -> Report:
     events = OutboxEvent.objects.using(alias)
     streams = OutboxStream.objects.using(alias)
     now = dialects.of(connections[alias]).clock(connections[alias])
-    newest = events.newest(NEWEST)
-    counts = newest.counts_by_status()
+    found = counts(alias)
     ages = [each for each in (events.oldest_pending_age(), streams.oldest_due_age()) if each]
     return {
-        "counts": counts,
-        "counts_complete": sum(counts.values()) < NEWEST,
+        "counts": found.numbers,
+        "at_least": [*found.at_least],
+        "estimated": [*found.estimated],
         "due": _capped(events.due()) + _capped(streams.due()),
         "leased": _capped(events.leased()) + _capped(streams.leased()),
         "oldest_pending_age": round(max(ages), 3) if ages else None,
-        "dead": _dead(newest.dead()[:MOST]),
+        "dead": _dead(events.filter(pk__in=found.dead)),
         "streams": {
             "due": _capped(streams.due()),
             "leased": _capped(streams.leased()),
             "blocked": _capped(streams.blocked()),
             "heads": _heads(alias, now),
         },
+        "paused": [
+            {
+                "kind": each.kind,
+                "name": each.name,
+                "reason": each.reason,
+                "age": _age(each.paused_at, now),
+            }
+            for each in OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:PAUSES]
+        ],
         "workers": [
             {
                 "id": each.id,
@@ -78,7 +89,7 @@ def faults(report: Report, limits: Limits) -> list[str]:
     most = [
         ("the oldest due event has waited for seconds", age, limits.max_age),
         ("events and streams due", report["due"], limits.max_due),
-        ("dead events", sum(each["count"] for each in report["dead"]), limits.max_dead),
+        ("dead events", report["counts"]["DEAD"], limits.max_dead),
         ("blocked streams", report["streams"]["blocked"], limits.max_blocked),
     ]
     found = [
@@ -86,7 +97,9 @@ def faults(report: Report, limits: Limits) -> list[str]:
         for what, value, limit in most
         if limit is not None and value > limit
     ]
-    workers, least = len(report["workers"]), limits.min_workers
+    lease = current().LEASE  # a lost worker's row stays for ten of them
+    workers = sum(each["heartbeat_age"] <= lease for each in report["workers"])
+    least = limits.min_workers
     if least is not None and workers < least:
         found.append(f"workers: {workers}, at least {least} expected")
     return found
@@ -99,7 +112,7 @@ def _capped(rows: QuerySet[Any]) -> int:
 def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
     """Count dead events by their type and the class of their error."""
     errors = rows.annotate(line=Substr("last_error", 1, LINE)).values_list("event_type", "line")
-    found = Counter((event_type, _error_class(line)) for event_type, line in errors)
+    found = Counter((event_type, error_class(line)) for event_type, line in errors)
     return [
         {"event_type": event_type, "error": error, "count": count}
         for (event_type, error), count in sorted(
@@ -108,7 +121,7 @@ def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
     ]
 
 
-def _error_class(line: str | None) -> str:
+def error_class(line: str | None) -> str:
     """Return what stands before the message: ``ValueError: no`` is one of ``ValueError``."""
     return (line or "").partition("\n")[0].partition(":")[0].strip()
 

@@ -11,11 +11,12 @@ from django.db import connections, models, router, transaction
 from django.db.models import Exists, OuterRef, Q
 
 from .. import dialects
-from ..conf import DAY, current
+from ..conf import DAY, Settings, current
 from ..dialects.fields import DatabaseNow, IsIndexed
 from ..events import ACTIVE
 from ..outcomes import UNSETTLED, Status
-from .verbs import OutboxQuerySet, unlocked
+from .retention import unlocked
+from .verbs import OutboxQuerySet
 
 if TYPE_CHECKING:
     from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
@@ -59,9 +60,9 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         held = self.real().filter(locked_by__isnull=False)
         return held.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
 
-    def expired(self) -> StreamQuerySet:
+    def expired(self, settings: Settings | None = None) -> StreamQuerySet:
         """Streams that were idle for a day and of which no pending or dead event is left."""
-        settings, alias = current(), self._write_alias()
+        settings, alias = settings or current(), self._write_alias()
         limit = dialects.of(connections[alias]).clock(connections[alias]) - timedelta(seconds=IDLE)
         idle = Q(due_at=None, locked_at__lt=limit)
         if settings.MODE == "writer_only":  # nobody makes a stream idle there
@@ -72,14 +73,15 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         """Delete every stream that is expired, batch by batch; return how many."""
         return sum(self.purge_batches())
 
-    def purge_batches(self) -> Iterator[int]:
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
         """Purge all; yield the size of each delete, which commits by itself, be it 0.
 
-        A writer makes the stream due again in the very row that is locked here, so none is deleted
-        under an event.
+        ``settings`` stand for those in force: their size of a batch. A writer makes the stream due
+        again in the very row that is locked here, so none is deleted under an event.
         """
+        settings = settings or current()
         every = self.model.objects.using(self._write_alias())
-        expired, size = every.expired(), current().PURGE_BATCH_SIZE
+        expired, size = every.expired(settings), settings.PURGE_BATCH_SIZE
         low: str | None = ""
         while low is not None:
             ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", flat=True)

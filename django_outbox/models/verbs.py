@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
 
 from django.db import connections, models, router, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Concat, Substr
 
 from .. import dialects
 from ..conf import Settings, current
-from ..dialects.fields import DatabaseNow, IsIndexed
+from ..dialects.fields import DatabaseNow, IsDead, IsIndexed
 from ..outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
+from .pauses import LEASED, POSTPONED, of_pauses
+from .retention import is_expired, unlocked
 
 if TYPE_CHECKING:
     from . import OutboxEvent
     from .streams import StreamQuerySet
 
-BATCH: Final = 500  # events with a key per transaction, so that their writers never wait long
+NEXT: Final = ("available_at", "event_id")  # as their index has them
+BATCH: Final = 500  # events per transaction, so that nobody waits long for them
 
 
 class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
@@ -34,39 +36,107 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
 
     def leased(self) -> OutboxQuerySet:
         """Events that a worker holds at this moment; of those with a key it holds the stream."""
-        return self.filter(locked_by__isnull=False, available_at__gt=DatabaseNow())
+        return self.filter(LEASED)
 
     def due(self) -> OutboxQuerySet:
         """Events that the next claim may take, oldest first; for a key its stream is due."""
-        return self.filter(available_at__lte=DatabaseNow()).order_by("available_at", "event_id")
+        return self.filter(available_at__lte=DatabaseNow()).order_by(*NEXT)
+
+    def waiting(self) -> OutboxQuerySet:
+        """Events that wait for their time or their next try, and are not leased."""
+        later = Q(available_at__gt=DatabaseNow()) | Q(status=Status.RETRY, available_at=None)
+        return self.pending().filter(later, locked_by=None)
+
+    def skippable(self) -> OutboxQuerySet:
+        """Events with a key that are not finished, and whose stream no worker holds."""
+        held = self._every_stream().filter(locked_by__isnull=False).values("pk")
+        return self.pending().exclude(key=None).exclude(key__in=held)
+
+    def scheduled(self) -> OutboxQuerySet:
+        """New events that wait for their time, the next one first."""
+        return self._later().filter(status=Status.NEW)
+
+    def retrying(self) -> OutboxQuerySet:
+        """Failed events that wait for their next try, the next one first; of those with a key
+        the stream waits.
+        """
+        return self._later().filter(status=Status.RETRY)
 
     def done(self) -> OutboxQuerySet:
         return self.filter(status=Status.DONE)
 
     def dead(self) -> OutboxQuerySet:
         """Events that ended without success, oldest first."""
-        return self.filter(status=Status.DEAD).order_by("done_at", "event_id")
+        return self.filter(IsDead("status")).order_by("done_at", "event_id")
+
+    def postponed(self) -> OutboxQuerySet:
+        """Events without a key that a worker has made due later because they are paused."""
+        return self.filter(POSTPONED)
+
+    def paused(self) -> OutboxQuerySet:
+        """Pending events that wait for a resume: by their type, their key, or postponed.
+
+        Not the followers of such an event; what a worker has in hand is finished first.
+        """
+        return self.pending().filter(of_pauses(self._write_alias())).exclude(LEASED)
 
     def replay(self) -> int:
         """Make the dead events among these due again as if new; return how many.
 
         An event with a key keeps its place: it comes next, before any that wait behind it.
         """
-        dead = self._dead_rows()
-        count = dead.filter(key=None)._replay()
-        count += dead._in_streams(OutboxQuerySet._replay)
-        if count:
-            announce(events_replayed, sender=self._write_alias(), count=count)
-        return count
+        return sum(self.replay_batches())
+
+    def replay_batches(self, *, size: int = BATCH) -> Iterator[int]:
+        """Replay the dead events among these; yield how many of each batch, be it 0.
+
+        Batches are those of ``dead_batches``; each commits by itself, so that nobody waits long.
+        """
+        return (batch._replay_dead() for batch in self.dead_batches(size=size))
 
     def discard(self) -> int:
         """Delete the dead events among these; return how many."""
-        dead = self._dead_rows()
-        count = dead.filter(key=None).delete()[0]
-        count += dead._in_streams(lambda batch: batch.delete()[0])
-        if count:
-            announce(events_discarded, sender=self._write_alias(), count=count)
-        return count
+        return sum(self.discard_batches())
+
+    def discard_batches(self, *, size: int = BATCH) -> Iterator[int]:
+        """Delete the dead events among these; yield how many of each batch, be it 0."""
+        return (batch._discard_dead() for batch in self.dead_batches(size=size))
+
+    def dead_batches(
+        self, *, size: int = BATCH, after: str = "", until: datetime | None = None
+    ) -> Iterator[OutboxQuerySet]:
+        """Yield the dead events among these in ``batches``."""
+        every = self.model.objects.using(self._write_alias())
+        ids = self._dead_rows().batches(size=size, after=after, until=until)
+        return (every.filter(pk__in=each) for each in ids)
+
+    def batches(
+        self, *, size: int = BATCH, after: str = "", until: datetime | None = None
+    ) -> Iterator[list[str]]:
+        """Yield the ids of these in batches, by primary key upwards.
+
+        No id comes twice, and what ended later than ``until`` (database clock; default: now) is
+        left out: so the walk ends even if what is replayed dies again meanwhile. ``after`` is the
+        id at which an earlier walk was left. ``ValueError`` for a size below 1.
+        """
+        if size < 1:
+            raise ValueError(f"The size of a batch is {size!r}; expected at least 1.")
+        connection = connections[self._write_alias()]
+        until = until or dialects.of(connection).clock(connection)
+        return _batches(self._plain().exclude(done_at__gt=until), size=size, after=after)
+
+    def edit(self, *, payload: str, headers: str | None) -> int:
+        """Change what the dead events among these tell, as ready JSON text; return how many."""
+        return self._dead_rows().update(payload=payload, headers=headers)
+
+    def run_now(self) -> int:
+        """Make the waiting events among these due now, attempts kept; return how many.
+
+        An event with a key waits for those before it all the same.
+        """
+        waiting = self._plain().waiting()
+        count = waiting.filter(key=None).update(available_at=DatabaseNow())
+        return count + waiting._in_streams(lambda batch: batch.update(deliver_at=DatabaseNow()))
 
     def skip(self) -> int:
         """Give up these events with a key, that their followers may go on; return how many.
@@ -97,15 +167,16 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             announce(events_purged, sender=self._write_alias(), count=count)
         return count
 
-    def purge_batches(self) -> Iterator[int]:
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
         """Purge these; yield the size of each delete, which commits by itself, be it 0.
 
-        It walks the primary key upwards in ranges, so that it needs no index of its own and no
-        batch reads more than its range.
+        ``settings`` stand for those in force: their retention and their size of a batch. It walks
+        the primary key upwards in ranges, so that it needs no index of its own and no batch reads
+        more than its range.
         """
-        alias, size = self._write_alias(), current().PURGE_BATCH_SIZE
-        every = self.model.objects.using(alias)
-        expired = self._plain().expired()
+        settings = settings or current()
+        every, size = self.model.objects.using(self._write_alias()), settings.PURGE_BATCH_SIZE
+        expired = self._plain().expired(settings)
         if expired.query.is_empty():  # everything is kept
             return
         low: str | None = ""
@@ -122,11 +193,11 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             ids = unlocked(self, connection)
             return dialects.of(connection).delete(connection, ids=ids) if ids else 0
 
-    def expired(self) -> OutboxQuerySet:
+    def expired(self, settings: Settings | None = None) -> OutboxQuerySet:
         """Finished events past their retention: what the next purge deletes."""
         connection = connections[self._write_alias()]
-        settings = current()
-        condition = _expired(settings, dialects.of(connection).clock(connection))
+        settings = settings or current()
+        condition = is_expired(settings, dialects.of(connection).clock(connection))
         if condition and settings.ON_DEAD == "block":  # else it would end the wait of its followers
             waiting = self.model.objects.filter(IsIndexed("status"), key=OuterRef("key")).pending()
             condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
@@ -156,6 +227,9 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             return None
         return max((row[1] - row[0]).total_seconds(), 0.0)
 
+    def _later(self) -> OutboxQuerySet:
+        return self.filter(locked_by=None, available_at__gt=DatabaseNow()).order_by(*NEXT)
+
     def _in_streams(self, change: Callable[[OutboxQuerySet], int]) -> int:
         """Change those of these that have a key, batch by batch; return how many.
 
@@ -170,6 +244,22 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
             with transaction.atomic(using=connection.alias):
                 dialects.of(connection).wake(connection, [key for _, key in batch])
                 count += change(self.filter(pk__in=[pk for pk, _ in batch]))
+        return count
+
+    def _replay_dead(self) -> int:
+        dead = self._dead_rows()
+        count = dead.filter(key=None)._replay()
+        count += dead._in_streams(OutboxQuerySet._replay)
+        if count:
+            announce(events_replayed, sender=self._write_alias(), count=count)
+        return count
+
+    def _discard_dead(self) -> int:
+        dead = self._dead_rows()
+        count = dead.filter(key=None).delete()[0]
+        count += dead._in_streams(lambda batch: batch.delete()[0])
+        if count:
+            announce(events_discarded, sender=self._write_alias(), count=count)
         return count
 
     def _replay(self) -> int:
@@ -211,9 +301,12 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         return [key for key in self.values_list("key", flat=True).distinct() if key is not None]
 
     def _streams(self, keys: Sequence[str]) -> StreamQuerySet:
+        return self._every_stream().filter(pk__in=keys)
+
+    def _every_stream(self) -> StreamQuerySet:
         from . import OutboxStream
 
-        return OutboxStream.objects.using(self._write_alias()).filter(pk__in=keys)
+        return OutboxStream.objects.using(self._write_alias())
 
     def _plain(self) -> OutboxQuerySet:
         """The same rows without order or slice, as UPDATE and DELETE need them."""
@@ -224,21 +317,17 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         return self.using(self._write_alias()).order_by()
 
     def _dead_rows(self) -> OutboxQuerySet:
-        return self._plain().filter(status=Status.DEAD)
+        return self._plain().filter(IsDead("status"))
 
     def _write_alias(self) -> str:
         return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
 
 
-def unlocked(rows: models.QuerySet[Any], connection: BaseDatabaseWrapper) -> list[Any]:
-    """Lock rows but for what somebody else has locked, and return their keys.
-
-    A purge waits for nobody.
-    """
-    features = connection.features
-    if features.has_select_for_update:
-        rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
-    return [*rows.values_list("pk", flat=True)]
+def _batches(rows: OutboxQuerySet, *, size: int, after: str) -> Iterator[list[str]]:
+    ids = rows.order_by("pk").values_list("pk", flat=True)
+    while found := [*ids.filter(pk__gt=after)[:size]]:
+        yield found
+        after = found[-1]
 
 
 def _what_succeeded(progress: str | None) -> str | None:
@@ -251,24 +340,3 @@ def _what_succeeded(progress: str | None) -> str | None:
     except (ValueError, TypeError, KeyError, AttributeError):
         return None  # damaged: every listener runs
     return json.dumps(done) if done else None
-
-
-def _expired(settings: Settings, now: datetime) -> Q:
-    """Return the condition of rows that are past their retention; empty if all are kept."""
-    if settings.MODE == "writer_only":  # nobody finishes rows there: age alone tells
-        age = settings.RETENTION_DONE
-        return Q() if age is None else Q(created_at__lt=now - timedelta(seconds=age))
-    expired = Q()
-    for status, retention in (
-        (Status.DONE, settings.RETENTION_DONE),
-        (Status.DEAD, settings.RETENTION_DEAD),
-    ):
-        if retention is not None:
-            expired |= Q(status=status, done_at__lt=now - timedelta(seconds=retention))
-    if expired:
-        forgotten = Q(unique_key=None) | ~Q(status=Status.DONE)
-        if settings.RETENTION_UNIQUE is not None:
-            kept = now - timedelta(seconds=settings.RETENTION_UNIQUE)
-            forgotten |= Q(done_at__lt=kept)
-        expired &= forgotten
-    return expired

@@ -149,11 +149,16 @@ def _rows(events: list[Event]) -> list[Row]:
 
 
 def _row(event: Event) -> Row:
-    """Check and serialise."""
     event = _in_stream(event)
+    return event, *texts(event)
+
+
+def texts(event: Event) -> tuple[str, str | None]:
+    """Return payload and headers of an event as they are stored; ``InvalidEvent`` if unfit."""
     text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
-    check_text(text, most=current().MAX_PAYLOAD_BYTES)
-    return event, text, encode_headers(event.headers)
+    most = current().MAX_PAYLOAD_BYTES
+    check_text(text, most=most)
+    return text, encode_headers(event.headers, most=most)
 
 
 def _in_stream(event: Event) -> Event:
