@@ -1,24 +1,31 @@
 """What log lines say of the event they belong to: its id, its listener, and what its writer knew.
 
 ``OUTBOX["CONTEXT_PROVIDERS"]`` takes ``remember``, ``OUTBOX["INTERCEPTORS"]`` takes ``restore``.
-Lines of the standard library get it by ``ContextFilter``, those of structlog, where it is
-installed, by its own ``merge_contextvars``.
+Lines of the standard library get it by ``ContextFilter`` or ``JSONFormatter``, those of structlog,
+where it is installed, by its own ``merge_contextvars``.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from datetime import datetime, timezone
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+import msgspec
 
 from ..events import Event
 
 PREFIX = "log."  # of headers that hold a part of the writer's context
 OWN = ("event_id", "event_type", "listener", "attempt")  # said of an event, and not passed on
+
+# A conversion of a log call's text, and the name in front of it: "… event_id=%s".
+FIELD = re.compile(r"%%|(?:(?P<name>\w+)=)?%[-#0 +]*[\d.]*[a-zA-Z]")
 
 structlog: Any = import_module("structlog.contextvars") if find_spec("structlog") else None
 
@@ -68,3 +75,44 @@ class ContextFilter(logging.Filter):
         record.outbox_context = values
         record.outbox = " ".join(f"{name}={value}" for name, value in values.items())
         return True
+
+
+class JSONFormatter(logging.Formatter):
+    """Makes one JSON object of each line; ``outbox_worker --format json`` uses it.
+
+    ``time`` (UTC), ``level``, ``logger``, ``event`` (what happened, the same words each time) and
+    each ``name=value`` of the line as a member of its own, numbers as numbers; the context; and
+    ``exception``, the traceback, where there is one. A line without such fields is ``event`` whole.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = _parts(record)
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": event,
+        }
+        for name, value in (*fields.items(), *(_context.get() or {}).items()):
+            line.setdefault(name, value)
+        if record.exc_info:
+            line.setdefault("exception", self.formatException(record.exc_info))
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+    """Part a line into its words and its fields, by the text of the call, not by its values."""
+    text = str(record.msg)
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    found = [match for match in FIELD.finditer(text) if match[0] != "%%"]
+    if len(found) != len(arguments):
+        return record.getMessage(), {}
+    first = ""
+    if found and found[0].start() == 0 and not found[0]["name"]:  # an outcome, or whose line it is
+        first, text = str(arguments[0]), text[found[0].end() :]
+        arguments, found = arguments[1:], [*FIELD.finditer(text)]
+    names = [match["name"] for match in found]
+    if not names or None in names:
+        return record.getMessage(), {}
+    event = f"{first}{text[: found[0].start()]}".strip()
+    return event, dict(zip(names, arguments, strict=True))

@@ -288,6 +288,9 @@ _under_way: ContextVar[OutboxBackend | None] = ContextVar("task_backend", defaul
 class _Retry:
     """The policy of the backend whose task has just been run: each has one of its own."""
 
+    def __repr__(self) -> str:
+        return "as its backend says"  # among the listeners that the dashboard and a command list
+
     @property
     def max_attempts(self) -> int | None:
         return self._policy.max_attempts

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig, apps
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.apps import apps
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.migrations.recorder import MigrationRecorder
+from django.db import router
 
-from . import conf, dialects, hooks, registry
-from .conf import Settings
-from .models import OutboxEvent, missing_table
-
-Configs = Sequence[AppConfig] | None
-
-
-AWAITED = ("METRICS_NAMESPACE", "REDACT")
-
+from .. import conf, hooks, registry
+from ..conf import Settings
+from ..models import OutboxEvent
+from . import deploying, pooling  # noqa: F401 - registers theirs
+from .databases import Configs, aliases
 
 DELIVERING = (
     "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "HOT_QUEUE_CAPACITY",
@@ -37,7 +31,7 @@ def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     faults = conf.problems()
     if faults:
         return [Error(each.message, hint=each.hint, id="django_outbox.E001") for each in faults]
-    return [*_unresolved(), *_clashes(conf.current()), *_awaited(conf.current())]
+    return [*_unresolved(), *_clashes(conf.current())]
 
 
 def _unresolved() -> Iterator[CheckMessage]:
@@ -71,16 +65,6 @@ def _clashes(settings: Settings) -> Iterator[CheckMessage]:
             f'all others for OUTBOX["UNROUTABLE_GRACE"] ({settings.UNROUTABLE_GRACE:g} s).',
             hint='Set OUTBOX["UNROUTABLE_GRACE"] = 0.',
             id="django_outbox.E003",
-        )
-
-
-def _awaited(settings: Settings) -> Iterator[CheckMessage]:
-    """W005: what later releases will do must not seem to be done already."""
-    if idle := _given(settings, AWAITED):
-        yield Warning(
-            f"These settings have no effect in this release: {', '.join(idle)}.",
-            hint="Leave them out until the changelog names them.",
-            id="django_outbox.W005",
         )
 
 
@@ -146,7 +130,7 @@ def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
         "Route django_outbox to where the business rows are. If each write and worker names its "
         "database (using=, --database), silence this check."
     )
-    if outbox in others or not business.isdisjoint(_aliases()):
+    if outbox in others or not business.isdisjoint(aliases()):
         return [Warning(text, hint=hint, id="django_outbox.W041")]
     return [Error(text, hint=hint, id="django_outbox.E040")]
 
@@ -158,7 +142,7 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     for each in (each for each in registry.listeners() if each.atomic):
         config = apps.get_containing_app_config(registry.label(each.call))
         written = {router.db_for_write(model) for model in config.get_models()} if config else set()
-        if written and written.isdisjoint(_aliases()):
+        if written and written.isdisjoint(aliases()):
             text = (
                 f"{each.where} has atomic=True, but the models of its app are written on "
                 f"{sorted(written)}, where the outbox has no table: they would not commit together."
@@ -166,106 +150,6 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
             hint = "Leave atomic=True out and make the listener idempotent."
             found.append(Error(text, hint=hint, id="django_outbox.E042"))
     return found
-
-
-@register("django_outbox")
-def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """W020 SQLite transactions that are not IMMEDIATE; needs no connection."""
-    found: list[CheckMessage] = []
-    for alias in _aliases():
-        if connections[alias].vendor != "sqlite":
-            continue
-        mode = connections.settings[alias].get("OPTIONS", {}).get("transaction_mode") or ""
-        if str(mode).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
-            found.append(
-                Warning(
-                    f"The SQLite database {alias!r} begins its transactions DEFERRED. Beside a "
-                    'worker, 43 % of the business transactions failed with "database is locked".',
-                    hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE", '
-                    '"init_command": "PRAGMA journal_mode=WAL"}.',
-                    id="django_outbox.W020",
-                )
-            )
-    return found
-
-
-@register(Tags.database)
-def check_databases(
-    app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
-    """W021 no WAL; E022 no schemas there; W023 no tables; W024 unknown; W025, W026 its ways."""
-    found: list[CheckMessage] = []
-    for alias in sorted(set(databases or ()).intersection(_aliases())):
-        connection = connections[alias]
-        found += [*_journal(connection), *_schema(connection), *_tables(connection)]
-        found += [*_dialect(connection), *_isolation(connection)]
-    return found
-
-
-def _journal(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if connection.vendor != "sqlite" or dialects.is_in_memory(connection):
-        return
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA journal_mode")
-        journal = str(cursor.fetchone()[0])
-    if journal.lower() != "wal":
-        yield Warning(
-            f"The SQLite database {connection.alias!r} keeps its journal in {journal!r} mode, "
-            "where readers wait for every writer.",
-            hint='Set OPTIONS = {"init_command": "PRAGMA journal_mode=WAL"}.',
-            id="django_outbox.W021",
-        )
-
-
-def _schema(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if connection.vendor != "postgresql" and not conf.problems() and conf.current().SCHEMA:
-        yield Error(
-            f'OUTBOX["SCHEMA"] is set, but {connection.alias!r} is no PostgreSQL database.',
-            hint='Leave it out; OUTBOX["TABLE_PREFIX"] works everywhere.',
-            id="django_outbox.E022",
-        )
-
-
-def _dialect(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if connection.vendor not in dialects.DIALECTS:
-        yield Warning(
-            f"The outbox was never tested on {connection.vendor}, the database of "
-            f"{connection.alias!r}.",
-            hint="Use PostgreSQL, MySQL, MariaDB or SQLite.",
-            id="django_outbox.W024",
-        )
-    elif connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
-        yield Warning(
-            f"The database {connection.alias!r} has no SKIP LOCKED. Several workers are correct "
-            "there, but a renewal of leases may meet a deadlock, and is repeated.",
-            hint="Upgrade to MySQL 8.0.1 or MariaDB 10.6.",
-            id="django_outbox.W025",
-        )
-
-
-def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if conf.problems() or conf.current().MODE != "ordered":
-        return  # elsewhere nobody knows which events have keys
-    if level := dialects.of(connection).failing_isolation(connection):
-        yield Warning(
-            f"The transactions of {connection.alias!r} are {level}. A write with a key, and in "
-            'OUTBOX["MODE"] "ordered" nearly all have one, fails there with a serialization error '
-            "if another transaction has written to the key meanwhile.",
-            hint="Use READ COMMITTED; or repeat such transactions, and silence this check.",
-            id="django_outbox.W026",
-        )
-
-
-def _tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if not MigrationRecorder(connection).has_table():
-        return  # the first migrate of all, which checks too, needs no reminder
-    if missing := missing_table(connection.alias):
-        yield Warning(missing, hint="Migrate before writing.", id="django_outbox.W023")
-
-
-def _aliases() -> list[str]:
-    """The aliases that hold the outbox's tables."""
-    return [alias for alias in connections if router.allow_migrate_model(alias, OutboxEvent)]
 
 
 @register("django_outbox")

@@ -1,0 +1,115 @@
+"""Traces: who wrote an event is linked to each of its deliveries.
+
+``OUTBOX["CONTEXT_PROVIDERS"]`` takes ``remember`` (and ``remember_baggage``),
+``OUTBOX["INTERCEPTORS"]`` takes ``restore`` (or ``restore_telling_errors``). Spans are made around
+listeners alone: a worker's loop never ends, and neither would its span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..events import Event
+
+try:
+    from opentelemetry import context, trace
+    from opentelemetry.baggage.propagation import W3CBaggagePropagator
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise ImportError(
+        f'{error}; expected "django-transactional-outbox[opentelemetry]" to be installed'
+    ) from error
+
+SYSTEM = "django_outbox"
+
+_tracer = trace.get_tracer(SYSTEM)
+_trace_context, _baggage = TraceContextTextMapPropagator(), W3CBaggagePropagator()
+
+
+def remember() -> dict[str, str]:
+    """Return the writer's span as the headers ``traceparent`` and, if there is one, ``tracestate``.
+
+    Outside of any span there is none.
+    """
+    headers: dict[str, str] = {}
+    _trace_context.inject(headers)
+    return headers
+
+
+def remember_baggage() -> dict[str, str]:
+    """Return the baggage as the header ``baggage``. It is stored with the event, so ask for it."""
+    headers: dict[str, str] = {}
+    _baggage.inject(headers)
+    return headers
+
+
+@contextmanager
+def restore(event: Event) -> Iterator[None]:
+    """Make a span of one call of a listener, linked to the writer's, with the writer's baggage.
+
+    Of an error it tells the class alone: a message may hold what belongs to nobody else.
+    """
+    with _delivery(event) as span:
+        try:
+            yield
+        except BaseException as error:
+            kind = _name(error)
+            span.set_status(Status(StatusCode.ERROR))
+            span.set_attribute("error.type", kind)
+            span.add_event("exception", {"exception.type": kind})
+            raise
+
+
+@contextmanager
+def restore_telling_errors(event: Event) -> Iterator[None]:
+    """Do as ``restore``, and tell an error's message and traceback too."""
+    with _delivery(event) as span:
+        try:
+            yield
+        except BaseException as error:
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+            span.set_attribute("error.type", _name(error))
+            span.record_exception(error)
+            raise
+
+
+@contextmanager
+def _delivery(event: Event) -> Iterator[Span]:
+    token = context.attach(_baggage.extract(event.headers))
+    try:
+        with _tracer.start_as_current_span(
+            f"deliver {event.event_type}",
+            kind=SpanKind.CONSUMER,
+            links=_links(event),
+            attributes={
+                "messaging.system": SYSTEM,
+                "messaging.operation.name": "deliver",
+                "messaging.operation.type": "process",
+                "messaging.destination.name": event.event_type,
+                "messaging.message.id": event.event_id,
+                "messaging.consumer.group.name": event.listener,
+                "outbox.attempt": event.attempts + 1,
+                "outbox.source": event.source,
+                "outbox.database": event.database,
+            },
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            yield span
+    finally:
+        context.detach(token)
+
+
+def _links(event: Event) -> list[Link]:
+    """Link the writer's span; a header that is none of ours, or damaged, links nothing."""
+    written = trace.get_current_span(_trace_context.extract(event.headers, context.Context()))
+    found = written.get_span_context()
+    return [Link(found)] if found.is_valid else []
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
