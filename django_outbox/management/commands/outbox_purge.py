@@ -1,34 +1,102 @@
-"""``manage.py outbox_purge``: delete events and received messages past their retention, now."""
+"""``manage.py outbox_purge``: delete what is past its retention, now."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from django.core.management.base import BaseCommand
-from django.db import connections, router
+from django.core.management.base import BaseCommand, CommandError
+from django.db import router
 
-from ...models import OutboxEvent, OutboxInbox, OutboxStream
+from ...conf import Settings, current
+from ...models import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
+from ..arguments import INTERRUPTED, add_databases, count, duration
+from ..progress import Progress
+
+AGES = {  # seconds that stand for a setting
+    "done_older_than": "RETENTION_DONE",
+    "dead_older_than": "RETENTION_DEAD",
+    "inbox_older_than": "RETENTION_INBOX",
+    "batch_size": "PURGE_BATCH_SIZE",
+}
+TABLES: dict[str, Any] = {
+    "events": OutboxEvent,
+    "idle streams": OutboxStream,
+    "received messages": OutboxInbox,
+}
 
 
 class Command(BaseCommand):
-    help = "Deletes finished events and received messages past their retention, batch by batch."
+    help = (
+        "Deletes finished events and received messages past their retention, idle streams and old "
+        "statistics. Each batch commits by itself; after an interruption the next call goes on."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--database", choices=tuple(connections), help="alias to purge; default: the router's"
-        )
-        parser.add_argument("--dry-run", action="store_true", help="count, delete nothing")
+        add_databases(parser, "purge")
+        add = parser.add_argument
+        add(
+            "--done-older-than", type=duration, metavar="DURATION",
+            help='done events (default: OUTBOX["RETENTION_DONE"])',
+        )  # fmt: skip
+        add(
+            "--dead-older-than", type=duration, metavar="DURATION",
+            help='dead events (default: OUTBOX["RETENTION_DEAD"])',
+        )  # fmt: skip
+        add(
+            "--inbox-older-than", type=duration, metavar="DURATION",
+            help='received messages (default: OUTBOX["RETENTION_INBOX"])',
+        )  # fmt: skip
+        add(
+            "--event-type", action="append", dest="event_types", metavar="TYPE",
+            help="only events of this type, and nothing else; may be repeated",
+        )  # fmt: skip
+        add("--batch-size", type=count, metavar="N", help="rows that one transaction looks at")
+        add("--dry-run", action="store_true", help="count, delete nothing")
+
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
 
     def handle(self, *args: Any, **options: Any) -> None:
-        models: Sequence[Any] = (OutboxEvent, OutboxStream, OutboxInbox)
-        named = options["database"]
-        tables = [each.objects.using(named or router.db_for_write(each)) for each in models]
+        given = {AGES[name]: options[name] for name in AGES if options[name] is not None}
+        settings = replace(current(), **given)
+        verb = "would purge" if options["dry_run"] else "purged"
+        aliases = dict.fromkeys(options["databases"] or [None])
+        for alias in aliases:
+            progress = Progress(self.stderr, verb=verb)
+            counts = dict.fromkeys(TABLES, 0)
+            told = f"[{alias}] {verb}" if len(aliases) > 1 else verb
+            try:
+                for what, number in _purge(alias, settings, options):
+                    counts[what] += number
+                    progress.add(number)
+            except KeyboardInterrupt as error:
+                progress.close()
+                text = f"{_summary(told, counts)}, interrupted. The next call goes on."
+                raise CommandError(text, returncode=INTERRUPTED) from error
+            progress.close()
+            self.stdout.write(_summary(told, counts))
+
+
+def _purge(
+    alias: str | None, settings: Settings, options: dict[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield what was deleted, or would be, and how many rows."""
+    types = options["event_types"]
+    for what, model in TABLES.items():
+        rows = model.objects.using(alias or router.db_for_write(model))
+        if types and model is not OutboxEvent:
+            continue
+        rows = rows.filter(event_type__in=types) if types else rows.all()
         if options["dry_run"]:
-            verb, counts = "would purge", [each.expired().count() for each in tables]
+            yield what, rows.expired(settings).count()
         else:
-            verb, counts = "purged", [each.purge() for each in tables]
-        self.stdout.write(
-            "{} events: {}, idle streams: {}, received messages: {}".format(verb, *counts)
-        )
+            yield from ((what, number) for number in rows.purge_batches(settings))
+    if not (types or options["dry_run"]):
+        OutboxStatistics.objects.using(alias or router.db_for_write(OutboxStatistics)).purge()
+
+
+def _summary(told: str, counts: dict[str, int]) -> str:
+    return f"{told} {', '.join(f'{what}: {number}' for what, number in counts.items())}"

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, connections, router
+from django.db import DatabaseError, router
+from django.utils import timezone
 
 from ...models import OutboxEvent, missing_table
 from ...models.status import Limits, Report, faults, status
+from ..arguments import add_databases, add_format, duration, limit, pause
+from ..waiting import within
 
 UNWELL, NO_ANSWER = 1, 2
+CLEAR = "\x1b[H\x1b[2J"  # cursor home, screen empty
+
+Reports = dict[str, Report]  # by alias
 
 
 class Command(BaseCommand):
@@ -25,29 +32,36 @@ class Command(BaseCommand):
     requires_system_checks = []  # a probe asks often
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--database", action="append", dest="databases", metavar="ALIAS",
-            choices=tuple(connections), help="alias to ask; may be repeated",
+        add_databases(parser, "ask")
+        add_format(parser)
+        add = parser.add_argument
+        add("--check", action="store_true", help="compare with the limits")
+        add(
+            "--max-lag", "--max-age", dest="max_age", type=duration, metavar="DURATION",
+            default=300.0, help="that the oldest due event may have waited (default: 5m)",
         )  # fmt: skip
-        parser.add_argument("--format", choices=("table", "json"), default="table")
-        parser.add_argument("--check", action="store_true", help="compare with the limits")
-        parser.add_argument(
-            "--max-age", type=float, metavar="SECONDS", default=300.0,
-            help="that the oldest due event may have waited (default: 300)",
+        add("--max-due", type=limit, metavar="N", help="events and streams")
+        add("--max-dead", type=limit, metavar="N")
+        add("--max-blocked", type=limit, metavar="N", help="streams")
+        add("--min-workers", type=limit, metavar="N")
+        add(
+            "--timeout", type=pause, default=10.0, metavar="DURATION",
+            help="how long to wait for an answer (default: 10s)",
         )  # fmt: skip
-        parser.add_argument("--max-due", type=int, metavar="N", help="events and streams")
-        parser.add_argument("--max-dead", type=int, metavar="N")
-        parser.add_argument("--max-blocked", type=int, metavar="N", help="streams")
-        parser.add_argument("--min-workers", type=int, metavar="N")
+        add(
+            "--watch", nargs="?", type=pause, const=2.0, metavar="DURATION",
+            help="look again and again, with that pause (2s), until Ctrl-C",
+        )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
-        aliases = options["databases"] or [router.db_for_write(OutboxEvent)]
-        reports = {alias: _ask(alias) for alias in aliases}
-        if options["format"] == "json":
-            self.stdout.write(json.dumps(reports, indent=2))
-        else:
-            for alias, report in reports.items():
-                self.stdout.write("\n".join([f"[{alias}]", *_lines(report)]))
+        if options["watch"] and options["check"]:
+            raise CommandError("--check answers once, --watch until Ctrl-C; expected one of them.")
+        aliases = [*dict.fromkeys(options["databases"] or [router.db_for_write(OutboxEvent)])]
+        if options["watch"]:
+            self._watch(aliases, options)
+            return
+        reports = {alias: _ask(alias, options["timeout"]) for alias in aliases}
+        self.stdout.write(_text(reports, options["format"]))
         if options["check"]:
             limits = Limits(**{name: options[name] for name in Limits.__dataclass_fields__})
             found = [
@@ -58,21 +72,49 @@ class Command(BaseCommand):
             if found:
                 raise CommandError("\n".join(found), returncode=UNWELL)
 
+    def _watch(self, aliases: list[str], options: dict[str, Any]) -> None:
+        """Look until Ctrl-C; a database that gives no answer may give one the next time."""
+        is_page = options["format"] == "table"
+        clear = CLEAR if is_page and self.stdout.isatty() else ""
+        try:
+            while True:
+                try:
+                    reports = {alias: _ask(alias, options["timeout"]) for alias in aliases}
+                    text = _text(reports, options["format"] if is_page else "line")
+                except CommandError as error:
+                    text = f"no answer: {error}" if is_page else json.dumps({"error": str(error)})
+                head = f"{timezone.localtime():%H:%M:%S}\n" if is_page else ""
+                self.stdout.write(f"{clear}{head}{text}")
+                self.stdout.flush()
+                time.sleep(options["watch"])
+        except KeyboardInterrupt:
+            return
 
-def _ask(alias: str) -> Report:
+
+def _ask(alias: str, timeout: float) -> Report:
     try:
-        if missing := missing_table(alias):
-            raise CommandError(missing, returncode=NO_ANSWER)
-        return status(alias)
-    except (DatabaseError, ImproperlyConfigured) as error:
+        return within(timeout, _report, alias)
+    except (DatabaseError, ImproperlyConfigured, TimeoutError) as error:
         raise CommandError(f"{alias}: {error}", returncode=NO_ANSWER) from error
 
 
+def _report(alias: str) -> Report:
+    if missing := missing_table(alias):
+        raise CommandError(missing, returncode=NO_ANSWER)
+    return status(alias)
+
+
+def _text(reports: Reports, form: str) -> str:
+    if form != "table":
+        return json.dumps(reports, indent=2 if form == "json" else None)
+    return "\n".join(
+        line for alias, report in reports.items() for line in (f"[{alias}]", *_lines(report))
+    )
+
+
 def _lines(report: Report) -> Iterator[str]:
-    counts = ", ".join(f"{n} {name}" for name, n in report["counts"].items())
-    newest = "" if report["counts_complete"] else " (of the newest events)"
     age, streams = report["oldest_pending_age"], report["streams"]
-    yield f"events   {counts}{newest}"
+    yield f"events   {', '.join(_counts(report))}"
     yield f"due      {report['due']}" + ("" if age is None else f", the oldest for {age:.0f} s")
     yield f"leased   {report['leased']}"
     yield f"streams  {streams['due']} due, {streams['leased']} leased, {streams['blocked']} blocked"
@@ -82,8 +124,18 @@ def _lines(report: Report) -> Iterator[str]:
             f"  {each['key']}: {each['event_type']} {each['event_id']} {each['status']}, "
             f"{each['backlog']} wait, next try {when}"
         )
+    for each in report["paused"]:
+        reason = f": {each['reason']}" if each["reason"] else ""
+        yield f"paused   {each['kind']} {each['name']} for {each['age']:.0f} s{reason}"
     yield f"workers  {len(report['workers'])}"
     for each in report["workers"]:
         yield f"  {each['id']} heartbeat {each['heartbeat_age']:.0f} s ago"
     for each in report["dead"]:
         yield f"dead     {each['count']} {each['event_type']}: {each['error'] or 'no error noted'}"
+
+
+def _counts(report: Report) -> Iterator[str]:
+    for name, count in report["counts"].items():
+        is_estimate, is_part = name in report["estimated"], name in report["at_least"]
+        word = "about " if is_estimate else "at least " if is_part else ""
+        yield f"{word}{count} {name}"

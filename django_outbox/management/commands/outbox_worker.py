@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
 
 from ... import drain
 from ...conf import current
-from ...engine.supervisor import run, run_reloading
+from ...engine.probes import Probes
+from ...engine.serving import run, run_reloading
 from ...models import missing_table
+from ..arguments import add_databases, address, count, duration, limit, pause
+from ..outside import log_as_json, metrics_at
 
 
 class Command(BaseCommand):
@@ -23,20 +27,38 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--database", action="append", dest="databases", metavar="ALIAS",
-            choices=tuple(connections), help="alias to serve; may be repeated",
+        add_databases(parser, "serve")
+        add = parser.add_argument
+        add("--workers", type=count, metavar="N", help="threads that run listeners")
+        add("--processes", type=count, metavar="N", help="worker processes under a supervisor")
+        add("--poll-interval", type=pause, metavar="DURATION", help="pause between thorough looks")
+        add(
+            "--drain-timeout", type=duration, metavar="DURATION",
+            help="how long a stop waits for the listeners that run",
         )  # fmt: skip
-        parser.add_argument("--workers", type=int, help="threads that run listeners")
-        parser.add_argument("--poll-interval", type=float, metavar="SECONDS")
-        parser.add_argument("--drain-timeout", type=float, metavar="SECONDS")
-        parser.add_argument("--processes", type=int, help="worker processes under a supervisor")
-        parser.add_argument(
-            "--max-events", type=int, metavar="N", help="end after about N events (0: never)"
-        )
-        parser.add_argument("--reload", action="store_true", help="restart when code changes")
-        parser.add_argument("--once", action="store_true", help="deliver what is due, then exit")
-        parser.add_argument("--no-purge", action="store_true", help="leave purging to others")
+        add(
+            "--max-events", type=limit, metavar="N",
+            help="end after about N events (0: never); with --processes a fresh one takes over",
+        )  # fmt: skip
+        add(
+            "--health-port", type=address, metavar="[ADDRESS:]PORT",
+            help="answer /live and /ready there; address: 127.0.0.1, or 0.0.0.0 for all interfaces",
+        )  # fmt: skip
+        add(
+            "--metrics-port", type=address, metavar="[ADDRESS:]PORT",
+            help="answer Prometheus there; needs the app django_outbox.contrib.prometheus",
+        )  # fmt: skip
+        add(
+            "--heartbeat-file", type=Path, metavar="PATH",
+            help="touched about once a second while the worker lives",
+        )  # fmt: skip
+        add(
+            "--format", choices=("text", "json"), default="text",
+            help="json: log one JSON object a line on standard error, whatever LOGGING says",
+        )  # fmt: skip
+        add("--reload", action="store_true", help="restart when code changes, for development")
+        add("--once", action="store_true", help="deliver what is due, then exit")
+        add("--no-purge", action="store_true", help="leave purging to others")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         # Django 6.1 asks every MySQL server otherwise; one that is down is to be waited for.
@@ -51,22 +73,32 @@ class Command(BaseCommand):
             if problem := missing_table(alias):
                 raise CommandError(problem)
         if options["once"]:
-            count = sum(drain(using=alias) for alias in aliases)
-            self.stdout.write(f"delivered {count}")
+            delivered = sum(drain(using=alias) for alias in aliases)
+            self.stdout.write(f"delivered {delivered}")
             return
-        code = self._run(aliases, options)
+        if options["format"] == "json":
+            log_as_json()
+        try:
+            code = self._run(aliases, options)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a listener that is stuck in a thread must not hold the process
 
     def _run(self, aliases: list[str | None], options: dict[str, Any]) -> int:
+        processes = options["processes"] or current().PROCESSES
         given: dict[str, Any] = {
             "max_events": options["max_events"] or None,
             "workers": options["workers"],
             "poll_interval": options["poll_interval"],
             "drain_timeout": options["drain_timeout"],
             "purge": not options["no_purge"],
+            "probes": Probes(
+                health_port=options["health_port"], heartbeat_file=options["heartbeat_file"]
+            ),
+            "metrics": metrics_at(options["metrics_port"], processes=processes),
         }
         if options["reload"]:
             return run_reloading(aliases, **given)
-        return run(aliases, processes=options["processes"] or current().PROCESSES, **given)
+        return run(aliases, processes=processes, **given)

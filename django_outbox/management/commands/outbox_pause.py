@@ -1,0 +1,109 @@
+"""``manage.py outbox_pause``: keep events waiting, by type, listener or stream; list it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
+
+from ... import doorbell
+from ...looks.backlog import Backlog, backlogs, stranger
+from ...models import OutboxPause
+from ...models.pauses import unfit
+from ..arguments import add_format, columns
+from ..pausing import add_names, chosen, ready
+
+Rows = list[tuple[OutboxPause, Backlog]]
+
+
+class Command(BaseCommand):
+    help = (
+        "Keeps the events of a type, for a listener or of a stream waiting until outbox_resume. "
+        "Nothing is lost, and no attempt is counted."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_names(parser)
+        parser.add_argument("--reason", default="", help="for those who find it paused")
+        parser.add_argument(
+            "--by", metavar="NAME", help="who pauses it (default: the user of the system)"
+        )
+        parser.add_argument("--list", action="store_true", help="show what is paused")
+        add_format(parser)
+
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        names, alias = chosen(options), ready(options["database"])
+        if options["list"] == bool(names):
+            raise CommandError(
+                "Say what to pause: --event-type, --listener or --stream; or --list alone."
+            )
+        if names:
+            self._pause(alias, names, options)
+            return
+        pauses = list(OutboxPause.objects.using(alias).order_by("paused_at", "pk"))
+        found = backlogs(alias, pauses)
+        rows = [(each, found[each.pk]) for each in pauses]
+        if options["format"] == "json":
+            self.stdout.write(json.dumps([_described(*row) for row in rows], indent=2))
+        else:
+            self.stdout.write("\n".join(_table(rows)))
+
+    def _pause(self, alias: str, names: list[tuple[str, str]], options: dict[str, Any]) -> None:
+        if faults := [fault for each in names if (fault := unfit(*each))]:
+            raise CommandError(" ".join(faults))  # before anything is paused
+        by = _user() if options["by"] is None else options["by"]
+        pauses = OutboxPause.objects.using(alias)
+        for kind, name in names:
+            if warning := stranger(alias, kind, name):
+                self.stderr.write(f"warning: {warning} It is paused all the same.")
+            if pauses.pause(kind, name, reason=options["reason"], by=by):
+                self.stdout.write(f"paused {OutboxPause.Kind(kind).label} {name}")
+            else:
+                old = pauses.get(kind=kind, name=name)
+                self.stdout.write(f"{old} is paused since {old.paused_at} by {old.paused_by!r}")
+        doorbell.ring(connections[alias])
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""
+
+
+def _table(rows: Rows) -> Iterator[str]:
+    if not rows:
+        yield "Nothing is paused."
+        return
+    cells = [
+        (str(each.kind), each.name, f"{each.paused_at:%Y-%m-%d %H:%M:%S}Z", each.paused_by or "-",
+         _waiting(found), " ".join(each.reason.split()) or "-")
+        for each, found in rows
+    ]  # fmt: skip
+    yield from columns([("KIND", "NAME", "SINCE", "BY", "WAITING", "REASON"), *cells])
+
+
+def _waiting(found: Backlog) -> str:
+    more = "" if found.is_all else "+"
+    return f"{found.events}{more}" + (f", streams {found.streams}{more}" if found.streams else "")
+
+
+def _described(pause: OutboxPause, found: Backlog) -> dict[str, Any]:
+    return {
+        "kind": pause.kind,
+        "name": pause.name,
+        "reason": pause.reason,
+        "paused_at": pause.paused_at.isoformat(),
+        "paused_by": pause.paused_by,
+        "events": found.events,
+        "streams": found.streams,
+        "complete": found.is_all,
+    }

@@ -1,0 +1,119 @@
+"""``manage.py outbox_replay``: make dead events due again, batch by batch."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections, router
+
+from ... import dialects
+from ...models import OutboxEvent, OutboxQuerySet
+from ...models.verbs import BATCH
+from ..arguments import INTERRUPTED, count, instant
+from ..progress import Progress
+
+FILTERS = {
+    "event_types": "event_type__in",
+    "aggregate_type": "aggregate_type",
+    "aggregate_id": "aggregate_id",
+    "tenant": "tenant_id",
+    "key": "key",
+    "error": "last_error__startswith",
+    "since": "done_at__gte",
+    "until": "done_at__lt",
+}
+
+
+class Command(BaseCommand):
+    help = (
+        "Makes dead events due again: those named, those that all filters fit, or --all. "
+        "Others are left alone. Each batch commits by itself; what dies again meanwhile is "
+        "left to the next call."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add = parser.add_argument
+        add("ids", nargs="*", metavar="EVENT_ID", help="events to replay")
+        add("--all", action="store_true", help="every dead event")
+        add("--event-type", action="append", dest="event_types", metavar="TYPE",
+            help="of this type; may be repeated")  # fmt: skip
+        add("--aggregate-type", metavar="TYPE")
+        add("--aggregate-id", metavar="ID")
+        add("--tenant", metavar="ID")
+        add("--key", metavar="KEY")
+        add("--error", metavar="TEXT", help="whose last error begins with this, as its class does")
+        add(
+            "--since",
+            type=instant,
+            metavar="TIME",
+            help="that died since then: 2026-03-01T08:30, 2h",
+        )
+        add("--until", type=instant, metavar="TIME", help="that died before then")
+        add("--limit", type=count, metavar="N", help="at most N events, by id upwards")
+        add("--after", default="", metavar="EVENT_ID", help="begin behind this id: to go on")
+        add("--batch-size", type=count, default=BATCH, metavar="N",
+            help=f"events per transaction (default: {BATCH})")  # fmt: skip
+        add("--dry-run", action="store_true", help="count, change nothing")
+        add("--database", choices=tuple(connections), help="default: the router's")
+
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        alias = options["database"] or router.db_for_write(OutboxEvent)
+        now = dialects.of(connections[alias]).clock(connections[alias])
+        rows = _chosen(OutboxEvent.objects.using(alias), options, now)
+        verb = "would replay" if options["dry_run"] else "replayed"
+        progress, at = Progress(self.stderr, verb=verb), options["after"]
+        try:
+            for batch in rows.dead_batches(size=options["batch_size"], after=at, until=now):
+                left = options["limit"] and options["limit"] - progress.count
+                some = batch.order_by("pk")[:left] if left else batch
+                progress.add(some.count() if options["dry_run"] else some.replay())
+                at = batch.order_by("-pk").values_list("pk", flat=True).first()
+                if options["limit"] and progress.count >= options["limit"]:
+                    break
+        except KeyboardInterrupt as error:
+            progress.close()
+            text = f"{verb} {progress.count}, interrupted. {_how_to_go_on(options, at, now)}"
+            raise CommandError(text, returncode=INTERRUPTED) from error
+        progress.close()
+        named = len(set(options["ids"]))
+        others = (
+            f"; {named - progress.count} of those named are not dead, or not there"
+            if named > progress.count
+            else ""
+        )
+        self.stdout.write(f"{verb} {progress.count}{others}")
+
+
+def _chosen(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
+    """Return the events that were asked for; nobody replays all by forgetting a filter."""
+    wanted = {
+        column: options[name] for name, column in FILTERS.items() if options[name] is not None
+    }
+    if options["ids"]:
+        wanted["pk__in"] = options["ids"]
+    if not wanted and not options["all"]:
+        raise CommandError("Expected ids, a filter, or --all for every dead event.")
+    if wanted and options["all"]:
+        raise CommandError("--all is every dead event; expected no id and no filter beside it.")
+    for name, value in wanted.items():
+        if isinstance(value, timedelta):
+            wanted[name] = now - value
+    return rows.filter(**wanted)
+
+
+def _how_to_go_on(options: dict[str, Any], at: str, now: datetime) -> str:
+    """Say which options do the rest, and leave out what died since; for ``2h`` ago is later now."""
+    instead = ", without --all," if options["all"] else ""
+    since = options["since"]
+    if isinstance(since, timedelta):
+        since = now - since
+    more = f"--after {at or repr('')} --until {now.isoformat()}"
+    if since is not None:
+        more += f" --since {since.isoformat()}"
+    return f"To go on: the same{instead} with {more}"

@@ -1,0 +1,49 @@
+"""``manage.py outbox_resume``: end pauses, and make due what waited for them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
+
+from ... import doorbell
+from ...models import OutboxPause
+from ..pausing import add_names, chosen, ready
+
+
+class Command(BaseCommand):
+    help = "Ends pauses. What waited for them is due now."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_names(parser)
+        parser.add_argument("--all", action="store_true", help="whatever is paused")
+
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        names, alias = chosen(options), ready(options["database"])
+        if options["all"] == bool(names):
+            raise CommandError(
+                "Say what to resume: --event-type, --listener or --stream; or --all alone. "
+                "outbox_pause --list shows what is paused."
+            )
+        pauses = OutboxPause.objects.using(alias)
+        if options["all"]:
+            names = list(pauses.order_by("pk").values_list("kind", "name"))
+        missing = [each for each in names if not self._resume(alias, *each)]
+        if missing:
+            found = ", ".join(f"{OutboxPause.Kind(kind).label} {name!r}" for kind, name in missing)
+            raise CommandError(f"Not paused: {found}. outbox_pause --list shows what is paused.")
+
+    def _resume(self, alias: str, kind: str, name: str) -> bool:
+        done = OutboxPause.objects.using(alias).filter(kind=kind, name=name).resume()
+        doorbell.ring(connections[alias])
+        if done.pauses:
+            self.stdout.write(
+                f"resumed {OutboxPause.Kind(kind).label} {name}: "
+                f"{done.events} events and {done.streams} streams are due"
+            )
+        return bool(done.pauses)
