@@ -1,12 +1,16 @@
-"""Events in the Django admin: look at all of them, replay or discard dead ones."""
+"""The outbox in the Django admin: look at it, replay or discard dead events, pause delivery."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
-from ..models import OutboxEvent, OutboxStream
+from ..models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
+from .dashboard import DashboardAdmin
 from .event_admin import OutboxEventAdmin
+from .pause_admin import OutboxPauseAdmin
 from .stream_admin import OutboxStreamAdmin
 
+admin.site.register(OutboxStatistics, DashboardAdmin)
 admin.site.register(OutboxEvent, OutboxEventAdmin)
 admin.site.register(OutboxStream, OutboxStreamAdmin)
+admin.site.register(OutboxPause, OutboxPauseAdmin)

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import OutboxEvent
 from ..models.streams import BACKLOG
 from ..outcomes import UNSETTLED
-from . import display
+from . import display, story
 
 Column = Callable[[Any], Any]  # of an event; its __name__ is the field's, where it shows one
 
@@ -74,6 +74,16 @@ def place(event: OutboxEvent) -> str:
     return f"{BACKLOG}+" if count > BACKLOG else str(count)
 
 
+@admin.display(description=_("lease"))
+def lease(event: Any) -> str:
+    return story.lease(event)
+
+
+@admin.display(description=_("what happened"))
+def timeline(event: Any) -> str:
+    return story.timeline(event)
+
+
 # Functions throughout: a field's own name could be sorted by, and only the key has an index.
 LIST: Final[list[str | Column]] = [
     event,
@@ -97,24 +107,15 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
         _("Delivery"),
         [
             (status_and_timing, "attempts", "rescues"),
-            ("locked_by", column("locked_at", display.exact)),
+            (lease,),
             (column("last_error", display.preformatted),),
             (column("progress", display.progress),),
         ],
     ),
+    (_("Timeline"), [(timeline,)]),
     (
         _("Content"),
         [(column(name, display.pretty),) for name in ("payload", "headers", "result")],
-    ),
-    (
-        _("Times"),
-        [
-            tuple(column(name, display.exact) for name in line)
-            for line in (
-                ("occurred_at", "created_at", "deliver_at"),
-                ("first_due_at", "available_at", "done_at"),
-            )
-        ],
     ),
 ]
 
@@ -132,5 +133,7 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
     if column is stream or column is place:
         return event.key is None
+    if column is lease:
+        return not story.lease(event)
     name = column if isinstance(column, str) else column.__name__
     return getattr(event, name, True) in (None, "")

@@ -12,10 +12,12 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
+from ..conf import current
 from ..delivery.progress import Entry, entries
 from ..events import GLOBAL
 from ..models import OutboxEvent
 from ..outcomes import UNSETTLED, Status
+from . import redaction
 
 LATE: Final = 60  # seconds an event may be due before the list calls attention to it
 TEXT_LENGTH: Final = 100_000  # characters of one text on a page
@@ -96,8 +98,19 @@ def first_line(text: str | None) -> str:
 
 
 def pretty(text: str | None) -> str | SafeString:
-    """Return stored JSON indented, or as it is where that cannot be done."""
-    return preformatted(indented(text) if text else text)
+    """Return stored JSON indented, or as it is where that cannot be done; REDACT hides values."""
+    return preformatted(shown(text) if text else text)
+
+
+def shown(text: str) -> str:
+    """Return stored JSON as a person may see it: what cannot be searched is hidden as a whole."""
+    if not current().REDACT:
+        return indented(text)
+    try:
+        return redaction.dump(redaction.hide(redaction.parse(text)), "  ")
+    except (ValueError, RecursionError):
+        why = _("it cannot be decoded, and REDACT is set")
+        return f"{redaction.MASK} ({why})"
 
 
 def indented(text: str) -> str:

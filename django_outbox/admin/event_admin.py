@@ -7,80 +7,55 @@ from typing import Any, Final, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
-from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
-from django.db import router
+from django.db import connections, transaction
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_http_methods
 
+from .. import dialects
 from ..dialects.fields import DatabaseNow
 from ..models import OutboxEvent, OutboxQuerySet
 from ..outcomes import Status
-from . import columns
-from .acting import DISCARD, REPLAY, Outcome, Verb, act
-from .listing import CappedPaginator, EventList, EventTypeFilter
+from . import columns, display, editing, groups, walking
+from .acting import DISCARD, EDIT, FOR_ALL, REPLAY, RUN_NOW, VERBS, Outcome, Verb
+from .asking import SHOWN, AskingAdmin
+from .listing import LONG, EventList, EventTypeFilter, StateFilter, UpTo
+from .looking import may
+from .written import WrittenFilter
 
-VERBS: Final = (REPLAY, DISCARD)
+# What is offered above the list for all of it, by the state that it shows.
+OFFERED: Final = {
+    "": (REPLAY,),
+    "dead": (REPLAY, DISCARD),
+    "scheduled": (RUN_NOW,),
+    "retrying": (RUN_NOW,),
+}
 
 
-class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class OutboxEventAdmin(AskingAdmin):
     """Look at events; replay or discard dead ones, each with its own permission."""
 
     list_display = columns.LIST
-    list_filter = ["status", EventTypeFilter]
+    list_filter = [StateFilter, groups.ErrorFilter, EventTypeFilter, WrittenFilter, UpTo]
     list_per_page = 50
     list_max_show_all = 200
     ordering = ["-event_id"]
-    search_fields = ["event_id", "aggregate_id"]  # compared exactly, see get_search_results
-    search_help_text = _("The whole id of an event, or else of an aggregate.")
-    paginator = CappedPaginator
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # they count the whole table, filter by filter
-    view_on_site = False
-    actions = ["replay", "discard"]
-
-    class Media:
-        css = {"all": ["django_outbox/admin.css"]}
-
-    # --- what may be done ---------------------------------------------------------------------
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # an event is written by the transaction that it tells of
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_replay_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, REPLAY)
-
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, DISCARD)
-
-    def _may(self, request: HttpRequest, verb: Verb) -> bool:
-        codename = get_permission_codename(verb.name, self.opts)
-        return request.user.has_perm(f"{self.opts.app_label}.{codename}")
+    search_fields = ["event_id"]  # this and others, compared exactly: see get_search_results
+    search_help_text = _("A whole event id or unique key, or else a whole aggregate id or key.")
+    actions = ["replay", "run_now", "discard"]
 
     # --- what is read -------------------------------------------------------------------------
 
     def get_queryset(self, request: HttpRequest) -> OutboxQuerySet:
-        """Read where events are written, never from a replica, and ask the database's clock."""
-        alias = router.db_for_write(OutboxEvent)
-        events = cast("OutboxQuerySet", super().get_queryset(request).using(alias))
+        """Ask the database's clock, too."""
+        events = cast("OutboxQuerySet", super().get_queryset(request))
         return events.annotate(seen_at=DatabaseNow())
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> OutboxEvent | None:
-        if "\0" in object_id:  # PostgreSQL would raise where the others find nothing
-            return None
-        return super().get_object(request, object_id, from_field)
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[EventList]:
         return EventList
@@ -88,13 +63,14 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Compare whole ids, which may hold spaces; only if no event has it, those of aggregates.
+        """Compare whole texts, which may hold spaces.
 
-        There is no index for these: both at once would read the whole table for either.
+        By an index first; only if that finds nothing by what has none.
         """
         if term := search_term.strip():
-            found = queryset.filter(event_id=term)
-            queryset = found if found.exists() else queryset.filter(aggregate_id=term)
+            found = queryset.filter(Q(event_id=term) | Q(unique_key=term))
+            by_reading = Q(aggregate_id=term) | Q(key=term)
+            queryset = found if found.exists() else queryset.filter(by_reading)
         return queryset, False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -102,64 +78,163 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     # --- what is done -----------------------------------------------------------------------------
 
-    @admin.action(permissions=["replay"], description=REPLAY.label)
-    def replay(self, request: HttpRequest, queryset: OutboxQuerySet) -> None:
-        self._act_on_selected(request, queryset, REPLAY)
+    @admin.action(permissions=["replay"], description=_("Replay dead ones"))
+    def replay(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
+        return self._act_on_ticked(request, REPLAY)
 
-    @admin.action(permissions=["discard"], description=DISCARD.label)
-    def discard(self, request: HttpRequest, queryset: OutboxQuerySet) -> None:
-        self._act_on_selected(request, queryset, DISCARD)
+    @admin.action(permissions=["replay"], description=_("Run waiting ones now"))
+    def run_now(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
+        return self._act_on_ticked(request, RUN_NOW)
+
+    @admin.action(permissions=["discard"], description=_("Discard dead ones"))
+    def discard(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
+        return self._act_on_ticked(request, DISCARD)
+
+    def _act_on_ticked(self, request: HttpRequest, verb: Verb) -> HttpResponse | None:
+        """Not by the list's filters: an event that has just left "dead" shall be accounted for."""
+        if request.POST.get("select_across") == "1":
+            return HttpResponseRedirect(self._url_of_all(request, verb))
+        return self.act_or_ask(request, verb, request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            path(
-                f"<path:object_id>/{verb.name}/",
-                require_POST(self.admin_site.admin_view(partial(self.act_view, verb=verb))),
-                name=f"{self.opts.app_label}_{self.opts.model_name}_{verb.name}",
-            )
-            for verb in VERBS
-        ] + super().get_urls()
+            *(self._path(f"all/{each.name}/", f"{each.name}_all", partial(self.all_view, verb=each))
+              for each in FOR_ALL),
+            *(self._path(f"<path:object_id>/{each.name}/", each.name,
+                         partial(self.one_view, verb=each)) for each in VERBS),
+            self._path("<path:object_id>/edit/", "edit", self.edit_view),
+            self._path("groups/", "groups", self.groups_view),
+            *super().get_urls(),
+        ]  # fmt: skip
 
-    def act_view(self, request: HttpRequest, object_id: str, *, verb: Verb) -> HttpResponse:
-        """Replay or discard one event from its own page."""
-        if not (self.has_view_or_change_permission(request) and self._may(request, verb)):
-            raise PermissionDenied
+    def _path(self, route: str, name: str, view: Any) -> URLPattern:
+        """Outside a transaction of the request, whatever ATOMIC_REQUESTS says: batches commit."""
+        allowed = require_http_methods(["GET", "HEAD", "POST"])(view)
+        guarded = transaction.non_atomic_requests(self.admin_site.admin_view(allowed))
+        name = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
+        return cast("URLPattern", path(route, guarded, name=name))
+
+    def one_view(self, request: HttpRequest, object_id: str, *, verb: Verb) -> HttpResponse:
+        """Ask by GET, act by POST, on one event."""
+        self.require(request, verb)
         event_id = unquote(object_id)
-        self._act_on(request, [event_id], verb)
-        page = "changelist" if self.get_object(request, event_id) is None else "change"
-        arguments = [object_id] if page == "change" else []
-        return HttpResponseRedirect(self._url(request, page, *arguments))
+        is_there = self.get_object(request, event_id) is not None
+        if request.method != "POST" and is_there:
+            context = {"back": self.url(request, "change", object_id)}
+            return self.ask(request, verb, [event_id], hidden={}, **context)
+        if request.method == "POST":
+            self.act(request, verb, [event_id])
+            is_there = self.get_object(request, event_id) is not None
+        page = ("change", object_id) if is_there else ("changelist",)
+        return HttpResponseRedirect(self.url(request, *page))
+
+    def all_view(self, request: HttpRequest, *, verb: Verb) -> HttpResponse:
+        """Ask by GET; by POST act for a few seconds, and go on from page to page."""
+        self.require(request, verb)
+        try:
+            listed = cast("EventList", self.get_changelist_instance(request))
+        except IncorrectLookupParameters:
+            return HttpResponseRedirect(f"{self.url(request, 'changelist')}?e=1")
+        back = {"back": f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"}
+        if request.method != "POST":
+            return self.page(request, "ask.html", verb, about_all(listed, verb, self.alias) | back)
+        walk = walking.taken_up(request.POST.get("walk", ""))
+        walk = walking.step(walk, verb, listed.matching, user_id=request.user.pk)
+        if not walk.is_over:
+            context = {"walk": walk, "told": verb.told % walk.done}
+            return self.page(request, "walk.html", verb, context | back)
+        self.tell(request, Outcome(verb=verb, done=walk.done, gone=walk.skipped))
+        return HttpResponseRedirect(back["back"])
+
+    def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show payload and headers of a dead event in a form; save them and replay it."""
+        self.require(request, EDIT)
+        event = self.get_object(request, unquote(object_id))
+        if event is None or event.status != Status.DEAD or not editing.can_be_edited(event):
+            text = gettext("Only a dead event can be edited, and one that is not too long.")
+            self.message_user(request, text, messages.WARNING)
+            return HttpResponseRedirect(self.url(request, "changelist"))
+        form = editing.EventForm(event, request.POST or None)
+        back = self.url(request, "change", object_id)
+        if not (request.method == "POST" and form.is_valid()):
+            return self.page(
+                request, "edit.html", EDIT, {"form": form, "event": event, "back": back}
+            )
+        user_id = request.user.pk
+        if editing.save(event.pk, form, verb=REPLAY, alias=self.alias, user_id=user_id):
+            self.tell(request, Outcome(verb=EDIT, done=1, gone=0))
+        else:
+            self.tell(request, Outcome(verb=EDIT, done=0, gone=1))
+        return HttpResponseRedirect(back)
+
+    def groups_view(self, request: HttpRequest) -> HttpResponse:
+        """Show what the dead died of."""
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        found, is_all = groups.groups(self.alias)
+        now = dialects.of(connections[self.alias]).clock(connections[self.alias])
+        lines = [
+            {
+                "group": each,
+                "newest": display.since(gettext("%s ago"), each.newest, now),
+                "oldest": display.since(gettext("%s ago"), each.oldest, now),
+            }
+            for each in found
+        ]
+        context = {
+            "title": gettext("Dead events by error"),
+            "lines": lines,
+            "counted": None if is_all else sum(each.count for each in found),
+            "may_replay": may(request, REPLAY.permission),
+            "list": self.url(request, "changelist"),
+            "replay": self.url(request, "replay_all"),
+        }
+        return self.page(request, "groups.html", REPLAY, context)
+
+    def _url_of_all(self, request: HttpRequest, verb: Verb) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{verb.name}_all"
+        url = reverse(name, current_app=self.admin_site.name)
+        return f"{url}?{request.GET.urlencode()}"
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        ways = [
+            {"verb": verb, "url": self._url_of_all(request, verb)}
+            for verb in OFFERED.get(request.GET.get("state", ""), ())
+            if may(request, verb.permission)
+        ]
+        own = {"outbox_verbs": ways, "outbox_groups": self.url(request, "groups")}
+        return super().changelist_view(request, {**(extra_context or {}), **own})
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
     ) -> HttpResponse:
         event = context["original"]
-        if event.status == Status.DEAD:
-            context["outbox_verbs"] = [
-                {"verb": verb, "url": self._url(request, verb.name, quote(event.pk))}
-                for verb in VERBS
-                if self._may(request, verb)
-            ]
+        itself = OutboxEvent.objects.using(self.alias).filter(pk=event.pk)
+        context["outbox_verbs"] = [
+            {"verb": verb, "url": self.url(request, verb.name, quote(event.pk))}
+            for verb in VERBS
+            if may(request, verb.permission) and verb.fits(itself).exists()
+        ]
+        context["is_dead"] = is_dead = event.status == Status.DEAD
+        if is_dead and may(request, EDIT.permission) and editing.can_be_edited(event):
+            url = self.url(request, EDIT.name, quote(event.pk))
+            context["outbox_verbs"].insert(1, {"verb": EDIT, "url": url})
         return super().render_change_form(request, context, *args, **options)
 
-    def _act_on_selected(self, request: HttpRequest, queryset: OutboxQuerySet, verb: Verb) -> None:
-        """Act on the ticked events, or on all that the list would show."""
-        if request.POST.get("select_across") == "1":
-            self._tell(request, act(verb, queryset, asked=0, user_id=request.user.pk))
-        else:
-            # Not by the list's filters: an event that has just left "dead" shall be accounted for.
-            self._act_on(request, request.POST.getlist(ACTION_CHECKBOX_NAME), verb)
 
-    def _act_on(self, request: HttpRequest, ids: list[str], verb: Verb) -> None:
-        chosen = self.get_queryset(request).filter(pk__in=[pk for pk in ids if "\0" not in pk])
-        self._tell(request, act(verb, chosen, asked=len(set(ids)), user_id=request.user.pk))
-
-    def _tell(self, request: HttpRequest, outcome: Outcome) -> None:
-        level = messages.SUCCESS if outcome.done else messages.WARNING
-        self.message_user(request, str(outcome), level)
-
-    def _url(self, request: HttpRequest, page: str, *arguments: str) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        url = reverse(name, args=arguments, current_app=self.admin_site.name)
-        filters = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
-        return add_preserved_filters(filters, url)  # type: ignore[arg-type]
+def about_all(listed: EventList, verb: Verb, alias: str) -> dict[str, Any]:
+    """Say what is about to be done to all that match, and how many they are."""
+    found = verb.look(alias, listed.span)
+    fitting = verb.fits(listed.matching.filter(pk__in=found.ids)).order_by("-pk")
+    count = fitting.count()
+    return {
+        "asked": verb.asked % count,
+        "is_all": found.is_all,
+        "events": fitting.defer(*LONG)[:SHOWN],
+        "further": max(count - SHOWN, 0),
+        "filters": listed.said_filters(),
+        "is_possible": count > 0 or not found.is_all,
+        "hidden": {"walk": [walking.begin(alias, total=count, is_all=found.is_all).token]},
+    }

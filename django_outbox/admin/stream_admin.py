@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
-from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
-from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..dialects.fields import DatabaseNow
-from ..models import OutboxEvent, OutboxStream, StreamQuerySet
+from ..models import OutboxStream, StreamQuerySet
 from ..models.streams import BACKLOG
-from . import display
-from .acting import DISCARD, REPLAY, Verb, act
-from .listing import CappedPaginator
+from . import columns, display
+from .acting import DISCARD, REPLAY, RUN_NOW, SKIP
+from .asking import AskingAdmin
 
 STATES: Final = {
     "blocked": _("Blocked"),
@@ -72,6 +70,11 @@ def place_all(streams: list[Any]) -> None:
     places = OutboxStream.objects.places([stream.key for stream in streams])
     for stream in streams:
         stream.place = places[stream.key]
+
+
+@admin.display(description=_("key"), ordering="key")
+def key(stream: OutboxStream) -> str:
+    return str(stream.key)
 
 
 @admin.display(description=_("head event"))
@@ -128,60 +131,46 @@ def next_try(stream: Any) -> Any:
     return display.since(phrase, due, now)
 
 
+@admin.display(description=_("due at"))
+def due_at(stream: OutboxStream) -> str:
+    return display.exact(stream.due_at) or "–"
+
+
+# The fields of a stream have no titles of their own: those of an event's say the same.
+LEASE: Final = [
+    columns.column("seq", str),
+    (
+        columns.column("locked_by", lambda owner: owner or "–"),
+        columns.column("locked_at", lambda instant: display.exact(instant) or "–"),
+    ),
+    due_at,
+]
 SECTIONS: Final[Any] = [
-    (None, {"fields": ["key", (head, status, attempts), error, (backlog, next_try, age)]}),
-    (_("Lease"), {"fields": ["seq", ("locked_by", "locked_at"), "due_at"]}),
+    (None, {"fields": [key, (head, status, attempts), error, (backlog, next_try, age)]}),
+    (_("Lease"), {"fields": LEASE}),
 ]
 
 
-class OutboxStreamAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class OutboxStreamAdmin(AskingAdmin):
     """Look at streams; replay or discard a dead head, or give up a waiting one."""
 
-    list_display = ["key", head, status, attempts, error, age, backlog, next_try]
+    list_display = [key, head, status, attempts, error, age, backlog, next_try]
     list_filter = [StateFilter]
     list_per_page = 25
     list_max_show_all = 25
     ordering = ["key"]  # by the primary key, whatever is asked for
     search_fields = ["key"]  # compared exactly, see get_search_results
     search_help_text = _("The whole key of a stream.")
-    paginator = CappedPaginator
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # they count the whole table, filter by filter
-    view_on_site = False
-    actions = ["replay", "discard", "skip"]
-
-    class Media:
-        css = {"all": ["django_outbox/admin.css"]}
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # a stream begins with the first event of its key
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_replay_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, REPLAY)
-
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, DISCARD)
-
-    def _may(self, request: HttpRequest, verb: Verb) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.{verb.name}_outboxevent")
+    actions = ["replay", "run_now", "discard", "skip"]
 
     def get_queryset(self, request: HttpRequest) -> StreamQuerySet:
-        """Read where events are written, never from a replica, and ask the database's clock."""
-        alias = router.db_for_write(OutboxStream)
-        streams = cast("StreamQuerySet", super().get_queryset(request).using(alias))
+        """Ask the database's clock, too."""
+        streams = cast("StreamQuerySet", super().get_queryset(request))
         return streams.real().annotate(seen_at=DatabaseNow())
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> OutboxStream | None:
-        if "\0" in object_id:  # PostgreSQL would raise where the others find nothing
-            return None
+    ) -> Any:
         stream = super().get_object(request, object_id, from_field)
         if stream is not None:
             place_all([stream])
@@ -200,41 +189,20 @@ class OutboxStreamAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return (queryset.filter(pk=term) if term else queryset), False
 
     @admin.action(permissions=["replay"], description=_("Replay the dead head"))
-    def replay(self, request: HttpRequest, queryset: StreamQuerySet) -> None:
-        self._act(request, queryset, REPLAY)
+    def replay(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
+        return self.act_or_ask(request, REPLAY, self._heads(queryset))
+
+    @admin.action(permissions=["replay"], description=_("Try the head now"))
+    def run_now(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
+        return self.act_or_ask(request, RUN_NOW, self._heads(queryset))
 
     @admin.action(permissions=["discard"], description=_("Discard the dead head"))
-    def discard(self, request: HttpRequest, queryset: StreamQuerySet) -> None:
-        self._act(request, queryset, DISCARD)
+    def discard(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
+        return self.act_or_ask(request, DISCARD, self._heads(queryset))
 
     @admin.action(permissions=["discard"], description=_("Skip the head: it dies, others go on"))
-    def skip(self, request: HttpRequest, queryset: StreamQuerySet) -> None:
-        ids = self._heads(queryset)
-        skipped = [pk for pk in ids if self._skip(queryset.db, pk, user_id=request.user.pk)]
-        said = ngettext("%d event was skipped.", "%d events were skipped.", len(skipped))
-        left = len(ids) - len(skipped)
-        rest = ngettext(
-            "%d was left: it is finished, or a worker has it.",
-            "%d were left: they are finished, or a worker has them.",
-            left,
-        )
-        text = " ".join([said % len(skipped), *([rest % left] if left else [])])
-        self.message_user(request, text, messages.SUCCESS if skipped else messages.WARNING)
-
-    def _skip(self, alias: str, event_id: str, *, user_id: Any) -> bool:
-        rows = OutboxEvent.objects.using(alias).filter(pk=event_id)
-        with transaction.atomic(using=alias):
-            if not rows.skip():
-                return False
-            LogEntry.objects.log_actions(user_id, rows, CHANGE, gettext("Skipped."))
-        return True
-
-    def _act(self, request: HttpRequest, streams: StreamQuerySet, verb: Verb) -> None:
-        ids = self._heads(streams)
-        chosen = OutboxEvent.objects.using(streams.db).filter(pk__in=ids)
-        outcome = act(verb, chosen, asked=len(ids), user_id=request.user.pk)
-        level = messages.SUCCESS if outcome.done else messages.WARNING
-        self.message_user(request, str(outcome), level)
+    def skip(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
+        return self.act_or_ask(request, SKIP, self._heads(queryset))
 
     def _heads(self, streams: StreamQuerySet) -> list[str]:
         """Return the first events of these streams, of as many as a page may show."""

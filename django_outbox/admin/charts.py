@@ -1,0 +1,264 @@
+"""The statistics as charts: values for the browser, and for those who read text or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from math import log10
+from typing import Any, Final
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.timezone import get_current_timezone, localtime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import OutboxStatistics
+from ..models.statistics import RUNS, WAITS, quantile
+from .display import duration
+
+SETTLING: Final = 12.0  # seconds until every worker has written the numbers of a minute
+WIDTH, HEIGHT = 100.0, 30.0  # of a sketch, in its own units
+LEAST: Final = 0.001  # seconds where the scale of a chart of times begins
+
+Row = dict[str, Any]
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """How far back the charts go, and how fine they are."""
+
+    title: Any
+    span: int  # seconds of one point
+    steps: int  # points
+
+
+PERIODS: Final = {
+    "1h": Period(title=gettext_lazy("1 hour"), span=60, steps=60),
+    "24h": Period(title=gettext_lazy("24 hours"), span=600, steps=144),
+    "7d": Period(title=gettext_lazy("7 days"), span=3600, steps=168),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line of a chart; ``None`` is a gap."""
+
+    label: str
+    tone: str  # names its colour and its dashes in the style sheet
+    values: Values
+    unit: str
+
+    @property
+    def latest(self) -> str:
+        return shown(
+            next((each for each in reversed(self.values) if each is not None), None), self.unit
+        )
+
+    @property
+    def highest(self) -> str:
+        return shown(
+            max((each for each in self.values if each is not None), default=None), self.unit
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    name: str
+    title: str
+    explained: str
+    unit: str  # "rate", "seconds" or "count"
+    series: Sequence[Series]
+
+    @property
+    def is_empty(self) -> bool:
+        return all(value is None for each in self.series for value in each.values)
+
+    @property
+    def sketch(self) -> SafeString:
+        """The lines alone, for browsers that run no script."""
+        return format_html(
+            '<svg class="outbox-sketch" viewBox="0 0 {} {}" preserveAspectRatio="none" '
+            'aria-hidden="true" focusable="false">{}</svg>',
+            f"{WIDTH:g}", f"{HEIGHT:g}",
+            format_html_join(
+                "", '<path class="outbox-line outbox-{}" d="{}"/>',
+                ((each.tone, self._path(each.values)) for each in self.series),
+            ),
+        )  # fmt: skip
+
+    def _path(self, values: Values) -> str:
+        """Draw a line, with a gap where there is no value and a dash for a value alone."""
+        every = [value for each in self.series for value in each.values if value is not None]
+        low, high = self._height(LEAST), self._height(max(every, default=0))
+        step, parts, is_down = WIDTH / max(len(values) - 1, 1), [], False
+        for number, value in enumerate(values):
+            if value is None:
+                is_down = False
+                continue
+            part = (self._height(value) - low) / (high - low) if high > low else 0.0
+            y = HEIGHT - 1 - (HEIGHT - 2) * max(part, 0.0)
+            parts.append(f"{'L' if is_down else 'M'}{number * step:.2f},{y:.2f}")
+            parts += [] if is_down else ["h0.5"]
+            is_down = True
+        return "".join(parts)
+
+    def _height(self, value: float) -> float:
+        return log10(max(value, LEAST)) if self.unit == "seconds" else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charts:
+    times: Sequence[datetime]
+    charts: Sequence[Chart]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the script of the page draws."""
+        return {
+            "zone": str(get_current_timezone()),
+            "times": [each.timestamp() for each in self.times],
+            "charts": [
+                {
+                    "name": each.name,
+                    "unit": each.unit,
+                    "series": [
+                        {"label": line.label, "tone": line.tone, "values": line.values}
+                        for line in each.series
+                    ],
+                }
+                for each in self.charts
+            ],
+        }
+
+    @property
+    def titles(self) -> list[str]:
+        return [f"{chart.title}: {each.label}" for chart in self.charts for each in chart.series]
+
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        """Every value as text, the newest first."""
+        lines = [each for chart in self.charts for each in chart.series]
+        return [
+            (clock(at), [shown(each.values[number], each.unit) for each in lines])
+            for number, at in reversed([*enumerate(self.times)])
+        ]
+
+
+def charts(alias: str, period: Period, now: datetime) -> Charts:
+    """Return the charts of a period, up to the last span that all workers have written."""
+    end = int(now.timestamp() - SETTLING) // period.span * period.span
+    times = [
+        datetime.fromtimestamp(end - period.span * back, timezone.utc)
+        for back in range(period.steps, 0, -1)
+    ]
+    rows = OutboxStatistics.objects.using(alias).since(times[0], span=period.span).over_time()
+    found = {row["started_at"]: row for row in rows}
+    return Charts(
+        times=times, charts=_charts([found.get(at) for at in times], minutes=period.span / 60)
+    )
+
+
+def first_of(period: Period, now: datetime) -> datetime:
+    """Return where a table of sums over a period begins."""
+    return now - timedelta(seconds=period.span * period.steps)
+
+
+def _charts(rows: Sequence[Row | None], *, minutes: float) -> list[Chart]:
+    return [*_rates(rows, minutes), *_times(rows), *_states(rows)]
+
+
+def _rates(rows: Sequence[Row | None], minutes: float) -> list[Chart]:
+    def line(name: str, label: str) -> Series:
+        values = [None if row is None else round(row[name] / minutes, 2) for row in rows]
+        return Series(label=label, tone=name, unit="rate", values=values)
+
+    return [
+        Chart(
+            name="throughput", title=_("Delivered"), unit="rate",
+            explained=_("events done, per minute"), series=[line("done", _("done"))],
+        ),
+        Chart(
+            name="failures", title=_("Not delivered"), unit="rate",
+            explained=_("deliveries with another end, per minute"),
+            series=[
+                line("retry", _("retried")), line("dead", _("dead")),
+                line("deferred", _("deferred")), line("rescued", _("rescued")),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _times(rows: Sequence[Row | None]) -> list[Chart]:
+    def lines(names: Sequence[str]) -> list[Series]:
+        counts = [[row[name] for name in names] if row else [] for row in rows]
+        return [
+            Series(
+                label=f"p{part:g}", tone=f"p{part:g}", unit="seconds",
+                values=[_rounded(quantile(each, part / 100)) for each in counts],
+            )
+            for part in (50, 95, 99)
+        ]  # fmt: skip
+
+    return [
+        Chart(
+            name="wait", title=_("Schedule to start"), unit="seconds",
+            explained=_("from due until started"), series=lines(WAITS),
+        ),
+        Chart(
+            name="run", title=_("Time in listeners"), unit="seconds",
+            explained=_("of one delivery"), series=lines(RUNS),
+        ),
+    ]  # fmt: skip
+
+
+def _states(rows: Sequence[Row | None]) -> list[Chart]:
+    def line(name: str, *, label: str, tone: str, unit: str) -> Series:
+        values = [None if row is None else row[name] for row in rows]
+        return Series(label=label, tone=tone, unit=unit, values=values)
+
+    return [
+        Chart(
+            name="lag", title=_("Oldest due event"), unit="seconds",
+            explained=_("how long it had waited"),
+            series=[line("oldest", label=_("lag"), tone="lag", unit="seconds")],
+        ),
+        Chart(
+            name="workers", title=_("Workers"), unit="count",
+            explained=_("that wrote their numbers"),
+            series=[line("workers", label=_("workers"), tone="workers", unit="count")],
+        ),
+    ]  # fmt: skip
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Return a value for people, with two or three digits that matter."""
+    if value is None:
+        return "–"
+    if unit == "seconds":
+        return time(value)
+    return _("%s/min") % _digits(value) if unit == "rate" else _digits(value)
+
+
+def clock(instant: datetime) -> str:
+    """Return day and time in the current time zone, whatever USE_TZ says."""
+    return localtime(instant).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def time(seconds: float) -> str:
+    """Return a length of time: ``4 ms``, ``1.2 s``, ``3 min``."""
+    if seconds >= 60:
+        return duration(seconds)
+    if seconds >= 1:
+        return _("%s s") % _digits(seconds)
+    return _("%s ms") % _digits(seconds * 1000) if seconds else _("0 s")
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

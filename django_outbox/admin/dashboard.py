@@ -1,0 +1,72 @@
+"""The dashboard: how delivery is doing, what is wrong first."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from ..models import OutboxEvent, OutboxStatistics
+from .charts import PERIODS, charts, clock, first_of
+from .looking import LookingAdmin, may
+from .overview import look
+from .parts import parts, problems, tiles
+
+TYPES: Final = 30  # event types whose deliveries are shown
+FIRST: Final = ("workers", "paused")  # where something is wrong
+ORDER: Final = ("workers", "paused", "backlog", "blocked", "dead", "unheard", "types", "listeners")
+
+
+class DashboardAdmin(LookingAdmin):
+    """One page in place of a list of rows; who may view events may view it."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may(request, "view")
+
+    def get_urls(self) -> list[URLPattern]:
+        view = require_safe(self.admin_site.admin_view(self.dashboard_view))
+        # The name of a list of rows, so that the admin's own pages lead here.
+        return [path("", view, name=f"{self.opts.app_label}_{self.opts.model_name}_changelist")]
+
+    def dashboard_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        name = request.GET.get("period", "")
+        name = name if name in PERIODS else "1h"
+        context = {
+            **self.admin_site.each_context(request),
+            **_context(name),
+            "title": _("Outbox dashboard"),
+            "opts": self.opts,
+            "media": self.media,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_outbox/dashboard/page.html", context)
+
+
+def _context(name: str) -> dict[str, Any]:
+    alias, period = router.db_for_write(OutboxEvent), PERIODS[name]
+    seen = look(alias)
+    statistics = OutboxStatistics.objects.using(alias)
+    by_type = statistics.since(first_of(period, seen.now), span=period.span).by_type(TYPES)
+    found, wrong = parts(seen, by_type, period), problems(seen)
+    urgent = [each for each in ORDER if wrong and (each in FIRST or found[each].is_wrong)]
+    drawn = charts(alias, period, seen.now)
+    return {
+        "now_iso": seen.now.isoformat(),
+        "clock": f"{clock(seen.now)} {localtime(seen.now):%Z}",
+        "problems": wrong,
+        "is_bad": any(each.is_bad for each in wrong),
+        "tiles": tiles(seen, drawn),
+        "urgent": [found[each] for each in urgent],
+        "calm": [found[each] for each in ORDER if each not in urgent],
+        "charts": drawn,
+        "periods": [(each, PERIODS[each].title, each == name) for each in PERIODS],
+    }

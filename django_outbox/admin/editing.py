@@ -1,0 +1,146 @@
+"""Edit and replay: payload and headers of a dead event, checked by the code that ``write`` uses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from django import forms
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.core.exceptions import ValidationError
+from django.db import connections
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from .. import dialects, hooks
+from ..conf import current
+from ..events import Event
+from ..exceptions import InvalidEvent, PayloadError
+from ..models import OutboxEvent, unlocked
+from ..writer import texts
+from . import display, redaction
+from .acting import Verb
+
+LONGEST: Final = 500_000  # characters of a payload that a form can hold
+FIELDS: Final = ("payload", "headers")
+
+
+class EventForm(forms.Form):
+    """Payload and headers as text; hidden values stand as numbered masks and are put back."""
+
+    payload = forms.CharField(
+        label=_("payload"), strip=False, widget=forms.Textarea(attrs={"rows": 20, "cols": 100})
+    )
+    headers = forms.CharField(
+        label=_("headers"),
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 6, "cols": 100}),
+        help_text=_("An object whose values are texts; empty for none."),
+    )
+    seen = forms.CharField(widget=forms.HiddenInput)  # what stood in the row when it was shown
+
+    def __init__(self, event: OutboxEvent, data: Any = None) -> None:
+        self._event, self._secrets = event, dict[str, list[Any]]()
+        shown = {name: self._shown(name) for name in FIELDS}
+        super().__init__(data, initial={**shown, "seen": digest(event)})
+
+    def clean_payload(self) -> str:
+        return self._restored("payload")
+
+    def clean_headers(self) -> str:
+        return self._restored("headers")
+
+    def clean(self) -> None:
+        """Make an event of it, as ``write`` does: what could not be written is not saved."""
+        if not self.errors:
+            try:
+                self.texts = texts(self._made())
+            except (InvalidEvent, PayloadError) as error:
+                raise ValidationError(str(error)) from error
+
+    def _made(self) -> Event:
+        text, event_type = self.cleaned_data["payload"], self._event.event_type
+        headers = _headers(self.cleaned_data["headers"])
+        serializer = hooks.serializer()
+        if serializer is hooks.JSON:
+            return Event.from_json(event_type, text, headers=headers)
+        return Event(event_type=event_type, payload=serializer.loads(text), headers=headers)
+
+    def _shown(self, name: str) -> str:
+        text = getattr(self._event, name) or ""
+        self._secrets[name] = []
+        try:
+            value, self._secrets[name] = redaction.hide_numbered(redaction.parse(text))
+        except (ValueError, RecursionError):  # no JSON: nothing is known of what is in it
+            return "" if current().REDACT else text
+        return redaction.dump(value, "  ")
+
+    def _restored(self, name: str) -> str:
+        text = str(self.cleaned_data[name])
+        try:
+            value = redaction.parse(text)
+        except (ValueError, RecursionError) as error:
+            if name == "payload" and hooks.serializer() is hooks.JSON:
+                raise ValidationError(gettext("This is not JSON: %s.") % error) from error
+            return text
+        try:
+            return redaction.dump(redaction.restore(value, self._secrets[name]))
+        except ValueError as error:
+            said = gettext(
+                "%(name)s holds a mask that stands for no hidden value here. Leave masks where "
+                "they were, or write a new value in their place."
+            )
+            raise ValidationError(said % {"name": error}) from error
+
+
+def can_be_edited(event: OutboxEvent) -> bool:
+    return len(event.payload) <= LONGEST
+
+
+def digest(event: OutboxEvent) -> str:
+    return hashlib.sha256(repr([event.payload, event.headers]).encode()).hexdigest()
+
+
+def save(event_id: str, form: EventForm, *, verb: Verb, alias: str, user_id: Any) -> bool:
+    """Change and replay the event, unless it was changed since the form was shown.
+
+    The log keeps what stood there before, without what REDACT hides.
+    """
+    connection = connections[alias]
+    payload, headers = form.texts
+    rows = OutboxEvent.objects.using(alias).filter(pk=event_id)
+    with dialects.of(connection).read_committed(connection):
+        if not unlocked(rows.dead().order_by(), connection):
+            return False
+        before = rows.get()
+        if digest(before) != form.cleaned_data["seen"]:
+            return False
+        told = gettext(
+            "Edited and replayed. Payload before: %(payload)s Headers before: %(headers)s"
+        )
+        old = {name: display.shown(getattr(before, name) or "") or "–" for name in FIELDS}
+        rows.edit(payload=payload, headers=headers)
+        verb.act(rows)
+        LogEntry.objects.log_actions(user_id, [before], CHANGE, told % old)
+    return True
+
+
+def _headers(text: str) -> dict[str, Any]:
+    """Return what was written as headers; whether it is fit, the event finds."""
+    if not text.strip():
+        return {}
+    try:
+        value = redaction.parse(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidEvent(gettext("The headers are not JSON: %s.") % error) from error
+    if not isinstance(value, redaction.Pairs) or len({k for k, _v in value}) < len(value):
+        raise InvalidEvent(gettext("The headers are no JSON object whose names all differ."))
+    unfit: Sequence[Any] = [k for k, v in value if not _is_text(v)]
+    if unfit:
+        raise InvalidEvent(gettext("The header %r is no text; put it in quotes.") % unfit[0])
+    return dict(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, redaction.Number)

@@ -1,0 +1,215 @@
+"""Pauses in the admin: what is paused, by whom and why, how much waits; pause and resume."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import connections, router, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_POST
+
+from .. import doorbell
+from ..dialects.fields import DatabaseNow
+from ..looks.backlog import backlogs, stranger
+from ..models import OutboxPause, PauseQuerySet
+from ..models.pauses import unfit
+from . import display
+from .looking import LookingAdmin
+
+
+class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
+    """What to pause, and why."""
+
+    class Meta:
+        model = OutboxPause
+        fields = ("kind", "name", "reason")
+        help_texts = {
+            "name": _(
+                "Of an event type: the type. Of a listener: its event type and name, as "
+                "outbox_listeners shows them, with a space between. Of a stream: its key."
+            )
+        }
+        widgets = {"reason": forms.Textarea(attrs={"rows": 3, "cols": 60})}
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or {}
+        kind, name = given.get("kind"), given.get("name")
+        if kind and name and (fault := unfit(kind, name)):
+            raise ValidationError({"name": fault})
+        return given
+
+
+class PauseList(ChangeList):
+    """A page of pauses, each with what waits for it."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        pauses = list(self.result_list)
+        count_all(pauses)
+        self.result_list = pauses
+
+
+def count_all(pauses: list[Any]) -> None:
+    """Look up what waits for these pauses, all at once."""
+    if pauses:
+        found = backlogs(router.db_for_write(OutboxPause), pauses)
+        for each in pauses:
+            each.backlog = found[each.pk]
+
+
+@admin.display(description=_("waiting"))
+def waiting(pause: Any) -> str:
+    more = "" if pause.backlog.is_all else "+"
+    events, streams = pause.backlog.events, pause.backlog.streams
+    said = ngettext("%(count)d%(more)s event", "%(count)d%(more)s events", events)
+    parts = [said % {"count": events, "more": more}]
+    if streams:
+        said = ngettext("%(count)d%(more)s stream", "%(count)d%(more)s streams", streams)
+        parts.append(said % {"count": streams, "more": more})
+    return ", ".join(parts)
+
+
+@admin.display(description=_("paused"))
+def since(pause: Any) -> Any:
+    return display.since(gettext("%s ago"), pause.paused_at, pause.seen_at)
+
+
+@admin.display(description=_("name"))
+def name(pause: Any) -> str:
+    return format_html('<span class="outbox-id">{}</span>', pause.name)
+
+
+class OutboxPauseAdmin(LookingAdmin):
+    """Add one to pause, resume to end it: each with its own permission."""
+
+    form = PauseForm
+    list_display = ["__str__", since, "paused_by", waiting, "reason"]
+    list_per_page = 25
+    list_max_show_all = 25
+    ordering = ["-paused_at", "pk"]
+    sortable_by = ()
+    actions = ["resume"]
+    change_form_template = "admin/django_outbox/outboxpause/change_form.html"
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_outbox.pause_outboxpause")
+
+    def has_resume_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("django_outbox.resume_outboxpause")
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Whoever may pause or resume sees what is paused."""
+        may_look = super().has_view_permission(request, obj)
+        return may_look or self.has_add_permission(request) or self.has_resume_permission(request)
+
+    def get_queryset(self, request: HttpRequest) -> PauseQuerySet:
+        pauses = cast("PauseQuerySet", super().get_queryset(request))
+        return pauses.annotate(seen_at=DatabaseNow())
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            count_all([found])
+        return found
+
+    def get_changelist(self, request: HttpRequest, **options: Any) -> type[PauseList]:
+        return PauseList
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is None:
+            return ["kind", "name", "reason"]
+        return ["kind", name, "reason", (since, "paused_by"), waiting]
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Take kind and name from a link's query."""
+        given = super().get_changeform_initial_data(request)
+        return {key: value for key, value in given.items() if key in ("kind", "name", "reason")}
+
+    # --- pause ------------------------------------------------------------------------------------
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Pause; nobody gets as far as to change one."""
+        pauses = self._pauses()
+        pauses.pause(obj.kind, obj.name, reason=obj.reason, by=request.user.get_username())
+        found = pauses.get(kind=obj.kind, name=obj.name)
+        obj.pk, obj.paused_at, obj.paused_by = found.pk, found.paused_at, found.paused_by
+        obj._state.adding = False
+        if warning := stranger(pauses.db, obj.kind, obj.name):
+            self.message_user(request, warning, messages.WARNING)
+
+    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        return super().log_addition(request, obj, gettext("Paused. %s") % obj.reason)
+
+    def response_add(
+        self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        self._ring()
+        self.message_user(request, gettext("Paused: %s.") % obj, messages.SUCCESS)
+        return HttpResponseRedirect(self._url("changelist"))
+
+    # --- resume -----------------------------------------------------------------------------------
+
+    @admin.action(permissions=["resume"], description=_("Resume"))
+    def resume(self, request: HttpRequest, queryset: PauseQuerySet) -> None:
+        events = streams = 0
+        pauses = list(queryset)
+        for each in pauses:
+            done = self._pauses().filter(pk=each.pk).resume()
+            if done.pauses:
+                self._log(request, each)
+            events, streams = events + done.events, streams + done.streams
+        self._ring()
+        said = gettext("Resumed: %(names)s. Due now: %(events)d events, %(streams)d streams.")
+        names = ", ".join(map(str, pauses))
+        text = said % {"names": names, "events": events, "streams": streams}
+        self.message_user(request, text, messages.SUCCESS)
+
+    def get_urls(self) -> list[URLPattern]:
+        view = require_POST(self.admin_site.admin_view(self.resume_view))
+        url = path("<path:object_id>/resume/", view, name="django_outbox_outboxpause_resume")
+        return [url, *super().get_urls()]
+
+    def resume_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Resume one from its own page."""
+        if not self.has_resume_permission(request):
+            raise PermissionDenied
+        if (found := self.get_object(request, unquote(object_id))) is None:
+            self.message_user(request, gettext("It is not paused any more."), messages.WARNING)
+        else:
+            self.resume(request, self.get_queryset(request).filter(pk=found.pk))
+        return HttpResponseRedirect(self._url("changelist"))
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        pause = context["original"]
+        if pause is not None and self.has_resume_permission(request):
+            context["outbox_resume"] = self._url("resume", quote(pause.pk))
+        return super().render_change_form(request, context, *args, **options)
+
+    def _pauses(self) -> PauseQuerySet:
+        return OutboxPause.objects.using(router.db_for_write(OutboxPause))
+
+    def _log(self, request: HttpRequest, pause: Any) -> None:
+        user_id: Any = request.user.pk
+        LogEntry.objects.log_actions(user_id, [pause], DELETION, gettext("Resumed."))
+
+    def _ring(self) -> None:
+        alias = self._pauses().db
+        transaction.on_commit(lambda: doorbell.ring(connections[alias]), using=alias)
+
+    def _url(self, page: str, *arguments: str) -> str:
+        name = f"admin:django_outbox_outboxpause_{page}"
+        return reverse(name, args=arguments, current_app=self.admin_site.name)

@@ -1,0 +1,121 @@
+"""Values that OUTBOX["REDACT"] hides, wherever their names stand in payload and headers.
+
+Text is taken apart and put together without changing what is not hidden: numbers keep their digits,
+repeated keys stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
+
+from ..conf import current
+
+MASK: Final = "•••"
+NUMBERED: Final = re.compile(rf"{MASK}(\d*)", re.ASCII)
+
+
+class Number(str):
+    """A number as it was written."""
+
+    __slots__ = ()
+
+
+class Pairs(list[tuple[str, Any]]):
+    """An object as it was written: in its order, repeated keys and all."""
+
+
+Trail = tuple[str, ...]  # the keys that lead to a value
+Change = Callable[[Any, Trail], Any]
+
+
+def parse(text: str) -> Any:
+    """Return JSON text taken apart; ``ValueError`` (also for NaN) or ``RecursionError``."""
+    return json.loads(
+        text,
+        parse_int=Number,
+        parse_float=Number,
+        parse_constant=_refuse,
+        object_pairs_hook=Pairs,
+    )
+
+
+def dump(value: Any, indent: str = "", *, line: str = "") -> str:
+    """Put it together again; on lines of their own if there is an ``indent``."""
+    inner = f"{line}{indent}" if indent else ""
+    if isinstance(value, Number):
+        return str.__str__(value)
+    if isinstance(value, Pairs):
+        colon = ": " if indent else ":"
+        parts = [f"{_scalar(k)}{colon}{dump(v, indent, line=inner or line)}" for k, v in value]
+        return _enclosed("{}", parts, inner, line)
+    if isinstance(value, list):
+        return _enclosed("[]", [dump(v, indent, line=inner or line) for v in value], inner, line)
+    return _scalar(value)
+
+
+def is_hidden(trail: Trail) -> bool:
+    """Say whether a name or dotted path of REDACT ends here; upper and lower case are alike."""
+    at = f".{'.'.join(trail)}".casefold()
+    return bool(trail) and any(at.endswith(f".{each.casefold()}") for each in current().REDACT)
+
+
+def hide(value: Any) -> Any:
+    """Return what was taken apart with a mask for each hidden value."""
+    return _walk(value, lambda found, trail: MASK if is_hidden(trail) else found)
+
+
+def hide_numbered(value: Any) -> tuple[Any, list[Any]]:
+    """Mask with numbers, which ``restore`` turns into the values that are returned beside."""
+    secrets: list[Any] = []
+
+    def change(found: Any, trail: Trail) -> Any:
+        if not is_hidden(trail):
+            return found
+        secrets.append(found)
+        return f"{MASK}{len(secrets)}"
+
+    return _walk(value, change), secrets
+
+
+def restore(value: Any, secrets: Sequence[Any]) -> Any:
+    """Put hidden values back; ``ValueError`` for a mask where none was, or of none."""
+
+    def change(found: Any, trail: Trail) -> Any:
+        is_text = isinstance(found, str) and not isinstance(found, Number)
+        match = NUMBERED.fullmatch(found) if is_text else None
+        if match is None:
+            return found
+        place = int(match[1] or 0)
+        if not is_hidden(trail) or not 0 < place <= len(secrets):
+            raise ValueError(".".join(trail))
+        return secrets[place - 1]
+
+    return _walk(value, change)
+
+
+def _walk(value: Any, change: Change, trail: Trail = ()) -> Any:
+    changed = change(value, trail)
+    if changed is not value:
+        return changed
+    if isinstance(value, Pairs):
+        return Pairs((k, _walk(v, change, (*trail, k))) for k, v in value)
+    if isinstance(value, list):  # its items stand under its own name
+        return [_walk(v, change, trail) for v in value]
+    return value
+
+
+def _scalar(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _enclosed(marks: str, parts: list[str], inner: str, line: str) -> str:
+    if not parts or not inner:
+        return f"{marks[0]}{','.join(parts)}{marks[1]}"
+    return f"{marks[0]}\n{inner}" + f",\n{inner}".join(parts) + f"\n{line}{marks[1]}"
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
