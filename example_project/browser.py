@@ -12,23 +12,20 @@ from django.urls import reverse
 
 
 class Form(HTMLParser):
-    """The hidden fields of the last POST form on a page, and the names of all its fields."""
+    """The hidden fields of the last POST form on a page."""
 
     def __init__(self, page: HttpResponse) -> None:
         super().__init__()
         self.hidden: dict[str, list[str]] = {}
-        self.names: set[str] = set()
         self.feed(page.content.decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         name = given.get("name")
         if tag == "form":
-            self.hidden, self.names = {}, set()
-        elif tag in ("input", "button") and name:
-            self.names.add(name)
-            if given.get("type") == "hidden":
-                self.hidden.setdefault(name, []).append(given.get("value") or "")
+            self.hidden = {}
+        elif tag == "input" and name and given.get("type") == "hidden":
+            self.hidden.setdefault(name, []).append(given.get("value") or "")
 
 
 class Visitor:
@@ -52,6 +49,4 @@ class Visitor:
         """Run an action on rows of an admin list, and confirm it where the admin asks back."""
         url = reverse(f"admin:{model}_changelist")
         page = self.fill_in(url, {"action": action, "_selected_action": [*map(str, pks)]})
-        if page.status_code == 200 and (asked := Form(page)).names & {"post", "confirm"}:
-            page = self.client.post(url, {**asked.hidden, "post": "yes", "confirm": "yes"})
-        return page
+        return self.client.post(url, Form(page).hidden) if page.status_code == 200 else page

@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "example_project.shop",
     "example_project.warehouse",
     "example_project.partners",
+    "example_project.relay",
 ]
 
 DATABASES = {
@@ -43,6 +44,10 @@ OUTBOX = {
     # The default goes on for about 100 s, and a shop that earns money would try for hours.
     "RETRY": {"policy": "exponential", "base": 0.2, "max_attempts": 4},
 }
+
+# Where every event is sent on to, such as "amqp://guest:guest@localhost//"; see relay/listeners.py.
+RELAY_URL = os.environ.get("RELAY_URL", "")
+RELAY_SECRET = os.environ.get("RELAY_SECRET", "")  # of a webhook: whsec_ and base64
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
