@@ -7,6 +7,10 @@ import os
 
 from tests.settings import *  # noqa: F403
 
+# Nobody looks at pages of theirs: without the admin these processes start in less time.
+INSTALLED_APPS = ["django_outbox", "tests.testapp"]
+ROOT_URLCONF, MIDDLEWARE, TEMPLATES = None, [], []
+
 OUTBOX = {"LISTENER_MODULE": "fault_listeners", **json.loads(os.environ["OUTBOX_TEST_SETTINGS"])}
 
 LOGGING = {

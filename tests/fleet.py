@@ -126,10 +126,10 @@ def main(processes: int) -> int:
 
     django.setup()
 
-    from django_outbox.engine import supervisor
+    from django_outbox.engine import serving, supervisor
 
     supervisor.BACKOFF = (0.0, 0.0)
-    return supervisor.run([None], processes=processes, purge=False)
+    return serving.run([None], processes=processes, purge=False)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,19 @@ class Chaos:
                 ended[key].add(seq)
         lost = len(places) - sum(map(len, ended.values()))
         done = rows.filter(status=1).count()
+        times = rows.values_list("occurred_at", "created_at")
+        clocks = [(occurred - created).total_seconds() for occurred, created in times]
         return {"events": len(places), "done": done, "starts": starts, "ghosts": ghosts,
-                "lost": lost, "inversions": inversions}  # fmt: skip
+                "lost": lost, "inversions": inversions,
+                "clocks": [round(min(clocks)), round(max(clocks))]}  # fmt: skip
+
+
+class Shifted(datetime):
+    """Goes by ``time.time()``, which ``clockshift`` has put off."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.fromtimestamp(time.time(), tz)
 
 
 def write(events: int, keys: int, seed: str) -> int:
@@ -167,7 +179,9 @@ def write(events: int, keys: int, seed: str) -> int:
     from django.db import Error, connection, transaction
 
     import django_outbox as outbox
+    from django_outbox.events import event
 
+    event.datetime = Shifted  # type: ignore[attr-defined]  # so that they are dated by the wrong clock
     luck, committed = random.Random(seed), 0
     while committed < events:
         chosen = sorted({f"key-{luck.randrange(keys)}" for _ in range(luck.choice((1, 1, 2, 3)))})

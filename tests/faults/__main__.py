@@ -1,0 +1,200 @@
+"""``python -m tests.faults``: play scenarios, print a JSON line for each, exit 1 on a violation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from tests import servers
+from tests.mariadb_env import missing
+
+NAME = "faults"  # of the database, made anew for every run
+DATABASES = ("postgres", "mariadb", "sqlite")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--db", choices=DATABASES, help="all of them, in turn, if not given")
+    parser.add_argument("--scenario", action="append", help="a name; all of them if not given")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--size", choices=("ci", "full"), default="ci")
+    parser.add_argument("--out", type=Path, help="a file that the lines are added to as well")
+    parser.add_argument("--patience", type=float, help="seconds until what is pending is stuck")
+    parser.add_argument("--keep", type=Path, help="a directory for logs and witnesses")
+    options = parser.parse_args()
+    if options.db is None:
+        return max([apart(database) for database in DATABASES])
+    if options.db == "mariadb" and (lack := missing()):
+        print(f"MariaDB was NOT RUN: {lack}.", flush=True)
+        return 1 if os.environ.get("CI") == "true" else 0
+    with (
+        tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place,
+        serving(options.db, Path(place)) as server,
+    ):
+        return play(options, server, Path(place))
+
+
+def apart(database: str) -> int:
+    """Run on one database in a process of its own; Django knows one in its life."""
+    return subprocess.call([sys.executable, "-m", "tests.faults", "--db", database, *sys.argv[1:]])
+
+
+@contextmanager
+def serving(database: str, place: Path) -> Iterator[servers.Server | None]:
+    """Start a server of this harness's own and point Django at a database in it."""
+    server = None if database == "sqlite" else servers.make(database, place)
+    if server is not None:
+        server.start()
+    url = f"sqlite:///{place}/{NAME}.sqlite3" if server is None else named(server.url)
+    os.environ.update(
+        OUTBOX_TEST_DB=database, DATABASE_URL=url, DJANGO_SETTINGS_MODULE="tests.faults.settings"
+    )
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.stop("immediate" if database == "postgres" else "terminate")
+
+
+def named(url: str) -> str:
+    """The same server's database of our name."""
+    return urlunsplit(urlsplit(url)._replace(path=f"/{NAME}"))
+
+
+def play(options: argparse.Namespace, server: servers.Server | None, place: Path) -> int:
+    import django
+
+    django.setup()
+    from tests.faults.rig import NotHere
+    from tests.faults.scenarios import SCENARIOS
+
+    failed = 0
+    for name in options.scenario or SCENARIOS:
+        scenario = SCENARIOS[name]
+        if options.db not in scenario.databases or options.size not in scenario.sizes:
+            print(f"{name}: not on {options.db} at size {options.size}", file=sys.stderr)
+            continue
+        print(f"-- {options.db} {name} seed={options.seed}: {scenario.title}", file=sys.stderr)
+        try:
+            found = played(options, name, server, place)
+            if found.get("error") and not found["violations"]:
+                print(json.dumps(found), flush=True)  # no finding: it did not come to its end
+                print(f"-- {options.db} {name}: once more", file=sys.stderr)
+                found = played(options, name, server, place)
+        except NotHere as lack:
+            print(f"{name}: NOT RUN, {lack}", file=sys.stderr)
+            continue
+        print(json.dumps(found), flush=True)
+        if options.out:
+            with options.out.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+        failed += not found["holds"]
+    return 1 if failed else 0
+
+
+def played(
+    options: argparse.Namespace, name: str, server: servers.Server | None, place: Path
+) -> dict[str, Any]:
+    from tests.faults.rig import NotHere, Rig
+    from tests.faults.scenarios import SCENARIOS
+
+    make_database(options.db)
+    directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=place))
+    rig = Rig(options.db, options.size, options.seed, directory, server)
+    rig.patience = options.patience or rig.patience
+    started, error = time.monotonic(), ""
+    try:
+        SCENARIOS[name].play(rig)
+        rig.stop_workers()
+    except NotHere:
+        raise
+    except Exception as raised:  # noqa: BLE001 - told in the line, and the next scenario is played
+        traceback.print_exc()
+        error = f"{type(raised).__name__}: {raised}"[:500]
+    finally:
+        rig.close()
+        if options.keep:
+            shutil.copytree(directory, options.keep / f"{options.db}-{name}", dirs_exist_ok=True)
+    from django.db import connection
+
+    try:
+        return report(rig, name, error, time.monotonic() - started)
+    finally:
+        connection.close()
+
+
+def report(rig: Any, name: str, error: str, seconds: float) -> dict[str, Any]:
+    from tests.benchmarks import machine
+    from tests.faults import oracle
+    from tests.faults.scenarios import SCENARIOS
+
+    evidence = rig.evidence()
+    verdict = oracle.judge(evidence)
+    runs = oracle.executions(evidence, oracle.Verdict())
+    waits = oracle.latencies(evidence, runs)
+    rig.measure_recoveries(*oracle.recoveries(evidence, runs))
+    faults: dict[str, int] = {}
+    for each in rig.faults:
+        faults[each.kind] = faults.get(each.kind, 0) + 1
+    counts = oracle.evidence_of(verdict)
+    violations = {each: counts[each] for each in verdict.VIOLATIONS if counts[each]}
+    broken = [each.name for each in rig.figures if not each.holds]
+    for what in violations:
+        print(f"   {what}: {verdict.examples[what]}", file=sys.stderr)
+    for figure in rig.figures:
+        if not figure.holds:
+            print(f"   BROKEN: {figure}", file=sys.stderr)
+    return {
+        "scenario": name, "title": SCENARIOS[name].title, "db": rig.database, "seed": rig.seed,
+        "size": rig.size, "revision": machine.revision(), "made_on": made_on(machine),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "seconds": round(seconds, 1), "faults": faults, **counts, "refused": rig.refused,
+        "hot": len(rig.hot()), "p50": oracle.percentile(waits, 0.5),
+        "p95": oracle.percentile(waits, 0.95), "p99": oracle.percentile(waits, 0.99),
+        "figures": [{**asdict(each), "holds": each.holds} for each in rig.figures],
+        "violations": [*violations], "holds": not violations and not broken and not error,
+        **({"error": error} if error else {}),
+    }  # fmt: skip
+
+
+def made_on(machine: Any) -> str:
+    hardware, software = machine.hardware(), machine.software()
+    return (
+        f"{machine.server()['name']}; Python {software['python']}, Django {software['django']}; "
+        f"{hardware['cores']} cores, a load of {hardware['load_before']:g}"
+    )
+
+
+def make_database(database: str) -> None:
+    """Drop the database of the run before, make an empty one and lay the tables."""
+    from django.core.management import call_command
+    from django.db import connection
+
+    connection.close()
+    if database == "sqlite":
+        name = Path(connection.settings_dict["NAME"])
+        for each in name.parent.glob(f"{name.name}*"):
+            each.unlink()
+    else:
+        with connection._nodb_cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS {NAME}")
+            cursor.execute(f"CREATE DATABASE {NAME}")
+    call_command("migrate", verbosity=0, run_syncdb=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""The business that the harness breaks."""
+
+from django.apps import AppConfig
+
+
+class FaultsConfig(AppConfig):
+    name = "tests.faults"
+    label = "faults"

@@ -1,0 +1,273 @@
+"""``python -m tests.faults.mutants``: break the engine on purpose; the harness has to notice.
+
+Each mutant is the engine without one of its safeguards, applied to a copy of the repository; the
+scenario that it names must then fail. One that is not caught ends the program with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+COPIED = ("django_outbox", "tests")
+SEEDS = (1, 2, 3, 4, 5)  # tried in turn until one shows it: some faults are a matter of luck
+PATIENCE = 20.0  # seconds until a delivery that does not come counts as stuck
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    name: str
+    without: str  # what keeps us from it
+    database: str
+    scenario: str
+    edits: Sequence[tuple[str, str, str]]  # file of the package, what stands there, what instead
+
+
+MUTANTS = (
+    Mutant(
+        name="no fence",
+        without="a settle changes only rows that the worker still holds",
+        database="postgres", scenario="pause",
+        edits=[
+            (
+                "dialects/statements.py",
+                'return f"{table}.locked_by = %s AND {unsettled}"',
+                'return f"%s <> \'\' AND {unsettled}"',
+            ),
+            (
+                "dialects/statements.py",
+                'f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s)"',
+                'f"WHERE owned.{key} = {table}.{key} AND %s <> \'\')"',
+            ),
+        ],
+    ),
+    Mutant(
+        name="order by the time of creation",
+        without="the order of a key is the number that its stream gave",
+        database="postgres", scenario="ordered",
+        edits=[
+            (
+                "dialects/postgresql.py",
+                "AND {wanted(read, self.now)} ORDER BY e.seq LIMIT %s",
+                "AND {wanted(read, self.now)} ORDER BY e.occurred_at LIMIT %s",
+            ),
+            (
+                "dialects/postgresql.py",
+                "AND s.locked_by = %s ORDER BY s.key, e.seq",
+                "AND s.locked_by = %s ORDER BY s.key, e.occurred_at",
+            ),
+        ],
+    ),
+    Mutant(  # a fair one: what failed, was deferred or held by a lost worker is found as before
+        name="polling by a cursor",
+        without="a claim asks what is due, never what is newer than the last",
+        database="postgres", scenario="calm",
+        edits=[
+            (
+                "dialects/postgresql.py",
+                """\
+        set_sql, set_params = self._lease(claim)
+        found = """,
+                """\
+        set_sql, set_params = self._lease(claim)
+        seen = getattr(type(self), "seen", "")
+        where += " AND (event_id > %s OR attempts > 0 OR locked_by IS NOT NULL"
+        where += " OR available_at <> first_due_at)"
+        where_params.append(seen)
+        found = """,
+            ),
+            (
+                "dialects/postgresql.py",
+                """\
+            rows = cursor.fetchall()
+        rows.sort(key=lambda row: (row[-3], row[0]))""",
+                """\
+            rows = cursor.fetchall()
+        type(self).seen = max([seen, *[row[0] for row in rows]])
+        rows.sort(key=lambda row: (row[-3], row[0]))""",
+            ),
+        ],
+    ),
+    Mutant(
+        name="an unclaimed hot path",
+        without="what a process delivers of its own writes, it has leased like any other",
+        database="postgres", scenario="rollback",
+        edits=[
+            (
+                "dialects/postgresql.py",
+                """\
+        set_sql, set_params = self._lease(claim)
+""",
+                """\
+        set_sql, set_params = self._lease(claim)
+        if claim.ids is not None:
+            set_sql = f"locked_by = %s, locked_at = {self.now}"
+            set_params = [claim.me]
+""",
+            ),
+        ],
+    ),
+    Mutant(
+        name="leases by the application's clock",
+        without="the database's clock alone says what is due",
+        database="postgres", scenario="skew",
+        edits=[
+            (
+                "dialects/postgresql.py",
+                """\
+    now = "statement_timestamp()"
+    plus = "statement_timestamp() + %s * interval '1 second'"
+""",
+                """\
+    @property
+    def now(self):
+        import time
+        return f"to_timestamp({time.time()})"
+
+    @property
+    def plus(self):
+        return self.now + " + %s * interval '1 second'"
+
+""",
+            ),
+        ],
+    ),
+    Mutant(
+        name="no version of a stream at its release",
+        without="a stream is given back only if nothing was written since it was read",
+        database="postgres", scenario="ordered",
+        edits=[
+            (
+                "dialects/postgresql.py",
+                '"AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s "',
+                '"AND s.locked_by = %s "',
+            ),
+        ],
+    ),
+    Mutant(
+        name="claims at REPEATABLE READ",
+        without="the engine's own connections run at READ COMMITTED",
+        database="mariadb", scenario="calm",
+        edits=[
+            (
+                "dialects/mysql.py",
+                '"isolation_level": "read committed"}',
+                '"isolation_level": "repeatable read"}',
+            ),
+        ],
+    ),
+    Mutant(
+        name="no count of rescues",
+        without="an event that takes its workers along is given up",
+        database="postgres", scenario="poison",
+        edits=[
+            (
+                "dialects/claiming.py",
+                'return f"rescues = rescues + {rescued}, {lease}"',
+                'return f"rescues = rescues + 0 * {rescued}, {lease}"',
+            ),
+        ],
+    ),
+    Mutant(
+        name="no heartbeat",
+        without="a lease is renewed for as long as its process lives",
+        database="postgres", scenario="slow",
+        edits=[
+            (
+                "engine/heartbeat.py",
+                """\
+        leases = self._held.to_renew(started)
+""",
+                """\
+        return self._held.lease / 6
+        leases = self._held.to_renew(started)
+""",
+            ),
+        ],
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.mutants", description=__doc__)
+    parser.add_argument("--only", action="append", help="a part of a mutant's name")
+    parser.add_argument("--keep", type=Path, help="a directory for logs and witnesses")
+    parser.add_argument("--out", type=Path, help="a file that a line for each is added to")
+    options = parser.parse_args()
+    missed = 0
+    for mutant in MUTANTS:
+        if options.only and not any(part in mutant.name for part in options.only):
+            continue
+        found = tried(mutant, options.keep)
+        missed += not found["caught"]
+        print(f"{'caught' if found['caught'] else 'MISSED':<8} {mutant.name:<40} "
+              f"{mutant.database} {mutant.scenario}, seed {found['seed']}: {found['by']}",
+              flush=True)  # fmt: skip
+        if options.out:
+            with options.out.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+    return 1 if missed else 0
+
+
+def tried(mutant: Mutant, keep: Path | None) -> dict[str, Any]:
+    """Let the harness run on the mutant, with one seed after the other until it fails."""
+    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place:
+        copy = Path(place) / "repository"
+        for each in COPIED:
+            shutil.copytree(REPOSITORY / each, copy / each)
+        apply(mutant, copy / "django_outbox")
+        by: dict[str, Any] = {}
+        for seed in SEEDS:
+            if by := symptoms(mutant, copy, seed, keep):
+                break
+    return {
+        "mutant": mutant.name, "without": mutant.without, "db": mutant.database,
+        "scenario": mutant.scenario, "seed": seed, "caught": bool(by), "by": by,
+    }  # fmt: skip
+
+
+def apply(mutant: Mutant, package: Path) -> None:
+    """Edit a copy of the package; what the mutant replaces must be there exactly once."""
+    for name, old, new in mutant.edits:
+        text = (package / name).read_text()
+        if (count := text.count(old)) != 1:
+            raise LookupError(
+                f"The mutant {mutant.name!r} finds {old!r} {count} times in {name}; expected once. "
+                "The engine has changed: mend the mutant."
+            )
+        (package / name).write_text(text.replace(old, new))
+
+
+def symptoms(mutant: Mutant, copy: Path, seed: int, keep: Path | None) -> dict[str, Any]:
+    """Return what the harness found wrong; empty if nothing."""
+    kept = ["--keep", str(keep / mutant.name.replace(" ", "-"))] if keep else []
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", *kept, "--db", mutant.database, "--scenario",
+         mutant.scenario, "--seed", str(seed), "--patience", str(PATIENCE)],
+        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode not in (0, 1) or not done.stdout:
+        raise RuntimeError(f"the harness itself failed on {mutant.name!r}:\n{done.stderr[-2000:]}")
+    line = json.loads(done.stdout)
+    return {} if line["holds"] else wrong(line)
+
+
+def wrong(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the violations and the broken bars of a run."""
+    found = {name: line[name] for name in line["violations"]}
+    return found | {each["name"]: each["value"] for each in line["figures"] if not each["holds"]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

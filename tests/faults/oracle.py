@@ -1,0 +1,359 @@
+"""The oracle: what was intended, what the witness saw, what broke, what the table says.
+
+A start is legal when it is the first of its event, when the table had counted a failure since (the
+listener is told more attempts), or when the run before it was deferred; and when none before it
+has ended well. Every other start is a repeat, and must be explained by a fault that struck the
+processes of the runs that should have been the last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from tests.faults.witness import Line
+
+WAKING = 1.0  # seconds in which a thread that goes on is past the look at its lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    event_id: str
+    kind: str
+    key: str | None
+    writer: int
+    n: int
+    at: float
+    due: float = 0.0  # monotonic; 0: at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An event as the table has it at the end."""
+
+    event_id: str
+    status: int
+    attempts: int
+    key: str | None
+    seq: int | None
+    leased: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    kind: str
+    at: float  # monotonic
+    until: float
+    pids: frozenset[int] = frozenset()  # the processes that it struck
+    held: frozenset[str] = frozenset()  # events and keys that they had leased
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """What people asked of events; it touches those that are dead, or are given up by it."""
+
+    what: str  # "replay", "discard", "skip"
+    ids: Collection[str]
+    at: float  # monotonic
+    until: float
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One execution of a listener, as the witness saw it."""
+
+    id: str
+    attempts: int
+    pid: int
+    start: float
+    end: float | None = None
+    outcome: str = ""  # "end", "failed", "deferred"; empty: never seen to end
+    silent_since: float = 0.0  # monotonic; when its thread had said something before
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """What is counted; all but the first group must be zero."""
+
+    events: int = 0
+    runs: int = 0
+    repeats: int = 0
+    dead: int = 0
+
+    lost: int = 0  # intended, committed, and no effect
+    ghosts: int = 0  # effects or rows of what never committed
+    done_without_effect: int = 0
+    unexplained: int = 0  # repeats that no fault explains
+    overlaps: int = 0  # two runs of one event at a time, neither process struck
+    inversions: int = 0
+    stuck: int = 0  # neither finished nor given up, though all was quiet
+    false_dead: int = 0
+    booked_twice: int = 0
+    foreign: int = 0  # lines of processes that are not of this run
+
+    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    VIOLATIONS = (
+        "lost", "ghosts", "done_without_effect", "unexplained", "overlaps", "inversions", "stuck",
+        "false_dead", "booked_twice", "foreign",
+    )  # fmt: skip
+
+    def count(self, what: str, example: str) -> None:
+        setattr(self, what, getattr(self, what) + 1)
+        if len(self.examples[what]) < 5:
+            self.examples[what].append(example)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    intents: Mapping[str, Intent]
+    rows: Mapping[str, Row]
+    lines: Sequence[Line]
+    faults: Sequence[Fault]
+    pids: Collection[int]  # that were started by this run
+    bookings: Mapping[str, int]  # how many of each event
+    lease: float
+    mortal: Collection[str] = ()  # kinds whose events end dead
+    purged: bool = False  # finished rows were deleted on the way
+    attempts: int = 10  # executions after which an event of these is dead
+    deeds: Sequence[Deed] = ()
+
+    def done_to(self, what: str) -> dict[str, list[Deed]]:
+        """Return what of a kind was asked, by event."""
+        found: defaultdict[str, list[Deed]] = defaultdict(list)
+        for deed in self.deeds:
+            for event_id in deed.ids if deed.what == what else ():
+                found[event_id].append(deed)
+        return found
+
+
+def judge(evidence: Evidence) -> Verdict:
+    verdict = Verdict(events=len(evidence.intents))
+    runs = executions(evidence, verdict)
+    verdict.runs = sum(map(len, runs.values()))
+    _judge_events(evidence, runs, verdict)
+    _judge_repeats(evidence, runs, verdict)
+    _judge_order(evidence, runs, verdict)
+    return verdict
+
+
+def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
+    """Put the lines together: an end belongs to the last start of its thread."""
+    runs: defaultdict[str, list[Run]] = defaultdict(list)
+    running: dict[tuple[int, int, str], Run] = {}
+    said: dict[tuple[int, int], float] = {}  # by process and thread
+    for line in evidence.lines:
+        if line.pid not in evidence.pids:
+            verdict.count("foreign", f"pid {line.pid}")
+        place = (line.pid, line.thread, line.id)
+        if line.phase == "start":
+            since = said.get(place[:2], 0.0)
+            run = Run(id=line.id, attempts=line.attempts, pid=line.pid, start=line.at,
+                      silent_since=since)  # fmt: skip
+            runs[line.id].append(run)
+            running[place] = run
+        elif run := running.pop(place, None):
+            run.end, run.outcome = line.at, line.phase
+        said[place[:2]] = line.at
+    for each in runs.values():
+        each.sort(key=lambda run: run.start)
+    return runs
+
+
+def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
+    discarded = evidence.done_to("discard")
+    for event_id in {*runs, *evidence.rows} - {*evidence.intents}:
+        verdict.count("ghosts", event_id)
+    for event_id, intent in evidence.intents.items():
+        row = evidence.rows.get(event_id)
+        effect = any(run.outcome == "end" for run in runs.get(event_id, ()))
+        bookings = evidence.bookings.get(event_id, 0)
+        if bookings > 1:
+            verdict.count("booked_twice", f"{event_id} {bookings} times")
+        if intent.kind == "booked" and not bookings:
+            effect = False
+        if row is None:
+            gone = effect if evidence.purged else event_id in discarded and not effect
+            if not gone:
+                verdict.count("lost", f"{event_id} has no row")
+        elif row.status == 3:
+            verdict.dead += 1
+            _judge_death(evidence, intent, row, runs.get(event_id, ()), verdict)
+        elif row.status != 1 or row.leased:
+            verdict.count("stuck", f"{event_id} {row}")
+        elif not effect:
+            verdict.count("lost", f"{event_id} {intent.kind}")
+            verdict.count("done_without_effect", f"{event_id} {intent.kind}")
+
+
+def _judge_death(
+    evidence: Evidence, intent: Intent, row: Row, runs: Sequence[Run], verdict: Verdict
+) -> None:
+    if intent.kind not in evidence.mortal:
+        verdict.count("false_dead", f"{intent.event_id} {intent.kind} attempts={row.attempts}")
+    elif intent.kind == "raises" and (row.attempts, len({run.attempts for run in runs})) != (
+        evidence.attempts,
+        evidence.attempts,
+    ):
+        verdict.count("false_dead", f"{intent.event_id} runs={len(runs)} attempts={row.attempts}")
+
+
+def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
+    struck, replays = Struck(evidence.faults), evidence.done_to("replay")
+    for event_id, each in runs.items():
+        for number in range(1, len(each)):
+            before, after = each[number - 1], each[number]
+            should = _should_have_been_last(each[:number], after, evidence)
+            if before.outcome == "failed" and any(
+                before.start <= deed.until and deed.at <= after.start for deed in replays[event_id]
+            ):
+                should = [run for run in should if run is not before]
+            if should:
+                verdict.repeats += 1
+                explained = all(struck.explains(run, after, evidence.lease) for run in should)
+                if not explained and not struck.woke(after):
+                    verdict.count("unexplained", f"{event_id} {before} {after}")
+            if after.start < struck.end_of(before) and not struck.during(before, after):
+                verdict.count("overlaps", f"{event_id} {before} {after}")
+
+
+def _should_have_been_last(earlier: Sequence[Run], after: Run, evidence: Evidence) -> list[Run]:
+    """Return the runs after which there should have been none.
+
+    What an atomic listener did may be undone after its last line, when the database refuses to
+    commit it; then it has failed.
+    """
+    intent, last = evidence.intents.get(after.id), earlier[-1]
+    atomic = intent is not None and intent.kind == "booked"
+    found = [] if atomic else [run for run in earlier if run.outcome == "end"]
+    if after.attempts <= last.attempts and last.outcome != "deferred" and last not in found:
+        found.append(last)
+    return found
+
+
+class Struck:
+    """The faults by the process that they struck."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self._by_pid: defaultdict[int, list[Fault]] = defaultdict(list)
+        for fault in faults:
+            for pid in fault.pids:
+                self._by_pid[pid].append(fault)
+
+    def explains(self, before: Run, after: Run, lease: float) -> bool:
+        """Say whether a fault can have kept the first run from being settled."""
+        last = after.start if before.end is None else before.end  # it may have gone on till then
+        return any(
+            fault.until >= before.start and fault.at <= min(last + lease, after.start)
+            for fault in self._by_pid[before.pid]
+        )
+
+    def woke(self, run: Run) -> bool:
+        """Say whether its thread was stopped on the way into this run: the first after that."""
+        return any(
+            fault.kind == "pause" and run.silent_since <= fault.at <= fault.until <= run.start
+            and run.start - fault.until < WAKING for fault in self._by_pid[run.pid]
+        )  # fmt: skip
+
+    def end_of(self, run: Run) -> float:
+        if run.end is not None:
+            return run.end
+        return min((each.at for each in self._by_pid[run.pid] if each.at >= run.start),
+                   default=float("inf"))  # fmt: skip
+
+    def during(self, before: Run, after: Run) -> bool:
+        return any(
+            fault.until >= run.start and fault.at <= (run.end or float("inf"))
+            for run in (before, after) for fault in self._by_pid[run.pid]
+        )  # fmt: skip
+
+
+def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
+    """Nothing of a key starts before all that was written earlier has ended."""
+    passed = {*evidence.done_to("replay"), *evidence.done_to("skip")}  # when they were dead
+    streams: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for row in evidence.rows.values():
+        if row.key is not None and row.seq is not None and row.event_id in evidence.intents:
+            streams[row.key].append((row.seq, row.event_id))
+    for key, events in streams.items():
+        events.sort()
+        _judge_writers(key, [evidence.intents[event_id] for _, event_id in events], verdict)
+        ended: dict[str, float] = {}
+        for _, event_id in events:
+            ends = [run.end for run in runs.get(event_id, ()) if run.outcome == "end" and run.end]
+            ended[event_id] = min(ends, default=float("inf"))
+        latest, whose = 0.0, ""  # when the last of those before has ended
+        for _, event_id in events:
+            starts = [run.start for run in runs.get(event_id, ())]
+            if starts and min(starts) < latest:
+                verdict.count("inversions", f"{key}: {event_id} started before {whose} ended")
+            stood = evidence.rows[event_id].status != 3 and event_id not in passed
+            if stood and ended[event_id] > latest:
+                latest, whose = ended[event_id], event_id
+
+
+def _judge_writers(key: str, intents: Sequence[Intent], verdict: Verdict) -> None:
+    """The places in a stream must agree with the order in which each writer wrote."""
+    latest: dict[int, int] = {}
+    for intent in intents:
+        if intent.n < latest.get(intent.writer, 0):
+            verdict.count("inversions", f"{key}: {intent.event_id} was written later")
+        latest[intent.writer] = max(intent.n, latest.get(intent.writer, 0))
+
+
+def recoveries(
+    evidence: Evidence, runs: Mapping[str, Sequence[Run]]
+) -> tuple[list[float], list[float]]:
+    """Seconds from the end of a process to the next start of each event that it was running.
+
+    First of those that were lost once, then of those that others were lost with, too: a second loss
+    makes an event a suspect, which has to wait until it can be run alone. Their time counts from
+    the last loss, for each makes them wait until another lease has ended.
+    """
+    kills = [fault for fault in evidence.faults if fault.kind == "kill"]
+    found: tuple[list[float], list[float]] = ([], [])
+    for event_id, each in runs.items():
+        lost = 0
+        for before, after in pairwise(each):
+            if before.end is None and any(before.pid in kill.pids for kill in kills):
+                losses = _losses(event_id, before, after, kills, evidence)
+                lost += len(losses)
+                found[lost > 1].append(after.start - max(losses))
+    return found
+
+
+def _losses(
+    event_id: str, before: Run, after: Run, kills: Sequence[Fault], evidence: Evidence
+) -> list[float]:
+    """When processes were killed that ran an event or, until its next run, had it in hand."""
+    intent = evidence.intents.get(event_id)
+    names = {event_id, intent.key if intent else None}
+    return [
+        kill.at for kill in kills
+        if before.pid in kill.pids or (before.start < kill.at < after.start and names & kill.held)
+    ]  # fmt: skip
+
+
+def latencies(evidence: Evidence, runs: Mapping[str, Sequence[Run]]) -> list[float]:
+    """Seconds from the commit, or the due time, to the first start, lowest first."""
+    return sorted(
+        each[0].start - max(evidence.intents[event_id].at, evidence.intents[event_id].due)
+        for event_id, each in runs.items() if event_id in evidence.intents
+    )  # fmt: skip
+
+
+def percentile(values: Sequence[float], part: float) -> float | None:
+    """Return the value below which that part of the sorted values lies."""
+    if not values:
+        return None
+    place = bisect_right(range(len(values)), part * (len(values) - 1)) - 1
+    return round(values[place], 4)
+
+
+def evidence_of(verdict: Verdict) -> dict[str, Any]:
+    """The numbers of a verdict, for a line of JSON."""
+    return {name: value for name, value in vars(verdict).items() if name != "examples"}

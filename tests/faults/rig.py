@@ -1,0 +1,460 @@
+"""The rig of one run: a fresh database, business and worker processes, and the faults' diary."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from django.db import Error, connection, transaction
+
+from tests.faults import oracle, people, witness
+from tests.faults.oracle import Deed, Evidence, Fault
+from tests.faults.writer import DIED
+from tests.servers import Server
+from tests.sessions import terminate_other_sessions
+from tests.waiting import wait_until
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).parents[2]
+END = 60.0  # seconds that a process gets to end when it was asked to
+OUTBOX = {
+    "LEASE": 2.0,
+    "DRAIN_TIMEOUT": 1.5,
+    "WORKERS": 4,
+    "POLL_INTERVAL": 0.5,
+    "LOCK_WAIT": 1,
+    "RETRY": {"policy": "fixed", "delay": 0.05, "max_attempts": 10},
+}
+
+
+class NotHere(Exception):
+    """The machine lacks what a scenario needs; it is left out, and that is told."""
+
+
+@dataclass(kw_only=True)
+class Figure:
+    """Something measured beside what is counted; it fails a run only where it is judged."""
+
+    name: str
+    value: float | None
+    most: float | None = None
+    least: float | None = None
+    judged: bool = True
+
+    @property
+    def holds(self) -> bool:
+        if self.value is None or not self.judged:
+            return True
+        below = self.most is None or self.value <= self.most
+        return below and (self.least is None or self.value >= self.least)
+
+
+@dataclass
+class Rig:
+    """What a scenario plays with."""
+
+    database: str  # "postgres", "mariadb" or "sqlite"
+    size: str  # "ci" or "full"
+    seed: int
+    place: Path
+    server: Server | None  # None: SQLite
+    outbox: dict[str, Any] = field(default_factory=lambda: dict(OUTBOX))
+    environment: dict[str, str] = field(default_factory=dict)  # of every process
+    faults: list[Fault] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    mortal: tuple[str, ...] = ()  # kinds whose events end dead
+    purges: bool = False  # what is finished is deleted on the way
+    shift: tuple[float, ...] = ()  # seconds that the processes' clocks are wrong, in turn
+    patience: float = 180.0  # seconds until all must be delivered, once the faults are over
+    refused: int = 0  # transactions that the database did not take
+    # Of each outage, and one worker: a processor's part, log lines a second, seconds to be back.
+    spent: list[float] = field(default_factory=list)
+    said: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+    workers: list[psutil.Popen] = field(default_factory=list)
+    writers: list[psutil.Popen] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.luck = random.Random(self.seed)
+        self.witness, self.log = self.place / "witness", self.place / "log"
+        self.diary = self.place / "diary"  # of what people do
+        for each in (self.witness, self.log, self.diary):
+            each.touch()
+        self._all: list[psutil.Popen] = []  # ever started
+        self._numbers = count(1)  # of what this process writes
+        self._forked: set[int] = set()  # process ids
+        self.exits: dict[int, int] = {}  # by process id, of workers that were asked to end
+
+    def pick(self, *, ci: T, full: T, sqlite: T | None = None) -> T:
+        """Return what fits the size of the run; SQLite takes less at full size."""
+        if self.size == "ci":
+            return ci
+        return full if sqlite is None or self.database != "sqlite" else sqlite
+
+    def measure(
+        self, name: str, value: float | None, *, timed: bool = False, **bars: float
+    ) -> None:
+        """Note a figure; what depends on a quiet machine is judged at full size only."""
+        judged = not timed or self.size == "full"
+        shown = None if value is None else round(value, 4)
+        self.figures.append(Figure(name=name, value=shown, judged=judged, **bars))
+
+    def measure_recoveries(self, once: list[float], again: list[float]) -> None:
+        """Note how long what a killed worker was running had to wait for its next run."""
+        if once:
+            most = self.outbox["LEASE"] + 2 * self.outbox["POLL_INTERVAL"]
+            self.measure("recovery after a kill, s", max(once), most=most, timed=True)
+        if again:
+            self.measure("recovery of what was lost before, s", max(again))
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def start_workers(self, count: int, *arguments: str, **environment: str) -> None:
+        for _ in range(count):
+            self.workers.append(self.start_worker(*arguments, **environment))
+
+    def start_worker(self, *arguments: str, **environment: str) -> psutil.Popen:
+        """Start ``outbox_worker``."""
+        return self._start(["-m", "django", "outbox_worker", *arguments], environment)
+
+    def start_people(self, seconds: float) -> None:
+        """Have somebody use the admin and the commands for that long."""
+        given = {"seconds": seconds, "seed": f"{self.seed}", "diary": str(self.diary)}
+        own = {"DJANGO_SETTINGS_MODULE": "tests.faults.people_settings"}
+        self.people = self._start(["-m", "tests.faults.people", json.dumps(given)], own, reply=True)
+
+    def start_writers(
+        self, count: int, *, events: int, rate: float = 0.0, embedded: bool = False, **plan: Any
+    ) -> None:
+        """Have that many processes write ``events`` between them, ``rate`` of them a second."""
+        own = {"FAULTS_OUTBOX": json.dumps({**self.outbox, "EMBEDDED": embedded})}
+        for number in range(count):
+            given = {
+                "events": events // count + (number < events % count),
+                "rate": rate / count,
+                "seed": f"{self.seed}-{number}",
+                **plan,
+            }
+            self.writers.append(
+                self._start(["-m", "tests.faults.writer", json.dumps(given)], own, reply=True)
+            )
+
+    def _start(
+        self, command: list[str], environment: dict[str, str], *, reply: bool = False
+    ) -> psutil.Popen:
+        with self.log.open("ab") as log:
+            process = psutil.Popen(
+                [sys.executable, *command],
+                env={
+                    **os.environ,
+                    "FAULTS_OUTBOX": json.dumps(self.outbox),
+                    witness.VARIABLE: str(self.witness),
+                    **self.environment,
+                    **self._clock(),
+                    **environment,
+                },
+                cwd=REPOSITORY,
+                stdout=subprocess.PIPE if reply else log,
+                stderr=log,
+                start_new_session=True,  # a group of its own: it and its children end together
+            )
+        self._all.append(process)
+        return process
+
+    def _clock(self) -> dict[str, str]:
+        """The environment in which a process has the next of the wrong clocks."""
+        if not self.shift:
+            return {}
+        skew = self.shift[len(self._all) % len(self.shift)]
+        path = str(REPOSITORY / "tests" / "clockshift")
+        return {"PYTHONPATH": f"{path}{os.pathsep}{REPOSITORY}", "OUTBOX_TEST_SKEW": str(skew)}
+
+    def wait_for_writers(self, within: float = 900.0) -> None:
+        for writer in self.writers:
+            said = writer.communicate(timeout=within)[0]
+            if writer.returncode != DIED:  # as it was asked to
+                told = json.loads(said)
+                self.refused += told["refused"]
+                self._forked |= {*told["children"]}
+        self.writers.clear()
+
+    def wait_for_people(self) -> dict[str, int]:
+        """Return how often they did what, and met what."""
+        said = self.people.communicate(timeout=900)[0]
+        return dict(json.loads(said))
+
+    def writers_ended(self) -> bool:
+        return all(writer.poll() is not None for writer in self.writers)
+
+    def write(self, kind: str, payload: dict[str, Any], key: str | None = None) -> str:
+        """Write one event in this process; return its id."""
+        import django_outbox as outbox
+        from django_outbox.models import OutboxEvent
+        from tests.faults.models import Intent
+
+        with transaction.atomic():
+            event_id = outbox.write(f"fault.{kind}", payload, key=key)
+            assert event_id is not None
+            if kind == "damaged":
+                OutboxEvent.objects.filter(pk=event_id).update(payload='{"cut')
+            Intent.objects.create(
+                event_id=event_id, kind=kind, key=key, writer=os.getpid(), n=next(self._numbers),
+                at=time.monotonic(),
+            )  # fmt: skip
+        return event_id
+
+    def alive(self, kinds: Collection[str]) -> int:
+        """How many events of these kinds are not dead."""
+        from django_outbox.models import OutboxEvent
+        from tests.faults.models import Intent
+
+        ids = Intent.objects.filter(kind__in=kinds).values("event_id")
+        return OutboxEvent.objects.filter(pk__in=ids).exclude(status=3).count()
+
+    def wrote(self) -> set[int]:
+        """The processes that wrote events."""
+        from tests.faults.models import Intent
+
+        return {*Intent.objects.values_list("writer", flat=True)}
+
+    def wait_until_started(self, ids: Collection[str]) -> None:
+        wait_until(lambda: {*ids} <= self.started(), within=60, what="their listeners began")
+
+    def wait_until_logged(self, text: str, times: int) -> None:
+        wait_until(lambda: len(self.logged(text)) >= times, within=60, what=f"{text} in the log")
+
+    def started(self) -> set[str]:
+        """The events whose listener has begun at least once."""
+        return {line.id for line in witness.heard(self.witness) if line.phase == "start"}
+
+    def hot(self) -> list[int]:
+        """Return the process of each run that began with an event written there."""
+        lines = witness.heard(self.witness)
+        return [line.pid for line in lines if line.phase == "start" and line.source == "hot"]
+
+    def replay_the_dead(self) -> None:
+        """Replay what is dead, until everything has ended well."""
+        from django_outbox.models import OutboxEvent
+
+        witness.healed(self.witness).touch()
+        dead = OutboxEvent.objects.dead().values_list("event_id", flat=True)
+        until = time.monotonic() + self.patience
+        while (ids := [*dead.all()]) and time.monotonic() < until:
+            with people.doing(self.diary, "replay", ids):
+                OutboxEvent.objects.filter(pk__in=ids).replay()
+            self.settle_down()
+
+    def longest_wait(self) -> float:
+        """Seconds that an event waited at most."""
+        evidence = self.evidence()
+        return oracle.latencies(evidence, oracle.executions(evidence, oracle.Verdict()))[-1]
+
+    def running(self, worker: psutil.Popen) -> bool:
+        """Say whether a worker has told that it runs."""
+        return any(f" {worker.pid} INFO worker started" in line for line in self.logged("started"))
+
+    def wait_until_they_run(self) -> None:
+        wait_until(lambda: all(map(self.running, self.workers)), within=60, what="the workers run")
+
+    def logged(self, text: str) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if text in line]
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def fault(self, kind: str, *struck: psutil.Popen) -> Iterator[None]:
+        """Note a fault that begins and ends with the block."""
+        at = time.monotonic()
+        yield
+        pids = frozenset(each.pid for each in struck)
+        self.faults.append(Fault(kind=kind, at=at, until=time.monotonic(), pids=pids))
+
+    def kill(self, number: int) -> None:
+        """End a worker as a power cut would, and start another in its place."""
+        worker = self.workers[number]
+        with self.fault("kill", worker):
+            worker.kill()
+            worker.wait()
+        self.workers[number] = self.start_worker()
+        with suppress(Error):  # of a database that is away, too
+            self.faults[-1] = replace(self.faults[-1], held=held_by(worker.pid))
+
+    def one_that_runs(self) -> int:
+        """Return the place of a worker that has started: one that has not holds nothing."""
+
+        def running() -> list[int]:
+            return [n for n, worker in enumerate(self.workers) if self.running(worker)]
+
+        return self.luck.choice(wait_until(running, within=60, what="a worker runs"))
+
+    def replace_the_dead(self) -> int:
+        """Start workers in the place of those that ended by themselves; return how many."""
+        dead = 0
+        for number, worker in enumerate(self.workers):
+            if worker.poll() is not None:
+                with self.fault("crash", worker):
+                    self.workers[number] = self.start_worker()
+                dead += 1
+        return dead
+
+    def terminate_sessions(self) -> int:
+        """Have the server end every session but our own."""
+        with self.fault("terminate"):
+            return terminate_other_sessions()
+
+    def wait_for_delivery(self, within: float = 60.0) -> float:
+        """Write an event and wait until a listener says something; return the seconds it took."""
+        size, started = self.witness.stat().st_size, time.monotonic()
+        self.write("plain", {})
+        wait_until(lambda: self.witness.stat().st_size > size, within=within, what="a line")
+        return time.monotonic() - started
+
+    def pause(self, number: int, seconds: float) -> None:
+        """Stop a worker and have it go on later.
+
+        On SQLite it may hold the one write lock meanwhile: then no lease of anybody can be renewed.
+        """
+        worker = self.workers[number]
+        struck = self.workers if self.server is None else [worker]
+        with self.fault("pause", *struck):
+            worker.suspend()
+            time.sleep(seconds)  # how long the fault lasts
+            worker.resume()
+
+    def restart(self, how: str, outage: float) -> None:
+        """Stop the database server and start it again."""
+        assert self.server is not None
+        connection.close()
+        cpu, lines = self._cpu(), len(self.log.read_text().splitlines())
+        with self.fault(f"restart {how}"):
+            self.server.stop(how)
+            began = time.monotonic()
+            time.sleep(outage)  # how long the fault lasts
+            spent = (self._cpu() - cpu) / (time.monotonic() - began) / len(self.workers)
+            said = len(self.log.read_text().splitlines()) - lines
+            self.server.start()
+        self.spent.append(spent)
+        self.said.append(said / outage / len(self.workers))
+        self.back.append(self.wait_for_delivery())
+
+    def _cpu(self) -> float:
+        """Seconds of processor time that the workers have used."""
+        times = [worker.cpu_times() for worker in self.workers]
+        return float(sum(each.user + each.system for each in times))
+
+    def schedule(self, strikes: int, pause: tuple[float, float]) -> Iterator[int]:
+        """Yield at the times of a schedule that the seed alone decides; it is shown first."""
+        pauses = [self.luck.uniform(*pause) for _ in range(strikes)]
+        print(f"schedule of {strikes}: {[round(each, 2) for each in pauses]}", file=sys.stderr)
+        for number, seconds in enumerate(pauses):
+            time.sleep(seconds)  # the faults' own time-table
+            yield number
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def settle_down(self, *, but: int = 0) -> None:
+        """Wait until nothing is pending, ``but`` so many; what stays is counted as stuck."""
+        with suppress(AssertionError):
+            wait_until(lambda: asked(lambda: self.is_quiet(but=but)), within=self.patience)
+
+    def nothing_disturbed(self) -> None:
+        """The database was well all the time: nobody may have met an error of its own."""
+        if self.server is not None:  # SQLite has one writer at a time, and says so
+            failed = len(self.logged(" failed error="))
+            self.measure("errors of the engine", failed, most=0)
+            self.measure("business transactions refused", self.refused, most=0)
+
+    def is_quiet(self, *, but: int = 0) -> bool:
+        from django_outbox.models import OutboxEvent, OutboxStream
+
+        time.sleep(0.1)  # between two looks, which read the whole table
+        leased = OutboxStream.objects.exclude(locked_by=None).exists()
+        return not leased and OutboxEvent.objects.pending()[: but + 1].count() <= but
+
+    def stop_workers(self) -> None:
+        """Ask every worker to end; its exit code must be 0."""
+        if not self.workers:
+            return
+        with suppress(AssertionError):  # before that a signal simply ends the process
+            self.wait_until_they_run()
+        for worker in self.workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            with suppress(psutil.TimeoutExpired):
+                self.exits[worker.pid] = worker.wait(END)
+        bad = [code for code in self.exits.values() if code]
+        self.measure("exit codes other than 0", len(bad), most=0)
+        self.workers.clear()
+
+    def close(self) -> None:
+        """End every group that was started, whatever became of its leader."""
+        for process in self._all:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(END)
+
+    def evidence(self) -> Evidence:
+        return Evidence(
+            **collected(),
+            lines=witness.heard(self.witness),
+            faults=self._with_pids(),
+            pids={process.pid for process in self._all} | self._forked,
+            deeds=[Deed(**each) for each in people.read(self.diary)],
+            lease=self.outbox["LEASE"],
+            mortal=self.mortal,
+            attempts=self.outbox["RETRY"]["max_attempts"],
+            purged=self.purges,
+        )
+
+    def _with_pids(self) -> list[Fault]:
+        return sorted(self.faults, key=lambda fault: fault.at)
+
+
+def held_by(pid: int) -> frozenset[str]:
+    """The events and keys that a worker has leased."""
+    from django_outbox.models import OutboxEvent, OutboxStream
+
+    mine = {"locked_by__contains": f"-{pid}-"}
+    events = OutboxEvent.objects.filter(**mine).values_list("pk", flat=True)
+    return frozenset([*events, *OutboxStream.objects.filter(**mine).values_list("pk", flat=True)])
+
+
+def asked(question: Callable[[], bool]) -> bool:
+    """Ask a database that may be away."""
+    try:
+        return question()
+    except Error:
+        connection.close()
+        return False
+
+
+def collected() -> dict[str, Any]:
+    """What the database has to say at the end."""
+    from collections import Counter
+
+    from django_outbox.models import OutboxEvent
+    from tests.faults.models import Booking, Intent
+
+    names = ("event_id", "kind", "key", "writer", "n", "at", "due")
+    intents = {row["event_id"]: oracle.Intent(**row) for row in Intent.objects.values(*names)}
+    columns = ("event_id", "status", "attempts", "key", "seq", "locked_by")
+    rows = {}
+    for row in OutboxEvent.objects.values(*columns).iterator():
+        leased = row.pop("locked_by") is not None
+        rows[row["event_id"]] = oracle.Row(**row, leased=leased)
+    bookings = Counter(Booking.objects.values_list("event_id", flat=True))
+    return {"intents": intents, "rows": rows, "bookings": bookings}

@@ -1,0 +1,194 @@
+"""What befalls worker processes: killed, stopped, asked to end, taken along by an event."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import psutil
+
+from tests.faults import oracle
+from tests.faults.rig import END, Rig
+from tests.faults.scenarios.registry import ALL, MIX, scenario
+
+
+# Rows 13, 500; W18.
+@scenario(*ALL)
+def kill(rig: Rig) -> None:
+    """Workers are killed at random, and replaced."""
+    kills = rig.pick(ci=5, full=200, sqlite=40)
+    events = rig.pick(ci=1200, full=100_000, sqlite=10_000)
+    pause = rig.pick(ci=(0.5, 1.0), full=(0.5, 2.0))
+    rig.start_workers(rig.pick(ci=2, full=4))
+    span = kills * sum(pause) / 2
+    rig.start_writers(2, events=events, rate=events / span, keys=50, **MIX)
+    rig.wait_until_they_run()
+    for _ in rig.schedule(kills, pause):
+        rig.kill(rig.one_that_runs())
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.nothing_disturbed()
+
+
+# Row G5.
+@scenario(*ALL)
+def slow(rig: Rig) -> None:
+    """Some listeners take longer than a lease, whose heart beats."""
+    lease = rig.outbox["LEASE"] = rig.pick(ci=1.0, full=2.0)
+    rig.outbox["DRAIN_TIMEOUT"] = 0.9
+    rig.start_workers(rig.pick(ci=2, full=4))
+    rig.start_writers(
+        2, events=rig.pick(ci=200, full=20_000, sqlite=5000), keys=20, keyed=0.3,
+        long=rig.pick(ci=0.05, full=0.01), long_work=(1.5 * lease, 3 * lease),
+    )  # fmt: skip
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.nothing_disturbed()
+
+
+# Row X3.
+@scenario(*ALL)
+def pause(rig: Rig) -> None:
+    """Workers are stopped for two leases and continued: what they settle is refused."""
+    lease = rig.outbox["LEASE"] = rig.pick(ci=1.0, full=1.5)
+    rig.outbox["DRAIN_TIMEOUT"] = 0.9
+    pauses = rig.pick(ci=3, full=20)
+    rig.start_workers(3)
+    events = rig.pick(ci=180, full=5000, sqlite=2500)
+    rate = events / (pauses * (2 * lease + 0.5))
+    rig.start_writers(
+        2, events=events, rate=rate, keys=20, keyed=0.3, fail=0.4, booked=0.1,
+        work=(0.02, 0.08), long=rig.pick(ci=0.15, full=0.02), long_work=(1.2 * lease, 1.8 * lease),
+    )  # fmt: skip
+    rig.wait_until_they_run()
+    for _ in rig.schedule(pauses, (0.3, 0.8)):
+        rig.pause(rig.luck.randrange(3), 2 * lease)
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.measure("times that lost leases were told", len(rig.logged("lost leases")), least=1)
+
+
+# Rows W15, W18.
+@scenario(*ALL)
+def term(rig: Rig) -> None:
+    """Workers are asked to end (SIGTERM) under load: drained, nothing is run twice."""
+    timeout = rig.outbox["DRAIN_TIMEOUT"] = rig.pick(ci=10.0, full=5.0)
+    rig.outbox["LEASE"] = 30.0
+    terms = rig.pick(ci=3, full=100)
+    rig.start_workers(2)
+    pause = rig.pick(ci=(0.5, 1.0), full=(0.5, 1.5))
+    events = rig.pick(ci=600, full=30_000, sqlite=8000)
+    rig.start_writers(2, events=events, rate=events / terms / 1.5, keys=50, **MIX)
+    rig.wait_until_they_run()
+    longest = 0.0
+    for _ in rig.schedule(terms, pause):
+        number = rig.one_that_runs()
+        with rig.fault("SIGTERM"):  # explains nothing: a drained worker leaves nothing to repeat
+            longest = max(longest, drained(rig, rig.workers[number]))
+        rig.workers[number] = rig.start_worker()
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.nothing_disturbed()
+    rig.measure("longest end after SIGTERM, s", longest, most=timeout + 1, timed=True)
+
+
+def drained(rig: Rig, worker: psutil.Popen) -> float:
+    """Ask a worker to end and note its exit code; return the seconds that it took."""
+    started = time.monotonic()
+    worker.send_signal(signal.SIGTERM)
+    rig.exits[worker.pid] = worker.wait(END)
+    return time.monotonic() - started
+
+
+# Row W15.
+@scenario(*ALL)
+def stuck(rig: Rig) -> None:
+    """Listeners never return: told, not run beside themselves, and no stop waits for them."""
+    lease = rig.outbox["LEASE"] = rig.pick(ci=1.0, full=2.0)
+    timeout = rig.outbox["DRAIN_TIMEOUT"] = 0.9
+    rounds = rig.pick(ci=1, full=3)
+    rig.start_workers(2)
+    rate, each = rig.pick(ci=60, full=100), 4 * lease + 2
+    rig.start_writers(1, events=int(rounds * each * rate), rate=rate, keys=20, **MIX)
+    rig.wait_until_they_run()
+    past, second = 0.0, 0.0
+    for told in range(1, rounds + 1):
+        endless = [rig.write("endless", {"until": time.monotonic() + 3 * lease}) for _ in range(3)]
+        rig.wait_until_started(endless)
+        time.sleep(1.5 * lease)  # without a heartbeat somebody else would run them by now
+        rig.wait_until_logged("longer than its timeout", 3 * told)
+        past = max(past, *(stopped(rig, number) for number in (0, 1)))
+        rig.write("endless", {"until": time.monotonic() + lease})
+        rig.wait_until_they_run()
+        second = max(second, *(stopped(rig, number, twice=True) for number in (0, 1)))
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.nothing_disturbed()
+    rig.measure("longest end beside a stuck listener, s", past, most=timeout + 1, timed=True)
+    rig.measure("longest end after a second SIGTERM, s", second, most=timeout, timed=True)
+
+
+def stopped(rig: Rig, number: int, *, twice: bool = False) -> float:
+    """Ask a worker to end, or to hurry; start another; return the seconds that the end took."""
+    worker, started = rig.workers[number], time.monotonic()
+    with rig.fault("second SIGTERM" if twice else "SIGTERM", worker):
+        worker.send_signal(signal.SIGTERM)
+        if twice:
+            worker.send_signal(signal.SIGTERM)
+        worker.wait(END)  # 1 if something was left behind
+    took = time.monotonic() - started
+    rig.workers[number] = rig.start_worker()
+    return took
+
+
+# Rows 402; W12.
+@scenario(*ALL)
+def poison(rig: Rig) -> None:
+    """Events that raise, exit, crash the process, lead nowhere or cannot be read."""
+    rig.mortal = ("raises", "ends", "unrouted", "damaged")
+    rig.outbox |= rig.pick(
+        ci={"LEASE": 1.0, "DRAIN_TIMEOUT": 0.9, "MAX_RESCUES": 3}, full={"LEASE": 2.0}
+    )
+    rig.outbox["UNROUTABLE_GRACE"] = 1.0
+    each, alone = rig.pick(ci=1, full=10), rig.pick(ci=1.5, full=20.0)
+    rig.start_workers(rig.pick(ci=2, full=4))
+    events = rig.pick(ci=300, full=20_000, sqlite=5000)
+    rate = rig.pick(ci=60, full=150, sqlite=40)
+    rig.start_writers(1, events=events, rate=rate, keys=10, **MIX)
+    poisons: list[tuple[str, dict[str, Any]]] = [
+        *[("raises", {"how": how}) for how in ("value", "memory", "exit", "nul")],
+        *[("ends", {"how": how}) for how in ("exit", "segv")],
+        ("unrouted", {}), ("damaged", {}),
+    ]  # fmt: skip
+    rig.wait_until_they_run()
+    began = time.monotonic()
+    time.sleep(alone)  # the neighbours' time without it
+    left, crashes, first = poisons * each, 0, time.monotonic()
+    pace = 0.8 * (events / rate - alone) / len(left)  # seconds between two
+    until = first + rig.pick(ci=1, full=10) * rig.patience
+    while time.monotonic() < until and (left or not (rig.is_quiet() and rig.writers_ended())):
+        crashes += rig.replace_the_dead()
+        if left and time.monotonic() > first + pace * (len(poisons) * each - len(left)):
+            rig.write(*left.pop())
+        time.sleep(0.05)  # between two looks
+    rig.wait_for_writers()
+    rig.settle_down()
+    most = 2 * each * rig.outbox.get("MAX_RESCUES", 5)
+    rig.measure("workers lost to poison", crashes, least=2 * each, most=most)
+    rig.measure("poison events that are not dead", rig.alive(rig.mortal), most=0)
+    before, beside = (waits(rig, *span, 0.95) for span in ((began, first), (first, until)))
+    rig.measure("95 % of the neighbours' waits without it, s", before)
+    rig.measure("the same beside it, times", beside / before, most=2, timed=True)
+
+
+def waits(rig: Rig, since: float, until: float, part: float) -> float:
+    """The wait that such a part of the innocent events written in that time did not exceed."""
+    evidence = rig.evidence()
+    written = {
+        event_id: each for event_id, each in evidence.intents.items()
+        if since <= each.at < until and each.kind not in rig.mortal
+    }  # fmt: skip
+    found = oracle.executions(evidence, oracle.Verdict())
+    runs = {event_id: each for event_id, each in found.items() if event_id in written}
+    return oracle.percentile(oracle.latencies(evidence, runs), part) or 0.001

@@ -1,0 +1,56 @@
+"""The witness: a file to which every listener adds its lines, whatever the database does.
+
+O_APPEND keeps the lines of many processes apart and in the order of their writing; monotonic time
+is the same in every process of the machine, however wrong its clock is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import django_outbox as outbox
+
+VARIABLE = "FAULTS_WITNESS"  # the environment variable with the file's path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    id: str
+    attempts: int  # executions before this one, as the listener was told
+    phase: str  # "start", "end", "failed", "deferred"
+    pid: int
+    thread: int
+    at: float  # monotonic
+    source: str = ""  # "hot" or "cold"
+
+
+def testify(event: outbox.Event, phase: str) -> None:
+    line = {
+        "id": event.event_id,
+        "attempts": event.attempts,
+        "phase": phase,
+        "pid": os.getpid(),
+        "thread": threading.get_ident(),
+        "at": time.monotonic(),
+        "source": event.source,
+    }
+    file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, (json.dumps(line) + "\n").encode())
+    finally:
+        os.close(file)
+
+
+def healed(path: Path) -> Path:
+    """The file whose existence heals events that are ill."""
+    return path.with_suffix(".healed")
+
+
+def heard(path: Path) -> list[Line]:
+    with path.open() as file:
+        return [Line(**json.loads(text)) for text in file]
