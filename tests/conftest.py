@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +19,8 @@ from tests import databases
 # A shell has its background jobs ignore SIGINT, and so would the processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+ONCE = "any_database"  # the mark
+LEFT_OUT = pytest.StashKey[int]()
 REASON = 25  # lines of a failure that is shown though the test passed later
 GRACE = 5  # seconds for what is ending already when its test returns
 
@@ -26,8 +29,34 @@ def pytest_report_header() -> str:
     return f"database: {databases.vendor()}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to SQLite what comes out the same on every database."""
+    if databases.vendor() == "sqlite":
+        return
+    once = [each for each in items if each.get_closest_marker(ONCE)]
+    items[:] = [each for each in items if not each.get_closest_marker(ONCE)]
+    config.hook.pytest_deselected(items=once)
+    getattr(config, "workeroutput", {})["left out"] = len(once)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process of the run leaves out the same, and tells nobody but us."""
+    told = getattr(node, "workeroutput", {}).get("left out", 0)
+    node.config.stash[LEFT_OUT] = max(told, node.config.stash.get(LEFT_OUT, 0))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse the mark to what asks for the run's database."""
+    fixtures = {"db", "transactional_db"} & {*getattr(item, "fixturenames", ())}
+    if item.get_closest_marker(ONCE) and (fixtures or item.get_closest_marker("django_db")):
+        pytest.fail(f"marked {ONCE}, yet it asks for one", pytrace=False)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why: what passed in the end left no traceback."""
+    """Say what was left out, and why something ran again: what passed left no traceback."""
+    if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
+        terminalreporter.line(f"{count} tests marked {ONCE} were left to the run on SQLite")
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"run again: {report.nodeid}", sep="-")
         terminalreporter.line("\n".join(str(report.longrepr).splitlines()[-REASON:]))
@@ -79,4 +108,10 @@ def _children_left(before: set[psutil.Process]) -> list[str]:
 
 
 def _children() -> list[psutil.Process]:
+    """Return the living children; to look at all processes of the machine costs 4 ms."""
+    if hasattr(os, "waitid"):
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return []  # none at all
     return psutil.Process().children(recursive=True)

@@ -14,7 +14,8 @@ class Relay:
     """Forwards a local port to the server; while it is closed, connecting is refused."""
 
     def __init__(self) -> None:
-        self._pairs: list[socket.socket] = []  # both ends of what is forwarded
+        self.pairs: list[socket.socket] = []  # both ends of what is forwarded
+        self._through = threading.Event()
         self._listening: socket.socket | None = None
         self._threads: list[threading.Thread] = []
         with socket.socket() as probe:
@@ -22,6 +23,7 @@ class Relay:
             self.port: int = probe.getsockname()[1]
 
     def open(self) -> None:
+        self._through.set()
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", self.port))
@@ -29,16 +31,21 @@ class Relay:
         self._listening = listening
         self._start(self._accept, listening)
 
+    def hold(self) -> None:
+        """Keep what is sent to oneself, and say nothing: connections stay, half open."""
+        self._through.clear()
+
     def cut(self) -> None:
         """Refuse new connections and break the open ones."""
+        self._through.set()
         listening, self._listening = self._listening, None
         if listening is not None:
             _shut(listening)
-        for each in self._pairs:
+        for each in self.pairs:
             _shut(each)
         for thread in self._threads:
             thread.join(10)
-        self._pairs.clear()
+        self.pairs.clear()
         self._threads.clear()
 
     def settings(self) -> dict[str, Any]:
@@ -50,13 +57,14 @@ class Relay:
             while True:
                 client, _ = listening.accept()
                 server = _connect()
-                self._pairs += [client, server]
+                self.pairs += [client, server]
                 self._start(self._forward, client, server)
                 self._start(self._forward, server, client)
 
     def _forward(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                self._through.wait()
                 target.sendall(data)
         _shut(source)
         _shut(target)

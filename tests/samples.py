@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,35 +15,63 @@ from django_outbox import registry
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(
-    r'^```python(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$', re.MULTILINE | re.DOTALL
+    r'^```python(?: title="(?P<title>[^"]+)")?(?: \w+)?\n(?P<code>.*?)^```$',
+    re.MULTILINE | re.DOTALL,
 )
+FILE = re.compile(r"(?P<path>\S+)\.py(?: line \d+)?$")
+SETTINGS = re.compile(r"\s*(?:OUTBOX|TASKS) =")  # of whatever title
 
 
 def blocks(page: str) -> dict[str, str]:
-    """Return the Python blocks of a page, in order, by their title or else their line."""
+    """Return the Python blocks of a page, in order, by their title or else their line.
+
+    A further block of the same title carries its line, too.
+    """
     text = (DOCS / page).read_text()
     found = {}
     for match in BLOCK.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
+        title = match["title"] or ""
+        name = f"{title} line {line}".strip() if title in found or not title else title
         # Empty lines before the code have a traceback name the line of the page.
-        found[match["title"] or f"line {line}"] = "\n" * line + match["code"]
+        found[name] = "\n" * line + match["code"]
     assert found, f"no sample in {page}"
     return found
 
 
+def pages() -> Iterator[str]:
+    """Yield the pages that have a sample, the README among them."""
+    for path in (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))):
+        if BLOCK.search(path.read_text()):
+            yield os.path.relpath(path, DOCS)
+
+
+def files(page: str) -> dict[str, str]:
+    """Return the blocks of a page of which each is a file, by its path."""
+    return {title: code.lstrip() for title, code in blocks(page).items() if FILE.match(title)}
+
+
+def is_of_settings(title: str, code: str) -> bool:
+    """Whether a block is for the settings: test_pages reads those of all pages."""
+    return title.startswith("settings") or bool(SETTINGS.match(code))
+
+
 @contextmanager
-def modules(page: str) -> Iterator[dict[str, ModuleType]]:
+def modules(page: str, **given: Any) -> Iterator[dict[str, ModuleType]]:
     """Make a module of each block that is titled by its file, so that paths lead to it.
 
-    ``shop/hooks.py`` becomes ``shop.hooks``. Afterwards they and their listeners are forgotten.
+    ``shop/hooks.py`` becomes ``shop.hooks``; all blocks of one file make one module, which begins
+    with what is ``given``. Afterwards they and their listeners are forgotten.
     """
     before = {*registry.listeners()}
     made: dict[str, ModuleType] = {}
     try:
         for title, code in blocks(page).items():
-            if title.endswith(".py"):
-                name = title.removesuffix(".py").replace("/", ".")
-                sys.modules[name] = made[name] = ModuleType(name)
+            if match := FILE.match(title):
+                name = match["path"].replace("/", ".")
+                if name not in made:
+                    sys.modules[name] = made[name] = ModuleType(name)
+                    vars(made[name]).update(given)
                 exec(compile(code, str(DOCS / page), "exec"), vars(made[name]))
         assert made, f"no sample with a file's name in {page}"
         yield made
@@ -54,12 +83,17 @@ def modules(page: str) -> Iterator[dict[str, ModuleType]]:
 
 
 @contextmanager
-def run(page: str, **given: Any) -> Iterator[dict[str, Any]]:
-    """Run all blocks of a page in one namespace and lend it; then forget its listeners."""
+def run(page: str, *, only: str = "", **given: Any) -> Iterator[dict[str, Any]]:
+    """Run the blocks of a page in one namespace and lend it; then forget its listeners.
+
+    ``only`` is a text that one block has, which is then the only one to run.
+    """
     before = {*registry.listeners()}
     names = {"__name__": "sample", **given}
+    codes = [code for code in blocks(page).values() if only in code]
+    assert not only or len(codes) == 1, f"{len(codes)} blocks of {page} have {only}"
     try:
-        for code in blocks(page).values():
+        for code in codes:
             exec(compile(code, str(DOCS / page), "exec"), names)
         yield names
     finally:

@@ -10,6 +10,8 @@ import pytest
 from tests.benchmarks import console, report
 from tests.benchmarks.figures import Figure, Spread, in_turn, percentile, short
 
+pytestmark = pytest.mark.any_database
+
 
 def figure(**given: Any) -> Figure:
     return Figure(**{"name": "drain", "unit": "events/s", "values": [3.0, 1.0, 2.0], **given})

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import smtplib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.core.mail import send_mail
 from django.db import connections, transaction
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.utils import ConnectionHandler
 from django.test import override_settings
 
-from django_outbox import Event, checks, hooks
+from django_outbox import Event, Fixed, hooks
 from django_outbox import models as outbox_models
+from django_outbox.checks import databases, deploying, pooling
 from django_outbox.events import decode, encode
+from tests.table import listening
 
 
 class Text:
@@ -40,6 +46,13 @@ def ours(databases: list[str] | None = None) -> list[CheckMessage]:
     tags = ["django_outbox", *(["database"] if databases else [])]
     return [each for each in run_checks(tags=tags, databases=databases)
             if each.id and each.id.startswith("django_outbox")]  # fmt: skip
+
+
+def deployed() -> list[CheckMessage]:
+    """What ``check --deploy`` says beside the rest."""
+    found = run_checks(tags=["django_outbox"], include_deployment_checks=True)
+    usual = {each.id for each in ours()}
+    return [each for each in found if each.id not in usual]
 
 
 def ids(databases: list[str] | None = None) -> list[str | None]:
@@ -182,19 +195,6 @@ def test_e003_one_stream_waits_for_no_listener(change: dict[str, Any], refused: 
     assert all("UNROUTABLE_GRACE" in (each.hint or "") for each in found)
 
 
-@pytest.mark.parametrize(
-    "outbox",
-    [{"REDACT": ["a"]}, {"METRICS_NAMESPACE": "x"}],
-    ids=str,
-)  # fmt: skip
-def test_w005_settings_without_effect_are_named(outbox: dict[str, Any]) -> None:
-    """J24."""
-    with override_settings(OUTBOX=outbox):
-        [warning] = ours()
-    assert (warning.id, warning.is_serious()) == ("django_outbox.W005", False)
-    assert all(name in warning.msg for name in outbox)
-
-
 @pytest.fixture
 def strict(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[str | None]:
     """Make the database's connection REPEATABLE READ; return what the check should say of it."""
@@ -259,7 +259,8 @@ def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: A
         }
         handler = ConnectionHandler({"default": settings})
         made.append(handler)
-        monkeypatch.setattr(checks, "connections", handler)
+        for room in (databases, deploying, pooling):
+            monkeypatch.setattr(room, "connections", handler)
         monkeypatch.setattr(outbox_models, "connections", handler)
         monkeypatch.setattr(transaction, "connections", handler)  # for the schema editor
         return handler["default"]
@@ -301,15 +302,15 @@ def test_w021_sqlite_without_write_ahead_log(
 ) -> None:
     """E3."""
     sqlite(transaction_mode="IMMEDIATE", **options)
-    found = checks.check_databases(None, databases=["default"])
+    found = databases.check_databases(None, databases=["default"])
     assert [each.id for each in found] == ["django_outbox.W021"] * warned
     assert all("journal_mode=WAL" in (each.hint or "") for each in found)
 
 
 def test_databases_that_were_not_asked_for_are_not_looked_at(sqlite: Any) -> None:
     connection = sqlite()
-    assert checks.check_databases(None, databases=None) == []
-    assert checks.check_databases(None, databases=["other"]) == []
+    assert databases.check_databases(None, databases=None) == []
+    assert databases.check_databases(None, databases=["other"]) == []
     assert connection.connection is None
 
 
@@ -317,14 +318,14 @@ def test_databases_that_were_not_asked_for_are_not_looked_at(sqlite: Any) -> Non
 def test_databases_without_our_tables_are_not_looked_at(sqlite: Any) -> None:
     sqlite()
     assert ids() == []
-    assert checks.check_databases(None, databases=["default"]) == []
+    assert databases.check_databases(None, databases=["default"]) == []
 
 
 @override_settings(OUTBOX={"SCHEMA": "my"})
 def test_e022_a_schema_on_a_database_that_has_none(sqlite: Any) -> None:
     """Row 493."""
     sqlite(transaction_mode="IMMEDIATE", init_command=WAL)
-    [error] = checks.check_databases(None, databases=["default"])
+    [error] = databases.check_databases(None, databases=["default"])
     assert (error.id, error.is_serious()) == ("django_outbox.E022", True)
     assert "TABLE_PREFIX" in (error.hint or "")
 
@@ -332,16 +333,21 @@ def test_e022_a_schema_on_a_database_that_has_none(sqlite: Any) -> None:
 def test_w023_a_migrated_database_without_our_tables(sqlite: Any) -> None:
     """Row 495: silent at the very first migrate, which checks too."""
     connection = sqlite(transaction_mode="IMMEDIATE", init_command=WAL)
-    assert checks.check_databases(None, databases=["default"]) == []
+    assert databases.check_databases(None, databases=["default"]) == []
 
     MigrationRecorder(connection).ensure_schema()
-    [warning] = checks.check_databases(None, databases=["default"])
+    [warning] = databases.check_databases(None, databases=["default"])
     assert (warning.id, warning.is_serious()) == ("django_outbox.W023", False)
     assert "manage.py migrate django_outbox --database default" in warning.msg
 
     with connection.schema_editor() as editor:
         editor.create_model(outbox_models.OutboxEvent)
-    assert checks.check_databases(None, databases=["default"]) == []
+    [warning] = databases.check_databases(None, databases=["default"])
+    assert "outbox_pause" in warning.msg  # a worker of a version that cannot do without it
+
+    with connection.schema_editor() as editor:
+        editor.create_model(outbox_models.OutboxPause)
+    assert databases.check_databases(None, databases=["default"]) == []
 
 
 def test_a_database_that_cannot_be_reached_is_not_said_to_lack_tables(
@@ -361,3 +367,169 @@ def test_writer_only_says_what_has_no_effect(settings: Any) -> None:
     assert "LEASE" in found.msg
     settings.OUTBOX = {"MODE": "multi_node", "WORKERS": 2}
     assert not [each for each in ours() if each.id == "django_outbox.W006"]
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connections["default"].vendor != "mysql", reason="only MySQL has such a limit")
+def test_a_payload_that_the_server_would_not_take() -> None:
+    with override_settings(OUTBOX={"MAX_PAYLOAD_BYTES": 2**20}):
+        assert "django_outbox.W027" not in ids(["default"])
+    with override_settings(OUTBOX={"MAX_PAYLOAD_BYTES": 2**30}):
+        (found,) = [each for each in ours(["default"]) if each.id == "django_outbox.W027"]
+    assert "max_allowed_packet" in found.msg
+    assert str(2**30) in found.msg
+
+
+# --- connections: settings of a PostgreSQL that need not be there ---------------------------------
+
+
+class Aliases:
+    """Looks like ``django.db.connections`` to a check that opens none."""
+
+    def __init__(self, **settings: dict[str, Any]) -> None:
+        self.settings = settings
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.settings)
+
+    def __getitem__(self, alias: str) -> Any:
+        vendor = self.settings[alias].get("VENDOR", "postgresql")
+        return SimpleNamespace(alias=alias, vendor=vendor)
+
+
+@pytest.fixture
+def postgres(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes the checks see these aliases."""
+
+    def use(**settings: dict[str, Any]) -> None:
+        for room in (databases, deploying, pooling):
+            monkeypatch.setattr(room, "connections", Aliases(**settings))
+
+    return use
+
+
+POOLS: dict[str, tuple[Any, int, bool]] = {
+    "none": (None, 50, False),
+    "the default, which is 4": (True, 4, False),
+    "the default is too small": (True, 5, True),
+    "large enough": ({"max_size": 8}, 8, False),
+    "too small": ({"min_size": 2, "max_size": 7}, 8, True),
+    "fixed": ({"min_size": 3}, 4, True),
+    "fixed, large enough": ({"min_size": 4}, 4, False),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_w051_a_pool_smaller_than_the_threads(postgres: Any, settings: Any, name: str) -> None:
+    pool, threads, is_small = POOLS[name]
+    postgres(default={"OPTIONS": {"pool": pool} if pool else {}})
+    settings.OUTBOX = {"WORKERS": threads}
+    found = [each for each in ours() if each.id == "django_outbox.W051"]
+    assert len(found) == is_small
+    assert all(f'max_size"] to {threads}' in (each.hint or "") for each in found)
+
+
+DIRECT: dict[str, Any] = {"PORT": "5432"}
+POOLED: dict[str, Any] = {"PORT": "6432"}
+DOORBELLS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "direct": ({"default": DIRECT}, {}, False),
+    "no port": ({"default": {}}, {}, False),
+    "the pooler's port": ({"default": POOLED}, {}, True),
+    "cursors": ({"default": {"DISABLE_SERVER_SIDE_CURSORS": True}}, {}, True),
+    "asked for": ({"default": POOLED}, {"DOORBELL": "postgres"}, True),
+    "a direct alias": (
+        {"default": POOLED, "direct": DIRECT},
+        {"DOORBELL": {"kind": "postgres", "database": "direct"}},
+        False,
+    ),
+    "another doorbell": ({"default": POOLED}, {"DOORBELL": "local"}, False),
+    "no doorbell": ({"default": POOLED}, {"DOORBELL": None}, False),
+    "nobody listens": ({"default": POOLED}, {"MODE": "writer_only"}, False),
+    "another database": ({"default": {**POOLED, "VENDOR": "mysql"}}, {}, False),
+}
+
+
+@pytest.mark.parametrize("name", DOORBELLS)
+def test_w052_listening_through_a_pooler(postgres: Any, settings: Any, name: str) -> None:
+    aliases, outbox, is_pooled = DOORBELLS[name]
+    postgres(**aliases)
+    settings.OUTBOX = outbox
+    found = [each for each in ours() if each.id == "django_outbox.W052"]
+    assert bool(found) == is_pooled
+    assert all('"database": "direct"' in (each.hint or "") for each in found)
+
+
+# --- check --deploy -------------------------------------------------------------------------------
+
+
+def test_a_sound_deployment_hears_nothing() -> None:
+    assert deployed() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [({"CONN_MAX_AGE": None}, True), ({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}, False),
+     ({"CONN_MAX_AGE": 60}, False), ({}, False),
+     ({"CONN_MAX_AGE": None, "VENDOR": "sqlite"}, False)],
+    ids=["kept", "checked", "a minute", "closed", "a file"],
+)  # fmt: skip
+def test_w050_connections_that_are_kept_and_never_checked(
+    postgres: Any, change: dict[str, Any], found: bool
+) -> None:
+    postgres(default=change)
+    assert [each.id for each in deployed()] == ["django_outbox.W050"] * found
+    assert not [each for each in ours() if each.id == "django_outbox.W050"]
+
+
+def test_w007_naive_times(settings: Any) -> None:
+    settings.USE_TZ = False
+    assert [each.id for each in deployed()] == ["django_outbox.W007"]
+
+
+def hear(event: Event) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize(("timeout", "found"), [(5, False), (5.1, True), (None, False)])
+def test_w014_a_timeout_beyond_the_drain(timeout: float | None, found: bool) -> None:
+    with listening(hear, "check.slow", timeout=timeout):
+        messages = deployed()
+    assert [each.id for each in messages] == ["django_outbox.W014"] * found
+    assert all(f"{__name__}.hear" in each.msg for each in messages)
+
+
+def call_out(event: Event) -> None:
+    urlopen("http://127.0.0.1:1")
+
+
+def mail(event: Event) -> None:
+    send_mail("subject", "text", None, [])
+
+
+class Caller:
+    def tell(self, event: Event) -> None:
+        smtplib.SMTP("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("call", "module"),
+    [(call_out, "urllib.request"), (mail, "django.core.mail"), (Caller().tell, "smtplib"),
+     (hear, None)],
+    ids=["function", "mail", "method", "none"],
+)  # fmt: skip
+def test_i015_the_network_with_default_retries(call: Any, module: str | None) -> None:
+    """Design 12: the default is spent after some 100 s."""
+    with listening(call, "check.network"):
+        found = deployed()
+    assert [each.id for each in found] == ["django_outbox.I015"] * (module is not None)
+    assert all(f"calls {module} " in each.msg for each in found)
+    with listening(call, "check.network", retry=Fixed(delay=60, max_attempts=50)):
+        assert deployed() == []
+    with override_settings(OUTBOX={"RETRY": {"policy": "fixed"}}), listening(call, "check.network"):
+        assert deployed() == []
+
+
+def test_unfit_settings_are_told_once() -> None:
+    with override_settings(OUTBOX={"LEESE": 1}):
+        assert deployed() == []
+        assert ids() == ["django_outbox.E001"]

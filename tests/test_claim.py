@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from django.db import connection
 
 from django_outbox import dialects
 from django_outbox.conf import index_name
-from django_outbox.dialects.vocabulary import Claim
+from django_outbox.dialects.vocabulary import Claim, Past
 from django_outbox.events import stored_instant
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import DONE, Decision, Status
@@ -104,7 +104,8 @@ def test_an_ended_lease_is_taken_and_counted_as_a_rescue() -> None:
     (event_id,) = insert(attempts=2)
     claim("lost worker")
     end_leases([event_id])
-    (found,) = claim("second")
+    assert claim("second") == []
+    (found,) = claim("second", past=Past.LOST)
     assert (found["was"], found["rescues"], found["attempts"]) == ("lost worker", 1, 2)
     after = row(event_id)
     assert (after.locked_by, after.rescues, after.attempts) == ("second", 1, 2)
@@ -204,34 +205,51 @@ def test_g2_a_hot_claim_does_not_return_an_uncommitted_id() -> None:
     assert ids_of(claim(ids=written)) == written
 
 
-# -- suspects --------------------------------------------------------------------------------------
+# -- what lost workers held ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rescues", "owner", "suspect"),
-    [(0, None, False), (0, "lost", False), (1, None, False), (1, "me", False),
-     (1, "lost", True), (2, None, True), (2, "me", True), (4, "lost", True)],
+    ("rescues", "owner", "past"),
+    [(0, None, Past.CLEAN), (0, "me", Past.CLEAN), (0, "lost", Past.LOST), (1, None, Past.CLEAN),
+     (1, "me", Past.CLEAN), (1, "lost", Past.SUSPECT), (2, None, Past.SUSPECT),
+     (2, "me", Past.SUSPECT), (4, "lost", Past.SUSPECT)],
 )  # fmt: skip
-def test_suspects_are_claimed_by_the_suspect_claim_alone(
-    rescues: int, owner: str | None, suspect: bool
+def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
+    rescues: int, owner: str | None, past: Past
 ) -> None:
     (event_id,) = insert(due=-1, rescues=rescues, locked_by=owner)
-    assert dialect().has_suspect(connection, me="me", among=10) is suspect
-    assert claim(suspects=not suspect) == []
-    (found,) = claim(suspects=suspect)
+    due = row(event_id).available_at
+    assert left_behind() == (due if past is Past.LOST else None, past is Past.SUSPECT)
+    assert [claim(past=other) for other in Past if other is not past] == [[], []]
+    (found,) = claim(past=past)
     expected = rescues + (owner == "lost")
     assert (found["rescues"], row(event_id).rescues) == (expected, expected)
 
 
-def test_a_hot_claim_leaves_a_suspect() -> None:
-    (event_id,) = insert(due=-1, rescues=2)
+def left_behind(among: int = 10) -> tuple[datetime | None, bool]:
+    return dialect().left_behind(connection, me="me", among=among)
+
+
+@pytest.mark.parametrize("lost", [{"rescues": 2}, {"locked_by": "lost"}])
+def test_a_hot_claim_leaves_what_lost_workers_held(lost: dict[str, Any]) -> None:
+    (event_id,) = insert(due=-1, **lost)
     assert claim(ids=[event_id]) == []
 
 
-def test_a_live_suspect_is_nobodys() -> None:
+def test_what_is_leased_was_not_left_behind() -> None:
     insert(due=20, rescues=2, locked_by="another")
-    assert dialect().has_suspect(connection, me="me", among=10) is False
-    assert claim(suspects=True) == []
+    insert(due=20, locked_by="another")
+    assert left_behind() == (None, False)
+    assert claim(past=Past.SUSPECT) == claim(past=Past.LOST) == []
+
+
+def test_only_what_is_due_first_is_looked_through() -> None:
+    early, late = insert(2, due=-10, locked_by="lost")
+    insert(due=-5, rescues=2)
+    OutboxEvent.objects.filter(pk=late).update(available_at=now() - timedelta(seconds=7))
+    assert left_behind(among=1) == (row(early).available_at, False)
+    assert left_behind(among=2) == (row(late).available_at, False)
+    assert left_behind(among=3) == (row(late).available_at, True)
 
 
 # -- many at once ----------------------------------------------------------------------------------
@@ -375,7 +393,7 @@ def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
     (event_id,) = insert()
     claim("stale")
     end_leases([event_id])
-    claim("owner")
+    claim("owner", past=Past.LOST)
     before = row(event_id).__dict__ | {"_state": 0}
     assert settle(event_id, decision, me="stale") == 0
     assert row(event_id).__dict__ | {"_state": 0} == before
@@ -511,9 +529,10 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "big claim": lambda: claim(limit=500),
         "watermark": lambda: claim(limit=20, low=now() - timedelta(seconds=600)),
         "skip recent": lambda: claim(limit=20, skip_recent=0.5),
-        "suspect": lambda: claim(limit=1, suspects=True),
+        "suspect": lambda: claim(limit=1, past=Past.SUSPECT),
         "hot": lambda: claim(ids=some),
-        "has suspect": lambda: dialect().has_suspect(connection, me="me", among=2000),
+        "lost": lambda: claim(limit=20, past=Past.LOST, at=now()),
+        "left behind": lambda: left_behind(among=2000),
         "next due": lambda: dialect().seconds_to_next_due(connection),
         "done": lambda: dialect().settle_done(connection, me="me", ids=some),
         "delete": lambda: dialect().delete_done(connection, me="me", ids=some),
@@ -527,6 +546,37 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
 def test_the_claim_goes_by_the_index_of_due_times(due_among_many: list[str]) -> None:
     sql, params = statements(lambda: claim(limit=20))[0]
     assert index_name("outbox_event_due") in str(explain(sql, params))
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="others plan each statement anew")
+def test_a_plan_made_for_an_empty_table_holds_for_a_full_one() -> None:
+    """The engine's statements are prepared: who plans once has to plan for what will come."""
+    own = dialects.engine_connection("default", lock_wait=1)
+    works: list[tuple[Claim, str]] = [
+        (Claim(me="me", lease=30, limit=20), "outbox_event_due"),
+        (Claim(me="me", lease=30, limit=20, low=now()), "outbox_event_due"),
+        (Claim(me="me", lease=30, limit=2, ids=["a", "b"]), "outbox_event_pkey"),
+    ]
+    try:
+        for given, _name in works:
+            for _ in range(12):  # past PREPARE_AFTER, and the five plans for known values
+                assert dialect().claim(own, given) == []
+        with own.cursor() as cursor:
+            cursor.execute(
+                "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
+                "WHERE statement LIKE 'WITH due%' AND generic_plans > 0 ORDER BY prepare_time"
+            )
+            prepared = cursor.fetchall()
+            assert len(prepared) == len(works)
+            insert(4800, due=None, status=Status.DONE, done_at=now())
+            for (name, number), (_given, index) in zip(prepared, works, strict=True):
+                nulls = ", ".join(["NULL"] * number)
+                cursor.execute(f"EXPLAIN EXECUTE {name} ({nulls})")
+                plan = "\n".join(line for (line,) in cursor.fetchall())
+                assert index_name(index) in plan or index in plan
+                assert "Seq Scan" not in plan and "Bitmap" not in plan
+    finally:
+        own.close()
 
 
 def test_a_scan_would_be_seen(due_among_many: list[str]) -> None:

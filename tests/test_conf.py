@@ -13,6 +13,8 @@ from django.test import override_settings
 from django_outbox import conf
 from django_outbox.conf import Settings, current, index_name, problems, table_name
 
+pytestmark = pytest.mark.any_database
+
 DAY = 86400
 DEFAULTS: dict[str, Any] = {
     "MODE": "multi_node",

@@ -1,4 +1,4 @@
-"""Workers are started and stopped a thousand times, from several threads: nothing is left."""
+"""Workers are started and stopped many times, from several threads: nothing is left."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ import django_outbox as outbox
 from django_outbox import dialects, hooks
 from django_outbox.engine.event_loop import EventLoop
 from django_outbox.models import OutboxEvent
+from tests import databases
 from tests.table import in_thread, listening, sessions, statuses, write
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-CYCLES = 1000
+# A thousand where a session is a file; they are the same threads on a server, which forks for each.
+CYCLES = 1000 if databases.vendor() == "sqlite" else 250
 THREADS = 4
 WITHIN = 240  # seconds on a busy machine, half a minute on an idle one; later: a deadlock
 QUIET = {"DOORBELL": None, "POLL_INTERVAL": 60}  # an ear at the doorbell takes 0.2 s to end
@@ -94,7 +96,7 @@ def in_threads(*works: Callable[[], object]) -> list[Any]:
 
 
 @pytest.mark.timeout(WITHIN + 60)
-def test_a_thousand_cycles_from_several_threads(settings: Any, nothing_left: None) -> None:
+def test_many_cycles_from_several_threads(settings: Any, nothing_left: None) -> None:
     settings.OUTBOX = QUIET
     until, ticket = time.monotonic() + WITHIN, count()
     delivered: list[str] = []

@@ -24,6 +24,8 @@ from django_outbox.delivery import decide
 from django_outbox.delivery.decide import ERROR_LENGTH, clean, describe
 from django_outbox.outcomes import Decision, Status
 
+pytestmark = pytest.mark.any_database
+
 STEADY = Exponential(jitter=(1, 1))
 NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
 

@@ -9,6 +9,7 @@ import socket
 import stat
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from django.test import TestCase
 
 import django_outbox as outbox
 from django_outbox import dialects, doorbell, hooks
-from django_outbox.doorbell.ends import database_identity
+from django_outbox.doorbell.ends import QUIET, database_identity
+from django_outbox.engine import claimer
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, statuses, write
 from tests.testapp.models import Effect
@@ -182,6 +184,54 @@ def test_488_a_burst_is_coalesced(settings: Any, bells: Path) -> None:
         for _ in range(20):
             write()
         assert rings() == 1
+
+
+class Slow:
+    """A doorbell that takes its time."""
+
+    waits = True
+    rings = 0
+
+    def __init__(self, alias: str) -> None:
+        assert alias == "default"
+
+    def ring(self, connection: Any) -> None:
+        threading.Event().wait(0.01)
+        type(self).rings += 1
+
+
+def test_488_slow_rings_come_seldom(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
+) -> None:
+    """They take a twentieth of a writer's time, unless they would be too seldom by that."""
+    monkeypatch.setattr(Slow, "rings", 0)
+    for interval, least in ((0.01, 0.04), (0.08, 0.2), (1.0, 1.0)):
+        settings.OUTBOX = {
+            "DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": interval,
+        }  # fmt: skip
+        button = doorbell._button("default")
+        assert button is not None
+        before = time.monotonic()
+        write()
+        assert before + least <= button._not_before <= time.monotonic() + QUIET * interval
+    assert Slow.rings == 3
+
+
+def test_488_what_slow_rings_keep_quiet_about_is_not_missed(
+    settings: Any, bells: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer may be quiet for longer than the interval; a worker looks then, too."""
+    monkeypatch.setattr(claimer, "PROBATION", 0.0)  # else a look of its own, soon after its start
+    settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 0.2, **FAR}
+    seen: list[float] = []
+    with listening(lambda event: seen.append(time.monotonic())), outbox.Worker():
+        wait_until(lambda: ears("local", bells) == 1, what="an ear")
+        insert()  # as another process would write it
+        doorbell.ring(connection)
+        wait_until(lambda: len(seen) == 1, what="what was there at the ring")
+        wait_until(lambda: time.monotonic() > seen[0] + 0.3, what="the first look is over")
+        insert()
+        wait_until(lambda: len(seen) == 2, what="what came without a ring")
 
 
 def test_delayed_events_ring_too(settings: Any, bells: Path) -> None:

@@ -38,6 +38,8 @@ from django_outbox.events import (
 )
 from tests.testapp.models import Order
 
+pytestmark = pytest.mark.any_database
+
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
 
@@ -229,12 +231,12 @@ def test_headers_are_str_to_str(value: Any) -> None:
 
 def test_header_text_is_exact_str() -> None:
     event = Event(event_type="x", headers={Kind.PLACED: mark_safe("<b>")})
-    assert encode_headers(event.headers) == '{"order.placed":"<b>"}'
+    assert encode_headers(event.headers, most=100) == '{"order.placed":"<b>"}'
 
 
 def test_no_headers_are_stored_as_null() -> None:
     """Rows 84, 392."""
-    assert encode_headers(Event(event_type="x", headers={}).headers) is None
+    assert encode_headers(Event(event_type="x", headers={}).headers, most=100) is None
 
 
 @pytest.mark.parametrize("text", [None, "", "null", "{}"])

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.any_database  # it has a SQLite of its own
+
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 100  # far more than a busy machine needs; without it a hang would hold the suite
 
@@ -81,6 +83,28 @@ def test_demo(tmp_path: Path, options: list[str]) -> None:
     assert re.search(r"^parcel\.requested +12 +12 +3 +1 +1 +\d+ +\d+$", done.stdout, re.MULTILINE)
     assert "FAILED" not in done.stdout
     assert "http://127.0.0.1:8000/admin/" in done.stdout
+
+
+@pytest.mark.timeout(400)  # four commands, each a Python that starts
+def test_load_with_a_worker_beside_it(tmp_path: Path) -> None:
+    """All that is ordered is delivered; nothing is left, nothing is dead."""
+    for arguments in (["migrate", "-v0"], ["seed"]):
+        assert run("example_project/manage.py", *arguments, scratch=tmp_path).returncode == 0
+    url = f"sqlite:///{tmp_path / 'example.sqlite3'}"
+    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    worker = subprocess.Popen(
+        [sys.executable, "example_project/manage.py", "outbox_worker"], cwd=ROOT,
+        env={**environment, "DATABASE_URL": url}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        arguments = ("load", "--orders", "12", "--writers", "2", "--wait", "90")
+        done = run("example_project/manage.py", *arguments, scratch=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "12 orders placed, 36 events written" in done.stdout
+        assert "delivered 36, dead 0" in done.stdout
+    finally:
+        worker.terminate()
+        assert worker.wait(30) == 0
 
 
 def test_no_migration_is_missing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from django.test import Client
 
 import django_outbox as outbox
 from django_outbox import signals
+from django_outbox.engine import claimer
 from django_outbox.models import OutboxEvent
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, now, row, statuses, write
@@ -447,3 +448,30 @@ def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp
     assert Counter(ends.values_list("event_id", flat=True)) == Counter(ids)
     assert {*ends.values_list("pid", flat=True)} == {one.pid, two.pid}
     assert not any(row(each).locked_by for each in ids)
+
+
+def test_under_a_steady_load_events_are_claimed_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claim after one of few waits a little: what is written meanwhile comes along."""
+    monkeypatch.setattr(claimer, "PACE", 2.0)
+    monkeypatch.setattr(claimer, "AT_ONCE", 0.0)
+    counts: list[int] = []
+
+    def note(count: int, **more: Any) -> None:
+        if count:
+            counts.append(count)
+
+    signals.events_claimed.connect(note)
+    try:
+        with listening(lambda event: None), outbox.Worker():
+            write()
+            wait_until(lambda: statuses() == {"DONE": 1}, what="the first, at once")
+            for _ in range(4):
+                write()
+                then = time.monotonic() + 0.05  # long enough for a claim of its own
+                wait_until(lambda then=then: time.monotonic() > then, what="the next")  # type: ignore[misc]
+            wait_until(lambda: statuses() == {"DONE": 5}, what="the others")
+    finally:
+        signals.events_claimed.disconnect(note)
+    assert counts == [1, 4]

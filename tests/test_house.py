@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import dataclasses
 import importlib
+import inspect
+import operator
 import pkgutil
 import re
 import shutil
@@ -12,13 +15,19 @@ import statistics
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from django.core.management import BaseCommand, load_command_class
 
 import django_outbox as outbox
 from django_outbox import conf, exceptions, signals
+from django_outbox.management import commands
+from tests import databases, samples
+
+pytestmark = pytest.mark.any_database
 
 PACKAGE = Path(outbox.__file__).parent
 ROOT = PACKAGE.parent
@@ -236,7 +245,7 @@ def test_raw_sql_is_in_dialects_alone() -> None:
     """Rows 42, 183; design 9. The checks ask SQLite for its journal mode."""
     users = {relative(path) for path in MODULES
              if re.search(r"\.execute\(|RawSQL|\.raw\(|\.extra\(", path.read_text())}  # fmt: skip
-    assert {name for name in users if not name.startswith("dialects")} == {"checks.py"}
+    assert {name for name in users if not name.startswith("dialects")} == {"checks/databases.py"}
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
@@ -265,8 +274,26 @@ def test_the_reference_knows_no_other_setting() -> None:
     assert set(re.findall(r"`([A-Z_]+)`", first_cells)) == known
 
 
+def test_263_264_our_column_of_the_defaults_is_what_the_code_has() -> None:
+    """Rows 263, 264: beside the 2 s and the batch of 10 of others."""
+    units = {"": 1, "s": 1, "days": 86400}
+    found = {}
+    for title, ours in re.findall(
+        r"^\| ([^|]*) \| ([^|]*) \|", text_of("defaults.md"), re.MULTILINE
+    ):
+        if name := re.search(r"`([A-Z_]+)`", f"{title}{ours}"):
+            number = re.search(r"(\d[\d.]*) ?(s|days)?", ours)
+            found[name[1]] = number and float(number[1]) * units[number[2] or ""]
+    defaults = conf.Settings()
+    assert {name: value for name, value in found.items() if value is not None} == {
+        name: getattr(defaults, name) for name in found if found[name] is not None
+    }
+    assert {"POLL_INTERVAL", "POLL_BATCH_SIZE", "WORKERS", "LEASE", "MAX_ATTEMPTS"} <= {*found}
+    assert (found["RETENTION_DEAD"], defaults.RETENTION_DEAD) == (None, None)
+
+
 def check_ids() -> set[str]:
-    source = (PACKAGE / "checks.py").read_text()
+    source = "".join(each.read_text() for each in (PACKAGE / "checks").glob("*.py"))
     return set(re.findall(r'id="django_outbox\.([EWI]\d{3})"', source))
 
 
@@ -283,15 +310,60 @@ def test_every_signal_is_in_the_reference(name: str) -> None:
 
 
 def test_every_command_is_in_the_reference() -> None:
-    import django_outbox.management.commands as commands
+    for name in COMMANDS:
+        assert f"## `{name}`" in text_of("commands.md")
 
-    for each in pkgutil.iter_modules(commands.__path__):
-        assert f"`{each.name}`" in text_of("commands.md")
+
+COMMANDS = [each.name for each in pkgutil.iter_modules(commands.__path__)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_options_of_a_command_are_those_of_the_reference(name: str) -> None:
+    section = text_of("commands.md").partition(f"## `{name}`\n")[2].partition("\n## ")[0]
+    rows = "".join(re.findall(r"^\| (`-.*?) \|", section, re.MULTILINE))
+    parser = load_command_class("django_outbox", name).create_parser("manage.py", name)
+    plain = BaseCommand().create_parser("manage.py", "any")
+    ours = {*parser._option_string_actions} - {*plain._option_string_actions}
+    assert {*re.findall(r"--[a-z-]+", rows)} == ours - {"--skip-checks"}
+
+
+HEADINGS = re.findall(r"^### .*$", text_of("api.md"), re.MULTILINE)
+CALLS = re.findall(r"`([\w.]+)(\([^`…]*\))", "".join(HEADINGS))
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_the_arguments_of_a_call_are_those_of_the_reference(name: str, arguments: str) -> None:
+    [call] = ast.parse(f"def call{arguments}: ...").body
+    assert isinstance(call, ast.FunctionDef)
+    shown = [each.arg for each in [*call.args.args, *call.args.kwonlyargs]]
+    taken = inspect.signature(operator.attrgetter(name)(outbox)).parameters.values()
+    assert shown == [each.name for each in taken]
+    assert {each.arg for each in call.args.kwonlyargs} == {
+        each.name for each in taken if each.kind is each.KEYWORD_ONLY
+    }
+
+
+def test_the_arguments_of_write_are_those_of_the_reference() -> None:
+    section = text_of("api.md").partition("### `write(")[2].partition("\n### ")[0]
+    rows = "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))
+    assert {*re.findall(r"`(\w+)`", rows)} == {*inspect.signature(outbox.write).parameters}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_in_the_reference(name: str) -> None:
     assert f"{name}" in text_of("api.md") + text_of("errors.md")
+
+
+def test_the_reference_knows_no_other_public_name() -> None:
+    """Row +3: what the headings of the reference name of the package itself is exported."""
+    chapters = text_of("api.md").partition("## Reading and acting")[0]
+    named = re.findall(
+        r"`(?:await )?(\w+)", "".join(re.findall(r"^### .*$", chapters, re.MULTILINE))
+    )
+    errors = re.findall(r"^[├└│─ ]*([A-Z]\w+)", text_of("errors.md"), re.MULTILINE)
+    shown = {*named, *re.findall(r"`(\w+)`", chapters.partition("## Errors")[2])}
+    assert shown <= {*PUBLIC}
+    assert {*PUBLIC} <= {*shown, *errors, *re.findall(r"`(\w+)[(`.]", text_of("api.md"))}
 
 
 def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
@@ -309,3 +381,72 @@ def test_every_column_is_in_the_reference() -> None:
     page = text_of("tables.md")
     for field in models.OutboxEvent._meta.local_fields:
         assert f"`{field.column}`" in page
+
+
+# --- the documentation -------------------------------------------------------------------------
+
+
+def test_506_every_page_is_in_the_index_once() -> None:
+    """Its links are also the navigation of the site."""
+    docs = REFERENCE.parent
+    linked = re.findall(
+        r"^- \[[^]]+\]\(([a-z/-]+\.md)\)", (docs / "index.md").read_text(), re.MULTILINE
+    )
+    pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")} - {"index.md"}
+    assert sorted(linked) == sorted(pages)
+
+
+def test_509_every_python_sample_is_run_by_a_test() -> None:
+    """A new block on any page, the README among them, fails here until a test runs it."""
+    runners = [*sample_runners()]
+    tutorials = (ROOT / "tests" / "test_tutorial.py").read_text()
+    assert [
+        (page, title or code.strip())
+        for page in samples.pages()
+        if f'"{page}"' not in tutorials  # there every block is a step
+        for title, code in samples.blocks(page).items()
+        if not title.startswith("example_project/")  # test_relays compares them with the files
+        and not samples.is_of_settings(title, code)  # test_pages reads them
+        and not any(aim == page and runs(title, code) for aim, runs in runners)
+    ] == []
+
+
+def sample_runners() -> Iterator[tuple[str, Callable[[str, str], bool]]]:
+    """Yield the page of each call of `samples.run` and its like, and which blocks that runs."""
+    for path in (ROOT / "tests").glob("test_*.py"):
+        tree = ast.parse(path.read_text())
+        named = {
+            each.targets[0].id: each.value
+            for each in tree.body
+            if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
+        }
+        for each in ast.walk(tree):
+            if (
+                isinstance(each, ast.Call)
+                and isinstance(each.func, ast.Attribute)
+                and ast.unparse(each.func.value) == "samples"
+                and each.func.attr in ("run", "modules", "files")
+            ):
+                page = each.args[0]
+                page = named[page.id] if isinstance(page, ast.Name) else page
+                only = next((word.value for word in each.keywords if word.arg == "only"), None)
+                text = ast.literal_eval(only) if only else ""
+                if each.func.attr == "run":
+                    yield ast.literal_eval(page), lambda _, code, text=text: text in code
+                else:
+                    yield ast.literal_eval(page), lambda title, _: bool(samples.FILE.match(title))
+
+
+# --- the release ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tests", "release"])
+def test_a_workflow_asks_for_what_tox_has(name: str) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+    commands = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    asked = re.findall(r"\btox -e ([\w,]+)$", "\n".join(commands), re.MULTILINE)
+    tox = configparser.ConfigParser()
+    tox.read(ROOT / "tox.ini")
+    known = {section.partition("testenv:")[2] for section in tox} | {*databases.OPTIONS}
+    assert {each for names in asked for each in names.split(",")} <= known
+    assert asked

@@ -669,3 +669,5 @@ def test_the_samples_of_the_how_to_deliver_in_order() -> None:
         "account:a",
         "account:b",
     }
+    with samples.run("how-to/deliver-in-order.md", only="blocked()"):
+        pass

@@ -569,6 +569,7 @@ def test_time_does_not_run_backwards(bad: Any) -> None:
 
 # -- the plugin ------------------------------------------------------------------------------------
 
+# Each project here has a SQLite of its own.
 # The plugin by its module, whether or not this package's entry points are installed here.
 PLUGIN = ("-p", "no:django_outbox", "-p", "django_outbox.pytest_plugin", "-p", "no:randomly")
 
@@ -626,6 +627,7 @@ def test_without_a_database(outbox_events):
 
 
 # Row +50.
+@pytest.mark.any_database
 def test_the_fixtures(project: pytest.Pytester) -> None:
     project.makepyfile(FIXTURES)
     project.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=4)
@@ -669,6 +671,7 @@ def test_a_thread_of_somebody_else():
 
 
 # Row +50.
+@pytest.mark.any_database
 def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
     project.makepyfile(LEAKS)
     done = project.runpytest_subprocess(*PLUGIN, "-rA")
@@ -677,6 +680,7 @@ def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(["ERROR *::test_leaks*"])
 
 
+@pytest.mark.any_database
 def test_an_embedded_worker_may_stay(project: pytest.Pytester) -> None:
     """EMBEDDED starts one for the life of the process."""
     project.makepyfile(project_settings=f'{PROJECT}\nOUTBOX = {{"EMBEDDED": True}}')
@@ -705,12 +709,14 @@ def test_nothing_of_django_is_imported():
 
 
 # Row +50.
+@pytest.mark.any_database
 def test_without_django_it_costs_nothing(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\n")
     project.makepyfile(NOTHING)
     project.runpytest_subprocess(*PLUGIN, "-p", "no:django").assert_outcomes(passed=1)
 
 
+@pytest.mark.any_database
 def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
     """The worker's fixture says what it lacks, and only to those who ask for it."""
     project.makeini("[pytest]\n")
@@ -737,6 +743,7 @@ def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
 
 
 # Row +50.
+@pytest.mark.any_database
 def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the entry point that pyproject.toml declares, as an installed package would have it."""
     declared = declared_entry_points()
@@ -754,6 +761,7 @@ def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.Monkey
 
 
 # Rows 517, 518, 519, 520, +50: every sample of the how-to, as a project's own test suite.
+@pytest.mark.any_database
 def test_the_samples_of_the_how_to(project: pytest.Pytester) -> None:
     project.makepyfile(
         project_settings=PROJECT.replace('["django_outbox"]', '["django_outbox", "shop"]')
@@ -761,10 +769,10 @@ def test_the_samples_of_the_how_to(project: pytest.Pytester) -> None:
     shop = project.mkpydir("shop")
     (shop / "models.py").write_text(SHOP_MODELS)
     project.mkpydir("shop/tests")
-    found = samples.blocks("how-to/testing.md")
+    found = samples.files("how-to/testing.md")
     assert {title.partition("/")[0] for title in found} == {"shop"}
     for title, code in found.items():
-        (project.path / title).write_text(code.lstrip())
+        (project.path / title).write_text(code)
     orders = shop / "orders.py"
     orders.write_text(f"from shop.models import Order, Stock\n{orders.read_text()}")
     tests = [title for title in found if "/tests/" in title]

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import dialects, signals
 from django_outbox import models as outbox_models
 from django_outbox.dialects.fields import DatabaseNow
-from django_outbox.models import OutboxEvent, missing_table, purge_batches
+from django_outbox.models import OutboxEvent, OutboxStream, missing_table, purge_batches
 from django_outbox.outcomes import Status
 from tests.databases import vendor
 
@@ -208,6 +208,46 @@ def test_replay_is_announced_once_with_its_count() -> None:
     assert told == [("default", 3)]
 
 
+def test_a_replay_in_batches_ends_though_its_events_die_again() -> None:
+    """Rows 465, J21: more than a batch holds; none comes twice, new dead ones are left out."""
+    for number in range(7):
+        dead_row(f"dead {number}")
+    counts = []
+    for count in OutboxEvent.objects.dead().replay_batches(size=2):
+        counts.append(count)
+        assert len(counts) < 9
+        OutboxEvent.objects.filter(status=NEW).update(status=DEAD, done_at=now())
+        dead_row(f"new {len(counts)}", done_at=now())  # its id comes after all the others
+    assert counts == [2, 2, 2, 1]
+    assert OutboxEvent.objects.dead().count() == 11
+
+
+@pytest.mark.parametrize("verb", ["replay_batches", "discard_batches"])
+def test_batches_take_dead_events_alone_and_hold_their_size(verb: str) -> None:
+    """Row J21."""
+    for number in range(5):
+        dead_row(f"dead {number}", key="k" if number % 2 else None, seq=number)
+        row(f"done {number}", DONE)
+    OutboxStream.objects.create(key="k", seq=9)
+    dead = OutboxEvent.objects.filter(event_id__gt="dead 0")
+    with pytest.raises(ValueError, match="expected at least 1"):
+        list(getattr(dead, verb)(size=0))
+    assert list(getattr(dead, verb)(size=3)) == [3, 1]
+    assert ids(OutboxEvent.objects.dead()) == ["dead 0"]
+    assert OutboxEvent.objects.done().count() == 5
+
+
+def test_a_walk_over_dead_events_goes_on_where_it_was_left() -> None:
+    began = now()
+    for number in range(5):
+        dead_row(f"dead {number}")
+    dead_row("dead 9", done_at=now() + HOUR)
+    dead = OutboxEvent.objects.dead()
+    assert next(dead.batches(size=2, until=began)) == ["dead 0", "dead 1"]
+    rest = dead.batches(size=2, until=began, after="dead 1")
+    assert [*rest] == [["dead 2", "dead 3"], ["dead 4"]]
+
+
 # --- discard and release --------------------------------------------------------------------------
 
 
@@ -221,6 +261,25 @@ def test_discard_deletes_dead_events_alone() -> None:
     assert OutboxEvent.objects.dead().filter(event_id__startswith="dead")[:2].discard() == 2
     assert OutboxEvent.objects.all().discard() == 2
     assert {*ids(OutboxEvent.objects.all())} == {"NEW", "DONE", "RETRY"}
+
+
+def test_what_waits_is_made_due_now() -> None:
+    """Attempts stay, leases too; an event with a key wakes its stream, which others hold up."""
+    row("scheduled", available_at=now() + HOUR)
+    row("retry", RETRY, attempts=3, available_at=now() + HOUR)
+    row("leased", available_at=now() + HOUR, locked_by="w")
+    dead_row("dead")
+    row("head", RETRY, key="k", seq=1, available_at=None, deliver_at=now() + HOUR)
+    row("behind", NEW, key="k", seq=2, available_at=None)
+    OutboxStream.objects.create(key="k", seq=2, due_at=now() + HOUR)
+    assert OutboxEvent.objects.run_now() == 3
+    assert {*ids(OutboxEvent.objects.due())} == {"scheduled", "retry"}
+    assert (get("retry").status, get("retry").attempts) == (RETRY, 3)
+    assert [each.key for each in OutboxStream.objects.due()] == ["k"]
+    head = get("head")
+    assert head.deliver_at is not None
+    assert head.deliver_at <= now()
+    assert OutboxEvent.objects.run_now() == 1  # a head that failed waits still: for its turn
 
 
 def test_release_gives_leases_back_unstarted() -> None:

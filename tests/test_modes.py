@@ -19,7 +19,13 @@ import django_outbox as outbox
 from django_outbox.engine import purger
 from django_outbox.engine.active import Active
 from django_outbox.events import ACTIVE
-from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker, purge_batches
+from django_outbox.models import (
+    OutboxEvent,
+    OutboxQuerySet,
+    OutboxStream,
+    OutboxWorker,
+    purge_batches,
+)
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, elsewhere, in_thread, insert, listening, now, row, statuses, write
 from tests.testapp.models import Effect
@@ -220,16 +226,34 @@ def test_274_the_worker_purges_in_batches(settings: Any) -> None:
 
 
 def test_a_run_is_bounded_in_time(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is for the next run."""
+    """The rest is for the next run, which comes soon and goes on where this one stopped."""
+    settings.OUTBOX = PURGING
+    monkeypatch.setattr(purger, "LONGEST", 0.0)
+    kept = insert(20, **DONE, done_at=now() + timedelta(seconds=60))  # met by a walk from below
+    expired(35)
+    run = purger.Purger(alias="default", interval=100)
+    left = []
+    for _ in range(6):
+        assert run.step() < 1
+        left.append(OutboxEvent.objects.count() - len(kept))
+    assert left == [35, 35, 25, 15, 5, 0]
+    monkeypatch.setattr(purger, "LONGEST", 15.0)
+    assert 80 < run.step() < 120  # the interval, jittered: nothing was cut
+
+
+def test_a_run_that_fails_begins_anew(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.OUTBOX = PURGING
     monkeypatch.setattr(purger, "LONGEST", 0.0)
     expired(35)
     run = purger.Purger(alias="default", interval=100)
-    left = []
-    for _ in range(4):
-        assert 80 < run.step() < 120  # the interval, jittered
-        left.append(OutboxEvent.objects.count())
-    assert left == [25, 15, 5, 0]
+    run.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(OutboxQuerySet, "_delete_unlocked", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.step()
+    for _ in range(3):
+        run.step()
+    assert not OutboxEvent.objects.exists()
 
 
 def test_a_stop_ends_a_run(settings: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 import time
 from collections import defaultdict
@@ -17,7 +19,8 @@ from django.test import override_settings
 import django_outbox as outbox
 from django_outbox import dialects
 from django_outbox.dialects.vocabulary import StreamClaim
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.engine.stream_claims import LONGEST
+from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.outcomes import Status
 from django_outbox.signals import (
     event_dead,
@@ -106,6 +109,52 @@ def test_events_of_a_key_arrive_in_order_and_keys_in_parallel() -> None:
     assert seen.order == {key: [*range(100)] for key in "abcde"}
 
 
+# Row 364.
+def test_keys_are_delivered_in_parallel_and_events_of_a_key_are_not() -> None:
+    """Only when three heads run at once do they go on."""
+    together, running, met = threading.Barrier(3), set[str](), list[str]()
+
+    def meet(event: outbox.Event) -> None:
+        assert event.key is not None
+        met.extend({event.key} & running)
+        running.add(event.key)
+        together.wait(20)
+        running.discard(event.key)
+        seen(event)
+
+    seen = Seen()
+    for key in "abc":
+        put(key, 5)
+    with listening(meet), worker(WORKERS=9):
+        all_done()
+    assert (seen.order, met) == ({key: [*range(5)] for key in "abc"}, [])
+
+
+# Rows 361, N1; G1, W11.
+def test_g1_random_failures_leave_the_order_inside_every_key() -> None:
+    luck, seen = random.Random(1), Seen()
+
+    def fail_now_and_then(event: outbox.Event) -> Any:
+        seen(event)
+        chance = luck.random()
+        if chance < 0.3:
+            raise ValueError("three in ten fail")
+        return outbox.Defer(0.01) if chance < 0.4 else None
+
+    for key in "abcde":
+        put(key, 20)
+    with (
+        listening(fail_now_and_then),
+        worker(RETRY={"policy": "fixed", "delay": 0.01, "max_attempts": 1000}),
+    ):
+        all_done(60)
+    assert len(seen.ids) > 100
+    assert {key: [*dict.fromkeys(each)] for key, each in seen.order.items()} == {
+        key: [*range(20)] for key in "abcde"
+    }
+    assert all(each == sorted(each) for each in seen.order.values())
+
+
 # Row +37.
 def test_an_idle_stream_is_woken_by_a_write() -> None:
     seen = Seen()
@@ -117,7 +166,7 @@ def test_an_idle_stream_is_woken_by_a_write() -> None:
     assert seen.order == {"a": [0, 1, 2, 3, 4]}
 
 
-# Rows 365, 359; J7, W11.
+# Rows 365, 359; J7, N1, W11.
 def test_a_failing_head_is_retried_in_place() -> None:
     seen = Seen(n1=[ValueError("once"), ValueError("twice")])
     put("a", 4)
@@ -384,6 +433,154 @@ def test_a_settle_without_the_lease_is_refused_and_the_stream_goes_on_elsewhere(
     assert seen.order["a"] == [0, 0, 1]
 
 
+def claims_of(owner: str) -> list[str]:
+    """Claim as another worker would."""
+    claim = StreamClaim(me=owner, lease=60, limit=9)
+    return [key for key, _ in dialects.of(connection).claim_streams(connection, claim)]
+
+
+def seconds_pass(seconds: float, claimed: list[str]) -> bool:
+    """Wait so long by the database's clock, another worker claiming what it can meanwhile."""
+    since = now()
+
+    def passed() -> bool:
+        claimed.extend(claims_of("another"))
+        return (now() - since).total_seconds() > seconds
+
+    return wait_until(passed)
+
+
+# Row 27.
+def test_a_plain_listener_over_its_timeout_keeps_its_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running, go, claimed = threading.Event(), threading.Event(), list[str]()
+
+    def wait(event: outbox.Event) -> None:
+        seen(event)
+        running.set()
+        go.wait(20)
+
+    seen = Seen()
+    ids = put("a", 4)
+    with listening(wait, timeout=0.1), worker(LEASE=3, WORKERS=2):
+        assert running.wait(20)
+        wait_until(lambda: "longer than its timeout" in caplog.text)
+        assert seconds_pass(3.3, claimed)
+        assert seen.order["a"] == [0]
+        go.set()
+        all_done()
+    assert (seen.ids, claimed) == (ids, [])
+
+
+# Row 27.
+def test_an_async_listener_past_its_timeout_is_retried_in_place() -> None:
+    async def wait(event: outbox.Event) -> None:
+        seen(event)
+        if event.payload["n"] == 1 and not event.attempts:
+            await asyncio.Event().wait()
+
+    seen = Seen()
+    ids = put("a", 4)
+    with listening(wait, timeout=0.2), worker():
+        all_done()
+    assert seen.order["a"] == [0, 1, 1, 2, 3]
+    assert [row(each).attempts for each in ids] == [0, 1, 0, 0]
+    assert "ListenerTimeout" in str(row(ids[1]).last_error)
+
+
+@pytest.mark.skipif(
+    "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
+)
+def test_r5_what_ends_after_an_unrenewed_lease_is_settled_but_nothing_is_started() -> None:
+    """A business transaction keeps the owner from renewing; nobody else may claim meanwhile."""
+    running, go, claimed = threading.Event(), threading.Event(), list[str]()
+
+    def wait(event: outbox.Event) -> None:
+        seen(event)
+        running.set()
+        go.wait(20)
+
+    seen = Seen()
+    put("a", 3)
+    with listening(wait), worker(LEASE=0.9, WORKERS=2):
+        assert running.wait(20)
+        with elsewhere(lambda: put("a", 1, first=3)):
+            assert seconds_pass(0.9, claimed)
+            go.set()
+            wait_until(lambda: statuses() == {"DONE": 1, "NEW": 2})
+            assert seconds_pass(0.5, claimed)
+            assert (seen.order["a"], claimed) == ([0], [])
+        all_done()
+    assert seen.order["a"] == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(
+    "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
+)
+def test_r5_who_claims_right_after_such_a_transaction_has_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though its owner lives, whose next heartbeat comes too late; its settle is refused."""
+    running, go, taken = threading.Event(), threading.Event(), threading.Event()
+    dialect, claimed = type(dialects.of(connection)), list[str]()
+    renew = dialect.renew_streams
+
+    def late(*args: Any, **options: Any) -> Any:
+        locked = renew(*args, **options)
+        if running.is_set():
+            assert locked[0] == set()
+            monkeypatch.undo()
+            taken.wait(20)
+        return locked
+
+    def wait(event: outbox.Event) -> None:
+        seen(event)
+        running.set()
+        go.wait(20)
+
+    seen = Seen()
+    put("a", 3)
+    with listening(wait), worker(LEASE=0.9, WORKERS=2):
+        assert running.wait(20)
+        with elsewhere(lambda: put("a", 1, first=3)):
+            monkeypatch.setattr(dialect, "renew_streams", late)
+            assert seconds_pass(0.9, claimed)
+            assert claimed == []
+        wait_until(lambda: claims_of("another"))
+        taken.set()
+        go.set()
+        put("b", 1)
+        wait_until(lambda: statuses() == {"DONE": 1, "NEW": 4})
+        assert seen.order == {"a": [0], "b": [0]}
+        end_stream_leases("a")  # and the other one is lost, too
+        all_done()
+    assert seen.order["a"] == [0, 0, 1, 2, 3]
+
+
+# Row +31.
+def test_after_a_refused_settle_nothing_of_the_stream_is_started() -> None:
+    """The next heartbeat, which would tell that the stream is lost, is far."""
+
+    def steal(event: outbox.Event) -> None:
+        seen(event)
+        if event.key == "a":
+            OutboxStream.objects.filter(key="a").update(
+                locked_by="another", due_at=now() + timedelta(seconds=60)
+            )
+            time.sleep(0.01)  # so long that the settle is waited for
+
+    seen = Seen()
+    put("a", 5)
+    with listening(steal), worker(LEASE=60, WORKERS=1):
+        wait_until(lambda: seen.order["a"])
+        for n in range(3):
+            put("b", 1, first=n)
+            wait_until(lambda n=n: len(seen.order["b"]) > n)  # type: ignore[misc]
+    assert seen.order["a"] == [0]
+    assert (stream("a").locked_by, statuses()) == ("another", {"DONE": 3, "NEW": 5})
+
+
 def test_long_streams_do_not_starve_short_ones() -> None:
     done_before: list[int] = []
 
@@ -403,6 +600,53 @@ def test_long_streams_do_not_starve_short_ones() -> None:
         all_done(60)
     assert min(done_before) < 1200 / 2
     assert all(seen.order[f"long-{n}"] == [*range(300)] for n in range(4))
+
+
+# Row 371.
+def test_what_is_left_to_others_and_not_taken_comes_back() -> None:
+    """The other worker shows itself, but takes nothing: only the sharing may go by its word."""
+    seen, given = Seen(), []
+    OutboxWorker.objects.create(
+        id="idle", hostname="h", pid=1, started_at=now(),
+        heartbeat_at=now() + timedelta(seconds=60),
+        info='{"mode": "multi_node", "held": 0, "streams": 0}',
+    )  # fmt: skip
+
+    def slow(event: outbox.Event) -> None:
+        seen(event)
+        time.sleep(0.02)  # the listener's work
+
+    for key in "abcdefgh":
+        put(key, 30)
+    with listening(slow), worker(LEASE=1.5, WORKERS=2, POLL_INTERVAL=60, MODE="multi_node"):
+        wait_until(lambda: OutboxStream.objects.leased().count() == 8)
+        given.append(wait_until(lambda: OutboxStream.objects.due().filter(locked_by=None).count()))
+        all_done()
+    assert 0 < given[0] <= 4
+    assert seen.order == {key: [*range(30)] for key in "abcdefgh"}
+
+
+def test_a_stream_claimed_again_while_it_is_released_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claimer may be quicker than the settler, which notes a release after it was committed."""
+    dialect, seen, met = type(dialects.of(connection)), Seen(), []
+    release = dialect.release_streams
+
+    def released(self: Any, connection: Any, *, me: str, streams: Any) -> set[str]:
+        freed: set[str] = release(self, connection, me=me, streams=streams)
+        if freed and OutboxEvent.objects.pending().exists() and not met:
+            running.look()
+            wait_until(lambda: stream("a").locked_by)
+            met.append(freed)
+        return freed
+
+    monkeypatch.setattr(dialect, "release_streams", released)
+    put("a", LONGEST + 8)
+    with listening(seen), worker(LEASE=60) as running:
+        all_done()
+    assert met == [{"a"}]
+    assert seen.order["a"] == [*range(LONGEST + 8)]
 
 
 def test_single_node_keeps_the_order_too() -> None:

@@ -220,10 +220,13 @@ class Streams(RuleBasedStateMachine):
             self.rival = Claimed(key, found.seq, taken, not left)
 
     @precondition(lambda self: self.rival is not None)
-    @rule()
-    def the_rival_settles_and_releases(self) -> None:
+    @rule(between=st.none() | plans)
+    def the_rival_settles_and_releases(self, between: list[str] | None) -> None:
+        """A writer may come between its read and its release."""
         rival, self.rival = self.rival, None
         assert rival is not None
+        if between is not None:
+            self.write([(rival.key, between)])
         dialect = dialects.of(connection)
         stream = OutboxStream.objects.filter(pk=rival.key).first()
         owns = stream is not None and stream.locked_by == "rival"
@@ -271,8 +274,10 @@ class Streams(RuleBasedStateMachine):
         if head and self.is_free(key) and OutboxEvent.objects.filter(pk__in=head).skip():
             self.events[head[0]].state = "dead"
 
-    @rule()
-    def purge(self) -> None:
+    @rule(drained=st.booleans())
+    def purge(self, drained: bool) -> None:
+        if drained:  # so that streams are idle
+            self.drain(None)
         for key in filter(self.is_free, KEYS):
             OutboxStream.objects.filter(pk=key, locked_by=None).update(
                 locked_at=now() - timedelta(days=2)
@@ -303,6 +308,8 @@ class Streams(RuleBasedStateMachine):
             first = min(self.of_key(key, *stood), key=lambda pk: self.events[pk].seq, default=None)
             if first is not None and self.events[first].state != "dead":
                 assert due.get(key) is not None, f"{key} is stuck before {self.events[first]}"
+            if self.of_key(key, *UNFINISHED, "dead"):
+                assert key in due, f"{key} was purged, though it has events that may come"
 
     def teardown(self) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError
 
 from django_outbox import dialects
 from django_outbox.models import OutboxEvent
@@ -22,6 +22,7 @@ from django_outbox.outcomes import Status
 from tests import databases
 from tests.fleet import REPOSITORY, Fleet, wait_for_end_of
 from tests.relay import Relay
+from tests.sessions import terminate_other_sessions
 from tests.table import insert, row, statuses, write
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
@@ -381,28 +382,6 @@ def test_48_a_worker_that_waits_for_its_database_can_be_stopped(
     started = time.monotonic()
     assert workers.end(worker) == 0
     assert time.monotonic() - started < 15
-
-
-def terminate_other_sessions() -> int:
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() "
-                "AND backend_type = 'client backend'"
-            )
-            return int(cursor.fetchone()[0])
-        cursor.execute(
-            "SELECT id FROM information_schema.processlist "
-            "WHERE db = database() AND id <> connection_id()"
-        )
-        ids = [each[0] for each in cursor.fetchall()]
-        for number in ids:
-            try:
-                cursor.execute(f"KILL {int(number)}")
-            except connection.Database.OperationalError:
-                continue  # gone meanwhile
-        return len(ids)
 
 
 @NO_SERVER

@@ -19,6 +19,8 @@ from django.test import modify_settings, override_settings
 import django_outbox as outbox
 from django_outbox import ANY, GLOBAL, Event, Fixed, ListenerAlreadyRegistered, listener, registry
 
+pytestmark = pytest.mark.any_database
+
 
 class Kind(models.TextChoices):
     PLACED = "order.placed", "placed"

@@ -118,15 +118,16 @@ def kill_for(
     seconds: float, workers: psutil.Process, wanted: Callable[[psutil.Process], bool]
 ) -> int:
     """Kill the wanted among the workers for that long, at least once; return how many."""
-    until, killed = time.monotonic() + seconds, 0
+    until, killed = time.monotonic() + seconds, []
     while True:
         for child in children(workers):
             with suppress(psutil.NoSuchProcess):  # it may end while we look
                 if wanted(child):
                     child.kill()
-                    killed += 1
+                    killed.append(child)
         if time.monotonic() >= until:
-            return killed
+            psutil.wait_procs(killed, timeout=20)  # until then they look like workers that run
+            return len(killed)
         time.sleep(0.02)  # between two looks at the processes' ages
 
 
@@ -194,6 +195,36 @@ def test_two_workers_do_not_take_a_suspect_each_beside_what_they_hold(fleet: Fle
     starts = [line for line in fleet.lines() if line.phase == "start"]
     assert Counter(line.id for line in starts).most_common(1)[0][1] == 1
     assert [line.held for line in starts if line.id in suspects] == [0] * 4
+
+
+# -- taking over -----------------------------------------------------------------------------------
+
+
+def test_little_is_in_hand_while_a_lost_workers_events_are_taken_over(settings: Any) -> None:
+    """For should this worker be lost, too, each of them has to be tried alone."""
+    settings.OUTBOX = {**OUTBOX, "COLD_QUEUE_CAPACITY": 1000, "POLL_BATCH_SIZE": 500}
+    lost = insert(300, due=-2, locked_by="a lost worker")
+    insert(300, due=-1)
+    in_hand: list[int] = []
+
+    def listener(event: outbox.Event) -> None:
+        if event.event_id in lost and len(in_hand) < 60:
+            in_hand.append(OutboxEvent.objects.leased().exclude(locked_by="a lost worker").count())
+
+    with listening(listener), outbox.Worker(workers=2):
+        wait_until(lambda: not pending(), what="an event pending")
+    assert max(in_hand) <= 30  # a lot and what is running or being settled
+    assert rescues() == {1: 300, 0: 300}
+
+
+def test_a_lease_that_ends_while_a_worker_is_idle_is_noticed_at_once(settings: Any) -> None:
+    settings.OUTBOX = {**OUTBOX, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 1000, "DOORBELL": None}
+    with listening(lambda event: None), outbox.Worker() as worker:
+        write()
+        wait_until(lambda: not pending(), what="an event pending")  # its probation is over
+        insert(due=0.5, locked_by="a lost worker")
+        worker.look()
+        wait_until(lambda: not pending(), what="the lost worker's event")
 
 
 # -- counting --------------------------------------------------------------------------------------

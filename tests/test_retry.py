@@ -17,6 +17,8 @@ from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hoo
 from django_outbox.retry import MAX_DELAY, bounded, checked, from_setting
 from tests import samples
 
+pytestmark = pytest.mark.any_database
+
 STEADY = (1.0, 1.0)  # jitter that changes nothing
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from django.db import connection, transaction
 from django.db.backends.signals import connection_created
 
 import django_outbox as outbox
-from django_outbox import checks, dialects, registry
+from django_outbox import dialects, registry
+from django_outbox.checks import databases
 from django_outbox.dialects.optimistic import Optimistic
+from django_outbox.dialects.vocabulary import Past
+from django_outbox.engine.statistics import Statistics
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.outcomes import DONE, Decision, Status
 from tests.table import (
@@ -168,7 +171,7 @@ def test_193_four_databases_are_known_and_any_other_is_warned_of(
     assert {*dialects.DIALECTS} == {"postgresql", "mysql", "sqlite"}  # mysql: MariaDB too
     assert connection.vendor in dialects.DIALECTS
     monkeypatch.setattr(connection, "vendor", "oracle")
-    assert [each.id for each in checks._dialect(connection)] == ["django_outbox.W024"]
+    assert [each.id for each in databases._dialect(connection)] == ["django_outbox.W024"]
     assert type(dialects.of(connection)) is Optimistic
 
 
@@ -178,7 +181,7 @@ def test_268_a_mysql_without_skip_locked_is_warned_of(
 ) -> None:
     monkeypatch.setattr(connection, "vendor", "mysql")
     monkeypatch.setattr(connection.features, "has_select_for_update_skip_locked", skips)
-    messages = checks.check_databases(None, databases=["default"])
+    messages = [*databases._dialect(connection)]  # the other checks ask a real server
     assert [each.id for each in messages] == found
     assert not any(each.is_serious() for each in messages)
     assert all("MariaDB 10.6" in (each.hint or "") for each in messages)
@@ -426,9 +429,11 @@ def break_session(engine: Engine, session: Any) -> None:
 
 
 def test_n7_a_failed_renewal_is_repeated_on_a_new_connection(
-    settings: Any, caplog: pytest.LogCaptureFixture
+    settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.OUTBOX = {**SOON, "LEASE": 2.4}
+    # What hits them is their own affair: they would make the new connection, and no renewal fail.
+    monkeypatch.setattr(Statistics, "step", lambda statistics: None)
     ids = insert(300, due=-1)
     with watched() as engine, gated() as gate, outbox.Worker(workers=2):
         wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() == 300)
@@ -436,7 +441,7 @@ def test_n7_a_failed_renewal_is_repeated_on_a_new_connection(
             session = wait_until(lambda: engine.made("heartbeat"))[-1]
             break_session(engine, session)
             wait_until(lambda: len(engine.made("heartbeat")) > times, what="a new connection")  # noqa: B023
-            wait_until(lambda: caplog.text.count("heartbeat works again") == times)  # noqa: B023
+            wait_until(lambda: caplog.text.count("heartbeat works again") >= times)  # noqa: B023
             anew = OutboxEvent.objects.filter(available_at__gt=now() + timedelta(seconds=2.4))
             wait_until(lambda: anew.count() == 300, what="all renewed")  # noqa: B023
         gate.open.set()
@@ -450,7 +455,7 @@ def test_n7_a_late_renewal_does_not_take_back_a_lost_lease() -> None:
     (event_id,) = insert()
     claim("late")
     end_leases([event_id])
-    claim("owner")
+    claim("owner", past=Past.LOST)
     before = row(event_id).__dict__ | {"_state": 0}
     assert renew([event_id], me="late") == (set(), set())
     assert row(event_id).__dict__ | {"_state": 0} == before
@@ -460,7 +465,7 @@ def test_w22_a_late_settle_after_rescue_and_replay_has_no_effect() -> None:
     (event_id,) = insert()
     claim("late")
     end_leases([event_id])
-    claim("rescuer")
+    claim("rescuer", past=Past.LOST)
     assert settle(event_id, DEAD, me="rescuer") == 1
     assert settle(event_id, DONE, me="late") == 0
     assert OutboxEvent.objects.dead().replay() == 1
@@ -514,13 +519,12 @@ def open_transactions() -> int:
     """How many sessions of this database are in a transaction, ours not counted."""
     if connection.vendor == "sqlite":
         name = str(connection.settings_dict["NAME"])
-        with sqlite3.connect(name, timeout=0, isolation_level=None) as own:
+        with closing(sqlite3.connect(name, timeout=0, isolation_level=None)) as own:
             try:
                 own.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
                 return 1
             own.execute("ROLLBACK")
-        own.close()
         return 0
     asks = {
         "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "

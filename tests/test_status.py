@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -15,14 +19,19 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 
-from django_outbox import write
+from django_outbox import dialects, write
 from django_outbox.events import ACTIVE
-from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
+from django_outbox.management.waiting import within
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream, OutboxWorker
+from django_outbox.models import counts as outbox_counts
 from django_outbox.models import status as outbox_status
 from django_outbox.models.status import status
 from django_outbox.outcomes import Status
-from tests.table import insert, now
+from tests.plans import analyze, large_steps
+from tests.table import insert, keyed, now
+from tests.test_batch_commands import Terminal
 from tests.test_streams import events, in_ten_minutes, put
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -57,11 +66,13 @@ def worker(name: str = "host-1", **columns: Any) -> None:
 def test_an_empty_outbox() -> None:
     assert ask() == {
         "counts": {"NEW": 0, "DONE": 0, "RETRY": 0, "DEAD": 0},
-        "counts_complete": True,
+        "at_least": [],
+        "estimated": [],
         "due": 0,
         "leased": 0,
         "oldest_pending_age": None,
         "dead": [],
+        "paused": [],
         "streams": {"due": 0, "leased": 0, "blocked": 0, "heads": []},
         "workers": [],
     }
@@ -122,6 +133,14 @@ def test_45_a_blocked_stream_is_shown_with_its_head() -> None:
     assert 3600 <= found["age"] < 3700
 
 
+def test_what_is_paused_is_shown() -> None:
+    OutboxPause.objects.pause("event_type", "order.paid", reason="carrier down")
+    [found] = ask()["paused"]
+    assert 0 <= found.pop("age") < 60
+    assert found == {"kind": "event_type", "name": "order.paid", "reason": "carrier down"}
+    assert re.search(r"paused   event_type order\.paid for \d+ s: carrier down", run())
+
+
 def test_45_a_dead_head_that_blocks_has_no_next_try() -> None:
     head, _ = events("k", DEAD, NEW)
     put("k")
@@ -139,15 +158,64 @@ def test_45_workers_are_shown() -> None:
     assert 40 <= second["heartbeat_age"] < 100
 
 
-def test_45_a_large_table_is_counted_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_status, "NEWEST", 5)
-    monkeypatch.setattr(outbox_status, "MOST", 3)
-    insert(2, due=None, status=DEAD)
-    insert(6)
+@pytest.fixture
+def large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the whole of which is counted: 60 done, 12 new, 5 to be retried, 7 dead."""
+    monkeypatch.setattr(outbox_counts, "EXACT", 50)
+    insert(60, due=None, status=DONE, done_at=now())
+    insert(6, due=-9)
+    insert(2, due=60, status=RETRY)
+    insert(4, due=None, status=DEAD, done_at=now(), event_type="a", last_error="ValueError: no")
+    keyed("k", 6)
+    keyed("j", 3, status=RETRY)
+    keyed("i", 3, status=DEAD, event_type="b", last_error="KeyError: 1")
+    analyze(OutboxEvent)
+
+
+def test_45_of_a_large_table_only_what_is_done_is_estimated(large_table: None) -> None:
+    """Row +45: an index has the others, however old they are."""
     found = ask()
-    assert found["counts"] == {"NEW": 5, "DONE": 0, "RETRY": 0, "DEAD": 0}
-    assert found["counts_complete"] is False
-    assert (found["due"], found["dead"]) == (3, [])
+    done = found["counts"].pop("DONE")
+    assert found["counts"] == {"NEW": 12, "RETRY": 5, "DEAD": 7}
+    assert 40 < done < 90  # by the database's statistics
+    assert (found["estimated"], found["at_least"]) == (["DONE"], [])
+    assert {each["event_type"]: each["count"] for each in found["dead"]} == {"a": 4, "b": 3}
+    assert f"12 NEW, about {done} DONE, 5 RETRY, 7 DEAD" in run()
+
+
+def test_45_what_statistics_do_not_know_of_yet_is_said_to_be_more(
+    large_table: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialect = dialects.of(connection)
+    monkeypatch.setattr(type(dialect), "estimated_rows", lambda *_: 0)
+    found = ask()
+    assert found["counts"]["DEAD"] == 7
+    assert 0 < found["counts"]["DONE"] <= 51
+    assert (found["estimated"], found["at_least"]) == ([], ["DONE"])
+
+
+def test_45_a_count_that_is_ended_is_said_to_be_more(
+    large_table: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_counts, "MOST", 5)
+    monkeypatch.setattr(outbox_counts, "DEAD", 3)
+    monkeypatch.setattr(outbox_status, "MOST", 2)
+    found = ask()
+    assert (found["due"], found["counts"]["DEAD"]) == (2 + 2, 3)  # events and streams
+    assert sum(each["count"] for each in found["dead"]) == 3
+    assert {*found["at_least"]} == {"NEW", "RETRY", "DEAD"}
+    assert "at least 3 DEAD" in run()
+
+
+def test_45_no_count_reads_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 done events, and few others; nothing is to look at more than a few."""
+    monkeypatch.setattr(outbox_counts, "EXACT", 50)
+    insert(5000, due=None, status=DONE, done_at=now())
+    insert(20, due=60)
+    keyed("k", 20)
+    analyze(OutboxEvent)
+    analyze(OutboxStream)
+    assert not large_steps({"counts": lambda: outbox_counts.counts("default")})
 
 
 @pytest.mark.parametrize("streams", [0, 30], ids=["none", "many"])
@@ -208,6 +276,15 @@ def test_45_beyond_a_limit_the_code_is_1(limit: str, well: str) -> None:
     assert run(limit)  # without --check nothing is compared
 
 
+def test_45_a_lost_worker_does_not_count() -> None:
+    """Its row stays for ten leases, for people to see."""
+    worker("host-1", heartbeat_at=now() - timedelta(seconds=29))
+    assert check("--min-workers=1") == 0
+    OutboxWorker.objects.update(heartbeat_at=now() - timedelta(seconds=31))
+    assert check("--min-workers=1") == 1
+    assert len(ask()["workers"]) == 1
+
+
 def test_45_an_event_that_waits_for_five_minutes_is_too_much_by_default() -> None:
     insert(1, due=-299)
     assert check() == 0
@@ -227,6 +304,39 @@ def test_45_no_answer_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("django_outbox.management.commands.outbox_status.status", down)
     assert check() == 2
+
+
+def test_45_a_database_that_does_not_answer_is_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host that swallows packets holds a connect for minutes."""
+    go_on = threading.Event()
+    command = "django_outbox.management.commands.outbox_status"
+    monkeypatch.setattr(f"{command}.status", lambda alias: go_on.wait(60))
+    started = time.monotonic()
+    try:
+        with pytest.raises(CommandError, match=r"default: no answer within 0\.2 s") as raised:
+            run("--check", "--timeout", "0.2s")
+    finally:
+        go_on.set()
+    assert raised.value.returncode == 2
+    assert time.monotonic() - started < 30
+
+
+def test_45_inside_a_transaction_the_caller_sees_its_own_rows() -> None:
+    with transaction.atomic():
+        insert(3)
+        assert ask()["counts"]["NEW"] == 3
+
+
+def test_45_a_failure_of_the_database_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(alias: str) -> Any:
+        raise TimeoutError("the driver's")
+
+    with pytest.raises(TimeoutError, match="the driver's"):
+        within(30, late, "default")
+    with pytest.raises(ZeroDivisionError):
+        within(30, lambda alias: 1 // 0, "default")
 
 
 def test_45_unfit_settings_are_no_answer() -> None:
@@ -249,6 +359,80 @@ def test_45_the_exit_code_of_the_process(database_env: dict[str, str]) -> None:
     nowhere = {"sqlite": "sqlite:////nowhere/x", "postgresql": "postgres://x@127.0.0.1:1/x"}
     url = nowhere.get(connection.vendor, "mysql://x@127.0.0.1:1/x")
     assert code(DATABASE_URL=url) == 2
+
+
+# --- again and again -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Ctrl-C at the third pause; return the pauses."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        insert(1)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("django_outbox.management.commands.outbox_status.time.sleep", pause)
+    return pauses
+
+
+def test_45_watch_looks_again_until_ctrl_c(three_looks: list[float]) -> None:
+    text = run("--watch")
+    assert three_looks == [2.0, 2.0, 2.0]
+    for n in range(3):
+        assert f"{n} NEW" in text
+    assert "\x1b" not in text  # no terminal
+
+
+def test_45_watch_draws_a_terminal_anew(three_looks: list[float]) -> None:
+    out = Terminal()
+    call_command("outbox_status", "--watch", "500", stdout=out)
+    assert three_looks == [500.0] * 3
+    assert out.getvalue().count("\x1b[H\x1b[2J") == 3
+
+
+def test_45_watch_as_json_is_one_line_a_look(three_looks: list[float]) -> None:
+    lines = [json.loads(each) for each in run("--watch", "1m", "--format", "json").splitlines()]
+    assert [each["default"]["counts"]["NEW"] for each in lines] == [0, 1, 2]
+
+
+def test_45_watch_outlasts_a_database_without_answer(
+    three_looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([OperationalError("connection refused"), None, None])
+
+    def ask_or_fail(alias: str) -> Any:
+        if error := next(answers):
+            raise error
+        return status(alias)
+
+    monkeypatch.setattr("django_outbox.management.commands.outbox_status.status", ask_or_fail)
+    text = run("--watch")
+    assert "no answer: default: connection refused" in text
+    assert "1 NEW" in text
+
+
+def test_45_watch_and_check_are_two_things() -> None:
+    with pytest.raises(CommandError, match="expected one of them"):
+        run("--watch", "--check")
+
+
+def test_45_ctrl_c_ends_a_watch_with_0(database_env: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "django", "outbox_status", "--watch", "0.2"]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env={**database_env, "PYTHONUNBUFFERED": "1"},
+                                   cwd=ROOT, stdout=output, stderr=output)  # fmt: skip
+        try:
+            wait_until(lambda: log.read_text().count("[default]") >= 2, what="two looks")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert "Traceback" not in log.read_text()
 
 
 def test_streams_are_asked_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from tests.table import (
     in_thread,
     insert,
     keyed,
+    multiply,
     now,
     row,
     stream,
@@ -659,11 +660,9 @@ def test_r10_killed_between_the_settle_and_the_release() -> None:
 def streams_among_many() -> Sequence[str]:
     """20,000 streams, 40 of them due; half of all rows behind one key."""
     clock = now()
-    OutboxStream.objects.bulk_create(
-        [OutboxStream(key=f"idle-{n}", seq=1) for n in range(20_000)]
-        + [OutboxStream(key=f"later-{n}", seq=1, due_at=clock + timedelta(seconds=3600))
-           for n in range(200)], batch_size=5000,
-    )  # fmt: skip
+    multiply(OutboxStream(key="idle", seq=1), [f"idle-{n}" for n in range(20_000)])
+    multiply(OutboxStream(key="later", seq=1, due_at=clock + timedelta(seconds=3600)),
+             [f"later-{n}" for n in range(200)])  # fmt: skip
     rows = {"due": None, "first_due_at": clock}
     due = [f"due-{n}" for n in range(40)]
     for key in due:
@@ -672,11 +671,7 @@ def streams_among_many() -> Sequence[str]:
         insert(150, **rows, status=1, done_at=clock, key=f"idle-{n}", seq=1)
     insert(1900, **rows, status=1, done_at=clock, key="blocked", seq=1)
     keyed("blocked")
-    OutboxEvent.objects.bulk_create(
-        [OutboxEvent(event_id=f"behind-{n}", event_type="x", payload="{}", occurred_at=clock,
-                     created_at=clock, key="blocked", seq=n + 2) for n in range(5000)],
-        batch_size=500,
-    )  # fmt: skip
+    insert(5000, due=None, key="blocked", seq=2, counted="seq", event_type="x")
     for model in (OutboxEvent, OutboxStream):
         analyze(model)
     return due

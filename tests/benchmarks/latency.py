@@ -27,11 +27,13 @@ Measured = list[float]  # milliseconds
 
 def run(scale: Scale, witness: Witness) -> list[Figure]:
     separate: list[Measured] = []
+    keyed: list[Measured] = []
     at_random: list[Measured] = []
     embedded: list[Measured] = []
     for _ in range(scale.repeats):
         with WorkerProcess():
             separate.append(measure(scale.latencies, witness, lambda: APART))
+            keyed.append(measure(scale.latencies, witness, lambda: APART, key="one for all"))
             at_random.append(
                 measure(scale.latencies, witness, lambda: random.expovariate(1 / APART))
             )
@@ -39,6 +41,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
             embedded.append(measure(scale.latencies, witness, lambda: APART))
     return [
         *percentiles("separate worker", separate, p50="≤ 1.5", p99="≤ 5"),
+        *percentiles("separate worker, events of one key", keyed),
         *percentiles("separate worker, events at random", at_random),
         *percentiles("embedded worker", embedded, p50="≤ 1"),
     ]
@@ -53,16 +56,18 @@ def percentiles(name: str, found: list[Measured], *, p50: str = "", p99: str = "
     return [one(50, p50), one(99, p99)]
 
 
-def measure(events: int, witness: Witness, pause: Callable[[], float]) -> Measured:
+def measure(
+    events: int, witness: Witness, pause: Callable[[], float], *, key: str | None = None
+) -> Measured:
     """Write events one by one; return milliseconds from each commit to its listener's start."""
     empty()
     witness.clear()
-    write(0)
+    write(0, key)
     wait_until(lambda: len(witness) > 0, within=PATIENCE, what="the worker's first call")
     committed = {}
     for number in range(1, WARM_UP + events + 1):
         time.sleep(pause())  # the system is idle between two events
-        committed[str(number)] = write(number)
+        committed[str(number)] = write(number, key)
     wait_until(lambda: len(witness) > WARM_UP + events, within=PATIENCE, what="the last call")
     started = dict(witness.lines())
     return [
@@ -71,10 +76,10 @@ def measure(events: int, witness: Witness, pause: Callable[[], float]) -> Measur
     ]
 
 
-def write(number: int) -> float:
+def write(number: int, key: str | None = None) -> float:
     """Write one event; return when its commit had returned, before anybody was rung."""
     at = []
     with transaction.atomic():
         transaction.on_commit(lambda: at.append(time.monotonic()))
-        outbox.write("benchmark.tell", PAYLOAD, aggregate_id=str(number))
+        outbox.write("benchmark.tell", PAYLOAD, aggregate_id=str(number), key=key)
     return at[0]

@@ -4,7 +4,7 @@ import json
 import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, INSTALLED_APPS
+from tests.settings import DATABASES
 
 
 def sign_sessions() -> None:
@@ -16,7 +16,8 @@ sign_sessions()
 os.register_at_fork(after_in_child=sign_sessions)
 
 DATABASES = {"default": DATABASES["default"]}
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.reach"]
+INSTALLED_APPS = ["django_outbox", "tests.testapp", "tests.reach"]  # starts in less time
+MIDDLEWARE: list[str] = []
 ROOT_URLCONF = "tests.reach.urls"
 OUTBOX = json.loads(os.environ.get("REACH_OUTBOX", "{}"))
 LOGGING = {

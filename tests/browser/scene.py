@@ -1,0 +1,164 @@
+"""An outbox as an operator may meet it at three in the morning, and one dead event."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from django_outbox import registry
+from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
+from django_outbox.models.statistics import BOUNDS, SPANS, bucket
+from django_outbox.outcomes import Status
+from tests.table import insert, keyed, now
+
+TYPES = {  # deliveries a minute, seconds they wait, seconds they run
+    "order.placed": (42, 0.006, 0.02),
+    "order.paid": (38, 0.006, 0.08),
+    "parcel.requested": (35, 0.008, 0.35),
+    "invoice.sent": (12, 0.01, 1.4),
+}
+HOSTS = ("web-1.shop.internal", "web-2.shop.internal", "worker-1.shop.internal")
+CHANCE = random.Random(41)
+
+
+@contextmanager
+def listeners() -> Iterator[None]:
+    """Have the shop's listeners registered for the length of a block."""
+    made = [_listener(event_type) for event_type in TYPES]
+    options: list[dict[str, Any]] = [{}, {"atomic": True}, {"timeout": 30}, {}]
+    for event_type, call, given in zip(TYPES, made, options, strict=True):
+        registry.listener(event_type, **given)(call)
+    try:
+        yield
+    finally:
+        for call in made:
+            registry.remove(call)
+
+
+def _listener(event_type: str) -> Callable[[Any], None]:
+    def listen(event: Any) -> None:
+        """Nobody calls it."""
+
+    listen.__module__ = "shop.listeners"
+    listen.__qualname__ = event_type.replace(".", "_")
+    return listen
+
+
+def at_three_in_the_morning() -> list[str]:
+    """The courier's interface fails: retries, dead events, a blocked stream, a silent worker."""
+    _history()
+    running = {"event_type": "parcel.requested", "event_id": "", "seconds": 312.0}
+    stuck = insert(2, due=25, event_type="parcel.requested", locked_by="w", locked_at=now())
+    _worker(HOSTS[0], 4000, held=2, age=3, running=[{**running, "event_id": stuck[0]}])
+    _worker(
+        HOSTS[1], 4001, held=1, age=6, running=[{**running, "event_id": stuck[1], "seconds": 4}]
+    )
+    _worker(HOSTS[2], 4002, held=214, age=95)
+    insert(180, due=-740, event_type="parcel.requested")
+    insert(64, due=-35, event_type="order.paid")
+    insert(37, due=90, event_type="parcel.requested", status=Status.RETRY, attempts=4)
+    insert(12, due=1800, event_type="invoice.sent")
+    _dead("parcel.requested", "ConnectionError: courier.example refused", 23)
+    _dead("parcel.requested", "ListenerTimeout: parcel.requested ran longer than 30 s", 4)
+    _dead("invoice.sent", "ValidationError: no address for customer 1182", 2)
+    for number in range(3):
+        key = f"customer-{1180 + number}"
+        keyed(key, 4 + 9 * number, due=240, event_type="parcel.requested")
+        OutboxEvent.objects.filter(key=key, seq=1).update(
+            status=Status.RETRY, attempts=7, first_due_at=now() - timedelta(minutes=13),
+            last_error="ConnectionError: courier.example refused\nTraceback",
+        )  # fmt: skip
+    insert(9, event_type="coupon.redeemed", due=-20)
+    return []
+
+
+def a_refused_parcel() -> list[str]:
+    """Leave what the tutorial's courier does: one dead event, whose id is returned."""
+    clock = now()
+    died = clock - timedelta(minutes=3)
+    return insert(
+        due=None, event_type="parcel.requested", aggregate_type="shop.Order", aggregate_id="2",
+        payload='{"order":2,"to":"Ada","skus":["spirit-burner"]}', status=Status.DEAD, attempts=4,
+        occurred_at=died - timedelta(seconds=1.6), created_at=died - timedelta(seconds=1.6),
+        first_due_at=died - timedelta(seconds=1.6), done_at=died, last_error=REFUSED,
+    )  # fmt: skip
+
+
+SAID = "The courier does not carry spirit-burner (flammable) to Ada."
+REFUSED = f"""\
+example_project.partners.models.PartnerError: {SAID}
+Traceback (most recent call last):
+  File "/srv/shop/example_project/warehouse/listeners.py", line 27, in book_parcel
+    tracking_number = courier.book(
+                      ^^^^^^^^^^^^^
+  File "/srv/shop/example_project/partners/courier.py", line 17, in book
+    raise PartnerError(f"The courier does not carry {{refused}} to {{to}}.")
+example_project.partners.models.PartnerError: {SAID}
+"""
+
+
+def _worker(
+    host: str, pid: int, *, held: int, age: float, running: list[Any] | None = None
+) -> None:
+    clock = now()
+    OutboxWorker.objects.create(
+        id=f"{host}-{pid}-7f3a", hostname=host, pid=pid,
+        started_at=clock - timedelta(hours=31, minutes=pid % 60),
+        heartbeat_at=clock - timedelta(seconds=age),
+        info=json.dumps({"mode": "multi_node", "held": held, "running": running or []}),
+    )  # fmt: skip
+
+
+def _dead(event_type: str, error: str, count: int) -> None:
+    insert(
+        count, due=None, event_type=event_type, status=Status.DEAD, attempts=10,
+        done_at=now() - timedelta(minutes=CHANCE.randint(1, 40)),
+        last_error=f"{error}\nTraceback (most recent call last): …",
+    )  # fmt: skip
+
+
+def _history() -> None:
+    """A week of statistics, as workers would have written them."""
+    clock = now().timestamp()
+    rows = []
+    for span, steps in ((60, 62), (600, 146), (3600, 170)):
+        assert span in SPANS
+        for back in range(steps):
+            start = clock // span * span - back * span
+            age = clock - start  # seconds
+            bad = 1.0 if age < 14 * 60 else 0.0
+            for host in HOSTS:
+                rows += [_row(span, start, host, *each, bad) for each in TYPES.items()]
+                lag = CHANCE.uniform(0.01, 0.4) + bad * max(14 * 60 - age, 0)
+                rows.append(_empty(span, start, host, "", lag=round(lag, 3)))
+    OutboxStatistics.objects.bulk_create(rows, batch_size=500)
+
+
+def _empty(span: int, start: float, host: str, event_type: str, **more: Any) -> OutboxStatistics:
+    at = datetime.fromtimestamp(start, timezone.utc)
+    return OutboxStatistics(span=span, started_at=at, owner=host, event_type=event_type, **more)
+
+
+def _row(
+    span: int, start: float, host: str, event_type: str, given: tuple[float, ...], bad: float
+) -> OutboxStatistics:
+    rate, wait, run = given
+    tide = 0.65 + 0.35 * math.sin(2 * math.pi * (start % 86400 / 86400 - 0.3))
+    count = max(int(rate * tide * CHANCE.uniform(0.85, 1.15) * span / 60 / len(HOSTS)), 1)
+    row = _empty(span, start, host, event_type)
+    hit = bad and event_type == "parcel.requested"
+    row.retry = int(count * (0.75 if hit else 0.01 * CHANCE.random()))
+    row.dead = int(CHANCE.random() * 2.5) if hit else 0
+    row.done = max(count - row.retry - row.dead, 0)
+    row.deferred = int(count * 0.02)
+    for name, middle in (("wait", wait * (1 + 900 * bad)), ("run", run * (12 if hit else 1))):
+        for part, sigma in ((0.55, 0.3), (0.33, 1.0), (0.09, 2.2), (0.03, 4.5)):
+            place = bucket(min(middle * sigma * CHANCE.uniform(0.7, 1.3), BOUNDS[-1]))
+            field = f"{name}_{place}"
+            setattr(row, field, getattr(row, field) + max(int(count * part), 1))
+    return row

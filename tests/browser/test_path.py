@@ -1,0 +1,285 @@
+"""From a dead event to its delivery by the pages of the admin, as a person clicks them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.select import Select
+
+import django_outbox as outbox
+from django_outbox.admin import walking
+from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.outcomes import Status
+from tests.browser import driving
+from tests.fleet import Fleet
+from tests.table import PLACED, insert, listening, row, statuses, write
+from tests.waiting import wait_until
+
+Visit = Callable[..., None]
+
+EVENTS, EVENT = (f"django_outbox_outboxevent_{page}" for page in ("changelist", "change"))
+PAUSES, PAUSE = (f"django_outbox_outboxpause_{page}" for page in ("changelist", "add"))
+DEAD = "?state=dead"
+ONCE = {"policy": "fixed", "delay": 0, "max_attempts": 1}
+WORKER = {"RETRY": ONCE, "POLL_INTERVAL": 0.5, "WORKERS": 2}
+
+
+@pytest.fixture
+def worker(database_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Return a function that starts a real worker process."""
+    fleet = Fleet(database_env, tmp_path, **WORKER)
+    fleet.log.touch()
+    yield lambda: fleet.start() and None
+    fleet.kill_all()
+    sys.stdout.write(fleet.log.read_text()[-6000:])  # pytest shows it where the test failed
+
+
+# --- what a person does -----------------------------------------------------------------------
+
+
+def press(driver: Any, label: str) -> None:
+    """Click the button or link of this name, and wait for the page that it leads to."""
+    named = f"[normalize-space()={label!r} or @value={label!r}]"
+    control = driver.find_element(
+        By.XPATH, f"//*[@id='content']//*[self::a or self::button or self::input]{named}"
+    )
+    control.click()
+    wait_until(lambda: is_gone(control), what=f"the page behind {label!r}")
+
+
+def is_gone(element: Any) -> bool:
+    from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+
+    try:
+        element.is_enabled()
+    except (NoSuchElementException, StaleElementReferenceException):
+        return True
+    return False
+
+
+def choose(driver: Any, action: str, *event_ids: str) -> None:
+    """Tick these events in the list and run an action on them."""
+    for each in event_ids:
+        driver.find_element(By.CSS_SELECTOR, f"input.action-select[value='{each}']").click()
+    Select(driver.find_element(By.NAME, "action")).select_by_value(action)
+    button = driver.find_element(By.CSS_SELECTOR, ".actions button[name=index]")
+    button.click()
+    wait_until(lambda: is_gone(button), what=f"the page of {action}")
+
+
+def listed(driver: Any) -> list[str]:
+    return driving.texts(driver, "#result_list .outbox-id")
+
+
+def shown(driver: Any) -> str:
+    return "\n".join(driving.texts(driver, "#content"))
+
+
+def messages(driver: Any) -> list[str]:
+    return driving.texts(driver, ".messagelist li")
+
+
+def asked(driver: Any) -> list[str]:
+    return driving.texts(driver, "#content h2")
+
+
+def is_settled(event_id: str, status: Status = Status.DONE) -> Callable[[], bool]:
+    return lambda: row(event_id).status == status
+
+
+def die(count: int = 1, **more: Any) -> list[str]:
+    """Write events and deliver them in vain."""
+
+    def reserve(event: outbox.Event) -> None:
+        raise ValueError("out of stock")
+
+    with listening(reserve, retry=outbox.Fixed(delay=0, max_attempts=1)):
+        ids = write(count, **more)
+        outbox.drain()
+    assert statuses() == {"DEAD": count}
+    return ids
+
+
+# --- dead, looked at, replayed, delivered -----------------------------------------------------
+
+
+def test_a_dead_event_is_found_read_replayed_and_delivered(
+    driver: Any, visit: Visit, worker: Callable[[], None]
+) -> None:
+    """Issue 8: the whole path, with a real worker at its end."""
+    (event_id,) = die()
+    insert(2, due=None, status=Status.DONE)
+    visit(EVENTS)
+    assert len(listed(driver)) == 3
+    driver.find_element(By.CSS_SELECTOR, "#changelist-filter a[href*='state=dead']").click()
+    wait_until(lambda: listed(driver) == [event_id])
+
+    driver.find_element(By.CSS_SELECTOR, "#result_list tbody th a").click()
+    wait_until(lambda: asked(driver))
+    page = shown(driver)
+    for part in ("ValueError: out of stock", "Traceback", "in reserve", "This event is dead"):
+        assert part in page
+    assert len(driving.texts(driver, ".outbox-timeline tr")) >= 3
+    press(driver, "Replay")
+    assert asked(driver) == ["Replay 1 event?"]
+    assert statuses() == {"DEAD": 1, "DONE": 2}
+    press(driver, "Yes: Replay")
+    assert messages(driver) == ["1 event was replayed."]
+    assert "This event is dead" not in shown(driver)
+
+    worker()
+    wait_until(is_settled(event_id))
+    driver.refresh()
+    assert driving.texts(driver, ".outbox-status.outbox-done") == ["done"]
+    assert "out of stock" not in shown(driver)
+
+
+def test_by_keyboard_alone_an_event_is_replayed(driver: Any, visit: Visit) -> None:
+    (event_id,) = die()
+    visit(EVENT, event_id)
+    enter(driver, "Replay")
+    wait_until(lambda: asked(driver) == ["Replay 1 event?"])
+    enter(driver, "Yes: Replay")
+    wait_until(lambda: messages(driver) == ["1 event was replayed."])
+    assert statuses() == {"NEW": 1}
+
+
+def enter(driver: Any, label: str) -> None:
+    """Press Tab until what has this name has the focus, then Enter."""
+    seen = []
+    for _ in range(60):
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        seen.append((focused := driver.switch_to.active_element).text)
+        if seen[-1] == label:
+            outline = focused.value_of_css_property("outline-style")
+            assert outline != "none" or focused.value_of_css_property("box-shadow") != "none"
+            focused.send_keys(Keys.ENTER)
+            return
+    pytest.fail(f"{label!r} is not reached by Tab: {seen}")
+
+
+# --- several at once --------------------------------------------------------------------------
+
+
+def test_two_of_the_list_are_replayed_after_a_page_has_asked(driver: Any, visit: Visit) -> None:
+    first, second, third = die(3)
+    visit(EVENTS, query=DEAD)
+    choose(driver, "replay", first, third)
+    assert asked(driver) == ["Replay 2 events?"]
+    assert first in shown(driver) and third in shown(driver)
+    assert second not in shown(driver)
+    assert statuses() == {"DEAD": 3}
+    press(driver, "Yes: Replay")
+    assert messages(driver) == ["2 events were replayed."]
+    assert listed(driver) == [second]
+    assert row(second).status == Status.DEAD
+
+
+def test_a_discard_asks_and_can_be_left(driver: Any, visit: Visit) -> None:
+    first, second = die(2)
+    visit(EVENTS, query=DEAD)
+    choose(driver, "discard", first)
+    assert asked(driver) == ["Discard 1 event?"]
+    assert "This cannot be undone." in shown(driver)
+    press(driver, "No, take me back")
+    assert statuses() == {"DEAD": 2}
+    visit(EVENTS, query=DEAD)
+    choose(driver, "discard", first)
+    press(driver, "Yes: Discard")
+    assert messages(driver) == ["1 event was discarded."]
+    assert listed(driver) == [second]
+    assert [each.pk for each in OutboxEvent.objects.all()] == [second]
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with-scripts", "without-scripts"])
+def test_all_that_match_are_replayed_page_by_page(
+    driver: Any, visit: Visit, monkeypatch: pytest.MonkeyPatch, scripts: bool
+) -> None:
+    monkeypatch.setattr(walking, "BATCH", 2)
+    monkeypatch.setattr(walking, "STEP", 0)
+    die(5)
+    (other,) = insert(due=None, status=Status.DEAD, event_type="order.paid", last_error="no")
+    driving.run_scripts(driver, allowed=scripts)
+    visit(EVENTS, query=f"{DEAD}&event_type={PLACED}")
+    press(driver, "Replay: all that match")
+    assert asked(driver) == ["Replay 5 events?"]
+    press(driver, "Yes: Replay")
+    pages = 0
+    while not scripts and "Go on" in shown(driver):
+        pages += 1
+        assert len(driver.find_elements(By.TAG_NAME, "progress")) == 1
+        press(driver, "Go on")
+    wait_until(lambda: messages(driver) == ["5 events were replayed."])
+    assert pages == (0 if scripts else 3)
+    assert statuses() == {"NEW": 5, "DEAD": 1}
+    assert row(other).status == Status.DEAD
+
+
+# --- edit and replay ---------------------------------------------------------------------------
+
+
+def test_a_payload_is_corrected_and_the_event_delivered(
+    driver: Any, visit: Visit, worker: Callable[[], None]
+) -> None:
+    """What is refused stays in the form and changes nothing; what is valid is delivered."""
+    (event_id,) = write(payload={"seconds": "soon"})
+    worker()
+    wait_until(is_settled(event_id, Status.DEAD))
+    visit(EVENT, event_id)
+    assert "TypeError" in shown(driver)
+    press(driver, "Edit and replay")
+    typed = '{"seconds": 0, "note": "half'
+    fill(driver, "payload", typed)
+    press(driver, "Edit and replay")
+    assert "Nothing was saved." in shown(driver)
+    assert "This is not JSON" in shown(driver)
+    assert driver.find_element(By.NAME, "payload").get_attribute("value") == typed
+    assert row(event_id).status == Status.DEAD
+    assert row(event_id).payload == '{"seconds":"soon"}'
+
+    fill(driver, "payload", '{"seconds": 0}')
+    press(driver, "Edit and replay")
+    assert len(messages(driver)) == 1
+    wait_until(is_settled(event_id))
+    assert row(event_id).payload == '{"seconds":0}'
+
+
+def fill(driver: Any, name: str, text: str) -> None:
+    field = driver.find_element(By.NAME, name)
+    field.clear()
+    field.send_keys(text)
+
+
+# --- pause and resume --------------------------------------------------------------------------
+
+
+def test_an_event_type_is_paused_and_resumed(
+    driver: Any, visit: Visit, worker: Callable[[], None]
+) -> None:
+    visit(PAUSE)
+    Select(driver.find_element(By.NAME, "kind")).select_by_value("event_type")
+    fill(driver, "name", PLACED)
+    fill(driver, "reason", "the carrier is down")
+    press(driver, "Save")
+    assert any(each.startswith("Paused: ") for each in messages(driver))
+    assert "the carrier is down" in shown(driver)
+
+    (event_id,) = write(payload={})
+    (free,) = write(event_type="order.followed")
+    worker()
+    wait_until(is_settled(free))
+    wait_until(lambda: OutboxEvent.objects.postponed().filter(pk=event_id).exists())
+    visit(PAUSES)
+    assert driving.texts(driver, "#result_list .field-waiting") == ["1 event"]
+    driver.find_element(By.CSS_SELECTOR, "#result_list tbody th a").click()
+    wait_until(lambda: driver.find_elements(By.CLASS_NAME, "outbox-resume"))
+    press(driver, "Resume")
+    assert "Due now: 1 events" in messages(driver)[0]
+    wait_until(is_settled(event_id))
+    assert not OutboxPause.objects.exists()

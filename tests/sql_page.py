@@ -1,0 +1,70 @@
+"""The page of SQL in the reference, made from the migrations.
+
+``OUTBOX_TEST_DB=postgres python -m tests.sql_page`` writes the block of that database into the
+page; each database's run of the suite compares its own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import django
+
+from tests import databases
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "sql.md"
+BLOCK = "<!-- {0}: from the migrations -->\n```sql\n{1}```\n<!-- end of {0} -->"
+
+
+def main() -> None:
+    django.setup()
+    PAGE.write_text(replaced(PAGE.read_text(), databases.vendor(), statements()))
+
+
+def statements() -> str:
+    """Return what the migrations of the outbox run on this database, one statement a paragraph."""
+    from django.db import connection
+    from django.db.migrations.loader import MigrationLoader
+
+    loader = MigrationLoader(connection, replace_migrations=False)
+    names = sorted(name for app, name in loader.graph.nodes if app == "django_outbox")
+    plan = [(loader.graph.nodes["django_outbox", name], False) for name in names]
+    return (
+        "\n\n".join(formatted(sql) for sql in loader.collect_sql(plan) if is_statement(sql)) + "\n"
+    )
+
+
+def is_statement(sql: str) -> bool:
+    return not sql.startswith("--") and sql not in ("BEGIN;", "COMMIT;")
+
+
+def formatted(sql: str) -> str:
+    """One column a line, so that a change of the page shows which one."""
+    if not sql.startswith("CREATE TABLE"):
+        return sql
+    head, _, columns = sql.partition(" (")
+    depth, lines, line = 0, [], ""
+    for sign in columns.removesuffix(");"):
+        depth += {"(": 1, ")": -1}.get(sign, 0)
+        if sign == "," and not depth:
+            lines.append(line.strip())
+            line = ""
+        else:
+            line += sign
+    return f"{head} (\n    " + ",\n    ".join([*lines, line.strip()]) + "\n);"
+
+
+def shown(page: str, vendor: str) -> str:
+    """Return what the page shows for this database."""
+    found = re.search(BLOCK.format(vendor, "(.*?)"), page, re.DOTALL)
+    assert found, f"no block of {vendor} in {PAGE}"
+    return found[1]
+
+
+def replaced(page: str, vendor: str, sql: str) -> str:
+    return page.replace(BLOCK.format(vendor, shown(page, vendor)), BLOCK.format(vendor, sql))
+
+
+if __name__ == "__main__":
+    main()

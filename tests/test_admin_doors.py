@@ -1,0 +1,128 @@
+"""Every door of the admin of events and streams: who may open it, and what a forged knock does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.contrib.admin.sites import site
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+
+from django_outbox.admin import walking
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.outcomes import Status
+from tests.table import now
+from tests.test_admin import EVIL, EVIL_ID, LIST, acting_id, checksum, make, tick, traces, visitor
+
+pytestmark = pytest.mark.django_db
+
+READ = ("changelist", "change", "history", "groups")
+REPLAY = ("replay", "replay_all", "run_now", "run_now_all")
+DISCARD = ("discard", "discard_all", "skip")
+NOBODY = ("add", "delete")  # of a row, as Django would
+
+
+def doors() -> Iterator[tuple[str, str]]:
+    """Yield the name of each page, without that of its model, and its URL."""
+    rows = {OutboxEvent: acting_id(make(key="k", seq=1)), OutboxStream: "k"}
+    OutboxStream.objects.create(key="k", seq=1)
+    for model, object_id in rows.items():
+        prefix = f"{model._meta.app_label}_{model._meta.model_name}_"
+        for each in site.get_model_admin(model).get_urls():
+            if each.name is None:  # the old address of a page, which leads to the new one
+                continue
+            takes = [object_id] if "object_id" in each.pattern.converters else []
+            yield each.name.removeprefix(prefix), reverse(f"admin:{each.name}", args=takes)
+
+
+def person(*codenames: str) -> Client:
+    """Somebody of the staff, strict about tokens, who sees events and streams, and has these."""
+    user = User.objects.create_user(f"person-{User.objects.count()}", is_staff=True)
+    views = ["view_outboxevent", "view_outboxstream"] if codenames else []
+    wanted = [f"{each}_outboxevent" for each in codenames if each != "view"]
+    user.user_permissions.set(Permission.objects.filter(codename__in=[*views, *wanted]))
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user)
+    return client
+
+
+def stranger() -> Client:
+    return Client(enforce_csrf_checks=True)
+
+
+ACTORS: dict[str, tuple[Callable[[], Client], tuple[str, ...] | None]] = {
+    "anonymous": (stranger, None),
+    "staff without rights": (person, ()),
+    "view": (lambda: person("view"), READ),
+    "replay": (lambda: person("view", "replay"), (*READ, *REPLAY)),
+    "discard": (lambda: person("view", "discard"), (*READ, *DISCARD)),
+    "edit": (lambda: person("view", "edit"), (*READ, "edit")),
+}
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+def test_each_door_opens_to_its_permission_alone(actor: str) -> None:
+    """By GET nothing changes; a POST without a token changes nothing either."""
+    make_client, opened = ACTORS[actor]
+    found = list(doors())
+    names = {name for name, _url in found}
+    assert names == {*READ, *REPLAY, *DISCARD, *NOBODY, "edit"}
+    before, client = checksum(), make_client()
+    for name, url in found:
+        expected = 302 if opened is None else 200 if name in opened else 403
+        assert client.get(url).status_code == expected, url
+        data = {"action": "replay", "_selected_action": "k", "outbox_confirmed": "yes"}
+        refused = client.post(url, {**data, "outbox_event": "event-0000", "walk": "x"})
+        assert refused.status_code == 403, url
+    assert (checksum(), traces()) == (before, [])
+
+
+def test_markup_is_escaped_on_pages_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walking, "STEP", 0)
+    texts = dict.fromkeys(["event_type", "payload", "headers", "last_error", "tenant_id"], EVIL)
+    event = make(event_id=EVIL_ID, aggregate_type=EVIL[:64], **texts)
+    make(Status.RETRY, event_id=f"{EVIL_ID[:-1]}2", available_at=now(), **texts)
+    client = visitor("view", "replay", "discard", "edit")
+    name = "admin:django_outbox_outboxevent_"
+    pages = [
+        tick(client, "replay", event.pk),
+        client.get(reverse(f"{name}discard", args=[acting_id(event)])),
+        client.get(reverse(f"{name}edit", args=[acting_id(event)])),
+        client.get(reverse(f"{name}replay_all"), {"event_type": EVIL, "q": "", "error": "x"}),
+        client.get(reverse(f"{name}replay_all"), {"event_type": EVIL}),
+        client.get(reverse(f"{name}groups")),
+    ]
+    bad = {"payload": EVIL, "headers": EVIL, "seen": EVIL}
+    pages.append(client.post(reverse(f"{name}edit", args=[acting_id(event)]), bad))
+    for page in pages:
+        text = page.content.decode()
+        assert page.status_code == 200
+        assert "&lt;script&gt;" in text
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+        assert "</textarea><" not in text.replace("</textarea>\n", "")
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard", "run_now"])
+def test_forged_filters_of_a_walk_break_nothing(verb: str) -> None:
+    make()
+    before, client = checksum(), visitor("view", "replay", "discard")
+    url = reverse(f"admin:django_outbox_outboxevent_{verb}_all")
+    for query in (
+        {"state": "lost"}, {"written": "2026-13"}, {"up_to": "a\0"}, {"error": "a\0"},
+        {"no_such_field": "1"}, {"p": "99"}, {"o": "x.-9"}, {"q": "a\0b"}, {"e": "1"},
+        {"event_type": "' OR 1=1 --"}, {"payload__regex": "("}, {"last_error__contains": "%"},
+        {"payload__contains": "s"}, {"headers": "x"}, {"last_error__regex": "("},
+    ):  # fmt: skip
+        assert client.get(url, query, follow=True).status_code == 200, query
+    assert checksum() == before
+
+
+@pytest.mark.parametrize("name", ["payload__startswith", "headers", "result__contains"])
+def test_hidden_values_cannot_be_probed_by_a_filter(name: str) -> None:
+    make(payload='{"password":"s3cret"}')
+    response = visitor("view").get(reverse(LIST), {name: "{"})
+    assert response.status_code == 302
+    assert response.url.endswith("?e=1")

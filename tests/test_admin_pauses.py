@@ -1,0 +1,241 @@
+"""Pauses in the admin: who may pause and resume, what is shown, what is noted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import ADDITION, DELETION, LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.urls import reverse
+
+import django_outbox as outbox
+from django_outbox import doorbell
+from django_outbox.models import OutboxEvent, OutboxPause
+from tests.table import insert, keyed
+
+pytestmark = pytest.mark.django_db
+
+LIST, ADD, PAGE, RESUME = (
+    f"admin:django_outbox_outboxpause_{page}" for page in ("changelist", "add", "change", "resume")
+)
+SENT = "parcel.sent"
+FORM = {"kind": "event_type", "name": SENT, "reason": "carrier down"}
+
+
+def visitor(*codenames: str, **user: Any) -> Client:
+    made = User.objects.create_user(f"user-{User.objects.count()}", **{"is_staff": True, **user})
+    made.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    client = Client()
+    client.force_login(made)
+    return client
+
+
+@pytest.fixture
+def boss(admin_user: User) -> Client:
+    client = Client()
+    client.force_login(admin_user)
+    return client
+
+
+def paused(name: str = SENT, kind: str = "event_type") -> OutboxPause:
+    OutboxPause.objects.pause(kind, name, reason="why", by="ada")
+    return OutboxPause.objects.get(kind=kind, name=name)
+
+
+def text(client: Client, url: str) -> str:
+    response = client.get(url)
+    assert response.status_code == 200, response
+    return response.content.decode()
+
+
+def said(response: Any) -> str:
+    return " ".join(str(each) for each in get_messages(response.wsgi_request))
+
+
+def act(client: Client, *pauses: OutboxPause) -> Any:
+    data = {"action": "resume", "_selected_action": [each.pk for each in pauses], "index": "0"}
+    return client.post(reverse(LIST), data)
+
+
+def test_the_form_pauses(boss: Client, admin_user: User) -> None:
+    response = boss.post(reverse(ADD), FORM)
+    assert response.status_code == 302
+    found = OutboxPause.objects.get()
+    assert (found.kind, found.name, found.reason) == ("event_type", SENT, "carrier down")
+    assert found.paused_by == admin_user.username
+    assert f"Paused: event type {SENT}." in said(response)
+    entry = LogEntry.objects.get()
+    assert (entry.action_flag, entry.object_id) == (ADDITION, str(found.pk))
+    assert "carrier down" in entry.get_change_message()
+
+
+def test_the_form_warns_of_a_name_that_nobody_knows(boss: Client) -> None:
+    assert f"No event type {SENT!r}" in said(boss.post(reverse(ADD), FORM))
+    insert(event_type="seen.before")
+    told = said(boss.post(reverse(ADD), {**FORM, "name": "seen.before"}))
+    assert "No event type 'seen.before'" not in told
+    assert "Paused: event type seen.before." in told
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"kind": "worker"}, "Select a valid choice"),
+        ({"name": ""}, "This field is required"),
+        ({"name": "n" * 256}, "at most 255 characters"),
+        ({"kind": "stream", "name": "__outbox_active__"}, "it is the lease of the mode"),
+    ],
+    ids=["kind", "empty", "long", "active"],
+)
+def test_what_cannot_be_paused_is_said_at_its_field(
+    boss: Client, given: dict[str, str], error: str
+) -> None:
+    response = boss.post(reverse(ADD), {**FORM, **given})
+    assert error in response.content.decode()
+    assert not OutboxPause.objects.exists()
+
+
+def test_what_is_paused_already_is_refused(boss: Client) -> None:
+    paused()
+    response = boss.post(reverse(ADD), FORM)
+    assert "already exists" in response.content.decode()
+    assert OutboxPause.objects.get().reason == "why"
+
+
+def test_a_link_may_fill_the_form(boss: Client) -> None:
+    page = text(boss, f"{reverse(ADD)}?kind=stream&name=Order:1&paused_by=mallory")
+    assert 'value="Order:1"' in page
+    assert '<option value="stream" selected>' in page
+    assert "mallory" not in page
+
+
+def test_the_list_shows_who_when_why_and_how_much_waits(boss: Client) -> None:
+    insert(3, event_type=SENT)
+    keyed("k", 2, event_type=SENT)
+    paused()
+    paused("k", "stream")
+    outbox.drain()
+    page = text(boss, reverse(LIST))
+    for part in (f"event type {SENT}", "ada", "why", " s ago"):
+        assert part in page, part
+    waits = re.findall(r"field-waiting[^>]*>([^<]*)<", page)
+    assert sorted(waits) == ["2 events", "3 events, 1 stream"]
+
+
+def test_the_list_asks_a_bounded_number_of_questions(
+    boss: Client, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(20):
+        paused(f"type.{number}")
+    with django_assert_max_num_queries(15):
+        text(boss, reverse(LIST))
+
+
+def test_the_action_resumes(boss: Client) -> None:
+    ids = insert(2, event_type=SENT)
+    one, other = paused(), paused("k", "stream")
+    outbox.drain()
+    response = act(boss, one)
+    assert f"Resumed: event type {SENT}. Due now: 2 events, 0 streams." in said(response)
+    assert [*OutboxPause.objects.all()] == [other]
+    assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
+    entry = LogEntry.objects.get()
+    assert (entry.action_flag, entry.object_repr) == (DELETION, f"event type {SENT}")
+
+
+def test_the_page_has_a_button_that_resumes(boss: Client) -> None:
+    pause = paused()
+    page = text(boss, reverse(PAGE, args=[pause.pk]))
+    url = reverse(RESUME, args=[pause.pk])
+    assert f'formaction="{url}"' in page
+    assert boss.get(url).status_code == 405
+    assert OutboxPause.objects.exists()
+    assert boss.post(url).status_code == 302
+    assert not OutboxPause.objects.exists()
+    assert "It is not paused any more." in said(boss.post(url))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_are_rung_after_the_commit(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    rings: list[bool] = []
+    monkeypatch.setattr(
+        doorbell, "ring", lambda connection: rings.append(connection.in_atomic_block)
+    )
+    boss.post(reverse(ADD), FORM)
+    act(boss, OutboxPause.objects.get())
+    assert rings == [False, False]
+
+
+PEOPLE = {
+    "nobody": ((), {"is_staff": True}),
+    "viewer": (("view_outboxpause",), {}),
+    "replayer": (("view_outboxevent", "replay_outboxevent"), {}),
+    "pauser": (("pause_outboxpause",), {}),
+    "resumer": (("resume_outboxpause",), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("who", "looks", "pauses", "resumes"),
+    [
+        ("nobody", False, False, False),
+        ("viewer", True, False, False),
+        ("replayer", False, False, False),
+        ("pauser", True, True, False),
+        ("resumer", True, False, True),
+    ],
+    ids=[*PEOPLE],
+)
+def test_each_verb_has_its_permission(who: str, looks: bool, pauses: bool, resumes: bool) -> None:
+    codenames, user = PEOPLE[who]
+    client, pause = visitor(*codenames, **user), paused("other")
+    for url in (reverse(LIST), reverse(PAGE, args=[pause.pk])):
+        assert (client.get(url).status_code == 200) is looks
+    assert (client.get(reverse(ADD)).status_code == 200) is pauses
+    client.post(reverse(ADD), FORM)
+    assert OutboxPause.objects.filter(name=SENT).exists() is pauses
+    act(client, pause)
+    client.post(reverse(RESUME, args=[pause.pk]))
+    assert OutboxPause.objects.filter(name="other").exists() is not resumes
+    delete = reverse("admin:django_outbox_outboxpause_delete", args=[pause.pk])
+    assert client.post(delete, {"post": "yes"}).status_code in (302, 403)
+    assert OutboxPause.objects.filter(name="other").exists() is not resumes
+
+
+@pytest.mark.parametrize("staff", [True, False], ids=["visitor", "customer"])
+def test_who_is_not_of_the_staff_gets_nowhere(staff: bool) -> None:
+    client = visitor("pause_outboxpause", is_staff=False) if not staff else Client()
+    pause = paused("other")
+    for url in (reverse(LIST), reverse(ADD), reverse(RESUME, args=[pause.pk])):
+        assert client.post(url, FORM).status_code == 302  # to the login
+    assert [*OutboxPause.objects.all()] == [pause]
+
+
+def test_without_its_token_a_form_changes_nothing(admin_user: User) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(admin_user)
+    pause = paused("other")
+    for url in (reverse(ADD), reverse(RESUME, args=[pause.pk])):
+        assert client.post(url, FORM).status_code == 403
+    assert act(client, pause).status_code == 403
+    assert [*OutboxPause.objects.all()] == [pause]
+
+
+def test_markup_is_escaped(boss: Client) -> None:
+    evil = "<script>alert(1)</script>"
+    OutboxPause.objects.pause("stream", evil, reason=evil, by=evil)
+    pause = OutboxPause.objects.get()
+    for url in (reverse(LIST), reverse(PAGE, args=[pause.pk])):
+        page = text(boss, url)
+        assert evil not in page
+        assert "&lt;script&gt;alert(1)" in page
+
+
+def test_nothing_is_changed_by_editing(boss: Client) -> None:
+    pause = paused()
+    boss.post(reverse(PAGE, args=[pause.pk]), {**FORM, "name": "changed", "reason": "changed"})
+    assert (OutboxPause.objects.get().name, OutboxPause.objects.get().reason) == (SENT, "why")

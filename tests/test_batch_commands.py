@@ -1,0 +1,399 @@
+"""``outbox_replay`` and ``outbox_purge``: filters, batches, and what is left when interrupted."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox.management.progress import Progress
+from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, OutboxStream
+from django_outbox.outcomes import Status
+from tests.samples import DOCS
+from tests.table import insert, keyed, now, row, statuses
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DONE, DEAD, RETRY = Status.DONE, Status.DEAD, Status.RETRY
+
+
+def run(command: str, *arguments: str) -> str:
+    out = io.StringIO()
+    call_command(command, *arguments, stdout=out, stderr=io.StringIO())
+    return out.getvalue().strip()
+
+
+def replay(*arguments: str) -> str:
+    return run("outbox_replay", *arguments)
+
+
+def dead(count: int = 1, *, ago: float = 60, **columns: Any) -> list[str]:
+    at = now() - timedelta(seconds=ago)
+    given = {
+        "status": DEAD,
+        "done_at": at,
+        "attempts": 3,
+        "last_error": "ValueError: no",
+        **columns,
+    }
+    return insert(count, due=None, **given)
+
+
+def left() -> set[str]:
+    """The ids of events that are still dead."""
+    return {*OutboxEvent.objects.dead().values_list("pk", flat=True)}
+
+
+# -- replay ----------------------------------------------------------------------------------------
+
+
+def test_44_465_events_are_replayed_by_id() -> None:
+    """Rows +44, 465."""
+    first, second, third = dead(3)
+    assert replay(first, third) == "replayed 2"
+    assert left() == {second}
+    found = row(first)
+    assert (found.status, found.attempts, found.last_error, found.done_at) == (0, 0, None, None)
+    assert found.available_at is not None
+    assert found.available_at <= now()
+
+
+def test_j21_only_dead_events_are_replayed() -> None:
+    """J21."""
+    (done,) = insert(1, due=None, status=DONE, done_at=now())
+    (waits,) = insert(1, due=600, status=RETRY, attempts=2)
+    (gone,) = dead(1)
+    said = replay(done, waits, gone, "nowhere")
+    assert said == "replayed 1; 3 of those named are not dead, or not there"
+    assert row(done).status == DONE
+    assert (row(waits).status, row(waits).attempts) == (RETRY, 2)
+    assert replay("--all") == "replayed 0"
+
+
+FILTERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "event type": (("--event-type", "b"), {"event_type": "b"}),
+    "aggregate type": (("--aggregate-type", "shop.Cart"), {"aggregate_type": "shop.Cart"}),
+    "aggregate id": (("--aggregate-id", "7"), {"aggregate_id": "7"}),
+    "tenant": (("--tenant", "north"), {"tenant_id": "north"}),
+    "error": (("--error", "KeyError"), {"last_error": "KeyError: 'x'\nTraceback"}),
+    "since": (("--since", "30s"), {"ago": 5}),
+    "until": (("--until", "1h"), {"ago": 7200}),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_j21_465_a_filter_chooses(name: str) -> None:
+    """Rows 465, J21."""
+    arguments, columns = FILTERS[name]
+    others = dead(3, event_type="a")
+    wanted = dead(2, **{"event_type": "a", **columns})
+    assert replay(*arguments, "--dry-run") == "would replay 2"
+    assert replay(*arguments) == "replayed 2"
+    assert left() == {*others}
+    assert all(row(each).status == Status.NEW for each in wanted)
+
+
+def test_a_filter_by_key_wakes_the_stream() -> None:
+    keyed("k", 2, status=DEAD, done_at=now() - timedelta(seconds=9))
+    keyed("other", 1, status=DEAD, done_at=now() - timedelta(seconds=9))
+    OutboxStream.objects.update(due_at=None)
+    assert replay("--key", "k") == "replayed 2"
+    due = dict(OutboxStream.objects.values_list("key", "due_at"))
+    assert due["k"] is not None
+    assert due["other"] is None
+
+
+def test_all_filters_must_fit_and_types_may_be_many() -> None:
+    dead(1, event_type="a", tenant_id="north")
+    dead(1, event_type="b", tenant_id="north")
+    dead(1, event_type="c", tenant_id="north")
+    dead(1, event_type="a", tenant_id="south")
+    assert replay("--event-type", "a", "--event-type", "b", "--tenant", "north") == "replayed 2"
+
+
+def test_an_instant_may_be_a_day() -> None:
+    dead(1, ago=3 * 86_400)
+    day = (now() - timedelta(days=1)).date().isoformat()
+    assert replay("--since", day) == "replayed 0"
+    assert replay("--until", day) == "replayed 1"
+
+
+def test_without_a_choice_nothing_is_replayed() -> None:
+    """Design 12: a filter or --all."""
+    dead(1)
+    with pytest.raises(CommandError, match="Expected ids, a filter, or --all"):
+        replay()
+    with pytest.raises(CommandError, match="Expected ids, a filter, or --all"):
+        replay("--limit", "5")
+    with pytest.raises(CommandError, match="--all is every dead event"):
+        replay("--all", "--event-type", "a")
+    assert len(left()) == 1
+    assert replay("--all") == "replayed 1"
+
+
+@pytest.mark.parametrize("option", ["--batch-size", "--limit"])
+@pytest.mark.parametrize("value", ["0", "-1", "x"])
+def test_j21_a_batch_of_nothing_is_refused(option: str, value: str) -> None:
+    """J21."""
+    with pytest.raises(CommandError, match=f"{option}.*expected a whole number of at least 1"):
+        replay("--all", f"{option}={value}")
+
+
+def test_j21_465_more_than_a_batch_is_replayed_batch_by_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows 465, J21."""
+    dead(25)
+    sizes: list[int] = []
+    replay_dead = OutboxQuerySet.replay
+
+    def note(rows: OutboxQuerySet) -> int:
+        assert not transaction.get_connection().in_atomic_block  # each commits by itself
+        sizes.append(replay_dead(rows))
+        return sizes[-1]
+
+    monkeypatch.setattr(OutboxQuerySet, "replay", note)
+    assert replay("--all", "--batch-size", "10") == "replayed 25"
+    assert sizes == [10, 10, 5]
+
+
+@pytest.mark.parametrize(("limit", "batch"), [("7", "3"), ("3", "10"), ("6", "3"), ("99", "4")])
+def test_44_a_limit_is_kept(limit: str, batch: str) -> None:
+    """Row +44."""
+    ids = dead(10)
+    count = min(int(limit), 10)
+    assert replay("--all", "--limit", limit, "--batch-size", batch, "--dry-run") == (
+        f"would replay {count}"
+    )
+    assert replay("--all", "--limit", limit, "--batch-size", batch) == f"replayed {count}"
+    assert left() == {*ids[count:]}
+
+
+def test_465_it_ends_though_what_is_replayed_dies_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 465: with a worker, and a listener that always fails, between any two batches."""
+    dead(30)
+    deaths: list[int] = []
+    replay_dead = OutboxQuerySet.replay
+
+    def replay_and_die(rows: OutboxQuerySet) -> int:
+        count = replay_dead(rows)
+        rows.update(status=DEAD, done_at=now(), available_at=None)
+        deaths.append(count)
+        return count
+
+    monkeypatch.setattr(OutboxQuerySet, "replay", replay_and_die)
+    assert replay("--all", "--batch-size", "7") == "replayed 30"
+    assert sum(deaths) == 30
+    assert statuses() == {"DEAD": 30}
+
+
+@pytest.mark.parametrize("chosen", [("--all",), ("--error", "ValueError", "--since", "2h")],
+                         ids=["all", "some"])  # fmt: skip
+def test_465_an_interruption_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]
+) -> None:
+    """Issue of operating, 4: resumable."""
+    ids = dead(10)
+    replay_dead, calls = OutboxQuerySet.replay, iter([True, True, False])
+
+    def replay_twice(rows: OutboxQuerySet) -> int:
+        if not next(calls):
+            raise KeyboardInterrupt
+        return replay_dead(rows)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(OutboxQuerySet, "replay", replay_twice)
+        with pytest.raises(CommandError) as raised:
+            replay(*chosen, "--batch-size", "3")
+    assert raised.value.returncode == 130
+    found = re.fullmatch(
+        r"replayed 6, interrupted\. To go on: the same(, without --all,)? with (--.*)",
+        str(raised.value),
+    )
+    assert found
+    assert bool(found[1]) == ("--all" in chosen)
+    assert ("--since 2" in found[2]) == ("--since" in chosen)  # the instant: 2h ago is later now
+    filters = () if found[1] else chosen
+
+    OutboxEvent.objects.filter(pk__in=ids[:2]).update(status=DEAD, done_at=now())  # died again
+    (late,) = dead(1, ago=-1)  # died since
+    assert replay(*filters, *shlex.split(found[2])) == "replayed 4"
+    assert left() == {*ids[:2], late}
+
+
+def test_465_ctrl_c_in_a_process(database_env: dict[str, str]) -> None:
+    """Ctrl-C at any moment; the next call does the rest."""
+    dead(3000)
+    command = [sys.executable, "-m", "django", "outbox_replay", "--all", "--batch-size", "1"]
+    process = subprocess.Popen(command, env=database_env, cwd=DOCS.parent, stderr=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    wait_until(lambda: len(left()) < 2990, what="the first batches")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    done = int(re.search(r"replayed (\d+), interrupted", said)[1])  # type: ignore[index]
+    assert "Traceback" not in said
+    rest = len(left())
+    assert done in (3000 - rest, 3000 - rest - 1)  # the last one may have committed uncounted
+    assert 0 < rest < 3000
+    assert replay("--all") == f"replayed {rest}"
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_an_alias_of_its_own() -> None:
+    dead(1)
+    with transaction.atomic(using="other"):
+        outbox.write("x", using="other")
+    OutboxEvent.objects.using("other").update(status=DEAD, done_at=now(), available_at=None)
+    assert replay("--all", "--database", "other") == "replayed 1"
+    assert len(left()) == 1
+
+
+# -- a line on a terminal --------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str, style_func: Any = None, ending: str = "\n") -> int:
+        return super().write(text + ending)
+
+
+class Pipe(Terminal):
+    def isatty(self) -> bool:
+        return False
+
+
+def test_progress_is_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_outbox.management.progress.EVERY", 0)
+    terminal = Terminal()
+    progress = Progress(terminal, verb="replayed")
+    progress.add(500)
+    progress.add(1500)
+    progress.close()
+    text = terminal.getvalue()
+    assert "\n" not in text
+    assert "replayed 500 (" in text
+    assert "replayed 2,000 (" in text
+    assert text.endswith("\r\x1b[K")
+
+
+def test_progress_is_for_a_terminal_alone() -> None:
+    pipe = Pipe()
+    progress = Progress(pipe, verb="replayed")
+    progress.add(500)
+    progress.close()
+    assert (pipe.getvalue(), progress.count) == ("", 500)
+
+
+# -- purge -----------------------------------------------------------------------------------------
+
+
+def purge(*arguments: str) -> str:
+    return run("outbox_purge", *arguments)
+
+
+def said(events: int = 0, messages: int = 0, *, verb: str = "purged") -> str:
+    return f"{verb} events: {events}, idle streams: 0, received messages: {messages}"
+
+
+def done(count: int, *, ago: float, **columns: Any) -> list[str]:
+    at = now() - timedelta(seconds=ago)
+    return insert(count, due=None, status=DONE, done_at=at, **columns)
+
+
+def test_43_an_age_stands_for_the_retention() -> None:
+    """Row +43; issue of operating, 4."""
+    done(3, ago=7200)
+    done(2, ago=60)
+    dead(4, ago=7200)
+    at = now() - timedelta(hours=2)
+    OutboxInbox.objects.bulk_create(
+        OutboxInbox(source="bank", message_id=str(n), received_at=at) for n in range(5)
+    )
+    assert purge("--dry-run") == said(verb="would purge")
+    assert purge("--dry-run", "--done-older-than", "1h") == said(3, verb="would purge")
+    assert purge("--done-older-than", "1h") == said(3)
+    assert statuses() == {"DONE": 2, "DEAD": 4}
+    assert purge("--dead-older-than", "90m", "--inbox-older-than", "1h30m") == said(4, 5)
+    assert statuses() == {"DONE": 2}
+    assert purge("--done-older-than", "0") == said(2)
+
+
+def test_one_event_type_alone() -> None:
+    done(3, ago=30 * 86_400, event_type="a")
+    done(2, ago=30 * 86_400, event_type="b")
+    assert purge("--event-type", "a") == said(3)
+    assert purge("--event-type", "a", "--event-type", "b", "--dry-run") == said(
+        2, verb="would purge"
+    )
+
+
+def test_a_kept_unique_key_is_kept() -> None:
+    """An age is no word on how long duplicates are known."""
+    done(1, ago=7200, unique_key="once")
+    assert purge("--done-older-than", "1h") == said(0)
+
+
+def test_batches_have_the_size_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    done(10, ago=30 * 86_400)
+    sizes: list[int] = []
+    delete: Callable[[Any], int] = OutboxQuerySet._delete_unlocked
+
+    def note(rows: OutboxQuerySet) -> int:
+        sizes.append(delete(rows))
+        return sizes[-1]
+
+    monkeypatch.setattr(OutboxQuerySet, "_delete_unlocked", note)
+    assert purge("--batch-size", "4") == said(10)
+    assert [each for each in sizes if each] == [4, 4, 2]
+    with pytest.raises(CommandError, match="at least 1"):
+        purge("--batch-size", "0")
+
+
+def test_an_interrupted_purge_says_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done(10, ago=30 * 86_400)
+    delete, calls = OutboxQuerySet._delete_unlocked, iter([True, True, False])
+
+    def twice(rows: OutboxQuerySet) -> int:
+        if not next(calls):
+            raise KeyboardInterrupt
+        return delete(rows)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(OutboxQuerySet, "_delete_unlocked", twice)
+        with pytest.raises(CommandError, match=r"purged events: 6, .* interrupted") as raised:
+            purge("--batch-size", "3")
+    assert raised.value.returncode == 130
+    assert purge() == said(4)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_several_databases_are_told_apart() -> None:
+    done(2, ago=30 * 86_400)
+    lines = purge("--database", "default", "--database", "other").splitlines()
+    assert lines == [f"[default] {said(2)}", f"[other] {said(0)}"]
+
+
+@pytest.mark.parametrize(
+    "command", ["outbox_purge", "outbox_replay", "outbox_listeners", "outbox_worker"]
+)
+def test_no_command_has_every_database_asked_by_its_checks(command: str) -> None:
+    """Django 6.1 asks every MySQL server before a command, unless it says which."""
+    from django.core.management import get_commands, load_command_class
+
+    loaded = load_command_class(get_commands()[command], command)
+    assert loaded.get_check_kwargs({}) == {"databases": []}

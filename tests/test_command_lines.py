@@ -1,0 +1,69 @@
+"""Command lines as the documentation shows them: each is one that its command takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from os import utime
+from pathlib import Path
+
+import pytest
+from django.core.management import get_commands, load_command_class
+
+from tests.samples import DOCS
+
+pytestmark = pytest.mark.any_database
+
+SHELL = re.compile(r"manage\.py (outbox_\w+)((?: [^\n`#&|>]+)?)")
+LISTED = re.compile(r'\["python", "manage\.py", "(outbox_\w+)"([^\]]*)\]')
+
+
+def lines() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Page, command and arguments of each command line in the documentation."""
+    for page in sorted(DOCS.rglob("*.md")):
+        text, name = page.read_text(), str(page.relative_to(DOCS))
+        for command, rest in SHELL.findall(text):
+            yield name, command, tuple(shlex.split(rest))
+        for command, rest in LISTED.findall(text):
+            yield name, command, tuple(json.loads(f"[{rest.lstrip(', ')}]"))
+
+
+FOUND = sorted(set(lines()))
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "arguments"), FOUND, ids=[f"{p} {c} {' '.join(a)}" for p, c, a in FOUND]
+)
+def test_a_command_line_of_the_documentation_is_taken(
+    page: str, command: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import connections
+
+    if "--database" in arguments:  # the reader's aliases
+        known = dict.fromkeys([*arguments, "default"], connections.settings["default"])
+        monkeypatch.setattr(connections, "_settings", known, raising=False)
+        monkeypatch.setitem(connections.__dict__, "settings", known)
+    loaded = load_command_class(get_commands()[command], command)
+    loaded.create_parser("manage.py", command).parse_args([*arguments])
+
+
+def test_there_are_command_lines() -> None:
+    assert {command for _, command, _ in FOUND} >= {"outbox_worker", "outbox_status"}
+    assert len(FOUND) > 5
+
+
+@pytest.mark.parametrize(("age", "is_young"), [(0, True), (300, False)], ids=["young", "old"])
+def test_the_exec_probe_of_the_how_to(tmp_path: Path, age: float, is_young: bool) -> None:
+    """The line for Kubernetes and for Docker, with a file of our own."""
+    text = (DOCS / "how-to" / "watch-health.md").read_text()
+    probes = {json.loads(f'"{each}"') for each in re.findall(r'"(test -n .*?)"\]', text)}
+    assert len(probes) == 1
+    file = tmp_path / "alive"
+    file.touch()
+    utime(file, (time.time() - age,) * 2)
+    line = probes.pop().replace("/tmp/outbox-alive", str(file))
+    assert (subprocess.run(["sh", "-c", line], check=False).returncode == 0) is is_young

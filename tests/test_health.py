@@ -1,0 +1,441 @@
+"""Live and ready: what real worker processes answer, and what a probe may do to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox import Worker
+from django_outbox.engine import worker as worker_room
+from django_outbox.engine.health import Health, Report, together
+from django_outbox.engine.loops import Loop
+from django_outbox.engine.probes import Probes
+from tests import databases
+from tests.reach.children import Child, Site, is_alive, workers_show
+from tests.relay import Relay
+from tests.table import statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SQLITE = databases.vendor() == "sqlite"
+NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no server that could go away")
+PORT = ("--health-port", "0")
+QUICK: dict[str, Any] = {"LEASE": 1.5, "DRAIN_TIMEOUT": 1, "POLL_INTERVAL": 0.2, "LOCK_WAIT": 1}
+
+
+@pytest.fixture
+def site(database_env: dict[str, str], tmp_path: Path) -> Site:
+    return Site(database_env, tmp_path)
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    body: dict[str, Any]
+
+    @property
+    def reasons(self) -> str:
+        return " ".join(self.body.get("reasons", []))
+
+
+def ask(port: int, path: str, *, host: str = "127.0.0.1", method: str = "GET") -> Answer | None:
+    """Ask as a probe does; None if nobody answers."""
+    connection = HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request(method, path)
+        found = connection.getresponse()
+        text = found.read()
+        return Answer(found.status, json.loads(text) if text else {})
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+def port_of(child: Child) -> int:
+    found = re.search(r"\d+$", child.says(r"health port open address=\S+ port=\d+"))
+    assert found
+    return int(found[0])
+
+
+def wait_for(port: int, path: str, code: int, *, within: float = 20) -> Answer:
+    def look() -> Answer | None:
+        found = ask(port, path)
+        return found if found and found.code == code else None
+
+    answer = wait_until(look, within=within, what=f"{code} of {path}")
+    assert answer is not None
+    return answer
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_live_and_then_ready_until_it_drains(site: Site) -> None:
+    """Issue of operating, 7."""
+    with site.worker(*PORT, DRAIN_TIMEOUT=20) as child:
+        port = port_of(child)
+        assert wait_for(port, "/ready", 200).body == {"status": "ok"}
+        assert ask(port, "/live") == Answer(200, {"status": "ok"})
+        write(1, "reach.slow", payload={"seconds": 3})
+        wait_until(lambda: Effect.objects.filter(phase="start").exists(), what="the listener")
+        child.tell(signal.SIGTERM)
+        draining = wait_for(port, "/ready", 503)
+        assert draining.body == {"status": "unwell", "reasons": ["default: draining"]}
+        assert ask(port, "/live") == Answer(200, {"status": "ok"})
+        assert child.wait() == 0
+    assert statuses() == {"DONE": 1}
+
+
+@NO_SERVER
+@pytest.mark.parametrize("processes", [1, 2])
+def test_without_its_database_a_worker_lives_but_is_not_ready(site: Site, processes: int) -> None:
+    relay = Relay()
+    relay.open()
+    env = databases.environment({"default": relay.settings(), "other": relay.settings()})
+    command = ("django", "outbox_worker", *PORT, "--processes", str(processes))
+    try:
+        with site.run(*command, env=env, **QUICK) as child:
+            port = port_of(child)
+            wait_for(port, "/ready", 200)
+            relay.cut()
+            away = wait_for(port, "/ready", 503)
+            assert "failed" in away.reasons
+            assert "Error" in away.reasons  # its class; its text might tell who may log in
+            assert "127.0.0.1" not in away.reasons
+            assert ask(port, "/live") == Answer(200, {"status": "ok"})
+            relay.open()
+            wait_for(port, "/ready", 200)
+            assert child.stop() == 0
+    finally:
+        relay.cut()
+
+
+def test_a_stopped_process_is_not_live_and_its_supervisor_says_so(site: Site) -> None:
+    with site.worker(*PORT, "--processes", "2", **QUICK) as child:
+        port = port_of(child)
+        victim = min(workers_show(2))
+        wait_for(port, "/ready", 200)
+        os.kill(victim, signal.SIGSTOP)
+        answer = wait_for(port, "/live", 503, within=30)
+        assert f"process {victim}: silent for" in answer.reasons
+        assert ask(port, "/ready").code == 503  # type: ignore[union-attr]
+        os.kill(victim, signal.SIGCONT)
+        wait_for(port, "/live", 200)
+        wait_for(port, "/ready", 200)
+        assert child.stop() == 0
+
+
+def test_a_process_that_died_is_replaced_and_no_reason_to_restart_the_others(site: Site) -> None:
+    with site.worker(*PORT, "--processes", "2", **QUICK) as child:
+        port = port_of(child)
+        victim = min(workers_show(2))
+        wait_for(port, "/ready", 200)
+        os.kill(victim, signal.SIGKILL)
+        child.says("ended pid=")
+        seen = {ask(port, "/live").code for _ in range(20)}  # type: ignore[union-attr]
+        assert seen == {200}
+        wait_for(port, "/ready", 200)
+        children = [each.pid for each in child.children]
+        assert len(children) == 2
+        assert victim not in children
+        assert child.stop() == 0
+
+
+def test_children_do_not_keep_the_port_of_a_killed_supervisor(site: Site) -> None:
+    with site.worker(*PORT, "--processes", "2", WORKERS=1, DRAIN_TIMEOUT=20) as child:
+        port = port_of(child)
+        workers_show(2)
+        wait_for(port, "/ready", 200)
+        processes = child.children
+        write(2, "reach.slow", payload={"seconds": 5})
+        wait_until(lambda: Effect.objects.filter(phase="start").count() == 2, what="two starts")
+        child.tell(signal.SIGKILL)
+        child.wait()
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # but not of who listens
+            taken.bind(("127.0.0.1", port))
+        assert any(map(is_alive, processes))
+        wait_until(lambda: not any(map(is_alive, processes)), what="an end of the children")
+
+
+def test_the_standby_of_single_node_is_ready(site: Site) -> None:
+    """It polls, and takes over: a rollout that waits for it would wait for ever otherwise."""
+    with site.worker(*PORT, MODE="single_node", **QUICK) as active:
+        wait_for(port_of(active), "/ready", 200)
+        active.says(r"active id=")
+        with site.worker(*PORT, MODE="single_node", **QUICK) as standby:
+            standby.says(r"standing by id=")
+            wait_for(port_of(standby), "/ready", 200)
+            assert standby.stop() == 0
+        assert active.stop() == 0
+
+
+def test_the_heartbeat_file_is_touched_while_the_worker_lives(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "alive"
+    with site.worker("--heartbeat-file", str(file), **QUICK) as child:
+        workers_show(1)
+        before = file.stat().st_mtime
+        wait_until(lambda: file.stat().st_mtime > before, what="a touch")
+        process = psutil.Process(child.pid)
+        process.suspend()
+        old = file.stat().st_mtime
+        wait_until(lambda: time.time() > old + 3, what="three seconds")
+        assert file.stat().st_mtime == old
+        process.resume()
+        wait_until(lambda: file.stat().st_mtime > old, what="a touch again")
+        assert child.stop() == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_port_that_is_taken_is_told(site: Site, processes: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with site.worker("--health-port", str(port), "--processes", str(processes)) as child:
+            assert child.wait() == 1
+            assert f"The port {port} of 127.0.0.1 for the health cannot be had" in child.output
+            assert "Traceback" not in child.output
+
+
+def test_a_heartbeat_file_that_cannot_be_is_told(site: Site, tmp_path: Path) -> None:
+    with site.worker("--heartbeat-file", str(tmp_path / "no" / "file")) as child:
+        assert child.wait() == 1
+        assert "The heartbeat file" in child.output
+        assert "Traceback" not in child.output
+
+
+# -- a port, without a process ---------------------------------------------------------------------
+
+
+class Front:
+    """Probes of this process, answered in a thread as a worker's main thread would."""
+
+    def __init__(self, look: Any, host: str = "127.0.0.1", file: Path | None = None) -> None:
+        self.probes = Probes(health_port=(host, 0), heartbeat_file=file)
+        self.probes.open()
+        assert self.probes._server
+        self.port = int(self.probes._server.server_address[1])
+        self._ended = threading.Event()
+        self._look = look
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.01):
+            self.probes.show(self._look)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(10)
+        self.probes.close()
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    front = Front(lambda: Health(unready=("x",)))
+    yield front
+    front.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [("/live", 200), ("/ready", 503), ("/ready/", 503), ("/ready?verbose=1", 503), ("/", 404),
+     ("/metrics", 404)],
+    ids=str,
+)  # fmt: skip
+def test_the_paths(front: Front, path: str, code: int) -> None:
+    assert ask(front.port, path).code == code  # type: ignore[union-attr]
+
+
+def test_head_has_no_body(front: Front) -> None:
+    assert ask(front.port, "/ready", method="HEAD") == Answer(503, {})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"G", b"nonsense\r\n\r\n", b"GET /live", b"\x16\x03\x01\x02"],
+    ids=["nothing", "one byte", "nonsense", "half a line", "TLS"],
+)
+def test_who_asks_badly_holds_up_nobody_for_long(front: Front, sent: bytes) -> None:
+    bad = socket.create_connection(("127.0.0.1", front.port))
+    bad.sendall(sent)
+    try:
+        assert ask(front.port, "/live") == Answer(200, {"status": "ok"})
+    finally:
+        bad.close()
+
+
+def test_a_byte_now_and_then_does_not_hold_the_thread_that_hears_signals(front: Front) -> None:
+    slow = socket.create_connection(("127.0.0.1", front.port))
+    slow.sendall(b"GET /live HTTP/1.1\r\n")  # and no end
+    started = time.monotonic()
+    assert ask(front.port, "/live") == Answer(200, {"status": "ok"})
+    assert time.monotonic() - started < 4
+    slow.close()
+
+
+def test_ipv6() -> None:
+    try:
+        front = Front(Health, host="::1")
+    except ImproperlyConfigured:
+        pytest.skip("no IPv6 here")
+    assert ask(front.port, "/ready", host="::1") == Answer(200, {"status": "ok"})
+    front.close()
+
+
+def test_a_file_is_not_touched_for_the_dead(tmp_path: Path) -> None:
+    path = tmp_path / "alive"
+    probes = Probes(heartbeat_file=path)
+    probes.open()
+    os.utime(path, (1, 1))
+    probes.show(lambda: Health(dead=("x",)))
+    assert path.stat().st_mtime == 1
+    probes.show(lambda: Health(unready=("x",)))
+    assert path.stat().st_mtime > 1
+
+
+def test_a_file_whose_directory_is_gone_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_outbox.engine.probes.TOUCH_EVERY", 0)
+    directory = tmp_path / "run"
+    directory.mkdir()
+    probes = Probes(heartbeat_file=directory / "alive")
+    probes.open()
+    (directory / "alive").unlink()
+    directory.rmdir()
+    for _ in range(3):
+        probes.show(Health)
+    assert caplog.text.count("heartbeat file not touched") == 1
+
+
+# -- what threads show of themselves ---------------------------------------------------------------
+
+
+def test_health_of_many() -> None:
+    whole = together([Health(), Health(unready=("a",)).of("one"), Health(dead=("b",)).of("two")])
+    assert whole == Health(dead=("two: b",), unready=("one: a",))
+    assert (whole.is_live, whole.is_ready) == (False, False)
+    assert (together([]).is_live, together([]).is_ready) == (True, True)
+    assert Health(unready=("a",)).is_live
+
+
+def test_the_latest_word_counts_and_a_full_pipe_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_outbox.engine.health.TELL_EVERY", 0)
+    report = Report()
+    assert report.hear() is None
+    for n in range(5000):  # more than a pipe holds
+        report.show(lambda n=n: Health(unready=(f"word {n} {'x' * 50}",)))  # type: ignore[misc]
+    assert report.hear() is not None
+    report.show(lambda: Health(dead=("last",)))
+    assert report.hear() == Health(dead=("last",))
+    assert report.hear() is None
+    report.keep_mouth()  # nobody hears any more
+    report.show(Health)
+    os.close(report._mouth)
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker(poll_interval=0.2)
+    yield worker
+    worker.stop()
+
+
+def ready(worker: Worker) -> None:
+    wait_until(lambda: worker.health().is_ready, what=f"{worker.health()}")
+
+
+def test_before_the_start_and_after_the_stop_a_worker_is_not_ready(worker: Worker) -> None:
+    assert worker.health() == Health(unready=("default: starting",))
+    worker.start()
+    ready(worker)
+    worker.stop()
+    assert worker.health() == Health(unready=("default: draining",))
+
+
+DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@DIES
+@pytest.mark.parametrize("machine", ["_claiming", "_settling", "_beating", "_purging"])
+def test_a_thread_that_has_ended_is_death(worker: Worker, machine: str) -> None:
+    worker.start()
+    ready(worker)
+    loop: Loop = getattr(worker, machine)
+    loop._step = lambda: exec("raise SystemExit")  # type: ignore[func-returns-value]
+    loop.wake()
+    wait_until(lambda: not worker.health().is_live, what="its death")
+    assert worker.health().dead == (f"{loop.name} has ended",)
+
+
+@DIES
+def test_a_thread_for_listeners_that_has_ended_is_death(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*args: Any) -> Any:
+        raise SystemExit
+
+    worker.start()
+    ready(worker)
+    monkeypatch.setattr(worker._streams, "next", die)
+    write(1, "nobody.listens")
+    wait_until(lambda: not worker.health().is_live, what="its death")
+    assert re.fullmatch(r"outbox-default-worker-\d ended", worker.health().dead[0])
+
+
+def test_a_step_that_lasts_too_long_is_trouble_and_then_death(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    worker.start()
+    ready(worker)
+    step = worker._claiming._step
+    worker._claiming._step = lambda: go_on.wait(60) and 0.0  # type: ignore[assignment]
+    worker._claiming.wake()
+    try:
+        monkeypatch.setattr(worker_room, "LATE", 0)
+        wait_until(lambda: not worker.health().is_ready, what="trouble")
+        assert worker.health().is_live
+        monkeypatch.setattr(worker_room, "HANGS", (0, 0.5))
+        wait_until(lambda: not worker.health().is_live, what="death")
+        assert "has been in one step for" in worker.health().dead[0]
+    finally:
+        worker._claiming._step = step
+        go_on.set()
+    monkeypatch.undo()
+    ready(worker)
+
+
+def test_a_probe_asks_no_database(worker: Worker, django_assert_num_queries: Any) -> None:
+    worker.start()
+    ready(worker)
+    with django_assert_num_queries(0):
+        worker.health()
+
+
+@pytest.mark.parametrize("purge", [True, False])
+def test_a_writer_only_worker_is_ready(settings: Any, purge: bool) -> None:
+    settings.OUTBOX = {"MODE": "writer_only"}
+    with Worker(purge=purge) as worker:
+        ready(worker)

@@ -1,0 +1,561 @@
+"""Samples of pages that no other test file has: what a reader copies does what the page says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging.config
+from datetime import datetime, timedelta
+from datetime import timezone as dt_timezone
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from django.db import connection, models, transaction
+from django.db.models import F
+from django.db.utils import load_backend
+from django.test import TestCase, override_settings
+from django.utils import timezone
+
+import django_outbox as outbox
+import tests.testapp
+from django_outbox import conf
+from django_outbox.models import OutboxEvent
+from tests import samples
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+
+
+class Recorder:
+    """Any other side: remembers each call, and answers or fails as it is told."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, args, kwargs))
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        return call
+
+
+class OutOfStock(Exception):
+    pass
+
+
+def out_of_stock(sku: str) -> None:
+    raise OutOfStock(sku)
+
+
+def nothing(*args: Any) -> None:
+    pass
+
+
+# --- why an outbox (row 508) ---------------------------------------------------------------------
+
+
+WHY = "explanation/why-an-outbox.md"
+SHOP = {"transaction": transaction, "Order": Order, "outbox": outbox}
+
+
+def test_508_a_call_in_the_transaction_makes_ghosts() -> None:
+    warehouse = Recorder()
+    given = {**SHOP, "warehouse": warehouse, "take_from_stock": out_of_stock}
+    with (
+        samples.run(WHY, only="    warehouse.reserve(sku)", **given) as names,
+        pytest.raises(OutOfStock),
+    ):
+        names["place_order"]("teapot")
+    assert [name for name, *_ in warehouse.calls] == ["reserve"]
+    assert not Order.objects.exists()
+
+
+def test_508_a_call_after_the_commit_makes_no_ghost_and_loses() -> None:
+    warehouse = Recorder()
+    with samples.run(WHY, only="on_commit(lambda: warehouse", **SHOP) as names:
+        names |= {"warehouse": warehouse, "take_from_stock": out_of_stock}
+        with (
+            pytest.raises(OutOfStock),
+            TestCase.captureOnCommitCallbacks(execute=True) as callbacks,
+        ):
+            names["place_order"]("teapot")
+        assert (warehouse.calls, callbacks) == ([], [])
+        names["take_from_stock"] = nothing
+        with TestCase.captureOnCommitCallbacks(execute=False):  # killed after the COMMIT
+            names["place_order"]("teapot")
+    assert Order.objects.count() == 1
+    assert warehouse.calls == []
+
+
+def test_508_an_enqueue_after_the_commit_comes_too_late_to_fail() -> None:
+    given = {**SHOP, "tell_warehouse": Recorder(ConnectionError("no broker"))}
+    with (
+        samples.run(WHY, only="tell_warehouse.delay", take_from_stock=nothing, **given) as names,
+        pytest.raises(ConnectionError),
+        TestCase.captureOnCommitCallbacks(execute=True),
+    ):
+        names["place_order"]("teapot")
+    assert Order.objects.count() == 1
+
+
+def test_508_the_loop_is_held_up_by_its_first_row() -> None:
+    warehouse = Recorder(ConnectionError("down"))
+    given = {"warehouse": warehouse, "Outbox": Rows(3)}
+    with samples.run(WHY, only="def deliver_all", **given) as names:
+        with pytest.raises(ConnectionError):
+            names["deliver_all"]()
+        assert len(warehouse.calls) == 1
+        warehouse.answer = None
+        names["deliver_all"]()
+    assert [args for _, args, _ in warehouse.calls] == [("s0",), ("s0",), ("s1",), ("s2",)]
+
+
+class Rows:
+    """As much of a model as the page's loop asks for."""
+
+    def __init__(self, count: int) -> None:
+        self.objects = self
+        self.rows = [Row(n) for n in range(count)]
+
+    def filter(self, done: bool) -> Rows:
+        return self
+
+    def order_by(self, name: str) -> list[Row]:
+        return [row for row in self.rows if not row.done]
+
+
+class Row:
+    def __init__(self, n: int) -> None:
+        self.payload, self.done = {"sku": f"s{n}"}, False
+
+    def save(self) -> None:
+        pass
+
+
+def test_508_the_outbox_has_neither_ghost_nor_loss() -> None:
+    warehouse = Recorder()
+    given = {**SHOP, "warehouse": warehouse, "take_from_stock": out_of_stock}
+    with samples.run(WHY, only="outbox.write(", **given) as names:
+        with pytest.raises(OutOfStock):
+            names["place_order"]("teapot")
+        assert outbox.drain() == 0
+        names["take_from_stock"] = nothing
+        names["place_order"]("teapot")
+        assert outbox.drain() == 1
+    event = OutboxEvent.objects.get()
+    assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": event.pk})]
+
+
+# --- the README ----------------------------------------------------------------------------------
+
+
+def test_511_the_sample_of_the_readme() -> None:
+    warehouse = Recorder()
+    given = {"INSTALLED_APPS": [], "warehouse": warehouse, **SHOP}
+    with samples.run("../README.md", **given) as names:
+        assert names["INSTALLED_APPS"] == ["django_outbox"]
+        assert outbox.drain() == 1
+    row = OutboxEvent.objects.get()
+    assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": row.pk})]
+    assert (row.aggregate_type, row.aggregate_id) == ("testapp.Order", str(names["order"].pk))
+
+
+# --- what is guaranteed --------------------------------------------------------------------------
+
+
+class Payments:
+    """The model of the page, kept in a dict."""
+
+    def __init__(self) -> None:
+        self.objects, self.rows = self, {}
+
+    def get_or_create(self, *, event_id: str, defaults: dict[str, Any]) -> None:
+        self.rows.setdefault(event_id, defaults)
+
+
+def test_475_the_listener_of_the_guarantees_may_run_twice() -> None:
+    cards, payments = Recorder("receipt 1"), Payments()
+    given = {"outbox": outbox, "cards": cards, "Payment": payments}
+    with samples.run("explanation/guarantees.md", **given) as names:
+        event = outbox.Event(
+            event_type="payment.requested", payload={"order": 7, "amount_cents": 4800}, event_id="e"
+        )
+        for _ in range(2):
+            names["take_payment"](event)
+    assert [kwargs for _, _, kwargs in cards.calls] == [{"idempotency_key": "e"}] * 2
+    assert payments.rows == {"e": {"order_id": 7, "receipt": "receipt 1"}}
+
+
+# --- write events --------------------------------------------------------------------------------
+
+
+class Orders:
+    """The pages' orders have a customer; the test app's do not."""
+
+    class objects:  # noqa: N801 - a manager
+        @staticmethod
+        def create(**fields: Any) -> Order:
+            return Order.objects.create(sku=fields.get("sku", "teapot"))
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_126_the_samples_of_write_events() -> None:
+    """Rows 111, 126: every block writes; the delays are those that the text says."""
+    given: dict[str, Any] = {
+        "Order": Orders, "models": models, "payload": {"order": 1}, "trace_id": "t",
+        "text": '{"a":1}', "monday_at_eight": timezone.now() + timedelta(days=3),
+        "due": [*map(orders, range(3))], "transfer_id": 17, "picture": b"\x89PNG",
+    }  # fmt: skip
+    with (
+        transaction.atomic("other"),
+        transaction.atomic(),
+        samples.run("how-to/write-events.md", **given),
+    ):
+        pass
+    assert OutboxEvent.objects.using("other").count() == 1
+    rows = {row.event_type: row for row in OutboxEvent.objects.exclude(deliver_at=None)}
+    waits = {name: (row.deliver_at - row.created_at).total_seconds() for name, row in rows.items()}
+    assert waits["call.due"] == pytest.approx(1800, abs=5)
+    assert waits["order.reminder"] == pytest.approx(24 * 3600, abs=5)
+    assert waits["sale.begins"] == pytest.approx(3 * 24 * 3600, abs=60)
+    assert OutboxEvent.objects.filter(event_type="invoice.due").count() == 3
+    assert OutboxEvent.objects.filter(unique_key="bank:17").count() == 1
+    row = OutboxEvent.objects.get(event_type="picture.taken")
+    assert base64.b64decode(outbox.Event.from_json("x", row.payload).payload["png"]) == b"\x89PNG"
+
+
+def orders(n: int) -> Order:
+    return Order.objects.create(sku=f"s{n}")
+
+
+# --- listen --------------------------------------------------------------------------------------
+
+LISTEN = "how-to/listen.md"
+
+
+class Service:
+    """An invoice service; ``status`` is what it will say."""
+
+    def __init__(self) -> None:
+        self.status, self.retry_after, self.text = 200, 1800, "no such customer"
+        self.keys: list[str] = []
+
+    def create(self, order: Any, *, idempotency_key: str) -> Service:
+        self.keys.append(idempotency_key)
+        return self
+
+
+class Packed:
+    """``Order`` as the page's listener asks for it."""
+
+    found: Any = None
+
+    class objects:  # noqa: N801 - a manager
+        @staticmethod
+        def filter(pk: int) -> Any:
+            return SimpleNamespace(first=lambda: Packed.found)
+
+
+def test_306_305_the_answers_of_listen() -> None:
+    """Rows 305, 306: refused, not yet, busy, impossible, done."""
+    service = Service()
+    event = outbox.Event(event_type="invoice.requested", payload={"order": 1}, event_id="e")
+    given = {"outbox": outbox, "Order": Packed, "invoices": service}
+    with samples.run(LISTEN, only="def write_invoice(", **given) as names:
+        write_invoice = names["write_invoice"]
+        assert isinstance(write_invoice(event), outbox.Dead)
+        Packed.found = SimpleNamespace(is_packed=False)
+        assert write_invoice(event).delay == 60
+        Packed.found = SimpleNamespace(is_packed=True)
+        assert write_invoice(event) is None
+        service.status = 429
+        with pytest.raises(outbox.RetryAfter) as busy:
+            write_invoice(event)
+        assert busy.value.delay == 1800
+        service.status = 400
+        with pytest.raises(outbox.Unrecoverable, match="no such customer"):
+            write_invoice(event)
+    assert service.keys == ["e", "e", "e"]
+
+
+class Sales:
+    """A model of counts by sku; its rows are orders of the test app."""
+
+    class objects:  # noqa: N801 - a manager
+        @staticmethod
+        def filter(sku: str) -> Any:
+            rows = Order.objects.filter(sku=sku)
+            return SimpleNamespace(update=lambda count: rows.update(quantity=F("quantity") + 1))
+
+
+def place(event_type: str = "order.placed", **payload: Any) -> OutboxEvent:
+    with transaction.atomic():
+        event_id = outbox.write(event_type, {"sku": "teapot", "email": "a@example.com", **payload})
+    outbox.drain()
+    return OutboxEvent.objects.get(pk=event_id)
+
+
+def test_298_every_kind_of_listener_of_the_page_is_called() -> None:
+    """Row 298: a function, an atomic one, an async one, a method; two names of one event."""
+    warehouse, mail, carrier = Recorder(), AsyncRecorder(), Recorder()
+    with samples.run(LISTEN, only="def reserve_stock(event):\n    warehouse", warehouse=warehouse):
+        done = place()
+        assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": done.pk})]
+    with samples.run(LISTEN, only="def book(", Carrier=lambda: carrier):
+        assert place("parcel.booked").status == OutboxEvent.Status.DONE
+        assert place("parcel.cancelled").status == OutboxEvent.Status.DONE
+    assert [name for name, *_ in carrier.calls] == ["book", "cancel"]
+    order = orders(0)
+    with samples.run(LISTEN, only="def count_sale(", outbox=outbox, Sales=Sales, F=F):
+        place(sku=order.sku)
+        order.refresh_from_db()
+        assert order.quantity == 2
+    with samples.run(LISTEN, only="def tell_the_customer(", outbox=outbox, mail=mail):
+        done = place()
+        assert mail.calls == [("send", ("a@example.com",), {"idempotency_key": done.pk})]
+    with samples.run(LISTEN, only="def book_parcel(", outbox=outbox):
+        assert place("parcel.requested").status == OutboxEvent.Status.DONE
+    with samples.run(LISTEN, only='("order.submitted")', outbox=outbox):
+        for name in ("order.placed", "order.submitted"):
+            assert place(name).status == OutboxEvent.Status.DONE
+
+
+class AsyncRecorder(Recorder):
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> None:
+            self.calls.append((name, args, kwargs))
+
+        return call
+
+
+def test_two_listeners_of_the_page_share_an_event() -> None:
+    with (
+        samples.run(LISTEN, only='("order.submitted")', outbox=outbox),
+        samples.run(LISTEN, only="def count(", outbox=outbox),
+    ):
+        assert json.loads(place().progress or "{}").keys() >= {"order.placed statistics"}
+
+
+# --- run the worker, settings, status ------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_samples_of_run_the_worker() -> None:
+    served: list[int] = []
+    given = {"serve_forever": lambda: served.append(1)}
+    with samples.run("how-to/run-the-worker.md", **given) as names:
+        assert served == [1]
+        logging.config.dictConfigClass(names["LOGGING"])  # it is well formed
+
+
+# One run of the suite has the driver of its own database alone.
+DRIVERS = {"postgresql": "psycopg", "mysql": "MySQLdb", "sqlite3": "sqlite3"}
+
+
+@pytest.mark.parametrize("page", [*samples.pages()])
+def test_420_settings_of_a_page_fit(page: str) -> None:
+    """What a page has its reader put into the settings, on whatever page."""
+    for title, code in samples.blocks(page).items():
+        if samples.is_of_settings(title, code):
+            names: dict[str, Any] = {"BASE_DIR": Path("/srv/shop"), "INSTALLED_APPS": []}
+            exec(compile(code, title, "exec"), names)
+            with override_settings(OUTBOX=names.get("OUTBOX", {})):
+                assert conf.problems() == []
+            for entry in names.get("DATABASES", {}).values():
+                if find_spec(DRIVERS[entry["ENGINE"].rpartition(".")[2]]):
+                    assert load_backend(entry["ENGINE"])
+
+
+def test_the_sample_of_the_status_reference() -> None:
+    with samples.run("reference/commands.md") as names:
+        assert names["status"]("default")["counts"]["NEW"] == 0
+
+
+def test_the_imports_of_the_api_reference() -> None:
+    with samples.run("reference/api.md") as names:
+        assert names["outbox"] is outbox
+        assert names["OutboxEvent"] is OutboxEvent
+
+
+# --- replay, alerts ------------------------------------------------------------------------------
+
+
+def kill(event_type: str = "parcel.requested", **fields: Any) -> OutboxEvent:
+    """Make a dead event."""
+
+    def refuse(event: outbox.Event) -> outbox.Dead:
+        return outbox.Dead("the courier does not carry it")
+
+    outbox.listener(event_type)(refuse)
+    try:
+        return place(event_type, **fields)
+    finally:
+        samples.registry.remove(refuse)
+
+
+def test_the_samples_of_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    row = kill()
+    with samples.run("how-to/replay-dead-events.md"):
+        pass
+    assert "the courier does not carry it" in capsys.readouterr().out
+    row.refresh_from_db()
+    assert row.status == OutboxEvent.Status.NEW
+
+
+def test_the_samples_of_pause_delivery(capsys: pytest.CaptureFixture[str]) -> None:
+    from django_outbox.models import OutboxPause
+
+    with samples.run("how-to/pause-delivery.md"):
+        pass
+    assert "carrier down" in capsys.readouterr().out
+    assert not OutboxPause.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_469_the_alert_of_the_signals_page_links_to_the_event(settings: Any) -> None:
+    """Row 469: a message with a link to the page where it is replayed."""
+    from django_outbox.signals import event_dead
+
+    settings.SITE_URL, settings.CHAT_HOOK = "https://shop.example", "https://chat.example/hook"
+    said: list[Any] = []
+    with (
+        samples.run("reference/signals.md", __name__="tests.testapp") as names,
+        patch("urllib.request.urlopen", lambda request, timeout: said.append((request, timeout))),
+    ):
+        config = names["ShopConfig"]("shop", tests.testapp)
+        config.ready()
+        try:
+            row = kill()
+        finally:
+            event_dead.disconnect(names["tell_us"])
+    [(request, timeout)] = said
+    text = json.loads(request.data)["text"]
+    assert f"https://shop.example/admin/django_outbox/outboxevent/{row.pk}/change/" in text
+    assert "the courier does not carry it" in text
+    assert timeout == 5
+
+
+# --- tenants, personal data ----------------------------------------------------------------------
+
+
+def test_138_141_the_samples_of_serve_tenants(settings: Any) -> None:
+    """Rows 138 to 141."""
+    with samples.modules("how-to/serve-tenants.md") as shop:
+        settings.OUTBOX = vars(shop["settings"])["OUTBOX"]
+        tenancy = shop["shop.tenancy"]
+        seen: list[Any] = []
+
+        def listener(event: outbox.Event) -> None:
+            seen.append((tenancy.current_tenant.get(), event.tenant_id))
+
+        outbox.listener("order.placed")(listener)
+        token = tenancy.current_tenant.set("north")
+        with transaction.atomic():
+            outbox.write("order.placed", {})
+        tenancy.current_tenant.reset(token)
+        assert outbox.drain() == 1
+        samples.registry.remove(listener)
+        assert seen == [("north", "north")]
+        assert tenancy.current_tenant.get() is None
+        receive = shop["shop.incoming"].receive
+        ids = {receive(tenant, {"id": 1}) for tenant in ("north", "south", "north")}
+        assert len(ids) == 2
+        if connection.vendor == "postgresql":
+            with (
+                shop["shop.row_security"].as_tenant(SimpleNamespace(tenant_id="south")),
+                connection.cursor() as cursor,
+            ):
+                cursor.execute("SELECT current_setting('shop.tenant')")
+                assert cursor.fetchone() == ("south",)
+
+
+def test_12_the_samples_of_protect_personal_data(settings: Any) -> None:
+    """Row 12: the archive; and erasing, and payloads that only the listener can read."""
+    fernet = pytest.importorskip("cryptography.fernet")
+    settings.OUTBOX_KEYS = [fernet.Fernet.generate_key()]
+    archived: list[dict[str, Any]] = []
+    model = SimpleNamespace(objects=SimpleNamespace(create=lambda **row: archived.append(row)))
+    mail = Recorder()
+    given = {"ArchivedEvent": model, "Customer": Customers, "mail": mail}
+    with samples.modules("how-to/protect-personal-data.md", **given) as shop:
+        settings.OUTBOX = vars(shop["settings"])["OUTBOX"]
+        shop["shop.greetings"].sign_up(SimpleNamespace(pk=7))
+        row = OutboxEvent.objects.get()
+        assert "customer" not in row.payload
+        assert outbox.drain() == 1
+        assert mail.calls == [("send", ("7@example.com",), {"idempotency_key": row.pk})]
+        assert [each["payload"] for each in archived] == [{"customer": 7}]
+        erase = shop["shop.erasure"].erase
+        for n in (7, 8):
+            with transaction.atomic():
+                outbox.write("x", aggregate_type="shop.Customer", aggregate_id=str(n))
+        assert erase(7) == 1
+        assert outbox.drain() == 2
+        assert erase(7) == 0
+        assert [*OutboxEvent.objects.filter(event_type="x").values_list("aggregate_id")] == [("8",)]
+
+
+class Customers:
+    """A model with an address for every id."""
+
+    class objects:  # noqa: N801 - a manager
+        @staticmethod
+        def filter(pk: int) -> Any:
+            return SimpleNamespace(first=lambda: SimpleNamespace(email=f"{pk}@example.com"))
+
+
+# --- webhooks ------------------------------------------------------------------------------------
+
+
+def test_479_the_receiver_of_webhooks(settings: Any, rf: Any) -> None:
+    """Rows 19, 479: answered at once, and once for each hook."""
+    standard = pytest.importorskip("standardwebhooks")
+    pytest.importorskip("requests")
+    settings.RELAY_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    body, now = '{"parcel": 3}', datetime.now(dt_timezone.utc)
+    signature = standard.Webhook(settings.RELAY_SECRET).sign("hook 1", now, body)
+    headers = {
+        "webhook-id": "hook 1",
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": signature,
+    }
+    with samples.modules("how-to/call-a-webhook.md") as shop:
+        receive = shop["shop.hooks"].receive
+        for sent, status in ((body, 204), (body, 204), ('{"parcel": 4}', 403)):
+            request = rf.post("/", sent, content_type="application/json", headers=headers)
+            assert receive(request).status_code == status
+    assert OutboxEvent.objects.get().unique_key == "courier:hook 1"
+
+
+def test_19_the_simplest_webhook() -> None:
+    requests = pytest.importorskip("requests")
+    with (
+        samples.modules("how-to/call-a-webhook.md"),
+        patch.object(requests, "post") as post,
+    ):
+        row = place("parcel.requested")
+    assert post.call_args.kwargs["headers"] == {"Idempotency-Key": row.pk}
+    assert post.call_args.kwargs["timeout"]
+    assert row.status == OutboxEvent.Status.DONE
+
+
+def test_9_the_listener_of_the_relays(settings: Any) -> None:
+    """Row 9: it hears of every event, beside those that handle it."""
+    pytest.importorskip("kombu")
+    settings.RELAY_URL = ""
+    sent: list[str] = []
+    rabbit = patch(
+        "example_project.relay.rabbitmq.RabbitMQ", lambda url: lambda _: sent.append(url)
+    )
+    with rabbit, samples.run("how-to/relay-to-a-broker.md", only="PATIENT ="):
+        row = place("whatever.happened")
+    assert sent == ["amqp://guest:guest@127.0.0.1:5672//"]
+    assert row.status == OutboxEvent.Status.DONE

@@ -1,0 +1,546 @@
+"""Pauses: nothing of what is paused is delivered, lost or counted; the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+import django_outbox as outbox
+from django_outbox import dialects, signals
+from django_outbox.dialects.vocabulary import POSTPONED_FOR
+from django_outbox.engine import pausing
+from django_outbox.engine.pausing import Pausing
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from django_outbox.models.pauses import Resumed
+from django_outbox.outcomes import Status
+from tests.plans import analyze, explain, statements
+from tests.table import (
+    claim,
+    elsewhere,
+    ids_of,
+    in_thread,
+    insert,
+    keyed,
+    listening,
+    now,
+    row,
+    statuses,
+    stream,
+    stream_due_in,
+    write,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SENT, OTHER = "parcel.sent", "parcel.other"
+TYPE = ("event_type", SENT)
+
+
+def pause(kind: str, name: str, **more: str) -> bool:
+    return OutboxPause.objects.pause(kind, name, **more)
+
+
+def resume(kind: str, name: str) -> Resumed:
+    return OutboxPause.objects.filter(kind=kind, name=name).resume()
+
+
+def is_far(event_id: str) -> bool:
+    """Say whether a row is postponed: due much later, without an owner."""
+    found = row(event_id)
+    return found.locked_by is None and found.locked_at is not None and _due_in(found) > 60
+
+
+def _due_in(event: OutboxEvent) -> float:
+    assert event.available_at is not None
+    return (event.available_at - now()).total_seconds()
+
+
+@contextmanager
+def noting(*event_types: str, name: str = "") -> Iterator[list[str]]:
+    """Listen to these types; lend the ids of what was delivered."""
+    got: list[str] = []
+
+    def note(event: outbox.Event) -> None:
+        got.append(event.event_id)
+
+    with ExitStack() as stack:
+        for each in event_types:
+            stack.enter_context(listening(note, each, name=name))
+        yield got
+
+
+@contextmanager
+def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+
+    def receive(sender: str, signal: Any, **facts: Any) -> None:
+        found.append({"sender": sender, **facts})
+
+    signal.connect(receive)
+    try:
+        yield found
+    finally:
+        signal.disconnect(receive)
+
+
+# -- the verbs -------------------------------------------------------------------------------------
+
+
+def test_a_pause_says_what_since_when_why_and_by_whom() -> None:
+    with heard(signals.delivery_paused) as told:
+        assert pause(*TYPE, reason="the carrier is down", by="ada")
+    found = OutboxPause.objects.get()
+    assert (found.kind, found.name) == TYPE
+    assert (found.reason, found.paused_by) == ("the carrier is down", "ada")
+    assert abs((found.paused_at - now()).total_seconds()) < 5
+    assert str(found) == "event type parcel.sent"
+    facts = {"kind": "event_type", "name": SENT, "reason": "the carrier is down", "by": "ada"}
+    assert told == [{"sender": "default", **facts}]
+
+
+def test_a_second_pause_changes_nothing() -> None:
+    pause(*TYPE, reason="first")
+    with heard(signals.delivery_paused) as told:
+        assert not pause(*TYPE, reason="second")
+    assert OutboxPause.objects.get().reason == "first"
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("worker", "x", "expected one of event_type, listener, stream"),
+        ("event_type", "", "expected 1 to 255 characters"),
+        ("event_type", "a\0b", "expected 1 to 255 characters"),
+        ("stream", "k" * 256, "expected 1 to 255 characters"),
+        ("stream", "__outbox_active__", "lease of the mode single_node"),
+    ],
+    ids=["kind", "empty", "nul", "long", "active"],
+)
+def test_what_nothing_can_be_called_is_refused(kind: str, name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        pause(kind, name)
+    assert not OutboxPause.objects.exists()
+
+
+def test_a_resume_tells_what_it_came_to() -> None:
+    ids = insert(3, event_type=SENT)
+    pause(*TYPE)
+    outbox.drain()
+    with heard(signals.delivery_resumed) as told:
+        assert resume(*TYPE) == Resumed(pauses=1, events=3, streams=0)
+    assert told == [{"sender": "default", "kind": "event_type", "name": SENT, "count": 3}]
+    assert not OutboxPause.objects.exists()
+    assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
+    assert resume(*TYPE) == Resumed(pauses=0, events=0, streams=0)
+
+
+# -- an event type ---------------------------------------------------------------------------------
+
+
+def test_events_of_a_paused_type_wait_and_nothing_is_counted() -> None:
+    with noting(SENT, OTHER) as got:
+        (waiting,) = insert(event_type=SENT, status=Status.RETRY, attempts=2, rescues=1)
+        (free,) = insert(event_type=OTHER)
+        pause(*TYPE)
+        assert outbox.drain() == 1
+        assert got == [free]
+        found = row(waiting)
+        assert (found.status, found.attempts, found.rescues) == (Status.RETRY, 2, 1)
+        assert is_far(waiting)
+        resume(*TYPE)
+        assert outbox.drain() == 1
+        assert got == [free, waiting]
+    assert row(waiting).status == Status.DONE
+
+
+def test_the_listener_gets_the_attempts_from_before_the_pause() -> None:
+    seen: list[int] = []
+    with listening(lambda event: seen.append(event.attempts), SENT):
+        insert(event_type=SENT, status=Status.RETRY, attempts=2)
+        pause(*TYPE)
+        outbox.drain()
+        resume(*TYPE)
+        outbox.drain()
+    assert seen == [2]
+
+
+def test_resumed_events_come_in_the_order_of_their_writes() -> None:
+    with noting(SENT) as got:
+        ids = insert(7, event_type=SENT)
+        pause(*TYPE)
+        outbox.drain()
+        resume(*TYPE)
+        outbox.drain()
+    assert got == ids
+
+
+def test_a_resume_leaves_delays_retries_and_other_types_alone() -> None:
+    (delayed,) = insert(due=300, event_type=SENT, deliver_at=now() + timedelta(seconds=300))
+    (retried,) = insert(due=200, event_type=SENT, status=Status.RETRY, attempts=1)
+    (held,) = insert(due=30, event_type=SENT, locked_by="somebody", locked_at=now())
+    (other,) = insert(event_type=OTHER)
+    pause(*TYPE)
+    pause("event_type", OTHER)
+    outbox.drain()
+    before = {each: row(each).available_at for each in (delayed, retried, held, other)}
+    assert resume(*TYPE).events == 0
+    assert {each: row(each).available_at for each in before} == before
+
+
+def test_the_clock_of_deferrals_begins_anew() -> None:
+    (event_id,) = insert(event_type=SENT, first_due_at=now() - timedelta(days=3))
+    pause(*TYPE)
+    outbox.drain()
+    resume(*TYPE)
+    first = row(event_id).first_due_at
+    assert first is not None
+    assert (now() - first).total_seconds() < 60
+
+
+def test_what_was_postponed_long_ago_is_postponed_again() -> None:
+    (event_id,) = insert(event_type=SENT)
+    pause(*TYPE)
+    outbox.drain()
+    since = row(event_id).locked_at
+    OutboxEvent.objects.update(available_at=now() - timedelta(seconds=1))
+    assert outbox.drain() == 0
+    assert is_far(event_id)
+    assert row(event_id).locked_at == since
+
+
+def test_a_drain_at_a_later_time_ends_and_delivers_none_of_it() -> None:
+    with noting(SENT, OTHER) as got:
+        insert(3, due=60, event_type=SENT)
+        (free,) = insert(due=120, event_type=OTHER)
+        keyed("k", event_type=SENT)
+        pause(*TYPE)
+        assert outbox.drain(at=now() + timedelta(days=1)) == 1
+    assert got == [free]
+
+
+def test_a_drain_inside_a_transaction_goes_on_behind_what_is_paused() -> None:
+    with noting(SENT, OTHER) as got:
+        insert(3, event_type=SENT)
+        keyed("paused", event_type=SENT)
+        (free,) = insert(event_type=OTHER)
+        (other,) = keyed("other", event_type=OTHER)
+        pause(*TYPE)
+        with transaction.atomic():
+            assert outbox.drain() == 2
+    assert sorted(got) == sorted([free, other])
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def test_a_keyed_event_of_a_paused_type_holds_its_stream() -> None:
+    with noting(SENT, OTHER) as got:
+        first = keyed("k", 2, event_type=OTHER)
+        (held,) = keyed("k", event_type=SENT)
+        behind = keyed("k", 2, event_type=OTHER)
+        (other,) = keyed("another", event_type=OTHER)
+        pause(*TYPE)
+        outbox.drain()
+        assert sorted(got) == sorted([*first, other])
+        assert stream_due_in("k") > 60
+        assert stream("k").locked_by is None
+        assert (row(held).attempts, row(held).status) == (0, Status.NEW)
+        assert resume(*TYPE) == Resumed(pauses=1, events=0, streams=1)
+        outbox.drain()
+    assert [each for each in got if each != other] == [*first, held, *behind]
+
+
+def test_a_paused_stream_keeps_its_order_and_its_writers_go_on() -> None:
+    with noting(SENT) as got:
+        ids = keyed("k", 2, event_type=SENT)
+        (free,) = keyed("free", event_type=SENT)
+        pause("stream", "k")
+        outbox.drain()
+        ids += write(2, SENT, key="k")
+        outbox.drain()
+        assert got == [free]
+        assert resume("stream", "k") == Resumed(pauses=1, events=0, streams=1)
+        outbox.drain()
+    assert got == [free, *ids]
+
+
+def test_a_stream_that_nobody_has_written_to_is_not_made_by_a_resume() -> None:
+    pause("stream", "later")
+    assert resume("stream", "later") == Resumed(pauses=1, events=0, streams=0)
+    assert not OutboxStream.objects.exists()
+
+
+def test_many_paused_streams_keep_no_other_waiting() -> None:
+    with noting(SENT, OTHER) as got:
+        for number in range(30):
+            keyed(f"k{number}", event_type=SENT)
+        (free,) = keyed("free", event_type=OTHER)
+        pause(*TYPE)
+        with transaction.atomic():  # one event at a time there
+            assert outbox.drain() == 1
+        assert got == [free]
+        assert resume(*TYPE).streams == 30
+        assert outbox.drain() == 30
+
+
+# -- a listener ------------------------------------------------------------------------------------
+
+
+def test_the_only_listener_of_an_event_is_paused_as_its_type_would_be() -> None:
+    with noting(SENT, name="mail") as got, noting(OTHER) as others:
+        (event_id,) = insert(event_type=SENT)
+        (free,) = insert(event_type=OTHER)
+        pause("listener", f"{SENT} mail")
+        assert outbox.drain() == 1
+        assert (got, others) == ([], [free])
+        assert is_far(event_id)
+        assert resume("listener", f"{SENT} mail").events == 1
+        assert outbox.drain() == 1
+    assert got == [event_id]
+
+
+def test_of_several_listeners_the_others_run_and_the_paused_one_waits() -> None:
+    with noting(SENT, name="mail") as mail, noting(SENT, name="stock") as stock:
+        (event_id,) = insert(event_type=SENT)
+        pause("listener", f"{SENT} mail")
+        assert outbox.drain() == 1
+        assert (mail, stock) == ([], [event_id])
+        assert (row(event_id).status, row(event_id).attempts) == (Status.NEW, 0)
+        OutboxEvent.objects.update(available_at=now())  # its short wait is over
+        assert outbox.drain() == 0
+        assert is_far(event_id)
+        assert resume("listener", f"{SENT} mail").events == 1
+        assert outbox.drain() == 1
+    assert (mail, stock) == ([event_id], [event_id])
+    assert row(event_id).status == Status.DONE
+
+
+def test_a_paused_listener_keeps_no_other_from_its_retries() -> None:
+    calls: list[int] = []
+
+    def fail(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        raise ValueError("not yet")
+
+    policy = outbox.Fixed(delay=0, max_attempts=3)
+    with noting(SENT, name="mail") as mail, listening(fail, SENT, name="stock", retry=policy):
+        (event_id,) = insert(event_type=SENT)
+        pause("listener", f"{SENT} mail")
+        for _ in range(4):
+            OutboxEvent.objects.update(available_at=now())
+            outbox.drain()
+        assert calls == [0, 1, 2]
+        assert row(event_id).status in (Status.NEW, Status.RETRY)
+        OutboxEvent.objects.update(available_at=now())
+        outbox.drain()
+        assert is_far(event_id)
+        resume("listener", f"{SENT} mail")
+        outbox.drain()
+    assert mail == [event_id]
+    assert row(event_id).status == Status.DEAD  # for the one that failed for good
+
+
+def test_a_keyed_event_waits_for_its_paused_listener_and_holds_its_stream() -> None:
+    with noting(SENT, name="mail") as mail, noting(SENT, name="stock") as stock:
+        ids = keyed("k", 2, event_type=SENT)
+        pause("listener", f"{SENT} mail")
+        outbox.drain()
+        assert (mail, stock) == ([], ids[:1])
+        OutboxStream.objects.update(due_at=now())
+        OutboxEvent.objects.filter(pk=ids[0]).update(deliver_at=now() - timedelta(seconds=1))
+        outbox.drain()
+        assert stream_due_in("k") > 60
+        assert resume("listener", f"{SENT} mail").streams == 1
+        outbox.drain()
+    assert (mail, stock) == (ids, ids)
+
+
+def test_resuming_a_listener_leaves_what_waits_for_a_type() -> None:
+    (event_id,) = insert(event_type=SENT)
+    pause(*TYPE)
+    pause("listener", f"{OTHER} mail")
+    outbox.drain()
+    assert resume("listener", f"{OTHER} mail").events == 0
+    assert is_far(event_id)
+
+
+# -- a claim costs the same ------------------------------------------------------------------------
+
+
+def asked(work: Callable[[], object]) -> list[str]:
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        work()
+    return sent
+
+
+def test_what_is_paused_makes_way_in_bounded_batches() -> None:
+    """A claim behind 20,000 paused rows reads none of them."""
+    paused = insert(20_000, due=-60, event_type=SENT)
+    (free,) = insert(due=-30, event_type=OTHER)
+    pause(*TYPE)
+    looking = Pausing()
+    looking.look(connection)
+    rounds = 0
+    while not looking.clear(connection, 100):
+        rounds += 1
+        assert rounds <= 40, "batches of 500"
+    assert rounds == 40
+    assert OutboxEvent.objects.postponed().count() == len(paused)
+    assert ids_of(claim(limit=100)) == [free]
+
+
+def scans(step: dict[str, Any]) -> bool:
+    """Say whether a step of a plan reads the whole table."""
+    if connection.vendor == "postgresql":
+        return step["Node Type"] == "Seq Scan"
+    if connection.vendor == "sqlite":
+        return str(step["detail"]).startswith("SCAN") and "INDEX" not in str(step["detail"])
+    return step["type"] == "ALL"
+
+
+def test_each_batch_goes_by_the_index() -> None:
+    insert(20_000, due=-60, event_type=SENT)
+    insert(100, due=-30, event_type=OTHER)
+    analyze(OutboxEvent)
+    pause(*TYPE)
+    looking = Pausing()
+    looking.read(connection)
+    sent = statements(lambda: looking.clear(connection, 100))
+    wanted = "outbox_event" if connection.vendor == "mysql" else "ORDER BY available_at"
+    about_events = [each for each in sent if wanted in each[0]]
+    assert (
+        about_events
+    )  # on MySQL all, for it locks what it reads; others read 500 ids as they like
+    for sql, params in about_events:
+        steps = explain(sql, params)
+        assert not [each for each in steps if scans(each)], (sql, steps)
+
+
+def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
+    insert(3)
+    looking = Pausing()
+    sent = asked(lambda: (looking.look(connection), looking.clear(connection, 10)))
+    assert len(sent) == 1
+    assert "outbox_pause" in sent[0]
+    assert asked(lambda: looking.look(connection)) == []  # just read
+
+
+def test_what_is_free_among_the_paused_is_all_a_claim_may_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pausing, "AT_ONCE", 10)
+    for _ in range(20):
+        insert(due=-60, event_type=SENT)
+        insert(due=-60, event_type=OTHER)
+    pause(*TYPE)
+    looking = Pausing()
+    looking.read(connection)
+    assert looking.clear(connection, 100) == 5
+    assert OutboxEvent.objects.postponed().count() == 5
+
+
+# -- resuming while somebody postpones -------------------------------------------------------------
+
+
+def test_nothing_is_postponed_for_a_pause_that_is_over() -> None:
+    """A worker that has not heard of the resume yet asks in the statement's own transaction."""
+    (event_id,) = insert(event_type=SENT)
+    pause(*TYPE)
+    looking = Pausing()
+    looking.read(connection)
+    resume(*TYPE)
+    assert looking.clear(connection, 10) == 0
+    assert looking.pauses == frozenset()
+    assert looking.clear(connection, 10) == 10
+    assert ids_of(claim()) == [event_id]
+
+
+def test_a_stream_is_not_postponed_for_a_pause_that_is_over() -> None:
+    with noting(SENT) as got:
+        keyed("k", event_type=SENT)
+        pause(*TYPE)
+        stale = Pausing()
+        stale.read(connection)
+        resume(*TYPE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("django_outbox.engine.drain.Pausing", lambda: stale)
+            outbox.drain()
+    assert len(got) == 1
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="has one writer at a time")
+def test_a_resume_waits_for_who_is_just_postponing_and_finds_what_they_did() -> None:
+    ids = insert(3, event_type=SENT)
+    pause(*TYPE)
+
+    def postpone() -> None:
+        looking = Pausing()
+        looking.read(connection)
+        looking.clear(connection, 10)
+
+    with elsewhere(postpone):
+        resumed = in_thread(lambda: resume(*TYPE))
+        assert statuses() == {"NEW": 3}
+        assert not resumed.done()
+    assert resumed.result(30) == Resumed(pauses=1, events=3, streams=0)
+    assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
+
+
+def test_two_who_postpone_at_once_share_and_do_not_wait_for_each_other() -> None:
+    insert(20, event_type=SENT)
+    pause(*TYPE)
+
+    def postpone() -> int:
+        count, _ = dialects.of(connection).postpone(
+            connection,
+            ids=[*OutboxEvent.objects.values_list("pk", flat=True)],
+            newest=now(),
+            pauses=frozenset([TYPE]),
+        )
+        return count
+
+    both = [in_thread(postpone), in_thread(postpone)]
+    assert sum(each.result(30) for each in both) == 20
+
+
+# -- who asks --------------------------------------------------------------------------------------
+
+
+def test_paused_are_those_that_wait_for_a_resume() -> None:
+    of_type = insert(2, event_type=SENT)
+    of_stream = keyed("k", event_type=OTHER)
+    insert(event_type=OTHER)
+    insert(event_type=SENT, status=Status.DEAD, due=None)
+    insert(event_type=SENT, due=30, locked_by="somebody", locked_at=now())
+    assert not OutboxEvent.objects.paused().exists()
+    pause(*TYPE)
+    pause("stream", "k")
+    for _ in range(2):  # before a worker has looked at them, and after
+        found = OutboxEvent.objects.paused().values_list("pk", flat=True)
+        assert {*found} == {*of_type, *of_stream}
+        outbox.drain()
+
+
+def test_a_postponement_is_bounded() -> None:
+    """Whatever becomes of the resume, what was postponed comes due by itself."""
+    (event_id,) = insert(event_type=SENT)
+    pause(*TYPE)
+    outbox.drain()
+    assert 60 < _due_in(row(event_id)) <= POSTPONED_FOR
+    OutboxPause.objects.all().delete()  # no verb: nobody brings it back
+    OutboxEvent.objects.update(available_at=now())
+    with noting(SENT) as got:
+        outbox.drain()
+    assert got == [event_id]

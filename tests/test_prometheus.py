@@ -1,0 +1,459 @@
+"""Metrics: what is counted, shown and asked (rows 47, 55, 201, 423 to 430, 432, J25)."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import django_outbox as outbox
+from django_outbox.contrib import prometheus
+from django_outbox.contrib.prometheus.backlog import Backlog
+from django_outbox.contrib.prometheus.receivers import Receivers
+from django_outbox.models import OutboxEvent, OutboxWorker
+from tests.table import (
+    PLACED,
+    in_thread,
+    insert,
+    keyed,
+    listening,
+    now,
+    statuses,
+    steal,
+    write,
+)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Shown:
+    """A registry of the test's own, and what it says."""
+
+    def __init__(self, namespace: str = "outbox") -> None:
+        self.registry = CollectorRegistry()
+        self.receivers = Receivers(namespace, self.registry)
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, {"database": "default", **labels})
+
+
+@pytest.fixture
+def shown() -> Iterator[Shown]:
+    found = Shown()
+    found.receivers.connect()
+    yield found
+    found.receivers.disconnect()
+
+
+def nothing(event: outbox.Event) -> None:
+    """Do nothing."""
+
+
+def deliver(count: int, status: str = "DONE") -> None:
+    with outbox.Worker():
+        wait_until(lambda: statuses().get(status, 0) == count, what=f"{count} {status}")
+
+
+# -- writing and handing over (row 423) ------------------------------------------------------------
+
+
+def test_423_written_delayed_queued_and_claimed_are_counted_by_type(shown: Shown) -> None:
+    with listening(nothing), outbox.Worker():
+        write(3)
+        write(1, deliver_after=60)
+        wait_until(lambda: statuses().get("DONE") == 3)
+    kind = {"event_type": PLACED}
+    assert shown("outbox_events_written_total", **kind) == 4
+    assert shown("outbox_events_delayed_total", **kind) == 1
+    assert shown("outbox_events_queued_total", **kind) == 3
+    hot, cold = (shown("outbox_events_claimed_total", source=each) or 0 for each in ("hot", "cold"))
+    assert hot + cold == 3
+    assert (shown("outbox_claims_total", source="hot") or 0) >= 1
+
+
+def test_423_a_full_hot_queue_counts_what_it_drops(shown: Shown, settings: Any) -> None:
+    """The second write has no room: nobody claims, for the worker is held by its first claim."""
+    settings.OUTBOX = {"HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1, "WORKERS": 1}
+    release: list[bool] = []
+
+    def slow(event: outbox.Event) -> None:
+        wait_until(lambda: release)
+
+    with listening(slow), outbox.Worker():
+        write(1)
+        wait_until(lambda: shown("outbox_events_started_total", listener=PLACED))
+        for _ in range(10):
+            write(1)
+        dropped = shown("outbox_events_dropped_total", event_type=PLACED)
+        assert dropped
+        release.append(True)
+        wait_until(lambda: statuses().get("DONE") == 11)
+
+
+def test_423_cold_claims_are_counted_apart(shown: Shown) -> None:
+    insert(5)
+    with listening(nothing):
+        deliver(5)
+    assert shown("outbox_events_claimed_total", source="cold") == 5
+    assert not shown("outbox_events_claimed_total", source="hot")
+
+
+def test_423_events_of_streams_are_claimed_too(shown: Shown) -> None:
+    keyed("k", 4)
+    with listening(nothing):
+        deliver(4)
+    assert shown("outbox_events_claimed_total", source="cold") == 4
+
+
+# -- outcomes (rows 423, 429) ----------------------------------------------------------------------
+
+
+def answer_of(event: outbox.Event) -> outbox.Dead | None:
+    if event.payload == "retry" and not event.attempts:
+        raise outbox.RetryAfter(0)
+    return outbox.Dead("no") if event.payload == "dead" else None
+
+
+def test_429_a_retry_is_counted_apart_from_dead(shown: Shown) -> None:
+    for said in ("done", "retry", "dead"):
+        write(1, payload=said)
+    with listening(answer_of, name="asked"), outbox.Worker():
+        wait_until(lambda: statuses() == {"DONE": 2, "DEAD": 1})
+        wait_until(lambda: shown("outbox_leases_held") == 0)
+
+    def settled(outcome: str) -> float | None:
+        return shown("outbox_events_settled_total", event_type=PLACED, outcome=outcome)
+
+    assert {each: settled(each) for each in ("done", "retry", "dead", "deferred")} == {
+        "done": 2, "retry": 1, "dead": 1, "deferred": 0,
+    }  # fmt: skip
+    assert settled("dead") == 1
+    by_listener = {
+        each: shown("outbox_events_decided_total", listener=f"{PLACED} asked", outcome=each)
+        for each in ("done", "retry", "dead")
+    }
+    assert by_listener == {"done": 2, "retry": 1, "dead": 1}
+
+
+def test_423_deferrals_are_counted(shown: Shown) -> None:
+    calls: list[str] = []
+
+    def once_deferred(event: outbox.Event) -> outbox.Defer | None:
+        calls.append(event.event_id)
+        return outbox.Defer(0) if len(calls) == 1 else None
+
+    write(1)
+    with listening(once_deferred):
+        deliver(1)
+    assert shown("outbox_events_settled_total", event_type=PLACED, outcome="deferred") == 1
+
+
+def test_of_a_fan_out_each_listener_is_timed_and_counted_by_itself(shown: Shown) -> None:
+    def failing(event: outbox.Event) -> None:
+        raise outbox.Unrecoverable("never")
+
+    async def quick(event: outbox.Event) -> None:
+        """Do nothing."""
+
+    write(1)
+    with listening(failing, name="failing"), listening(quick, name="quick"):
+        deliver(1, "DEAD")
+    for name, outcome in (("failing", "dead"), ("quick", "done")):
+        label = {"listener": f"{PLACED} {name}"}
+        assert shown("outbox_events_started_total", **label) == 1
+        assert shown("outbox_events_decided_total", **label, outcome=outcome) == 1
+        assert shown("outbox_listener_seconds_count", **label) == 1
+    assert shown("outbox_events_settled_total", event_type=PLACED, outcome="dead") == 1
+
+
+def test_run_time_is_the_listeners_own(shown: Shown) -> None:
+    """Of two listeners of an event the second is not charged for the first."""
+
+    def slow(event: outbox.Event) -> None:
+        began = now()
+        wait_until(lambda: (now() - began).total_seconds() > 0.3)
+
+    write(1)
+    with listening(slow, name="a"), listening(nothing, name="b"):
+        deliver(1)
+    slow_one, quick_one = (
+        shown("outbox_listener_seconds_sum", listener=f"{PLACED} {name}") or 0 for name in "ab"
+    )
+    assert slow_one > 0.3
+    assert quick_one < slow_one
+
+
+def test_schedule_to_start_counts_from_the_due_time_to_the_thread(
+    shown: Shown, settings: Any
+) -> None:
+    """Also the wait for a thread: the second event waits for the first's listener."""
+    settings.OUTBOX = {"WORKERS": 1}
+
+    def slow(event: outbox.Event) -> None:
+        began = now()
+        wait_until(lambda: (now() - began).total_seconds() > 0.4)
+
+    insert(2, due=-100)
+    with listening(slow):
+        deliver(2)
+    total = shown("outbox_schedule_to_start_seconds_sum", event_type=PLACED)
+    assert shown("outbox_schedule_to_start_seconds_count", event_type=PLACED) == 2
+    assert total is not None
+    assert total > 200.4
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+def test_types_that_nobody_listens_to_share_a_label(shown: Shown) -> None:
+    """Row 423: a type is data, and data is no label."""
+    with listening(nothing, "order.*"), listening(nothing):
+        for name in ("order.placed", "order.paid", "stranger.1", "stranger.2"):
+            write(1, name)
+    labels = {each: shown("outbox_events_written_total", event_type=each)
+              for each in (PLACED, "order.*", "other", "order.paid", "stranger.1")}  # fmt: skip
+    assert labels == {
+        "order.placed": 1, "order.*": 1, "other": 2, "order.paid": None, "stranger.1": None,
+    }  # fmt: skip
+
+
+# -- trouble (row 430) -----------------------------------------------------------------------------
+
+
+def test_430_rescues_and_lost_leases_are_counted(shown: Shown) -> None:
+    insert(1, locked_by="lost", locked_at=now())
+
+    def stolen(event: outbox.Event) -> None:
+        steal(event.event_id)
+
+    with listening(stolen), outbox.Worker():
+        wait_until(lambda: shown("outbox_leases_lost_total"))
+    assert shown("outbox_events_rescued_total", event_type=PLACED) == 1
+    assert shown("outbox_leases_lost_total") == 1
+
+
+def test_a_rescue_by_drain_is_counted_too(shown: Shown) -> None:
+    insert(1, locked_by="lost", locked_at=now())
+    with listening(nothing):
+        outbox.drain()
+    assert shown("outbox_events_rescued_total", event_type=PLACED) == 1
+
+
+def test_replays_discards_and_purges_are_counted(shown: Shown, settings: Any) -> None:
+    settings.OUTBOX = {"RETENTION_DEAD": 0}
+    insert(5, due=None, status=3, done_at=now())
+    dead = OutboxEvent.objects.dead()
+    assert dead[:2].replay() == 2
+    assert OutboxEvent.objects.dead()[:1].discard() == 1
+    assert OutboxEvent.objects.purge() == 2
+    names = ("replayed", "discarded", "purged")
+    assert [shown(f"outbox_events_{name}_total") for name in names] == [2, 1, 2]
+
+
+# -- what is in hand (row 424) ---------------------------------------------------------------------
+
+
+def test_424_depths_are_shown_and_none_is_left_by_a_worker_that_is_gone(
+    shown: Shown, settings: Any
+) -> None:
+    """Row J25, too: a second worker of the process begins anew."""
+    settings.OUTBOX = {"WORKERS": 1}
+    release: list[bool] = []
+
+    def slow(event: outbox.Event) -> None:
+        wait_until(lambda: release)
+
+    for done in (4, 8):
+        release.clear()
+        with listening(slow), outbox.Worker():
+            assert shown("outbox_workers_running") == 1
+            insert(4)
+            wait_until(lambda: shown("outbox_leases_held") == 4)
+            wait_until(lambda: shown("outbox_queue_depth", queue="cold") == 3)
+            assert shown("outbox_queue_depth", queue="hot") == 0
+            release.append(True)
+            wait_until(lambda: statuses().get("DONE") == done)  # noqa: B023
+        assert shown("outbox_workers_running") == 0
+        assert shown("outbox_leases_held") == 0
+        assert shown("outbox_queue_depth", queue="cold") == 0
+
+
+def test_what_alerts_look_for_begins_at_zero(shown: Shown) -> None:
+    """A counter that appears with its first fault shows no increase."""
+    with listening(nothing), outbox.Worker():
+        kind = {"event_type": PLACED}
+        assert shown("outbox_leases_lost_total") == 0
+        assert shown("outbox_events_dropped_total", **kind) == 0
+        assert shown("outbox_events_rescued_total", **kind) == 0
+        assert shown("outbox_events_settled_total", **kind, outcome="dead") == 0
+
+
+# -- the backlog (rows 424, 425, 430) --------------------------------------------------------------
+
+
+def test_430_workers_are_seen_by_their_heartbeat(shown: Shown, settings: Any) -> None:
+    settings.OUTBOX = {"POLL_INTERVAL": 0.001}
+    with outbox.Worker():
+        wait_until(lambda: shown("outbox_workers") == 1)
+        OutboxWorker.objects.create(
+            id="lost", pid=1, started_at=now(), heartbeat_at=now() - timedelta(seconds=60)
+        )
+        assert shown("outbox_workers") == 1
+    wait_until(lambda: shown("outbox_workers") == 0)
+
+
+def test_430_counts_lag_and_streams_are_right(shown: Shown) -> None:
+    insert(2, due=-50)
+    insert(1, due=60, status=2)
+    insert(3, due=None, status=3, done_at=now())
+    keyed("waiting", 2, due=-70)
+    keyed("blocked", 1, due=60)
+    counts = {
+        each: shown("outbox_events", status=each) for each in ("NEW", "RETRY", "DEAD", "DONE")
+    }
+    assert counts == {"NEW": 5, "RETRY": 1, "DEAD": 3, "DONE": 0}
+    assert shown("outbox_events_due") == 2
+    states = {each: shown("outbox_streams", state=each) for each in ("due", "leased", "blocked")}
+    assert states == {"due": 1, "leased": 0, "blocked": 1}
+    lag = shown("outbox_lag_seconds")
+    assert lag is not None
+    assert 70 <= lag < 300
+
+
+def test_424_an_empty_outbox_has_no_lag(shown: Shown) -> None:
+    assert shown("outbox_lag_seconds") == 0
+
+
+def test_425_scrapes_share_one_look_per_poll_interval(shown: Shown, settings: Any) -> None:
+    settings.OUTBOX = {"POLL_INTERVAL": 60}
+    generate_latest(shown.registry)
+    insert(1)
+    with CaptureQueriesContext(connection) as queries:
+        generate_latest(shown.registry)
+    assert len(queries) == 0
+    assert shown("outbox_events_due") == 0
+    settings.OUTBOX = {"POLL_INTERVAL": 0.001}
+    with CaptureQueriesContext(connection) as queries:
+        assert shown("outbox_events_due") == 1
+    assert 0 < len(queries) <= 16
+
+
+def test_a_database_that_does_not_answer_breaks_no_scrape(
+    shown: Shown, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other metrics are shown; one line says why, and not again at the next scrape."""
+    settings.OUTBOX = {"POLL_INTERVAL": 0.001}
+    write(1)
+
+    def fails(execute: Callable[..., Any], *args: Any) -> Any:
+        raise connection.Database.OperationalError("secret@host is down")
+
+    with connection.execute_wrapper(fails):
+        first = generate_latest(shown.registry).decode()
+        generate_latest(shown.registry)
+    assert "outbox_events_written_total" in first
+    assert 'outbox_lag_seconds{database="default"}' not in first
+    lines = [each.getMessage() for each in caplog.records if "backlog" in each.getMessage()]
+    assert [each for each in lines if "alias=default" in each] == [
+        "backlog not asked alias=default error=OperationalError"
+    ]
+    wait_until(lambda: shown("outbox_lag_seconds") is not None, what="samples again")
+
+
+def test_a_scrape_leaves_no_connection_open_that_it_opened(shown: Shown) -> None:
+    """A metrics port answers each scrape from a new thread."""
+
+    def scrape() -> list[bool]:
+        generate_latest(shown.registry)
+        return [each.connection is None for each in connections.all(initialized_only=True)]
+
+    assert all(in_thread(scrape).result())
+
+
+def test_an_alias_without_the_table_is_left_out(
+    settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_outbox.contrib.prometheus import backlog
+
+    monkeypatch.setattr(backlog, "missing_table", lambda alias: "no table")
+    families = [*Backlog("outbox").collect()]
+    assert families
+    assert [each.samples for each in families] == [[]] * len(families)
+    assert caplog.records == []
+
+
+# -- names, registry, start and stop (rows 427, 428, J25) ------------------------------------------
+
+
+def test_427_the_namespace_prefixes_every_name() -> None:
+    for namespace, prefix in (("shop", "shop_"), ("", "")):
+        registry = CollectorRegistry()
+        Receivers(namespace, registry)
+        names = [each.name for each in registry.collect()]
+        assert len(names) > 15
+        assert all(name.startswith(prefix) for name in names)
+        assert f"{prefix}events_settled" in names
+
+
+def test_j25_what_was_taken_out_can_be_put_in_again() -> None:
+    registry = CollectorRegistry()
+    for _ in range(3):
+        receivers = Receivers("outbox", registry)
+        receivers.connect()
+        write(1)
+        written = {"database": "default", "event_type": "other"}
+        assert registry.get_sample_value("outbox_events_written_total", written) == 1
+        receivers.disconnect()
+        assert [*registry.collect()] == []
+
+
+def test_201_without_the_app_nobody_listens() -> None:
+    """Nothing is imported, and the signals are skipped."""
+    from django_outbox import signals
+
+    named = {name: each for name, each in vars(signals).items() if isinstance(each, signals.Signal)}
+    assert {name for name, each in named.items() if each.receivers} == set()
+
+
+# -- the port (row 432) ----------------------------------------------------------------------------
+
+
+def test_a_port_without_the_app_says_what_to_do() -> None:
+    with pytest.raises(ImproperlyConfigured, match="not in INSTALLED_APPS"):
+        prometheus.serve(0, "127.0.0.1")
+
+
+def test_432_a_port_shows_the_default_registry(settings: Any) -> None:
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_outbox.contrib.prometheus"]
+    from django_outbox.contrib.prometheus import receivers
+
+    server, thread = prometheus.serve(0, "127.0.0.1")
+    try:
+        with listening(nothing):
+            write(2)
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        with urllib.request.urlopen(url) as answer:
+            text = answer.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        assert receivers._installed is not None
+        receivers._installed.disconnect()
+        receivers._installed = None
+    samples = {
+        (each.name, *sorted(each.labels.items())): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
+    label = (("database", "default"), ("event_type", PLACED))
+    assert samples[("outbox_events_written_total", *label)] == 2

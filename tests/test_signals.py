@@ -1,0 +1,215 @@
+"""Every signal: sent with its facts, robustly, and only when somebody listens (row +46)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+
+import django_outbox as outbox
+from django_outbox import signals
+from django_outbox.models import OutboxEvent, OutboxPause
+from tests.table import PLACED, insert, listening, now, row, statuses, steal, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NAMED = {name: each for name, each in vars(signals).items() if isinstance(each, Signal)}
+
+
+def nothing(event: outbox.Event) -> None:
+    """Do nothing."""
+
+
+def refuse(event: outbox.Event) -> None:
+    raise outbox.Unrecoverable("never")
+
+
+def work(listener: Callable[[outbox.Event], None] = nothing) -> None:
+    """Let a worker deliver what is there."""
+    with listening(listener), outbox.Worker():
+        wait_until(lambda: set(statuses()) <= {"DONE", "DEAD"}, what="everything finished")
+
+
+def write_one() -> None:
+    write(1)
+
+
+def write_hot() -> None:
+    with listening(nothing), outbox.Worker():
+        write(1)
+        wait_until(lambda: statuses() == {"DONE": 1})
+
+
+def overflow() -> None:
+    """The only thread is busy, the only place taken: the queue fills up."""
+    gate: list[bool] = []
+
+    def wait(event: outbox.Event) -> None:
+        wait_until(lambda: gate)
+
+    with listening(wait), outbox.Worker():
+        for _ in range(12):
+            write(1)
+        gate.append(True)
+        wait_until(lambda: statuses() == {"DONE": 12})
+
+
+def deliver() -> None:
+    insert(1)
+    work()
+
+
+def kill() -> None:
+    insert(1)
+    work(refuse)
+
+
+def rescue() -> None:
+    insert(1, locked_by="lost", locked_at=now())
+    work()
+
+
+def lose() -> None:
+    def stolen(event: outbox.Event) -> None:
+        if event.attempts == 0 and row(event.event_id).locked_by != "thief":
+            steal(event.event_id)
+
+    insert(1)
+    with listening(stolen), outbox.Worker() as worker:
+        wait_until(lambda: row_is_stolen() and worker.depths()["held"] == 0)
+
+
+def row_is_stolen() -> bool:
+    return OutboxEvent.objects.filter(locked_by="thief").exists()
+
+
+def bury() -> None:
+    insert(2, due=None, status=3, done_at=now())
+
+
+def replay() -> None:
+    bury()
+    OutboxEvent.objects.dead().replay()
+
+
+def discard() -> None:
+    bury()
+    OutboxEvent.objects.dead().discard()
+
+
+def purge() -> None:
+    bury()
+    OutboxEvent.objects.purge()
+
+
+def pause() -> None:
+    OutboxPause.objects.pause("event_type", PLACED, reason="tidy up")
+    OutboxPause.objects.filter(name=PLACED).resume()
+
+
+def start_and_stop() -> None:
+    with outbox.Worker():
+        pass
+
+
+# What makes a signal, and what it tells: a value, or the type of one.
+CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
+    "event_written": (write_one, {"event": outbox.Event}),
+    "event_queued": (write_hot, {"event": outbox.Event}),
+    "event_dropped": (overflow, {"event": outbox.Event}),
+    "events_claimed": (deliver, {"count": int, "source": "cold"}),
+    "event_started": (deliver, {"event": outbox.Event, "listener": object}),
+    "event_decided": (
+        deliver, {"event": outbox.Event, "listener": object, "outcome": "done", "duration": float}
+    ),
+    "event_settled": (
+        deliver, {"event": outbox.Event, "outcome": "done", "duration": float, "lag": float}
+    ),
+    "event_dead": (kill, {"event": outbox.Event, "cause": str}),
+    "event_rescued": (rescue, {"event": outbox.Event, "rescues": 1}),
+    "lease_lost": (lose, {"count": 1}),
+    "events_replayed": (replay, {"count": 2}),
+    "events_discarded": (discard, {"count": 2}),
+    "events_purged": (purge, {"count": 2}),
+    "delivery_paused": (
+        pause, {"kind": "event_type", "name": PLACED, "reason": "tidy up", "by": str}
+    ),
+    "delivery_resumed": (pause, {"kind": "event_type", "name": PLACED, "count": int}),
+    "worker_started": (start_and_stop, {"worker_id": str, "worker": outbox.Worker}),
+    "worker_stopped": (start_and_stop, {"worker_id": str}),
+}  # fmt: skip
+SETTINGS = {
+    "WORKERS": 1, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1, "RETENTION_DEAD": 0,
+    "PROBE_INTERVAL": 0.05,
+}  # fmt: skip
+
+
+def test_every_signal_has_its_case() -> None:
+    assert set(CASES) == set(NAMED)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_46_it_is_sent_robustly_with_its_facts(
+    name: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A receiver that fails harms neither the deed nor the receiver after it."""
+    settings.OUTBOX = SETTINGS
+    deed, facts = CASES[name]
+    heard: list[dict[str, Any]] = []
+
+    def fails(**kwargs: Any) -> None:
+        raise ZeroDivisionError(name)
+
+    def hears(**kwargs: Any) -> None:
+        heard.append(kwargs)
+
+    NAMED[name].connect(fails)
+    NAMED[name].connect(hears)
+    try:
+        deed()
+        wait_until(lambda: heard, what=name)
+    finally:
+        NAMED[name].disconnect(fails)
+        NAMED[name].disconnect(hears)
+    told = heard[0]
+    assert told["sender"] == "default"
+    assert set(told) == {"signal", "sender", *facts}
+    for fact, expected in facts.items():
+        kind = expected if isinstance(expected, type) else type(expected)
+        assert isinstance(told[fact], kind), fact
+        assert isinstance(expected, type) or told[fact] == expected, fact
+    assert any("receiver failed" in each.getMessage() for each in caplog.records)
+
+
+def test_46_201_nothing_is_sent_when_nobody_listens(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.OUTBOX = SETTINGS
+    sent: list[Signal] = []
+    send_robust = Signal.send_robust
+
+    def note(self: Signal, *args: Any, **kwargs: Any) -> Any:
+        sent.append(self)
+        return send_robust(self, *args, **kwargs)
+
+    monkeypatch.setattr(Signal, "send_robust", note)
+    for deed in {deed for deed, _ in CASES.values()} - {lose}:
+        OutboxEvent.objects.all().delete()
+        deed()
+    assert [each for each in sent if each in NAMED.values()] == []
+
+
+def test_who_stops_listening_is_told_no_more() -> None:
+    heard: list[Any] = []
+
+    def hears(**kwargs: Any) -> None:
+        heard.append(kwargs["event"].event_type)
+
+    signals.event_written.connect(hears)
+    write(1)
+    signals.event_written.disconnect(hears)
+    write(1)
+    assert heard == [PLACED]

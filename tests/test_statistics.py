@@ -1,0 +1,397 @@
+"""The numbers of the dashboard: counted exactly, written beside the work, trimmed (row +41)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Sum
+
+import django_outbox as outbox
+from django_outbox.engine import statistics as engine_statistics
+from django_outbox.engine.purger import Purger
+from django_outbox.engine.statistics import Statistics
+from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
+from django_outbox.models.statistics import (
+    BOUNDS,
+    COUNTS,
+    OUTCOMES,
+    RUNS,
+    SPANS,
+    WAITS,
+    bucket,
+    quantile,
+)
+from tests.fleet import Fleet
+from tests.plans import analyze, large_steps
+from tests.table import PLACED, in_thread, insert, keyed, listening, now, steal, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1}
+COUNTED = (*OUTCOMES, "rescued")
+
+
+@pytest.fixture(autouse=True)
+def soon(settings: Any) -> None:
+    settings.OUTBOX = SOON
+
+
+@pytest.fixture
+def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database_env, tmp_path, **SOON)
+    try:
+        yield fleet
+    finally:
+        fleet.kill_all()
+
+
+def summed(span: int = 60, **only: Any) -> dict[str, int]:
+    """The counts of all rows of one length of time, without those that are 0."""
+    rows = OutboxStatistics.objects.filter(span=span, **only)
+    found = rows.aggregate(**{name: Sum(name) for name in COUNTED})
+    return {name: count for name, count in found.items() if count}
+
+
+def spread(names: tuple[str, ...], **only: Any) -> list[int]:
+    rows = OutboxStatistics.objects.filter(span=60, **only)
+    found = rows.aggregate(**{name: Sum(name) for name in names})
+    return [found[name] for name in names]
+
+
+def settled() -> bool:
+    return not OutboxEvent.objects.pending().exists()
+
+
+def row_at(age: timedelta, span: int = 60, **columns: Any) -> OutboxStatistics:
+    given = {"owner": "me", "event_type": PLACED, **columns}
+    return OutboxStatistics.objects.create(span=span, started_at=now() - age, **given)
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+def test_a_time_belongs_to_the_first_bucket_that_reaches_it() -> None:
+    assert [bucket(0), bucket(-1), bucket(BOUNDS[0]), bucket(BOUNDS[0] + 1e-9)] == [0, 0, 0, 1]
+    assert bucket(BOUNDS[-1]) == len(BOUNDS) - 1
+    assert bucket(BOUNDS[-1] + 1) == len(BOUNDS)
+
+
+def counts(**by_number: int) -> list[int]:
+    return [by_number.get(f"b{number}", 0) for number in range(len(BOUNDS) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "part", "expected"),
+    [
+        (counts(), 0.5, None),
+        (counts(b0=10), 0.5, BOUNDS[0] / 2),
+        (counts(b0=10, b3=10), 0.5, BOUNDS[0]),
+        (counts(b0=10, b3=10), 0.75, (BOUNDS[2] + BOUNDS[3]) / 2),
+        (counts(b3=4), 1.0, BOUNDS[3]),
+        (counts(b16=3), 0.5, BOUNDS[-1]),
+    ],
+    ids=["none", "half", "edge", "within", "all", "beyond"],
+)
+def test_a_quantile_lies_within_its_bucket(
+    given: list[int], part: float, expected: float | None
+) -> None:
+    assert quantile(given, part) == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_quantile_is_as_near_as_its_bucket_is_narrow() -> None:
+    chance = random.Random(7)
+    times = sorted(chance.lognormvariate(-2, 2) for _ in range(5000))
+    given = [0] * (len(BOUNDS) + 1)
+    for each in times:
+        given[bucket(each)] += 1
+    for part in (0.5, 0.95, 0.99):
+        found, exact = quantile(given, part), times[int(part * len(times)) - 1]
+        assert found is not None
+        assert bucket(found) == bucket(exact)
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+def test_41_every_outcome_is_counted_once() -> None:
+    answers = {
+        "done": outbox.Done(),
+        "retry": ValueError("no"),
+        "dead": outbox.Dead("no"),
+        "deferred": outbox.Defer(60),
+    }
+
+    def answer(event: outbox.Event) -> Any:
+        found = answers[event.payload["answer"]]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with listening(answer, retry=outbox.Fixed(delay=60)):
+        for count, name in enumerate(answers, start=1):
+            for _ in range(count):
+                write(payload={"answer": name})
+        with outbox.Worker():
+            soon = OutboxEvent.objects.filter(available_at__lte=now() + timedelta(seconds=45))
+            wait_until(lambda: not soon.exists())  # neither due nor leased
+    for span in SPANS:
+        assert summed(span) == {"done": 1, "retry": 2, "dead": 3, "deferred": 4}
+    assert summed(event_type=PLACED) == summed()
+    assert sum(spread(WAITS)) == sum(spread(RUNS)) == 10
+
+
+def test_41_waits_and_runs_are_measured_on_the_database_s_clock() -> None:
+    insert(3, due=-20)
+    keyed("k", 2)
+    OutboxEvent.objects.filter(key="k").update(first_due_at=now() - timedelta(seconds=20))
+    slow = threading.Event()
+
+    with listening(lambda event: slow.wait(0.3) and None), outbox.Worker(workers=8):
+        wait_until(settled)
+    waits, runs = spread(WAITS), spread(RUNS)
+    assert waits[bucket(25)] == 5, waits
+    assert sum(waits) == sum(runs) == 5
+    assert sum(runs[bucket(0.26) : bucket(1.0) + 1]) == 5, runs
+
+
+def test_41_time_in_the_queue_of_a_worker_is_waiting_too() -> None:
+    slow = threading.Event()
+    with listening(lambda event: slow.wait(0.3) and None):
+        write(3)
+        with outbox.Worker(workers=1):
+            wait_until(settled)
+    waits = spread(WAITS)  # the second waited for the first, the third for both
+    assert sum(waits[bucket(0.3) :]) >= 2, waits
+    assert sum(waits[bucket(0.6) :]) >= 1, waits
+
+
+def test_41_what_was_taken_over_is_counted_as_rescued() -> None:
+    (event_id,) = insert(due=-1)
+    steal(event_id)
+    insert()
+    with listening(lambda event: None), outbox.Worker():
+        wait_until(settled)
+    assert summed() == {"done": 2, "rescued": 1}
+
+
+def test_41_what_ends_dead_without_a_start_is_counted_and_not_timed() -> None:
+    (event_id,) = insert(due=-1, rescues=4)
+    steal(event_id)
+    with listening(lambda event: None), outbox.Worker():
+        wait_until(settled)
+    assert summed() == {"dead": 1, "rescued": 1}
+    assert sum(spread(WAITS)) == sum(spread(RUNS)) == 0
+
+
+def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frequent types have their own; the rest is one, and nothing is lost."""
+    monkeypatch.setattr(engine_statistics, "TYPES", 3)
+    for number in range(10):
+        insert(number + 1, event_type=f"order.{number}")
+    with listening(lambda event: None, "order.*"), outbox.Worker():
+        wait_until(settled)
+    assert summed()["done"] == 55
+    for span in SPANS:
+        rows = OutboxStatistics.objects.filter(span=span)
+        starts = rows.values("started_at").distinct().count()  # the minute may have turned
+        assert rows.count() <= 4 * starts
+        assert summed(span)["done"] == 55
+
+
+@pytest.mark.parametrize("kind", ["event", "stream"])
+def test_41_the_oldest_due_event_is_noted_while_nothing_is_settled(kind: str) -> None:
+    if kind == "event":
+        insert(due=-100)
+    else:
+        keyed("k", due=-100)
+    Statistics(alias="default", me="me").write()
+    rows = OutboxStatistics.objects.filter(owner="me", event_type="")
+    assert {row.span for row in rows} == {*SPANS}
+    assert all(100 <= (row.lag or 0) < 130 for row in rows)
+
+
+def test_41_the_greatest_lag_of_a_span_stays() -> None:
+    (event_id,) = insert(due=-1000)
+    statistics = Statistics(alias="default", me="me")
+    statistics.write()
+    OutboxEvent.objects.filter(pk=event_id).delete()
+    statistics.write()
+    assert min(row.lag or 0 for row in OutboxStatistics.objects.filter(span=3600)) >= 1000
+
+
+def test_41_an_idle_worker_writes_no_more_than_its_sign_of_life(
+    django_assert_num_queries: Any,
+) -> None:
+    statistics = Statistics(alias="default", me="me")
+    statistics.write()
+    before = [*OutboxStatistics.objects.order_by("pk").values()]
+    with django_assert_num_queries(3):  # the clock, the oldest event, the oldest stream
+        statistics.write()
+    if now().minute == before[0]["started_at"].minute:
+        assert [*OutboxStatistics.objects.order_by("pk").values()] == before
+
+
+# --- several workers ------------------------------------------------------------------------------
+
+
+def test_41_the_rows_of_several_workers_add_up(fleet: Fleet) -> None:
+    insert(300, event_type="order.followed")
+    insert(20, payload='{"fails": true}')
+    workers = [fleet.start(), fleet.start()]
+    wait_until(lambda: OutboxWorker.objects.count() == 2, within=60, what="both workers at work")
+    wait_until(settled, within=60)
+    assert [fleet.end(each) for each in workers] == [0, 0]
+    for span in SPANS:
+        assert summed(span) == {"done": 320, "retry": 20}
+        assert summed(span, event_type=PLACED) == {"done": 20, "retry": 20}
+    assert sum(spread(WAITS)) == 340
+    shares = Counter(fleet_line.pid for fleet_line in fleet.lines() if fleet_line.phase == "end")
+    done = OutboxStatistics.objects.filter(span=60, done__gt=0)
+    assert sorted(
+        each["done"] for each in done.order_by().values("owner").annotate(done=Sum("done"))
+    ) == sorted(shares.values())
+
+
+def test_41_a_killed_worker_loses_no_more_than_its_last_interval(fleet: Fleet) -> None:
+    worker = fleet.start()
+    insert(30, event_type="order.followed")
+    wait_until(settled)
+    wait_until(lambda: summed() == {"done": 30}, within=40, what="the next write")
+    insert(30, event_type="order.followed")
+    wait_until(settled)
+    worker.kill()
+    worker.wait(20)
+    assert 30 <= summed()["done"] <= 60
+
+
+def test_41_workers_that_write_at_once_do_not_hinder_each_other() -> None:
+    """W2: rows of two workers lie apart, so no write waits for, or deadlocks with, another's."""
+
+    first = int(now().timestamp()) // 60 * 60
+
+    def write_often(owner: str) -> int:
+        statistics, failures = Statistics(alias="default", me=owner), 0
+        for number in range(15):
+            statistics._fresh = {
+                (first + 60 * number, f"order.{kind}"): [1, *[0] * (len(COUNTS) - 1)]
+                for kind in range(5)
+            }
+            statistics.write()
+            failures += statistics._failures
+        return failures
+
+    owners = [f"worker-{number}" for number in range(4)]
+    threads = [in_thread(partial(write_often, owner)) for owner in owners]
+    assert [each.result(60) for each in threads] == [0] * 4
+    for span in SPANS:
+        assert summed(span) == {"done": 4 * 15 * 5}
+
+
+# --- failing --------------------------------------------------------------------------------------
+
+
+def rename(old: str, new: str) -> None:
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {quote(old)} RENAME TO {quote(new)}")
+
+
+def test_41_without_its_table_events_are_delivered_and_counts_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As in a deploy whose migration comes later; the next write that succeeds has it all."""
+    table = OutboxStatistics._meta.db_table
+    statistics = Statistics(alias="default", me="me")
+    rename(table, "away")
+    try:
+        with caplog.at_level(logging.WARNING, "django_outbox"):
+            insert(5)
+            with listening(lambda event: None), outbox.Worker() as worker:
+                wait_until(settled)
+                worker._settler._statistics = statistics
+                insert(5)
+                wait_until(settled)
+            statistics.write()
+    finally:
+        rename("away", table)
+    assert "statistics could not be written; events are not affected" in caplog.text
+    assert not [each for each in caplog.records if each.levelno > logging.WARNING]
+    assert summed() == {}
+    statistics.write()
+    assert summed() == {"done": 5}
+
+
+# --- reading and trimming -------------------------------------------------------------------------
+
+
+def test_41_rows_are_added_up_over_time_and_by_type() -> None:
+    at = now()
+    for owner in ("one", "two"):
+        row_at(timedelta(minutes=5), owner=owner, done=3, wait_2=3, event_type="a")
+        row_at(timedelta(minutes=5), owner=owner, dead=1, run_1=1, event_type="b")
+        row_at(timedelta(hours=2), owner=owner, done=100)
+        row_at(timedelta(minutes=5), span=600, owner=owner, done=1000)
+    OutboxStatistics.objects.filter(done=3).update(started_at=at)
+    OutboxStatistics.objects.filter(dead=1).update(started_at=at - timedelta(minutes=1), lag=7.5)
+    found = OutboxStatistics.objects.since(at - timedelta(hours=1), span=60)
+
+    earlier, later = found.over_time()
+    assert (earlier["dead"], earlier["oldest"], earlier["workers"]) == (2, 7.5, 2)
+    assert (later["done"], later["wait_2"], later["oldest"]) == (6, 6, None)
+    assert earlier["started_at"] < later["started_at"]
+    kinds = found.by_type(5)
+    assert [(each["event_type"], each["total"]) for each in kinds] == [("a", 6), ("b", 2)]
+    assert len(found.by_type(1)) == 1
+
+
+def test_41_the_purge_keeps_each_length_of_time_as_long_as_it_says() -> None:
+    soon = timedelta(minutes=1)
+    for span, kept in SPANS.items():
+        row_at(timedelta(seconds=kept) - soon, span=span)
+        row_at(timedelta(seconds=kept) + soon, span=span)
+    OutboxStatistics.objects.update(owner="them")
+    assert OutboxStatistics.objects.expired().count() == 3
+    Purger(alias="default", interval=3600).step()
+    assert OutboxStatistics.objects.count() == 3
+    assert not OutboxStatistics.objects.expired().exists()
+
+
+def test_41_the_purge_goes_batch_by_batch(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "PURGE_BATCH_SIZE": 10}
+    for number in range(25):
+        row_at(timedelta(days=9), owner=f"worker-{number}")
+    sizes = [*OutboxStatistics.objects.purge_batches()]
+    assert sum(sizes) == 25
+    assert max(sizes) == 10
+
+
+def test_41_reading_and_trimming_use_the_index() -> None:
+    clock = now()
+    rows = [
+        OutboxStatistics(
+            span=span, started_at=clock - timedelta(seconds=span * number), owner=owner,
+            event_type=PLACED, done=1,
+        )
+        for span, count in ((60, 500), (600, 400), (3600, 200))
+        for number in range(count)
+        for owner in ("one", "two", "three", "four")
+    ]  # fmt: skip
+    OutboxStatistics.objects.bulk_create(rows, batch_size=500)
+    analyze(OutboxStatistics)
+    hour = OutboxStatistics.objects.since(clock - timedelta(hours=1), span=60)
+    works: dict[str, Callable[[], object]] = {
+        "over time": hour.over_time,
+        "by type": lambda: hour.by_type(20),
+    }
+    assert large_steps(works) == {}

@@ -1,0 +1,178 @@
+"""What ``outbox_worker`` shows beside its health: metrics on a port, log lines for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from django_outbox.contrib.logs import JSONFormatter
+from django_outbox.engine.loops import Loop
+from tests.reach.children import Child, Site, nothing_is_left, workers_show
+from tests.table import statuses, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def site(database_env: dict[str, str], tmp_path: Path) -> Site:
+    return Site(database_env, tmp_path)
+
+
+@pytest.fixture
+def metrics_env(tmp_path: Path) -> dict[str, str]:
+    """Settings with the app of the metrics, and no directory for them."""
+    path = tmp_path / "site_with_metrics.py"
+    path.write_text(
+        "from tests.reach.settings import *\n"
+        "INSTALLED_APPS = [*INSTALLED_APPS, 'django_outbox.contrib.prometheus']\n"
+    )
+    return {"DJANGO_SETTINGS_MODULE": path.stem, "PYTHONPATH": str(tmp_path)}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "metrics"
+    directory.mkdir()
+    return directory
+
+
+def worker(site: Site, *options: str, env: dict[str, str] | None = None, **outbox: Any) -> Any:
+    return site.run("django", "outbox_worker", *options, env=env, **outbox)
+
+
+def scrape(port: int) -> str:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+    except URLError:
+        return ""
+
+
+def port_of(child: Child) -> int:
+    found = re.search(r"\d+$", child.says(r"metrics port open port=\d+"))
+    assert found
+    return int(found[0])
+
+
+def settled(text: str) -> float:
+    """The deliveries of our type that a scrape tells of."""
+    counts = re.findall(
+        r'^outbox_events_settled_total\{.*event_type="reach.noted".*\} (\S+)$', text, re.MULTILINE
+    )
+    return sum(map(float, counts))
+
+
+def test_432_a_worker_answers_prometheus_on_its_port(
+    site: Site, metrics_env: dict[str, str]
+) -> None:
+    """Row 432."""
+    with worker(site, "--metrics-port", "0", env=metrics_env) as child:
+        port = port_of(child)
+        write(7, "reach.noted")
+        wait_until(lambda: settled(scrape(port)) == 7, what="seven deliveries")
+        assert child.stop() == 0
+    assert scrape(port) == ""
+    nothing_is_left()
+
+
+def test_432_one_port_sums_up_several_processes(
+    site: Site, metrics_env: dict[str, str], directory: Path
+) -> None:
+    """Row 432: and the supervisor, which forks, has neither a thread nor the database."""
+    env = {**metrics_env, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+    two = ("--processes", "2", "--metrics-port", "0")
+    with worker(site, *two, env=env, WORKERS=1, COLD_QUEUE_CAPACITY=2, POLL_BATCH_SIZE=2) as child:
+        port = port_of(child)
+        workers = workers_show(2)
+        write(40, "reach.noted")
+        wait_until(lambda: settled(scrape(port)) == 40, what="forty deliveries")
+        (shows,) = {each.pid for each in child.children} - workers
+        os.kill(shows, signal.SIGKILL)  # it is replaced, too
+        child.says("ended pid=")
+        wait_until(lambda: len(child.children) == 3, what="three processes again")
+        assert child.stop() == 0
+    assert statuses() == {"DONE": 40}
+    nothing_is_left()
+
+
+def refused(site: Site, *options: str, env: dict[str, str] | None) -> str:
+    with worker(site, *options, env=env) as child:
+        assert child.wait() == 1
+        assert "Traceback" not in child.output
+        return child.output
+
+
+def test_metrics_without_the_app_are_refused(site: Site) -> None:
+    said = refused(site, "--metrics-port", "0", env=None)
+    assert "'django_outbox.contrib.prometheus' is not in INSTALLED_APPS" in said
+
+
+@pytest.mark.parametrize("value", ["", "/no/such/directory"], ids=["unset", "missing"])
+def test_metrics_of_several_processes_need_a_directory(
+    site: Site, metrics_env: dict[str, str], value: str
+) -> None:
+    env = {**metrics_env, "PROMETHEUS_MULTIPROC_DIR": value}
+    said = refused(site, "--metrics-port", "0", "--processes", "2", env=env)
+    assert "PROMETHEUS_MULTIPROC_DIR" in said
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_port_that_is_taken_is_told(
+    site: Site, metrics_env: dict[str, str], directory: Path, processes: str
+) -> None:
+    env = {**metrics_env, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        said = refused(site, "--metrics-port", port, "--processes", processes, env=env)
+    assert f"The port {port} of 127.0.0.1 for the metrics cannot be had" in said
+
+
+# -- log lines -------------------------------------------------------------------------------------
+
+
+def test_log_lines_are_json_and_keep_the_payload_to_themselves(site: Site) -> None:
+    with worker(site, "--format", "json", UNROUTABLE_GRACE=0) as child:
+        child.says("worker started")  # its threads may be faster than this line
+        (event_id,) = write(1, "nobody.listens", payload={"card": "4111"})
+        wait_until(lambda: statuses() == {"DEAD": 1}, what="its death")
+        assert child.stop() == 0
+        lines = [json.loads(each) for each in child.output.splitlines()]
+    events = [each["event"] for each in lines]
+    assert events[0] == "worker started"
+    assert events[-1] == "worker stopped"
+    (dead,) = [each for each in lines if each["event"] == "dead"]
+    assert (dead["event_id"], dead["event_type"]) == (event_id, "nobody.listens")
+    assert (dead["level"], dead["attempt"]) == ("ERROR", 0)
+    assert "4111" not in child.output
+
+
+def test_the_lines_of_a_machine_have_its_name_in_the_event() -> None:
+    """Its text begins with what differs: the outcome of a delivery, or the name of a thread."""
+    lines: list[dict[str, Any]] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(JSONFormatter().format(record)))
+
+    logger, keep = logging.getLogger("django_outbox"), Keep()
+    logger.addHandler(keep)
+    try:
+        loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default", lock_wait=1)
+        loop._failed(ValueError("no"))
+    finally:
+        logger.removeHandler(keep)
+    assert lines[0]["event"] == "outbox-default-claimer failed"
+    assert (lines[0]["error"], lines[0]["times"]) == ("no", 1)
