@@ -350,7 +350,7 @@ def test_48_database_down_at_the_start_and_again_later(workers: Workers, relay: 
     settings = {"default": relay.settings(), "other": relay.settings()}
     worker = workers.start(**databases.environment(settings))
     wait_until(lambda: workers.logged("claimer failed"), what="the first complaint")
-    wait_until(lambda: [x for x in workers.logged("claimer failed") if "times=4" in x])
+    wait_until(lambda: len(workers.logged(" failed ")) >= 4, what="others complain, too")
     assert worker.is_running()
     assert len(workers.log.read_text().splitlines()) < 60  # a bounded rate, and no tracebacks
     assert not workers.logged("Traceback")
@@ -361,7 +361,7 @@ def test_48_database_down_at_the_start_and_again_later(workers: Workers, relay: 
 
     relay.cut()
     (event_id,) = quick(1)
-    wait_until(lambda: len(workers.logged("claimer failed")) >= 5, what="another complaint")
+    wait_until(lambda: len(workers.logged("claimer failed")) >= 2, what="another complaint")
     assert row(event_id).status == Status.NEW
     relay.open()
     wait_until_all_done()

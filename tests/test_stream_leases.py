@@ -18,7 +18,7 @@ from django_outbox.dialects.vocabulary import KEYED, Hold, Read, Release, Stream
 from django_outbox.events import ACTIVE, stored_instant
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.outcomes import DONE, Decision, Status
-from tests.plans import analyze, explain, is_large, large_steps, statements
+from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
     elsewhere,

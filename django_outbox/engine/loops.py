@@ -16,6 +16,7 @@ from .. import dialects
 logger = logging.getLogger("django_outbox")
 
 BACKOFF = (0.1, 5.0)  # seconds after the first error in a row, and at most
+RARER = 8  # of a row of errors the 1st is logged, the 8th, the 64th: all threads meet an outage
 
 
 class Loop:
@@ -40,7 +41,8 @@ class Loop:
         self._close = close  # gives back what the step opened, in the same thread
         self._woken = threading.Event()
         self._stopping = threading.Event()
-        self._errors = 0  # in a row; owner of this and the next three: the thread
+        self._errors = 0  # in a row; owner of this and the next four: the thread
+        self._told = 1  # how many errors in a row the next line of the log tells of
         self._error = ""  # the class of the last one
         self._began: float | None = None  # monotonic; when the step that runs began
         self._worked = False  # a step has succeeded
@@ -117,7 +119,7 @@ class Loop:
             self._began = None
         if self._errors:
             logger.warning("%s works again errors=%d", self.name, self._errors)
-        self._errors, self._worked = 0, True
+        self._errors, self._told, self._worked = 0, 1, True
         return pause
 
     def _failed(self, error: Exception) -> float:
@@ -128,7 +130,8 @@ class Loop:
             connections[self._alias].close()
         first, most = BACKOFF
         pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
-        if self._errors & (self._errors - 1) == 0:  # 1, 2, 4, 8 …
+        if self._errors == self._told:
+            self._told *= RARER
             logger.error(
                 "%s failed error=%s times=%d next_try=%.1fs",
                 self.name, str(error).partition("\n")[0], self._errors, pause,
