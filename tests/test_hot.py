@@ -17,7 +17,7 @@ from django.test import Client
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.engine import claimer
+from django_outbox.engine import news
 from django_outbox.models import OutboxEvent
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, now, row, statuses, write
@@ -454,8 +454,8 @@ def test_under_a_steady_load_events_are_claimed_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The claim after one of few waits a little: what is written meanwhile comes along."""
-    monkeypatch.setattr(claimer, "PACE", 2.0)
-    monkeypatch.setattr(claimer, "AT_ONCE", 0.0)
+    monkeypatch.setattr(news, "PACE", 2.0)
+    monkeypatch.setattr(news, "AT_ONCE", 0.0)
     counts: list[int] = []
 
     def note(count: int, **more: Any) -> None:

@@ -552,8 +552,8 @@ def test_time_wakes_a_running_worker(settings: Any) -> None:
         claimer = worker._claimer
         wait_until(
             lambda: (
-                not claimer._rung
-                and min(claimer._look_at, claimer._soonest) > time.monotonic() + 400
+                not claimer.news.rung
+                and min(claimer._look_at, claimer.news.next()) > time.monotonic() + 400
             ),
             what="a claimer at rest",
         )

@@ -269,7 +269,7 @@ def test_338_poll_and_probe_are_jittered_within_bounds(settings: Any) -> None:
     claimer._born = -math.inf  # its probation is over: it looks for suspects
     for _ in range(60):
         claimer._sweep_at = 0.0
-        claimer.ring()
+        claimer.news.ring()
         started = time.monotonic()
         claimer.step()
         probes.append(claimer._look_at - started)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import cycle
-from math import inf
-from threading import Lock
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -20,6 +18,7 @@ from ..delivery import is_paused, lost, take
 from ..dialects.vocabulary import Claim, Past
 from ..events import Event
 from ..signals import announce, events_claimed
+from .news import News, Pace
 from .pausing import EVERY, Pausing
 from .queues import Decisions, Held, Offers, Ready
 from .stream_claims import StreamClaims, note_rescue
@@ -31,8 +30,6 @@ MARGIN = timedelta(seconds=1)  # below the low watermark: what committed late li
 PROBATION = 3.0  # seconds
 STREAMS_EVERY = 0.05  # seconds; beside a backlog of others a look for none is not free
 FEW = 50  # events
-PACE = 0.005  # seconds for each claim of few, in the long run: a load comes some at a time
-AT_ONCE = 0.1  # seconds of it that claims after a rest need not keep
 LEFT_AMONG = 2000  # rows due first in which a sweep looks for what lost workers left
 LOT = 4  # times the threads: so much is in hand while that is taken over
 
@@ -68,7 +65,6 @@ class Claimer:
         self._may_claim = may_claim  # False on the standby of single_node
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, past=Past.SUSPECT)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
-        self.hears = False  # rings surely arrive; set by the doorbell's thread
         self._look_at = 0.0  # monotonic; when the table is looked at next
         self._sweep_at = 0.0  # monotonic; when next without the watermark
         self._low: datetime | None = None  # oldest due time of a full claim; None: unbounded
@@ -77,37 +73,14 @@ class Claimer:
         self._left: datetime | None = None  # latest due time of what lost workers held
         self._alone: float | None = None  # monotonic; since when claims rest for a suspect's sake
         self._solo = False  # the suspect is in our hands
-        self._paced = 0.0  # monotonic; when the claims so far would be over, each taking PACE
-        self._rung = False  # set by any thread, cleared by ours
-        # Monotonic; the next due time that others told us of, and first the end of the probation.
-        self._soonest = time.monotonic() + min(PROBATION, held.lease)
-        self._again: list[float] = []  # monotonic; when to look once more after the latest ring
-        self._telling = Lock()  # guards the two lines above
+        self.news, self._pace = News(first=min(PROBATION, held.lease)), Pace()
         self.hungry = False  # waiting for room; whoever makes some wakes us
-
-    def ring(self) -> None:
-        """Note that the table has news."""
-        self._rung = True
-
-    def expect(self, delay: float) -> None:
-        """Note that something will be due in ``delay`` seconds."""
-        with self._telling:
-            self._soonest = min(self._soonest, time.monotonic() + delay)
-
-    def look_again(self, delays: Sequence[float]) -> None:
-        """Note after how many seconds each to look at what commits while who rang keeps quiet.
-
-        Only the latest call counts: the rings themselves are looked at when they come.
-        """
-        now = time.monotonic()
-        with self._telling:
-            self._again = sorted(now + delay for delay in delays)
 
     def step(self) -> float:
         """Make one claim, if there is room and reason; return the seconds to wait."""
         if not self._may_claim():
             return min(self.settings.PROBE_INTERVAL, self.settings.POLL_INTERVAL)
-        self._pausing.look(self._connection, rung=self._rung)
+        self._pausing.look(self._connection, rung=self.news.rung)
         if self._alone is not None:
             return self._claim_suspect(self._alone)
         self.hungry = True
@@ -116,44 +89,22 @@ class Claimer:
             return min(self.settings.POLL_INTERVAL, EVERY)  # a pause stops what is in hand, too
         self.hungry = False
         now = time.monotonic()
-        self._take_news(now)
+        if self.news.take(now):
+            self._look_at = 0.0
         if self._streams.streams.next_read() <= now:
             self._streams.read_again(now, room)
             self._rest_for_suspect(now)
             return 0.0
         next_read = self._streams.streams.next_read()
         if not len(self.offers) and now < self._look_at:
-            pause = min(self._look_at, self._soonest, *self._again, next_read) - now
+            pause = min(self._look_at, self.news.next(), next_read) - now
             return min(pause, EVERY) if len(self.held) else pause
-        self._keep_pace()
+        self._pace.keep()
         if len(self.offers) and (now < self._look_at or next(self._turns)):
             self._claim_hot(room)
         else:
             self._claim_due(room, now)
         return 0.0
-
-    def _keep_pace(self) -> None:
-        """Rest before the next claim, if many of few events came before it.
-
-        Each costs a writer in this process, or on this machine, as much as several events do.
-        """
-        ahead = self._paced - time.monotonic() - AT_ONCE
-        if ahead > 0:
-            time.sleep(ahead)
-
-    def _were_few(self) -> None:
-        """Count a claim of few events."""
-        self._paced = max(self._paced, time.monotonic()) + PACE
-
-    def _take_news(self, now: float) -> None:
-        if self._rung:
-            self._rung, self._look_at = False, 0.0
-        with self._telling:
-            if self._soonest <= now:
-                self._look_at, self._soonest = 0.0, inf
-            while self._again and self._again[0] <= now:
-                self._look_at = 0.0
-                del self._again[0]
 
     def _room(self) -> int:
         """Free places; a claim waits until it can take a fair part of a batch."""
@@ -181,16 +132,16 @@ class Claimer:
         offered = self.offers.take(min(room, 500))
         events = {each.event_id: each for each in offered if not self._is_paused(each)}
         if len(events) < len(offered):
-            self._rung = True  # what was offered and is paused is seen to in the table
+            self.news.ring()  # what was offered and is paused is seen to in the table
         if not events:
             return
         if len(events) < FEW:
-            self._were_few()
+            self._pace.count()
         claim = Claim(me=self.me, lease=self.held.lease, limit=len(events), ids=[*events])
         try:
             self._claim(claim, events)
         except BaseException:
-            self._rung = True  # the offers are gone; the table has them
+            self.news.ring()  # the offers are gone; the table has them
             raise
 
     def _is_paused(self, event: Event) -> bool:
@@ -221,7 +172,7 @@ class Claimer:
         oldest, count = self._claim(claim) if most else (None, 0)
         is_full = count >= most
         if count and not is_full:
-            self._were_few()
+            self._pace.count()
         self._low = oldest - MARGIN if is_full and oldest else None
         if is_full and not self._streams_wait and now < self._streams_at:
             return
@@ -264,7 +215,7 @@ class Claimer:
     def _rest(self, now: float) -> None:
         """Nothing more is due: sleep until the poll, or until the next row falls due."""
         # Where no ring is sure to be heard, a look at the index takes its place.
-        probe = self.settings.POLL_INTERVAL if self.hears else self.settings.PROBE_INTERVAL
+        probe = self.settings.POLL_INTERVAL if self.news.sure else self.settings.PROBE_INTERVAL
         pause = min(probe, self.settings.POLL_INTERVAL) * random.uniform(0.8, 1.2)
         due = dialects.of(self._connection).seconds_to_next_due(
             self._connection, since=time.monotonic() - now + 0.001

@@ -140,7 +140,7 @@ class Worker:
         if (ear := doorbell.ear(self.alias)) is not None:
             listening = Listening(
                 ear, interval=settings.DOORBELL_INTERVAL, look=self.look,
-                look_again=self._claimer.look_again, tell=self._hears,
+                look_again=self._claimer.news.look_again, tell=self._hears,
             )  # fmt: skip
             self._hearing = self._loop("doorbell", listening.step, close=listening.close)
 
@@ -321,14 +321,14 @@ class Worker:
 
     def look(self) -> None:
         """Have the claimer look at the table now."""
-        self._claimer.ring()
+        self._claimer.news.ring()
         self._wake()
 
     def _hears(self, sure: bool) -> None:
-        self._claimer.hears = sure
+        self._claimer.news.sure = sure
 
     def _expect(self, delay: float) -> None:
-        self._claimer.expect(delay)
+        self._claimer.news.expect(delay)
         self._claiming.wake()
 
     def _wake(self) -> None:
