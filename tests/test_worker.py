@@ -522,6 +522,50 @@ def test_w5_one_refused_row_spoils_no_other(caplog: pytest.LogCaptureFixture) ->
     assert "odd" in (OutboxEvent.objects.dead().get().last_error or "")
 
 
+FULL = {
+    "sqlite": "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END",
+    "postgresql": "EXECUTE FUNCTION no_room()",
+    "mysql": "IF NEW.status = 1 THEN "
+    "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1021, MESSAGE_TEXT = 'Disk full'; END IF",
+}
+NO_ROOM = (
+    "CREATE OR REPLACE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$"
+)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """A database that has no room for what an event's end would write."""
+    table, vendor = connection.ops.quote_name(OutboxEvent._meta.db_table), connection.vendor
+    when = "" if vendor == "mysql" else "WHEN (NEW.status = 1) "
+    with connection.cursor() as cursor:
+        if vendor == "postgresql":
+            cursor.execute(NO_ROOM)
+        cursor.execute(
+            f"CREATE TRIGGER full_disk BEFORE UPDATE ON {table} FOR EACH ROW {when}{FULL[vendor]}"
+        )
+        try:
+            yield
+        finally:
+            cursor.execute(f"DROP TRIGGER full_disk{f' ON {table}' * (vendor == 'postgresql')}")
+
+
+# Rows W5, X9.
+def test_x9_what_a_full_disk_refuses_is_kept_and_settled_later(settings: Any) -> None:
+    """Nothing runs twice meanwhile, and no more is taken than there are places for."""
+    settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 10, "ASYNC_CONCURRENCY": 1}
+    called: list[str] = []
+    with listening(lambda event: called.append(event.event_id)), outbox.Worker(workers=2) as worker:
+        with full_disk():
+            write(200)
+            wait_until(lambda: worker._settling._errors >= 2, what="a settle refused again")
+            assert 0 < len(called) <= 2 * 10 + 2 + 1
+            assert not OutboxEvent.objects.filter(status=Status.DONE).exists()
+        wait_for_statuses(DONE=200)
+    assert len({*called}) == len(called) == 200
+
+
 # -- hygiene ---------------------------------------------------------------------------------------
 
 

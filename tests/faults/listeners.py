@@ -14,6 +14,7 @@ from typing import Any
 from django.db import transaction
 
 import django_outbox as outbox
+from tests.faults import receiver
 from tests.faults.models import Booking, Intent
 from tests.faults.witness import VARIABLE, healed, testify
 
@@ -53,6 +54,8 @@ def work(event: outbox.Event) -> outbox.Defer | None:
         return outbox.Defer(0.02)
     if asked.get("follow"):
         follow(event)
+    if asked.get("calls"):
+        receiver.call(asked["calls"], event.event_id)
     return None
 
 

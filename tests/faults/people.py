@@ -68,6 +68,14 @@ class Person:
         call_command("outbox_resume", all=True, stdout=io.StringIO())
         self.met["logged"] = LogEntry.objects.count()
 
+    def replay_all(self) -> None:
+        """Replay whatever is dead, page after page, as the list's "all that match" does."""
+        url = f"{LIST}all/replay/?state=dead"
+        page = self.seen(self.boss.get(url))
+        while walk := re.search(r'name="walk" value="([^"]+)"', page):
+            self.met["pages"] += 1
+            page = self.seen(self.boss.post(url, {"walk": walk[1]}))
+
     # -- what they find --------------------------------------------------------------------------
 
     def dead(self, most: int = 20) -> list[str]:
@@ -167,10 +175,13 @@ def main() -> None:
 
     django.setup()
     logging.getLogger("django.request").setLevel(logging.CRITICAL)  # of what is refused
-    given = json.loads(sys.argv[1])
+    given = json.loads(sys.argv[1])  # "seconds" of all deeds, or one replay of all that is dead
     call_command("migrate", verbosity=0)
     person = Person(Path(given["diary"]), given["seed"])
-    person.work(given["seconds"])
+    if "seconds" in given:
+        person.work(given["seconds"])
+    else:
+        person.replay_all()
     print(json.dumps(person.met))
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,6 +81,7 @@ class Rig:
     shift: tuple[float, ...] = ()  # seconds that the processes' clocks are wrong, in turn
     patience: float = 180.0  # seconds until all must be delivered, once the faults are over
     refused: int = 0  # transactions that the database did not take
+    longest: float = 0.0  # seconds of a business transaction
     # Of each outage, and one worker: a processor's part, log lines a second, seconds to be back.
     spent: list[float] = field(default_factory=list)
     said: list[float] = field(default_factory=list)
@@ -130,9 +132,9 @@ class Rig:
         """Start ``outbox_worker``."""
         return self._start(["-m", "django", "outbox_worker", *arguments], environment)
 
-    def start_people(self, seconds: float) -> None:
-        """Have somebody use the admin and the commands for that long."""
-        given = {"seconds": seconds, "seed": f"{self.seed}", "diary": str(self.diary)}
+    def start_people(self, **task: Any) -> None:
+        """Have somebody use the admin and the commands: see ``people.main`` for what to do."""
+        given = {"seed": f"{self.seed}", "diary": str(self.diary), **task}
         own = {"DJANGO_SETTINGS_MODULE": "tests.faults.people_settings"}
         self.people = self._start(["-m", "tests.faults.people", json.dumps(given)], own, reply=True)
 
@@ -188,6 +190,7 @@ class Rig:
             if writer.returncode != DIED:  # as it was asked to
                 told = json.loads(said)
                 self.refused += told["refused"]
+                self.longest = max(self.longest, told["longest"])
                 self._forked |= {*told["children"]}
         self.writers.clear()
 
@@ -215,6 +218,23 @@ class Rig:
                 at=time.monotonic(),
             )  # fmt: skip
         return event_id
+
+    def put_dead(self, count: int) -> list[str]:
+        """Put in that many events that are dead since an hour; return their ids."""
+        from tests.faults.models import Intent
+        from tests.table import insert, multiply, now
+
+        ended = now() - timedelta(hours=1)
+        ids = insert(
+            count, due=None, event_type="fault.plain", status=3, done_at=ended, attempts=10,
+            last_error="ConnectionError: the receiver was away",
+        )  # fmt: skip
+        first = Intent(
+            event_id=ids[0], kind="plain", writer=os.getpid(), n=next(self._numbers),
+            at=time.monotonic(),
+        )  # fmt: skip
+        multiply(first, ids[1:])
+        return ids
 
     def alive(self, kinds: Collection[str]) -> int:
         """How many events of these kinds are not dead."""
@@ -291,6 +311,15 @@ class Rig:
         self.workers[number] = self.start_worker()
         with suppress(Error):  # of a database that is away, too
             self.faults[-1] = replace(self.faults[-1], held=held_by(worker.pid))
+
+    def roll(self, number: int) -> float:
+        """Ask a worker to end, note its exit code, start another; return the seconds to its end."""
+        worker, began = self.workers[number], time.monotonic()
+        worker.send_signal(signal.SIGTERM)
+        self.exits[worker.pid] = worker.wait(END)
+        took = time.monotonic() - began
+        self.workers[number] = self.start_worker()
+        return took
 
     def one_that_runs(self) -> int:
         """Return the place of a worker that has started: one that has not holds nothing."""

@@ -48,6 +48,7 @@ class Plan:
     storm: bool = False  # of transactions undone in every way
     early: float = 0.0  # share whose listener fails until ``early_for`` seconds have passed
     early_for: float = 1.0
+    calls: int = 0  # the port of a receiver that plain listeners call
     forks: int = 0  # children, made half-way, that go on with writing beside their parent
 
 
@@ -57,6 +58,7 @@ class Writer:
     written: int = 0
     committed: int = 0
     refused: int = 0
+    longest: float = 0.0  # seconds of a transaction
     intents: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,8 +70,10 @@ class Writer:
             if self.plan.rate:
                 ahead = self.committed / self.plan.rate - (time.monotonic() - started)
                 time.sleep(max(ahead, 0))  # the load is steady
+            began = time.monotonic()
             try:
                 self.transact()
+                self.longest = max(self.longest, time.monotonic() - began)
             except Error:
                 self.refused += 1  # or committed without a reply
                 connection.close()
@@ -117,6 +121,8 @@ class Writer:
             payload["defer"] = True
         if luck.random() < plan.early:
             payload["until"] = time.monotonic() + plan.early_for
+        if plan.calls:
+            payload["calls"] = plan.calls
         if key is None and luck.random() < plan.follow:
             payload["follow"] = True
         when: dict[str, Any] = {"key": key}
@@ -259,8 +265,8 @@ def main() -> None:
     children = writer.children if isinstance(writer, Forking) else []
     if isinstance(writer, Forking):
         writer.wait()
-    told = {"committed": writer.committed, "refused": writer.refused, "children": children}
-    print(json.dumps(told))
+    told = {"committed": writer.committed, "refused": writer.refused, "longest": writer.longest}
+    print(json.dumps({**told, "children": children}))
 
 
 if __name__ == "__main__":

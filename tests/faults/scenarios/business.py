@@ -139,7 +139,7 @@ def admin(rig: Rig) -> None:
     lasts, rate = rig.pick(ci=4.0, full=30.0), rig.pick(ci=60, full=100, sqlite=60)
     rig.start_workers(2)
     rig.wait_until_they_run()
-    rig.start_people(lasts)
+    rig.start_people(seconds=lasts)
     rig.start_writers(
         2, events=int(lasts * rate), rate=rate, keys=10, keyed=0.3, booked=0.2, fail=0.05,
         early=0.1,
@@ -155,6 +155,27 @@ def admin(rig: Rig) -> None:
     rig.measure("deeds in the admin's log", met.get("logged", 0), least=1)
     rig.measure("pages that were errors", met.get("errors", 0), most=0)
     rig.measure("forbidden things that were done", met.get("let in", 0), most=0)
+
+
+# Rows X10, J21.
+@scenario(*ALL)
+def replays(rig: Rig) -> None:
+    """Everything dead is replayed from the admin while others write, who do not wait for it."""
+    rate = rig.pick(ci=60, full=100, sqlite=30)
+    dead = rig.put_dead(rig.pick(ci=2000, full=100_000, sqlite=20_000))
+    rig.start_workers(2)
+    rig.wait_until_they_run()
+    rig.start_people()
+    rig.start_writers(
+        2, events=int(rate * rig.pick(ci=3.0, full=60.0)), rate=rate, keys=10, keyed=0.3
+    )
+    met = rig.wait_for_people()
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.nothing_disturbed()
+    rig.measure("dead events that were not replayed", len({*dead} - rig.started()), most=0)
+    rig.measure("pages that were errors", met.get("errors", 0), most=0)
+    rig.measure("longest business transaction, s", rig.longest, most=1, timed=True)
 
 
 # Row 402.

@@ -6,8 +6,6 @@ import signal
 import time
 from typing import Any
 
-import psutil
-
 from tests.faults import oracle
 from tests.faults.rig import END, Rig
 from tests.faults.scenarios.registry import ALL, MIX, scenario
@@ -85,20 +83,11 @@ def term(rig: Rig) -> None:
     for _ in rig.schedule(terms, pause):
         number = rig.one_that_runs()
         with rig.fault("SIGTERM"):  # explains nothing: a drained worker leaves nothing to repeat
-            longest = max(longest, drained(rig, rig.workers[number]))
-        rig.workers[number] = rig.start_worker()
+            longest = max(longest, rig.roll(number))
     rig.wait_for_writers()
     rig.settle_down()
     rig.nothing_disturbed()
     rig.measure("longest end after SIGTERM, s", longest, most=timeout + 1, timed=True)
-
-
-def drained(rig: Rig, worker: psutil.Popen) -> float:
-    """Ask a worker to end and note its exit code; return the seconds that it took."""
-    started = time.monotonic()
-    worker.send_signal(signal.SIGTERM)
-    rig.exits[worker.pid] = worker.wait(END)
-    return time.monotonic() - started
 
 
 # Row W15.

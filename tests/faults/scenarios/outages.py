@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.faults.receiver import Receiver
 from tests.faults.rig import NotHere, Rig
-from tests.faults.scenarios.registry import MIX, SERVERS, scenario
+from tests.faults.scenarios.registry import ALL, MIX, SERVERS, scenario
 from tests.relay import Relay
 from tests.waiting import wait_until
 
@@ -38,6 +39,46 @@ def restart(rig: Rig) -> None:
     rig.measure("longest way back after an outage, s", max(rig.back), most=5, timed=True)
     rig.measure("a worker's part of a processor in an outage", max(rig.spent), most=0.2, timed=True)
     rig.measure("a worker's log lines a second in an outage", max(rig.said), most=3, timed=True)
+
+
+# Rows 352; W18.
+@scenario(*ALL)
+def downstream(rig: Rig) -> None:
+    """What listeners call comes late, is slow, goes away; then workers are replaced in turn."""
+    rig.outbox["RETRY"] = {"policy": "exponential", "base": 0.1, "cap": 2.0, "max_attempts": 1000}
+    rig.outbox["LEASE"], rig.outbox["DRAIN_TIMEOUT"] = 10.0, 5.0  # longer than any answer takes
+    lasts = rig.pick(ci=1.0, full=20.0)
+    rig.start_workers(2)
+    rig.wait_until_they_run()
+    receiver = Receiver()
+    rate = rig.pick(ci=40, full=100, sqlite=40)
+    rig.start_writers(
+        1, events=int(rate * 7 * lasts), rate=rate, keys=20, keyed=0.3, calls=receiver.port
+    )
+    time.sleep(lasts)  # it is late
+    receiver.come()
+    time.sleep(2 * lasts)  # it is fast, and so warm
+    memory = [worker.memory_info().rss for worker in rig.workers]
+    receiver.takes = 0.3
+    time.sleep(lasts)  # it is slow
+    receiver.takes = 0.0
+    receiver.go()
+    with rig.fault("receiver away"):
+        time.sleep(lasts)  # nobody answers
+    growth = [
+        worker.memory_info().rss / before - 1
+        for worker, before in zip(rig.workers, memory, strict=True)
+    ]
+    receiver.come()
+    for number in range(len(rig.workers)):
+        rig.roll(number)
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.nothing_disturbed()
+    receiver.go()
+    called = rig.started()
+    rig.measure("events that the receiver never got", len(called - receiver.received), most=0)
+    rig.measure("memory that grew meanwhile, part", max(growth), most=0.1, timed=True)
 
 
 # Rows 500; W4.
