@@ -25,6 +25,7 @@ from tests import samples
 from tests.fleet import Fleet
 from tests.table import PLACED, listening
 from tests.test_doorbell import rings_at
+from tests.test_hot import at_rest
 from tests.testapp.models import Effect, Order
 from tests.waiting import wait_until
 
@@ -136,8 +137,9 @@ def test_49_the_hot_queue_of_one_is_not_that_of_the_other(settings: Any) -> None
     settings.OUTBOX = FAR
     witness = Witness()
     with listening(witness):
-        with outbox.Worker(using="other"):
+        with outbox.Worker(using="other") as worker:
             assert [*hooks.slot.queues] == ["other"]
+            at_rest(worker)
             write("default", 3)
             write("other", 3)
             done(3, "other")
