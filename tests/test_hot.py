@@ -18,7 +18,7 @@ from django.test import Client
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.engine import news
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxWorker
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, now, row, statuses, write
 from tests.testapp.models import Effect
@@ -475,3 +475,41 @@ def test_under_a_steady_load_events_are_claimed_some_at_a_time(
     finally:
         signals.events_claimed.disconnect(note)
     assert counts == [1, 4]
+
+
+# -- whose turn it is ------------------------------------------------------------------------------
+
+
+def test_workers_of_one_table_look_about_one_at_a_time() -> None:
+    """A ring wakes them all: fifty would ask as much of the database as thousands of events."""
+    alone, among_four = news.Pace(), news.Pace()
+    among_four.others = 3
+    began = time.monotonic()
+    for _ in range(1000):
+        alone.count_look(0.01)
+        among_four.count_look(0.01)
+    assert alone.next_look() < time.monotonic()
+    assert 25 < among_four.next_look() - began < 35  # seconds, for 10 of its own
+
+
+def test_a_worker_hears_from_its_heartbeat_how_many_others_there_are() -> None:
+    OutboxWorker.objects.create(
+        id="other", hostname="elsewhere", pid=1, started_at=now(), heartbeat_at=now(),
+        info='{"streams": 0}',
+    )  # fmt: skip
+    with outbox.Worker() as worker:
+        wait_until(lambda: worker._claimer.pace.others == 1, what="the other is known")
+
+
+def test_only_looks_wait_for_a_turn_not_what_was_offered(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    with listening(lambda event: None), outbox.Worker() as worker:
+        at_rest(worker)
+        worker._claimer.pace._turn = time.monotonic() + FAR
+        insert(due=-1)
+        worker.look()
+        write(2)
+        wait_until(lambda: statuses() == {"NEW": 1, "DONE": 2}, what="what was offered, at once")
+        worker._claimer.pace._turn = 0.0
+        worker.look()
+        wait_until(lambda: statuses() == {"DONE": 3}, what="the rest in its turn")

@@ -73,7 +73,7 @@ class Claimer:
         self._left: datetime | None = None  # latest due time of what lost workers held
         self._alone: float | None = None  # monotonic; since when claims rest for a suspect's sake
         self._solo = False  # the suspect is in our hands
-        self.news, self._pace = News(first=min(PROBATION, held.lease)), Pace()
+        self.news, self.pace = News(first=min(PROBATION, held.lease)), Pace()
         self.hungry = False  # waiting for room; whoever makes some wakes us
 
     def step(self) -> float:
@@ -95,16 +95,22 @@ class Claimer:
             self._streams.read_again(now, room)
             self._rest_for_suspect(now)
             return 0.0
-        next_read = self._streams.streams.next_read()
-        if not len(self.offers) and now < self._look_at:
-            pause = min(self._look_at, self.news.next(), next_read) - now
-            return min(pause, EVERY) if len(self.held) else pause
-        self._pace.keep()
-        if len(self.offers) and (now < self._look_at or next(self._turns)):
+        look_at = max(self._look_at, self.pace.next_look())
+        if not len(self.offers) and now < look_at:
+            return self._pause(look_at) - now
+        self.pace.keep()
+        if len(self.offers) and (now < look_at or next(self._turns)):
             self._claim_hot(room)
         else:
             self._claim_due(room, now)
         return 0.0
+
+    def _pause(self, look_at: float) -> float:
+        """Return, on the monotonic clock, until when there is nothing to do but hear of news."""
+        until = min(self._streams.streams.next_read(), look_at)
+        if self._look_at == look_at:  # else it is not our turn, whatever the news
+            until = min(until, self.news.next())
+        return min(until, time.monotonic() + EVERY) if len(self.held) else until
 
     def _room(self) -> int:
         """Free places; a claim waits until it can take a fair part of a batch."""
@@ -136,7 +142,7 @@ class Claimer:
         if not events:
             return
         if len(events) < FEW:
-            self._pace.count()
+            self.pace.count()
         claim = Claim(me=self.me, lease=self.held.lease, limit=len(events), ids=[*events])
         try:
             self._claim(claim, events)
@@ -172,7 +178,7 @@ class Claimer:
         oldest, count = self._claim(claim) if most else (None, 0)
         is_full = count >= most
         if count and not is_full:
-            self._pace.count()
+            self.pace.count()
         self._low = oldest - MARGIN if is_full and oldest else None
         if is_full and not self._streams_wait and now < self._streams_at:
             return
@@ -214,6 +220,7 @@ class Claimer:
 
     def _rest(self, now: float) -> None:
         """Nothing more is due: sleep until the poll, or until the next row falls due."""
+        self.pace.count_look(time.monotonic() - now)
         # Where no ring is sure to be heard, a look at the index takes its place.
         probe = self.settings.POLL_INTERVAL if self.news.sure else self.settings.PROBE_INTERVAL
         pause = min(probe, self.settings.POLL_INTERVAL) * random.uniform(0.8, 1.2)

@@ -10,6 +10,7 @@ from django.db import DatabaseError, connections
 from .. import dialects
 from ..delivery import Lease
 from ..signals import announce, lease_lost
+from .news import Pace
 from .presence import Presence
 from .queues import Held
 from .statistics import INTERVAL, Statistics
@@ -26,9 +27,10 @@ class Heartbeat:
 
     def __init__(self, *, alias: str, me: str, held: Held, presence: Presence | None,
         streams: Streams | None = None, statistics: Statistics | None = None,
+        pace: Pace | None = None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._held, self._presence = alias, me, held, presence
-        self._streams, self._statistics = streams, statistics
+        self._streams, self._statistics, self._pace = streams, statistics, pace
         self._show_at = 0.0  # monotonic
 
     def step(self) -> float:
@@ -68,9 +70,12 @@ class Heartbeat:
         self._lose([each for each in leases if each.event_id not in mine])
 
     def _share(self, presence: Presence) -> None:
-        """Leave streams to who has fewer; what nobody takes comes back to us."""
+        """Leave streams to who has fewer, and looks to the others; what nobody takes comes back."""
+        others = presence.others()
+        if self._pace is not None:
+            self._pace.others = len(others)
         if self._streams:
-            self._streams.share(presence.others())
+            self._streams.share(others)
             self._streams.release(connections[self._alias])
 
     def _lose(self, leases: list[Lease]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from math import inf
@@ -59,15 +60,27 @@ class News:
 class Pace:
     """Claims of few events come no faster than one in ``PACE`` seconds, in the long run.
 
-    Each costs a writer in this process, or on this machine, as much as several events do.
+    Each costs a writer in this process, or on this machine, as much as several events do. And of
+    all workers, whom one ring wakes together, about one at a time looks at the table.
     """
 
     def __init__(self) -> None:
+        self.others = 0  # workers that are alive beside this one; set by the heartbeat's thread
         self._over = 0.0  # monotonic; when the claims so far would be over, each taking PACE
+        self._turn = 0.0  # monotonic; when each other worker has looked as often as this one
 
     def count(self) -> None:
         """Count a claim of few events."""
         self._over = max(self._over, time.monotonic()) + PACE
+
+    def count_look(self, took: float) -> None:
+        """Count a look of so many seconds, after which nothing more was due."""
+        theirs = took * self.others * random.uniform(0, 2)  # else all would look at the same time
+        self._turn = max(self._turn, time.monotonic()) + theirs
+
+    def next_look(self) -> float:
+        """Return, on the monotonic clock, when it is this worker's turn to look."""
+        return self._turn - AT_ONCE
 
     def keep(self) -> None:
         """Rest before the next claim, if many of few events came before it."""

@@ -126,8 +126,9 @@ class Worker:
         self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
         presence = Presence(me=self.id, mode=settings.MODE, streams=self._streams, **parts)
         heartbeat = Heartbeat(
-            me=self.id, presence=presence, streams=self._streams, statistics=statistics, **parts
-        )
+            me=self.id, presence=presence, streams=self._streams, statistics=statistics,
+            pace=self._claimer.pace, **parts,
+        )  # fmt: skip
         self._give_threads(heartbeat)
 
     def _give_threads(self, heartbeat: Heartbeat) -> None:

@@ -40,7 +40,7 @@ def ordered(rig: Rig) -> None:
     rig.start_writers(  # at a pace at which they still write when the last fault strikes
         rig.pick(ci=2, full=4), events=events, rate=rig.pick(ci=120, full=1000, sqlite=120),
         keys=rig.pick(ci=40, full=200), keyed=1.0, fail=0.05, later=0.01, defer=0.01, slow=0.1,
-        rollback=0.1,
+        rollback=0.1, batch=rig.pick(ci=3, full=6),
     )  # fmt: skip
     rig.wait_until_they_run()
     started = time.monotonic()
