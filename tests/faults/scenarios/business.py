@@ -32,7 +32,7 @@ def calm(rig: Rig) -> None:
 def ordered(rig: Rig) -> None:
     """Keyed events under kills, pauses, a restart, slow commits, wrong clocks; the dead block."""
     rig.outbox["ON_DEAD"] = "block"
-    rig.shift = (-600.0, 600.0, 0.0)
+    rig.shift, rig.backlog = (-600.0, 600.0, 0.0), rig.size == "full"
     kills, pauses = rig.pick(ci=3, full=40), rig.pick(ci=1, full=6)
     rig.outbox["RETRY"] = {"policy": "fixed", "delay": 0.05, "max_attempts": 100}
     rig.start_workers(rig.pick(ci=2, full=4))
