@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timezone
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -27,9 +28,13 @@ OWN = ("event_id", "event_type", "listener", "attempt")  # said of an event, and
 # A conversion of a log call's text, and the name in front of it: "… event_id=%s".
 FIELD = re.compile(r"%%|(?:(?P<name>\w+)=)?%[-#0 +]*[\d.]*[a-zA-Z]")
 
-structlog: Any = import_module("structlog.contextvars") if find_spec("structlog") else None
-
 _context: ContextVar[dict[str, str] | None] = ContextVar("django_outbox.logs", default=None)
+
+
+@cache
+def _structlog() -> Any:
+    """Where it is installed, its context: imported when asked for, for that takes half a second."""
+    return import_module("structlog.contextvars") if find_spec("structlog") else None
 
 
 @contextmanager
@@ -39,13 +44,14 @@ def context(**values: object) -> Iterator[None]:
     with ExitStack() as stack:
         token = _context.set({**(_context.get() or {}), **texts})
         stack.callback(_context.reset, token)
-        if structlog is not None:
+        if (structlog := _structlog()) is not None:
             stack.enter_context(structlog.bound_contextvars(**texts))
         yield
 
 
 def remember() -> dict[str, str]:
     """Return the current context as headers."""
+    structlog = _structlog()
     bound = structlog.get_contextvars() if structlog is not None else {}
     values = {**bound, **(_context.get() or {})}
     return {f"{PREFIX}{name}": str(value) for name, value in values.items() if name not in OWN}
