@@ -164,6 +164,7 @@ class Rig:
                 [sys.executable, *command],
                 env={
                     **os.environ,
+                    "PYTHONDONTWRITEBYTECODE": "",  # a start takes what it takes where it is used
                     "FAULTS_OUTBOX": json.dumps(self.outbox),
                     witness.VARIABLE: str(self.witness),
                     **self.environment,
