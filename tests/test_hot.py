@@ -492,6 +492,13 @@ def test_workers_of_one_table_look_about_one_at_a_time() -> None:
     assert 25 < among_four.next_look() - began < 35  # seconds, for 10 of its own
 
 
+def test_a_look_that_a_lock_held_up_makes_no_worker_deaf() -> None:
+    pace = news.Pace()
+    pace.others = 49
+    pace.count_look(60.0)
+    assert pace.next_look() <= time.monotonic() + news.LONGEST
+
+
 def test_a_worker_hears_from_its_heartbeat_how_many_others_there_are() -> None:
     OutboxWorker.objects.create(
         id="other", hostname="elsewhere", pid=1, started_at=now(), heartbeat_at=now(),

@@ -10,6 +10,7 @@ from threading import Lock
 
 PACE = 0.005  # seconds for each claim of few, in the long run: a load comes some at a time
 AT_ONCE = 0.1  # seconds of it that claims after a rest need not keep
+LONGEST = 0.2  # seconds that a look may make this worker wait, however many others there are
 
 
 class News:
@@ -76,7 +77,7 @@ class Pace:
     def count_look(self, took: float) -> None:
         """Count a look of so many seconds, after which nothing more was due."""
         theirs = took * self.others * random.uniform(0, 2)  # else all would look at the same time
-        self._turn = max(self._turn, time.monotonic()) + theirs
+        self._turn = max(self._turn, time.monotonic()) + min(theirs, LONGEST)
 
     def next_look(self) -> float:
         """Return, on the monotonic clock, when it is this worker's turn to look."""
