@@ -24,9 +24,11 @@ from django.utils import timezone, translation
 
 import django_outbox as outbox
 from django_outbox import hooks, signals
+from django_outbox.engine import hygiene
 from django_outbox.engine.queues import Held
 from django_outbox.models import OutboxEvent
 from django_outbox.outcomes import Status
+from tests.sessions import terminate_other_sessions
 from tests.table import (
     PLACED,
     elsewhere,
@@ -522,6 +524,52 @@ def test_w5_one_refused_row_spoils_no_other(caplog: pytest.LogCaptureFixture) ->
     assert "odd" in (OutboxEvent.objects.dead().get().last_error or "")
 
 
+NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no sessions that could be ended")
+
+
+@NO_SERVER
+def test_ended_sessions_fail_no_event_that_comes_after(settings: Any) -> None:
+    """Each thread has one that is dead: an event could spend all its attempts on them."""
+    settings.OUTBOX = {**SOON, "LEASE": 8.0}
+    together = threading.Barrier(4)
+
+    def listener(event: outbox.Event) -> None:
+        Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+        if event.payload["n"] < 4:
+            together.wait(20)
+
+    with listening(listener, atomic=True, retry=AT_ONCE), outbox.Worker(workers=4) as worker:
+        write(4)
+        wait_for_statuses(DONE=4)
+        before = time.monotonic()
+        terminate_other_sessions()
+        wait_until(lambda: worker._sessions.broke_at > before, what="somebody has noticed")
+        with transaction.atomic():
+            outbox.write_many(outbox.Event(event_type=PLACED, payload={"n": 9}) for _ in range(20))
+        wait_for_statuses(DONE=24)
+    assert not OutboxEvent.objects.exclude(attempts=0).exists()
+
+
+@NO_SERVER
+def test_a_session_that_ends_in_a_listener_is_told_to_all_threads() -> None:
+    ends = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",
+            "mysql": "KILL CONNECTION_ID()"}  # fmt: skip
+
+    def listener(event: outbox.Event) -> None:
+        if not event.attempts:
+            connection.cursor().execute(ends[connection.vendor])
+
+    for atomic in (False, True):
+        with (
+            listening(listener, atomic=atomic, retry=AT_ONCE),
+            outbox.Worker(workers=1) as worker,
+        ):
+            assert worker._sessions.broke_at < 0
+            (event_id,) = write()
+            wait_until(lambda event_id=event_id: row(event_id).status == Status.DONE)
+            assert worker._sessions.broke_at > 0
+
+
 FULL = {
     "sqlite": "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END",
     "postgresql": "EXECUTE FUNCTION no_room()",
@@ -564,6 +612,22 @@ def test_x9_what_a_full_disk_refuses_is_kept_and_settled_later(settings: Any) ->
             assert not OutboxEvent.objects.filter(status=Status.DONE).exists()
         wait_for_statuses(DONE=200)
     assert len({*called}) == len(called) == 200
+
+
+def test_an_error_of_the_database_harms_no_event_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection was closed for it; there is nothing to ask whether it still works."""
+    monkeypatch.setattr(hygiene, "PAUSE", -1.0)
+
+    def listener(event: outbox.Event) -> None:
+        if event.payload["n"] == 0 and not event.attempts:
+            connection.cursor().execute("SELECT nothing FROM nowhere")
+
+    with listening(listener, retry=AT_ONCE), outbox.Worker(workers=1):
+        write(3)
+        wait_for_statuses(DONE=3)
+    assert sorted(OutboxEvent.objects.values_list("attempts", flat=True)) == [0, 0, 1]
 
 
 # -- hygiene ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ..outcomes import Decision
 from .hygiene import Hygiene
 from .pausing import Pausing
 from .queues import Decisions, Held, Ready
+from .sessions import Sessions
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
@@ -37,10 +38,11 @@ class Dispatcher:
         to_loop: Callable[[Lease], None],
         streams: Streams,
         pausing: Pausing,
+        sessions: Sessions,
     ) -> None:
         self._alias, self._held, self._ready, self._decisions = alias, held, ready, decisions
         self._made_room, self._to_loop = made_room, to_loop
-        self._streams, self._pausing = streams, pausing
+        self._streams, self._pausing, self._sessions = streams, pausing, sessions
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name=f"outbox-{alias}-worker-{number}", daemon=True)
@@ -69,7 +71,7 @@ class Dispatcher:
         return f"{', '.join(ended)} ended" if ended and not self._stopping.is_set() else None
 
     def _run(self) -> None:
-        hygiene, ahead = Hygiene(self._held.lease), 0.0
+        hygiene, ahead = Hygiene(self._held.lease, self._sessions), 0.0
 
         def between(lease: Lease) -> bool:
             hygiene.after(lease)

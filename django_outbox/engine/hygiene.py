@@ -11,6 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from ..delivery import Lease
+from .sessions import Sessions
 
 logger = logging.getLogger("django_outbox")
 
@@ -21,31 +22,38 @@ class Hygiene:
     """Goes around every delivery of one worker thread.
 
     Connections stay open whatever CONN_MAX_AGE says, for reconnecting costs 3.3 ms an event; one
-    is closed after an error that broke it, a leak or a long pause, and checked after a short one.
+    is closed after an error that broke it, a leak or a long pause, and checked after a short one,
+    and when a session of this worker broke: a dead one would fail an event that did nothing wrong.
     """
 
-    def __init__(self, idle: float) -> None:
+    def __init__(self, idle: float, sessions: Sessions) -> None:
         self._idle = idle  # seconds
-        self._last = time.monotonic()
+        self._sessions = sessions
+        self._last = self._asked_at = time.monotonic()
         self._thread = threading.get_ident()
-        self._connections: list[BaseDatabaseWrapper] = []  # those that this thread has opened
+        self._connections: list[BaseDatabaseWrapper] = []  # those that this thread has open
         # Asking Django for them around every event cost more than the delivery.
         connection_created.connect(self._note)
 
     def before(self) -> None:
         now = time.monotonic()
         pause = now - self._last
-        if pause > PAUSE:
+        if pause > PAUSE or self._sessions.broke_at >= self._asked_at:
             for connection in self._connections:
                 if pause > self._idle or not connection.is_usable():
                     connection.close()
+            self._forget_closed()
+        self._asked_at = now
 
     def after(self, lease: Lease) -> None:
         for connection in self._connections:
             try:
+                if is_broken(connection):
+                    self._sessions.broke()
                 tidy(connection, lease)
             except Exception:  # noqa: BLE001 - too broken to be asked
                 abandon(connection)
+        self._forget_closed()
         self._last = time.monotonic()
 
     def close(self) -> None:
@@ -54,9 +62,24 @@ class Hygiene:
         for connection in self._connections:
             connection.close()
 
+    def _forget_closed(self) -> None:
+        """Django tells of those that are opened again."""
+        self._connections = [each for each in self._connections if each.connection is not None]
+
     def _note(self, *, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-        if threading.get_ident() == self._thread and connection not in self._connections:
+        if threading.get_ident() != self._thread:
+            return
+        if connection in self._connections:  # Django made it anew at the end of a transaction
+            self._sessions.broke()
+        else:
             self._connections.append(connection)
+
+
+def is_broken(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether an error was the end of its session."""
+    if connection.connection is None:  # closed by who used it
+        return False
+    return connection.errors_occurred and not connection.is_usable()
 
 
 def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:

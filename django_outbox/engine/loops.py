@@ -33,12 +33,14 @@ class Loop:
         alias: str,
         lock_wait: float,
         close: Callable[[], None] = lambda: None,
+        broke: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._step = step
         self._alias = alias
         self._lock_wait = lock_wait
         self._close = close  # gives back what the step opened, in the same thread
+        self._broke = broke  # is told of errors of the database
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._errors = 0  # in a row; owner of this and the next four: the thread
@@ -128,6 +130,7 @@ class Loop:
         self._error = type(error).__name__  # its text may say more than a probe should know
         if isinstance(error, DatabaseError):
             connections[self._alias].close()
+            self._broke()
         first, most = BACKOFF
         pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
         if self._errors == self._told:

@@ -32,6 +32,7 @@ from .pausing import Pausing
 from .presence import Presence
 from .purger import Purger
 from .queues import Decisions, Held, Offers, Ready
+from .sessions import Sessions
 from .settler import Settler
 from .statistics import Statistics
 from .streams import Streams
@@ -94,6 +95,7 @@ class Worker:
         self._held = Held(settings.LEASE)
         self._ready, self._decisions, pausing = Ready(), Decisions(), Pausing()
         self._offers = Offers(settings.HOT_QUEUE_CAPACITY, wake=self._wake, look=self.look)
+        self._sessions = Sessions()
         parts: dict[str, Any] = {"alias": alias, "held": self._held}
         self._streams = Streams(
             me=self.id, settings=settings, ready=self._ready, expect=self._expect, **parts
@@ -115,7 +117,7 @@ class Worker:
         self._dispatcher = Dispatcher(
             workers=settings.WORKERS, ready=self._ready, decisions=self._decisions,
             made_room=self._made_room, to_loop=self._event_loop.put,
-            streams=self._streams, pausing=pausing, **parts,
+            streams=self._streams, pausing=pausing, sessions=self._sessions, **parts,
         )  # fmt: skip
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
@@ -150,7 +152,7 @@ class Worker:
     ) -> Loop:
         return Loop(
             f"outbox-{self.alias}-{name}", step, alias=self.alias,
-            lock_wait=self.settings.LOCK_WAIT, close=close,
+            lock_wait=self.settings.LOCK_WAIT, close=close, broke=self._sessions.broke,
         )  # fmt: skip
 
     # -- start and stop --------------------------------------------------------------------------
