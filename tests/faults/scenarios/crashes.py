@@ -143,7 +143,7 @@ def poison(rig: Rig) -> None:
     each, alone = rig.pick(ci=1, full=10), rig.pick(ci=1.5, full=20.0)
     rig.start_workers(rig.pick(ci=2, full=4))
     events = rig.pick(ci=300, full=20_000, sqlite=5000)
-    rate = rig.pick(ci=60, full=150, sqlite=40)
+    rate = rig.pick(ci=60, full=75, sqlite=40)
     rig.start_writers(1, events=events, rate=rate, keys=10, **MIX)
     poisons: list[tuple[str, dict[str, Any]]] = [
         *[("raises", {"how": how}) for how in ("value", "memory", "exit", "nul")],
