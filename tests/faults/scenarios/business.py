@@ -186,7 +186,8 @@ def hostile(rig: Rig) -> None:
     The suite does the same every day with a few examples.
     """
     for file, examples in (
-        ("test_hostile.py", 50_000), ("test_row_model.py", 2000), ("test_ordered_model.py", 1000),
+        ("test_hostile.py", 17_000),  # three tests: some 50,000 in all
+        ("test_row_model.py", 2000), ("test_ordered_model.py", 1000),
     ):  # fmt: skip
         tried(rig, file, examples)
 
