@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.dispatch import Signal
 from django.utils import timezone, translation
 
@@ -612,6 +612,35 @@ def test_x9_what_a_full_disk_refuses_is_kept_and_settled_later(settings: Any) ->
             assert not OutboxEvent.objects.filter(status=Status.DONE).exists()
         wait_for_statuses(DONE=200)
     assert len({*called}) == len(called) == 200
+
+
+@NO_SERVER
+def test_a_connection_whose_making_failed_half_way_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Django keeps it without a word, and every later use of it fails."""
+    kind = type(connections["default"])
+    whole = kind.init_connection_state
+    broken: list[str] = []
+
+    def interrupted(self: Any) -> None:
+        whole(self)
+        name = threading.current_thread().name
+        if "worker-" in name and not broken:
+            broken.append(name)
+            self.connection.close()
+            raise OperationalError("its session was ended meanwhile")
+
+    monkeypatch.setattr(kind, "init_connection_state", interrupted)
+
+    def listener(event: outbox.Event) -> None:
+        Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+
+    with listening(listener, retry=AT_ONCE), outbox.Worker(workers=1):
+        write(3)
+        wait_for_statuses(DONE=3)
+    assert broken
+    assert sorted(OutboxEvent.objects.values_list("attempts", flat=True)) == [0, 0, 1]
 
 
 def test_an_error_of_the_database_harms_no_event_after_a_pause(

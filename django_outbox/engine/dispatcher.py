@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 
 from ..delivery import Lease, deliver, faulty, is_async
-from ..outcomes import Decision
+from ..outcomes import Decision, Status
 from .hygiene import Hygiene
 from .pausing import Pausing
 from .queues import Decisions, Held, Ready
@@ -90,6 +90,8 @@ class Dispatcher:
                 decision = self._deliver(lease, hygiene, between)
                 follower = self._streams.next(lease, decision)
                 self._decisions.put((lease, decision))
+                if decision.status is not Status.DONE:
+                    hygiene.close_half_made()
                 hygiene.after(lease)
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -39,6 +40,7 @@ class Hygiene:
         now = time.monotonic()
         pause = now - self._last
         if pause > PAUSE or self._sessions.broke_at >= self._asked_at:
+            self.close_half_made()
             for connection in self._connections:
                 if pause > self._idle or not connection.is_usable():
                     connection.close()
@@ -61,6 +63,15 @@ class Hygiene:
         connection_created.disconnect(self._note)
         for connection in self._connections:
             connection.close()
+
+    def close_half_made(self) -> None:
+        """Close connections of which Django did not tell: their making failed half-way.
+
+        They would stay, dead, and fail whatever used them for as long as the thread lives.
+        """
+        for connection in connections.all(initialized_only=True):
+            if connection.connection is not None and connection not in self._connections:
+                abandon(connection)
 
     def _forget_closed(self) -> None:
         """Django tells of those that are opened again."""
