@@ -72,7 +72,7 @@ def in_order(fleet: Fleet) -> bool:
 
 def test_a_kill_repeats_no_more_than_what_the_threads_were_in(fleet: Fleet) -> None:
     """Each thread has one event running, or run and not settled yet; not all of a group commit."""
-    ids = backlog(8, 60, 0.002)
+    ids = backlog(8, 60, 0.01)  # long enough for each kill to meet some that run
     kills = 3
     for n in range(kills):
         worker = fleet.start()
