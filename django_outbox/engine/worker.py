@@ -108,7 +108,7 @@ class Worker:
             self._holding = self._loop("active", self._active.step, close=self._active.release)
         self._claimer = Claimer(
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
-            decisions=self._decisions, may_claim=self._active or always,
+            decisions=self._decisions, may_claim=self._active or (lambda: True),
             settled=lambda: self._settler.settled, streams=self._streams, pausing=pausing, **parts,
         )  # fmt: skip
         self._event_loop = EventLoop(
@@ -125,7 +125,6 @@ class Worker:
             expect=self._expect, backlog=self._ready.__len__, streams=self._streams,
             statistics=statistics, **parts,
         )  # fmt: skip
-        self._purger = Purger(alias=alias, interval=settings.PURGE_INTERVAL)
         presence = Presence(me=self.id, mode=settings.MODE, streams=self._streams, **parts)
         heartbeat = Heartbeat(
             me=self.id, presence=presence, streams=self._streams, statistics=statistics,
@@ -138,6 +137,7 @@ class Worker:
         self._settling = self._loop("settler", self._settler.step, close=self._release_unstarted)
         self._beating = self._loop("heartbeat", heartbeat.step, close=heartbeat.close)
         self._claiming = self._loop("claimer", self._claimer.step)
+        self._purger = Purger(alias=self.alias, interval=settings.PURGE_INTERVAL)
         self._purging = self._loop("purger", self._purger.step)
         self._hearing: Loop | None = None
         if (ear := doorbell.ear(self.alias)) is not None:
@@ -340,10 +340,6 @@ class Worker:
     def _made_room(self) -> None:
         if self._claimer.hungry:
             self._claiming.wake()
-
-
-def always() -> bool:
-    return True
 
 
 def new_owner() -> str:
