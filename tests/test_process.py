@@ -201,7 +201,7 @@ for number in range(2000):
     signals = Signals()
     signal.signal(signal.SIGALRM, signals.receive)
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0003))
-    while not signals.wait(0.0001):
+    while not signals.wait(0.05):
         pass
     assert signals.received == 1 and not signals.hurry()
 ended.set()
