@@ -111,6 +111,9 @@ def stuck(rig: Rig) -> None:
         rig.write("endless", {"until": time.monotonic() + lease})
         rig.wait_until_they_run()
         second = max(second, *(stopped(rig, number, twice=True) for number in (0, 1)))
+    time.sleep(3 * lease)  # until none of them is endless any more
+    rig.wait_until_they_run()
+    past = max(past, *(stopped(rig, number) for number in (0, 1)))
     rig.wait_for_writers()
     rig.settle_down()
     rig.nothing_disturbed()
@@ -124,6 +127,7 @@ def stopped(rig: Rig, number: int, *, twice: bool = False) -> float:
     with rig.fault("second SIGTERM" if twice else "SIGTERM", worker):
         worker.send_signal(signal.SIGTERM)
         if twice:
+            time.sleep(0.1)  # two at once would arrive as one
             worker.send_signal(signal.SIGTERM)
         worker.wait(END)  # 1 if something was left behind
     took = time.monotonic() - started
