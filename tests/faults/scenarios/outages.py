@@ -85,13 +85,26 @@ def downstream(rig: Rig) -> None:
 @scenario(*SERVERS)
 def terminate(rig: Rig) -> None:
     """Every session is terminated again and again: workers', listeners', writers'."""
-    rounds = rig.pick(ci=6, full=300)
+    storms(rig, rig.pick(ci=6, full=300), pause=(0.4, 0.8))
+
+
+# Row X8.
+@scenario("postgres")
+def pools(rig: Rig) -> None:
+    """Every process has a pool of sessions (psycopg's), which are terminated again and again."""
+    # A pool that meets dead sessions pauses for a second or more before it tries others.
+    way = {"OPTIONS": {"pool": {"min_size": 2, "max_size": 16}}, "CONN_HEALTH_CHECKS": True}
+    rig.environment["FAULTS_POOLED"] = json.dumps(way)
+    storms(rig, rig.pick(ci=2, full=40), pause=(2.0, 5.0))
+
+
+def storms(rig: Rig, rounds: int, pause: tuple[float, float]) -> None:
     rig.outbox["LEASE"] = 8.0  # longer than a worker is without a session
     rig.start_workers(rig.pick(ci=2, full=4))
     events = rig.pick(ci=800, full=50_000)
-    rig.start_writers(2, events=events, rate=events / rounds / 0.6, keys=50, **MIX)
+    rig.start_writers(2, events=events, rate=events / rounds / sum(pause) * 2, keys=50, **MIX)
     rig.wait_until_they_run()
-    ended = sum(rig.terminate_sessions() for _ in rig.schedule(rounds, (0.4, 0.8)))
+    ended = sum(rig.terminate_sessions() for _ in rig.schedule(rounds, pause))
     rig.wait_for_writers()
     rig.settle_down()
     rig.measure("sessions terminated", ended, least=rounds)
