@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
 import django_outbox as outbox
+from django_outbox.models import OutboxEvent
 from tests.reach.effects import session
 from tests.table import in_thread, listening, row, sessions, statuses, write
 from tests.testapp.models import Effect
@@ -89,6 +90,41 @@ def test_awaited_listeners_occupy_no_worker_thread(settings: Any) -> None:
         finally:
             go_on.set()
         all_done(21)
+
+
+# Row G15.
+def test_g15_many_threads_and_a_loop_in_one_process_run_each_event_once(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 32, "ASYNC_CONCURRENCY": 100, "COLD_QUEUE_CAPACITY": 500}
+    seen: list[str] = []
+    threads: set[str] = set()
+
+    def shipped(event: outbox.Event) -> None:
+        threads.add(threading.current_thread().name)
+        Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+        seen.append(event.event_id)
+
+    async def paid(event: outbox.Event) -> None:
+        await Effect.objects.acreate(event_id=event.event_id, pid=0, phase="end")
+        seen.append(event.event_id)
+
+    crowd = Crowd(0.01)
+    with (
+        listening(crowd), listening(shipped, "order.shipped"), listening(paid, "order.paid"),
+        outbox.Worker(),
+    ):  # fmt: skip
+        ids = write(200) + write(300, event_type="order.shipped")
+        for number in range(100):  # keyed ones, for threads and for the loop
+            ids += write(event_type="order.paid", key=f"order:{number % 10}")
+            ids += write(event_type="order.shipped", key=f"order:{number % 10}")
+        all_done(700, within=60)
+    assert Counter(seen + crowd.seen) == Counter(ids)  # nothing twice, nothing left out
+    assert len(threads) > 8
+    ends = [*Effect.objects.order_by("pk").values_list("event_id", flat=True)]
+    for number in range(10):
+        stream = OutboxEvent.objects.filter(key=f"order:{number}").order_by("seq")
+        places = [ends.index(each.event_id) for each in stream]
+        assert places == sorted(places)
+        assert len(places) == 20
 
 
 # -- each for itself -------------------------------------------------------------------------------
