@@ -99,7 +99,8 @@ def pools(rig: Rig) -> None:
 
 
 def storms(rig: Rig, rounds: int, pause: tuple[float, float]) -> None:
-    rig.outbox["LEASE"] = 8.0  # longer than a worker is without a session
+    # A lease is longer than a worker is without a session; no poll hides a doorbell that is mute.
+    rig.outbox |= {"LEASE": 8.0, "POLL_INTERVAL": 4.0}
     rig.start_workers(rig.pick(ci=2, full=4))
     events = rig.pick(ci=800, full=50_000)
     rig.start_writers(2, events=events, rate=events / rounds / sum(pause) * 2, keys=50, **MIX)
@@ -108,6 +109,8 @@ def storms(rig: Rig, rounds: int, pause: tuple[float, float]) -> None:
     rig.wait_for_writers()
     rig.settle_down()
     rig.measure("sessions terminated", ended, least=rounds)
+    rig.measure("wait of an event after them, s", rig.wait_for_delivery(), most=1, timed=True)
+    rig.settle_down()
 
 
 # Row W4.
