@@ -194,6 +194,10 @@ WELL["stopped on the way into a listener"] = evidence(
     ran(0.1, 0.2, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
     intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, TWO)],
 )  # fmt: skip
+WELL["stopped a moment after the stop was asked for"] = evidence(
+    ran(0.9, 1.01, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
+    intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, TWO)],
+)  # fmt: skip
 ILL["a lease not looked at after a stop"] = (
     evidence(
         ran(2, 2.5), ran(3.1, 3.2, event_id="b", pid=TWO), ran(3.3, 3.4, pid=TWO),

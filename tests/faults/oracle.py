@@ -253,9 +253,12 @@ class Struck:
         )
 
     def woke(self, run: Run) -> bool:
-        """Say whether its thread was stopped on the way into this run: the first after that."""
+        """Say whether its thread was stopped on the way into this run: the first after that.
+
+        It may have said something until the stop reached it, but nothing while it was stopped.
+        """
         return any(
-            fault.kind == "pause" and run.silent_since <= fault.at <= fault.until <= run.start
+            fault.kind == "pause" and run.silent_since < fault.until <= run.start
             and run.start - fault.until < WAKING for fault in self._by_pid[run.pid]
         )  # fmt: skip
 

@@ -364,7 +364,7 @@ class Rig:
         with self.fault("pause", *struck):
             worker.suspend()
             time.sleep(seconds)  # how long the fault lasts
-            worker.resume()
+        worker.resume()
 
     def restart(self, how: str, outage: float) -> None:
         """Stop the database server and start it again."""
