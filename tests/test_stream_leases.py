@@ -23,6 +23,7 @@ from tests.table import (
     claim,
     elsewhere,
     end_stream_leases,
+    ids_of,
     in_thread,
     insert,
     keyed,
@@ -732,3 +733,34 @@ def test_a_scan_would_be_seen(streams_among_many: Sequence[str]) -> None:
     """The plans' judge itself: a statement by a column without index is a large one."""
     scan = lambda: [*OutboxStream.objects.filter(locked_at=now())]  # noqa: E731 - as the others
     assert large_steps({"scan": scan})
+
+
+# -- stopped half-way ------------------------------------------------------------------------------
+
+
+# Row X3.
+def test_x3_no_lock_outlives_a_statement() -> None:
+    """Or a process stopped between two would keep it, and claims, renewals and writes would wait.
+
+    On MariaDB a claim has the first stream beyond its range locked, too: somebody else's.
+    """
+    insert(3, due=-1)
+    keyed("a", due=-1)
+    keyed("b", due=-1)
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append(sql)
+        assert not sql.upper().startswith(("BEGIN", "START"))
+        assert connection.get_autocommit()
+        assert not connection.in_atomic_block
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        events = ids_of(claim(limit=10))
+        assert take() == ["a", "b"]
+        assert dialect().renew(connection, me="me", ids=events, lease=90)[0] == {*events}
+        assert renew("a", "b")[0] == {"a", "b"}
+        assert dialect().release(connection, me="me", ids=events) == 3
+        assert release("a", None, 0.0)
+    assert len(sent) >= 6

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import ACTIVE
 from .inserting import Inserting
-from .vocabulary import Hold
+from .vocabulary import Hold, renewed_of
 
 
 class Keeping(Inserting):
@@ -20,38 +19,20 @@ class Keeping(Inserting):
 
         Rows that somebody has locked are passed over: they are just being settled.
         """
-        with transaction.atomic(using=connection.alias):
-            free = self._unlocked(connection, me, ids)
-            if free:
-                among, params = self._among(free)
-                self._run(
-                    connection,
-                    f"UPDATE {self._by_key(connection)} SET available_at = {self.plus} "
-                    f"WHERE {among} AND locked_by = %s AND available_at IS NOT NULL",
-                    [lease, *params, me],
-                )
-        mine = self._owned(connection, me, ids)
-        return mine & set(free), mine
-
-    def _unlocked(
-        self, connection: BaseDatabaseWrapper, me: str, ids: Sequence[str]
-    ) -> Sequence[str]:
-        """Lock my rows that nobody else has locked, where the database can skip the others."""
-        if not connection.features.has_select_for_update_skip_locked:
-            return ids
-        return [*self._owned(connection, me, ids, lock="FOR UPDATE SKIP LOCKED")]
-
-    def _owned(
-        self, connection: BaseDatabaseWrapper, me: str, ids: Sequence[str], *, lock: str = ""
-    ) -> set[str]:
         among, params = self._among(ids)
+        taken = self._update_unlocked(
+            connection, "outbox_event", f"available_at = {self.plus}", [lease],
+            f"{among} AND locked_by = %s AND available_at IS NOT NULL", [*params, me],
+        )  # fmt: skip
+        if taken == len(ids):
+            return set(ids), set(ids)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT event_id FROM {self._table(connection)} "
-                f"WHERE {among} AND locked_by = %s {lock}",
+                f"SELECT event_id, available_at FROM {self._table(connection)} "
+                f"WHERE {among} AND locked_by = %s",
                 [*params, me],
             )
-            return {row[0] for row in cursor.fetchall()}
+            return renewed_of(cursor.fetchall(), taken)
 
     def release(self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str]) -> int:
         """Give leases back unstarted: due now, nothing counted; return how many were mine."""

@@ -12,9 +12,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..conf import index_name, table_name
 from .numbering import Places, due_of_followers, upsert_values
 from .optimistic import Optimistic
-from .vocabulary import Read, StreamClaim
+from .vocabulary import Claim, Read
 
 DUPLICATE_ENTRY = 1062
+ALL = 2**31  # rows
 IDLE = 10  # seconds that a transaction of the engine may idle
 
 
@@ -118,6 +119,23 @@ class MySQL(Optimistic):
             cursor.execute("SELECT @@max_allowed_packet")
             return int(cursor.fetchone()[0])
 
+    def _update_unlocked(
+        self, connection: BaseDatabaseWrapper, name: str, assignments: str, values: Sequence[Any],
+        where: str, params: Sequence[Any],
+    ) -> int:  # fmt: skip
+        # LIMIT keeps the rows that are found, and locked, from being merged into the UPDATE.
+        key, table = self._primary_key(connection, name), self._by_key(connection, name)
+        skip = " SKIP LOCKED" * connection.features.has_select_for_update_skip_locked
+        sql = (
+            f"UPDATE (SELECT {key} AS id, locked_by AS was FROM {table} WHERE {where} LIMIT %s "
+            f"FOR UPDATE{skip}) AS unlocked STRAIGHT_JOIN {table} "
+            f"ON {self._table(connection, name)}.{key} = unlocked.id SET {assignments}"
+        )
+        return self._run(connection, sql, [*params, ALL, *values])
+
+    def _lease(self, claim: Claim, *, was: str = "was") -> tuple[str, list[Any]]:
+        return super()._lease(claim, was=was)  # a joined UPDATE assigns in any order
+
     def _by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         # On a small table the optimizer would scan, and so wait for everybody's locked rows.
         return f"{self._table(connection, name)} FORCE INDEX (PRIMARY)"
@@ -134,12 +152,6 @@ class MySQL(Optimistic):
 
     def _stream_by_due(self, connection: BaseDatabaseWrapper) -> str:
         return f"{self._streams(connection)[0]} FORCE INDEX ({index_name('outbox_stream_due')})"
-
-    def claim_streams(
-        self, connection: BaseDatabaseWrapper, claim: StreamClaim
-    ) -> list[tuple[str, str | None]]:
-        with self._unwaiting(connection):
-            return super().claim_streams(connection, claim)
 
     def _branches(self, read: Read) -> Sequence[str]:
         due = f" AND deliver_at <= {self.now}" if read.only_due_retries else ""
@@ -160,7 +172,7 @@ class MySQL(Optimistic):
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         # At REPEATABLE READ the claims' gap locks gave 13 % of business transactions a deadlock.
         options = {**settings.get("OPTIONS", {}), "isolation_level": "read committed"}
-        # A worker that is paused in the middle of a renewal must not keep its row locks; MySQL, to
+        # A worker that is paused in the middle of a transaction must not keep its locks; MySQL, to
         # which the comment is one, has no such limit.
         idle = f"/*M!100300 , SESSION idle_transaction_timeout = {IDLE} */"
         wait = f"SET SESSION innodb_lock_wait_timeout = {max(round(lock_wait), 1)} {idle}"

@@ -5,9 +5,11 @@ A row that is postponed has no owner, but a ``locked_at``: nothing else leaves o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 
+from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .fields import to_database
@@ -49,30 +51,18 @@ class Pausing(StreamLeases):
         None is, if one of ``pauses`` is over. Until the commit none can end, so that who resumes
         finds every row that was postponed for it.
         """
-        with self._unwaiting(connection):
+        with _transaction(connection):
             found = self.pauses(connection, lock=self.shared)
             if not pauses <= found:
                 return 0, found
             among, params = self._among(ids)
-            where = f"{among} AND available_at <= %s"  # who claimed one since made it due later
-            params = [*params, to_database(newest, connection)]
-            if connection.features.has_select_for_update_skip_locked:
-                with connection.cursor() as cursor:
-                    cursor.execute(
-                        f"SELECT event_id FROM {self._by_key(connection)} WHERE {where} "
-                        "FOR UPDATE SKIP LOCKED",
-                        params,
-                    )
-                    free = [row[0] for row in cursor.fetchall()]
-                if not free:
-                    return 0, found
-                where, params = self._among(free)
-            count = self._run(
-                connection,
-                f"UPDATE {self._by_key(connection)} SET available_at = {self.plus}, "
-                f"locked_by = NULL, locked_at = COALESCE(locked_at, {self.now}) WHERE {where}",
-                [POSTPONED_FOR, *params],
-            )
+            count = self._update_unlocked(
+                connection, "outbox_event",
+                f"available_at = {self.plus}, locked_by = NULL, "
+                f"locked_at = COALESCE(locked_at, {self.now})", [POSTPONED_FOR],
+                # Who claimed one since made it due later.
+                f"{among} AND available_at <= %s", [*params, to_database(newest, connection)],
+            )  # fmt: skip
         return count, found
 
     def bring_back(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
@@ -86,3 +76,21 @@ class Pausing(StreamLeases):
             "AND locked_at IS NOT NULL",
             params,
         )
+
+
+@contextmanager
+def _transaction(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Unlike ``atomic()`` not by the alias: a connection of the engine need not be under it."""
+    if connection.in_atomic_block:
+        yield
+        return
+    connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(DatabaseError):  # the first error tells more
+            connection.rollback()
+        raise
+    finally:
+        connection.set_autocommit(True)

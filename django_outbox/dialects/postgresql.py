@@ -91,6 +91,18 @@ class PostgreSQL(Optimistic):
         rows.sort(key=lambda row: (row[-3], row[0]))
         return list(rows)
 
+    def _update_unlocked(
+        self, connection: BaseDatabaseWrapper, name: str, assignments: str, values: Sequence[Any],
+        where: str, params: Sequence[Any],
+    ) -> int:  # fmt: skip
+        key, table = self._primary_key(connection, name), self._table(connection, name)
+        sql = (
+            f"WITH unlocked AS MATERIALIZED (SELECT {key} AS id FROM {table} WHERE {where} "
+            f"FOR UPDATE SKIP LOCKED) UPDATE {table} SET {assignments} "
+            f"FROM unlocked WHERE {table}.{key} = unlocked.id"
+        )
+        return self._run(connection, sql, [*params, *values])
+
     def claim_streams(
         self, connection: BaseDatabaseWrapper, claim: StreamClaim
     ) -> list[tuple[str, str | None]]:

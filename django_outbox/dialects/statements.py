@@ -36,6 +36,21 @@ class Statements:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
 
+    def _update_unlocked(
+        self, connection: BaseDatabaseWrapper, name: str, assignments: str, values: Sequence[Any],
+        where: str, params: Sequence[Any],
+    ) -> int:  # fmt: skip
+        """Change rows found by primary keys, but those that others have locked; return how many.
+
+        In one statement: a process that is stopped between two keeps its locks, and whatever waits
+        for one of them waits for the process.
+        """
+        sql = f"UPDATE {self._by_key(connection, name)} SET {assignments} WHERE {where}"
+        return self._run(connection, sql, [*values, *params])
+
+    def _primary_key(self, connection: BaseDatabaseWrapper, name: str) -> str:
+        return self._streams(connection)[1] if name == "outbox_stream" else "event_id"
+
     def _table(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:
         return str(connection.ops.quote_name(table_name(name)))
 

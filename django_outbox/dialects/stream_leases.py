@@ -6,18 +6,16 @@ their write to their commit, so whatever is locked is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import ACTIVE, stored_instant
 from .fields import to_database
 from .statements import Statements
-from .vocabulary import KEYED, Found, Hold, Read, Release, Row, StreamClaim, marks
+from .vocabulary import KEYED, Found, Hold, Read, Release, Row, StreamClaim, marks, renewed_of
 
 TOGETHER = 50  # branches of one statement; with more, each costs twice as much to plan
 
@@ -35,13 +33,13 @@ class StreamLeases(Statements):
         _, key = self._streams(connection)
         keys, newest = [row[0] for row in rows], stored_instant(rows[-1][2])
         assert newest is not None
-        taken = self._run(
-            connection,
-            f"UPDATE {self._stream_by_key(connection)} SET due_at = {self.plus}, locked_by = %s, "
-            f"locked_at = {self.now} WHERE {key} IN ({marks(keys)}) "
-            "AND due_at <= %s",  # whoever claimed one since our look made it due later
-            [claim.lease, claim.me, *keys, to_database(newest, connection)],
-        )
+        taken = self._update_unlocked(
+            connection, "outbox_stream",
+            f"due_at = {self.plus}, locked_by = %s, locked_at = {self.now}",
+            [claim.lease, claim.me],
+            # Whoever claimed one since our look made it due later.
+            f"{key} IN ({marks(keys)}) AND due_at <= %s", [*keys, to_database(newest, connection)],
+        )  # fmt: skip
         mine = set(keys)
         if taken < len(rows):
             mine = self._owned_streams(connection, claim.me, keys, also=f"AND due_at > {self.now}")
@@ -156,18 +154,16 @@ class StreamLeases(Statements):
         self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
     ) -> tuple[set[str], set[str]]:
         """Prolong my leases of these streams; return (renewed, still mine)."""
-        with self._unwaiting(connection):
-            free = [*self._unlocked_streams(connection, me, keys)]
-            if free:
-                _, key = self._streams(connection)
-                self._run(
-                    connection,
-                    f"UPDATE {self._stream_by_key(connection)} SET due_at = {self.plus} "
-                    f"WHERE {key} IN ({marks(free)}) AND locked_by = %s",
-                    [lease, *free, me],
-                )
-        mine = self._owned_streams(connection, me, keys)
-        return mine.intersection(free), mine
+        streams, key = self._streams(connection)
+        mine = f"{key} IN ({marks(keys)}) AND locked_by = %s"
+        taken = self._update_unlocked(
+            connection, "outbox_stream", f"due_at = {self.plus}", [lease], mine, [*keys, me]
+        )
+        if taken == len(keys):
+            return set(keys), set(keys)
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {key}, due_at FROM {streams} WHERE {mine}", [*keys, me])
+            return renewed_of(cursor.fetchall(), taken)
 
     def release_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
@@ -185,63 +181,25 @@ class StreamLeases(Statements):
     def _release_streams(
         self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
     ) -> set[str]:
-        with self._unwaiting(connection):
-            seqs = self._unlocked_streams(connection, me, [each.key for each in streams])
-            same = [each for each in streams if _is_same(each, seqs.get(each.key))]
-            if not same:
-                return set()
-            _, key = self._streams(connection)
-            keys = [each.key for each in same]
-            due = f"CASE {key} " + f"WHEN %s THEN {self.plus} " * len(same) + "END"
-            seq = f"CASE {key} " + "WHEN %s THEN %s " * len(same) + "END"
-            taken = self._run(
-                connection,
-                f"UPDATE {self._stream_by_key(connection)} SET due_at = {due}, locked_by = NULL, "
-                f"locked_at = {self.now} WHERE {key} IN ({marks(keys)}) AND locked_by = %s "
-                f"AND seq = {seq}",
-                [
-                    *[value for each in same for value in (each.key, each.delay)], *keys, me,
-                    *[value for each in same for value in (each.key, seqs[each.key])],
-                ],
-            )  # fmt: skip
-        if taken == len(same):
-            return set(keys)
-        return set(keys) - self._owned_streams(connection, me, keys)
+        mine = self._owned_streams(connection, me, [each.key for each in streams])
+        given = [each for each in streams if each.key in mine]
+        if not given:
+            return set()
+        _, key = self._streams(connection)
+        where = f"{key} IN ({marks(mine)}) AND locked_by = %s"
+        params: list[Any] = [*mine, me]
+        if read := [each for each in given if each.seq is not None]:
+            where += f" AND seq = CASE {key} " + "WHEN %s THEN %s " * len(read) + "ELSE seq END"
+            params += [value for each in read for value in (each.key, each.seq)]
+        due = f"CASE {key} " + f"WHEN %s THEN {self.plus} " * len(given) + "END"
+        taken = self._update_unlocked(
+            connection, "outbox_stream",
+            f"due_at = {due}, locked_by = NULL, locked_at = {self.now}",
+            [value for each in given for value in (each.key, each.delay)], where, params,
+        )  # fmt: skip
+        return mine if taken == len(mine) else mine - self._owned_streams(connection, me, mine)
 
     # -- what these are made of ------------------------------------------------------------------
-
-    @contextmanager
-    def _unwaiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
-        """A transaction of statements that pass over what others have locked.
-
-        Not ``atomic()``, which goes by the alias: a connection of the engine need not be under it.
-        """
-        if connection.in_atomic_block:
-            yield
-            return
-        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-        try:
-            yield
-            connection.commit()
-        except BaseException:
-            with suppress(DatabaseError):  # the first error tells more
-                connection.rollback()
-            raise
-        finally:
-            connection.set_autocommit(True)
-
-    def _unlocked_streams(
-        self, connection: BaseDatabaseWrapper, me: str, keys: Collection[str]
-    ) -> dict[str, int]:
-        """Lock my streams that nobody else has locked; return their versions."""
-        _, key = self._streams(connection)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {key}, seq FROM {self._stream_by_key(connection)} "
-                f"WHERE {key} IN ({marks(keys)}) AND locked_by = %s{self._skip(connection)}",
-                [*keys, me],
-            )
-            return dict(cursor.fetchall())
 
     def _owned_streams(
         self, connection: BaseDatabaseWrapper, me: str, keys: Collection[str], *, also: str = ""
@@ -265,7 +223,3 @@ def wanted(read: Read, now: str) -> str:
     statuses = "status IN (0, 2, 3)" if read.dead_too else "status IN (0, 2)"
     due = f" AND (status <> 2 OR deliver_at <= {now})" if read.only_due_retries else ""
     return statuses + due
-
-
-def _is_same(release: Release, seq: int | None) -> bool:
-    return seq is not None and release.seq in (seq, None)

@@ -123,3 +123,13 @@ def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
         event_id, plain(decision.status), decision.spent, decision.delay, decision.error,
         decision.progress,
     )  # fmt: skip
+
+
+def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:
+    """Return (renewed, still mine) of ids and due times, when one statement renewed ``taken``.
+
+    What it has renewed it has given the same due time, and the latest.
+    """
+    newest = max((due for _, due in rows if due is not None), default=None) if taken else None
+    renewed = {each for each, due in rows if due is not None and due == newest}
+    return renewed, {each for each, _ in rows}

@@ -175,7 +175,9 @@ def replays(rig: Rig) -> None:
     rig.nothing_disturbed()
     rig.measure("dead events that were not replayed", len({*dead} - rig.started()), most=0)
     rig.measure("pages that were errors", met.get("errors", 0), most=0)
-    rig.measure("longest business transaction, s", rig.longest, most=1, timed=True)
+    # On SQLite, with its one writer at a time, everybody waits for everybody.
+    bars = {"most": 1} if rig.server else {}
+    rig.measure("longest business transaction, s", rig.longest, timed=True, **bars)
 
 
 # Row 402.

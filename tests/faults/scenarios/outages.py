@@ -157,7 +157,8 @@ def pooler(rig: Rig) -> None:
         rig.environment["FAULTS_POOLED"] = json.dumps(way)
         rig.start_workers(rig.pick(ci=2, full=4))
         kills = rig.pick(ci=3, full=40)
-        rig.start_writers(2, events=rig.pick(ci=600, full=20_000), keys=50, **MIX)
+        rate = rig.pick(ci=0, full=250)  # 0: as fast as they can
+        rig.start_writers(2, events=rig.pick(ci=600, full=20_000), rate=rate, keys=50, **MIX)
         rig.wait_until_they_run()
         for _ in rig.schedule(kills, (0.5, 1.5)):
             rig.kill(rig.one_that_runs())
