@@ -512,6 +512,30 @@ def test_j13_a_settle_that_fails_runs_no_listener_again(
     assert "settler works again" in caplog.text
 
 
+@pytest.mark.skipif(SQLITE, reason="an open SQLite transaction keeps every writer out")
+def test_w5_a_locked_row_holds_up_no_other(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody looks at an event by hand, FOR UPDATE, and goes home."""
+    settings.OUTBOX = {**SOON, "LOCK_WAIT": 0.3}
+    told = threading.Event()
+
+    def listener(event: outbox.Event) -> Any:
+        if event.payload["n"]:
+            told.wait(30)
+        return outbox.Dead("over") if event.payload["n"] == 3 else None
+
+    with gated() as gate, listening(listener, "order.shipped"), outbox.Worker(workers=5):
+        (locked,) = write()
+        wait_until(lambda: gate.entered)
+        write(4, event_type="order.shipped")
+        with elsewhere(lambda: lock_row(locked)):
+            gate.open()
+            wait_until(lambda: "settler failed" in caplog.text, what="a refused settle")
+            told.set()
+            wait_for_statuses(NEW=1, DONE=3, DEAD=1)
+        wait_for_statuses(DONE=4, DEAD=1)
+    assert "settler works again" in caplog.text
+
+
 def test_w5_one_refused_row_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """An unusable decision is written in a plainer form; its neighbours as they are."""
 

@@ -6,14 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import DataError, IntegrityError
+from django.db.utils import DataError, IntegrityError, OperationalError
 
 from .. import dialects
 from ..conf import Settings
 from ..delivery import Lease
 from ..dialects.vocabulary import Hold
+from ..models import OutboxEvent
+from ..models.retention import unlocked
 from ..outcomes import DONE, LOST, Decision, Status
 from ..signals import announce, event_dead, event_settled, lease_lost
 from .queues import Decisions, Held
@@ -70,12 +72,12 @@ class Settler:
             self._waiting = [first]
             self._gather()
         self._waiting += self._decisions.take_all(BATCH - len(self._waiting))
+        locked: OperationalError | None = None
         for part in by_kind(self._waiting):
-            connection = connections[self._alias]
-            if write(part, connection=connection, me=self._me, settings=self._settings):
-                self._look_for_lost(part)
-            self._finish(part)
+            locked = self._settle(part) or locked
         self._streams.release(connections[self._alias])
+        if locked is not None:
+            raise locked
         return 0.0
 
     def _gather(self) -> None:
@@ -88,6 +90,30 @@ class Settler:
             if len(self._decisions) >= GATHER:
                 break
             time.sleep(0.001)
+
+    def _settle(self, part: Settled) -> OperationalError | None:
+        """Write decisions of one kind, or all but those of locked rows, and return the error."""
+        connection, locked = connections[self._alias], None
+        try:
+            refused = write(part, connection=connection, me=self._me, settings=self._settings)
+        except OperationalError as error:
+            free = self._unlocked(part, connection) if connection.is_usable() else []
+            if not 0 < len(free) < len(part):
+                raise
+            part, locked = free, error
+            refused = write(part, connection=connection, me=self._me, settings=self._settings)
+        if refused:
+            self._look_for_lost(part)
+        self._finish(part)
+        return locked
+
+    def _unlocked(self, part: Settled, connection: BaseDatabaseWrapper) -> Settled:
+        """Return what of it nobody has locked: a session that idles on one row stops no other."""
+        ids = [lease.event_id for lease, _ in part]
+        with transaction.atomic(using=self._alias):
+            rows = OutboxEvent.objects.using(self._alias).filter(pk__in=ids)
+            free = {*unlocked(rows, connection)}
+        return [each for each in part if each[0].event_id in free]
 
     def _look_for_lost(self, part: Settled) -> None:
         """A settle was refused: of a stream that is lost, nothing more may be started."""
