@@ -291,6 +291,15 @@ def test_377_open_business_transactions_block_no_claim() -> None:
         assert sorted(own.result(5)) == sorted(ids)
 
 
+def test_locked_rows_hide_none_that_are_due_later() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("an open SQLite transaction keeps every other writer out")
+    locked, free = insert(3, due=-2), insert(3, due=-1)
+    with elsewhere(lambda: OutboxEvent.objects.filter(pk__in=locked).update(tenant_id="locked")):
+        assert sorted(ids_of(claim(limit=3))) == sorted(free)
+    assert sorted(ids_of(claim(limit=3))) == sorted(locked)
+
+
 def test_191_no_wait_without_bound_behind_a_locked_row() -> None:
     """A row that somebody has locked is passed over, or the claim gives up after LOCK_WAIT."""
     locked, *free = insert(5, due=-1)

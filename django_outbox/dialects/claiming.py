@@ -25,7 +25,26 @@ logger = logging.getLogger("django_outbox")
 class Claiming(Statements):
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
         """Lease rows; return ``claim.columns`` + TAIL, oldest due first."""
-        rows = self._look(connection, claim)
+        seen = self._look(connection, claim)
+        rows = self._take(connection, claim, seen)
+        if seen and not rows:  # others have them by now, or locked: there may be more behind
+            beyond = self._look(connection, claim, self._skip(connection))
+            rows = self._take(connection, claim, beyond)
+        return [self._found(row, claim) for row in rows]
+
+    def _look(self, connection: BaseDatabaseWrapper, claim: Claim, lock: str = "") -> list[Row]:
+        where, params = self._where(connection, claim)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {', '.join(claim.columns)}, available_at, locked_by, {self.now} "
+                f"FROM {self._table(connection)} WHERE {where} "
+                f"ORDER BY available_at, event_id LIMIT %s{lock}",
+                [*params, claim.limit],
+            )
+            return list(cursor.fetchall())
+
+    def _take(self, connection: BaseDatabaseWrapper, claim: Claim, rows: list[Row]) -> list[Row]:
+        """Lease rows that were seen; return those that are mine now."""
         if not rows:
             return []
         ids = [row[0] for row in rows]
@@ -42,18 +61,7 @@ class Claiming(Statements):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
             mine = self._mine(connection, claim.me, ids)
             rows = [row for row in rows if row[0] in mine]
-        return [self._found(row, claim) for row in rows]
-
-    def _look(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
-        where, params = self._where(connection, claim)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {', '.join(claim.columns)}, available_at, locked_by, {self.now} "
-                f"FROM {self._table(connection)} WHERE {where} "
-                "ORDER BY available_at, event_id LIMIT %s",
-                [*params, claim.limit],
-            )
-            return list(cursor.fetchall())
+        return rows
 
     def _where(self, connection: BaseDatabaseWrapper, claim: Claim) -> tuple[str, list[Any]]:
         parts, params = [f"available_at <= {self.now}"], []

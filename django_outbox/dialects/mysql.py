@@ -125,10 +125,10 @@ class MySQL(Optimistic):
     ) -> int:  # fmt: skip
         # LIMIT keeps the rows that are found, and locked, from being merged into the UPDATE.
         key, table = self._primary_key(connection, name), self._by_key(connection, name)
-        skip = " SKIP LOCKED" * connection.features.has_select_for_update_skip_locked
+        lock = self._skip(connection) or " FOR UPDATE"
         sql = (
-            f"UPDATE (SELECT {key} AS id, locked_by AS was FROM {table} WHERE {where} LIMIT %s "
-            f"FOR UPDATE{skip}) AS unlocked STRAIGHT_JOIN {table} "
+            f"UPDATE (SELECT {key} AS id, locked_by AS was FROM {table} WHERE {where} LIMIT %s"
+            f"{lock}) AS unlocked STRAIGHT_JOIN {table} "
             f"ON {self._table(connection, name)}.{key} = unlocked.id SET {assignments}"
         )
         return self._run(connection, sql, [*params, ALL, *values])

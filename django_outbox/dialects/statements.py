@@ -48,6 +48,10 @@ class Statements:
         sql = f"UPDATE {self._by_key(connection, name)} SET {assignments} WHERE {where}"
         return self._run(connection, sql, [*values, *params])
 
+    def _skip(self, connection: BaseDatabaseWrapper) -> str:
+        """What makes a SELECT lock its rows and pass over locked ones, if the database can."""
+        return " FOR UPDATE SKIP LOCKED" * connection.features.has_select_for_update_skip_locked
+
     def _primary_key(self, connection: BaseDatabaseWrapper, name: str) -> str:
         return self._streams(connection)[1] if name == "outbox_stream" else "event_id"
 

@@ -213,10 +213,6 @@ class StreamLeases(Statements):
             )
             return {row[0] for row in cursor.fetchall()}
 
-    def _skip(self, connection: BaseDatabaseWrapper) -> str:
-        """What makes a SELECT lock its rows and pass over locked ones, if the database can."""
-        return " FOR UPDATE SKIP LOCKED" * connection.features.has_select_for_update_skip_locked
-
 
 def wanted(read: Read, now: str) -> str:
     """The condition of the rows that a read asks for."""
