@@ -181,23 +181,33 @@ class StreamLeases(Statements):
     def _release_streams(
         self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
     ) -> set[str]:
-        mine = self._owned_streams(connection, me, [each.key for each in streams])
-        given = [each for each in streams if each.key in mine]
-        if not given:
-            return set()
         _, key = self._streams(connection)
-        where = f"{key} IN ({marks(mine)}) AND locked_by = %s"
-        params: list[Any] = [*mine, me]
-        if read := [each for each in given if each.seq is not None]:
+        keys = [each.key for each in streams]
+        where = f"{key} IN ({marks(keys)}) AND locked_by = %s"
+        params: list[Any] = [*keys, me]
+        if read := [each for each in streams if each.seq is not None]:
             where += f" AND seq = CASE {key} " + "WHEN %s THEN %s " * len(read) + "ELSE seq END"
             params += [value for each in read for value in (each.key, each.seq)]
-        due = f"CASE {key} " + f"WHEN %s THEN {self.plus} " * len(given) + "END"
+        due = f"CASE {key} " + f"WHEN %s THEN {self.plus} " * len(keys) + "END"
         taken = self._update_unlocked(
             connection, "outbox_stream",
             f"due_at = {due}, locked_by = NULL, locked_at = {self.now}",
-            [value for each in given for value in (each.key, each.delay)], where, params,
+            [value for each in streams for value in (each.key, each.delay)], where, params,
         )  # fmt: skip
-        return mine if taken == len(mine) else mine - self._owned_streams(connection, me, mine)
+        return set(keys) if taken == len(keys) else self._released(connection, me, keys, taken)
+
+    def _released(
+        self, connection: BaseDatabaseWrapper, me: str, keys: Sequence[str], taken: int
+    ) -> set[str]:
+        """Tell which ``taken`` of these streams I have just released."""
+        streams, key = self._streams(connection)
+        with connection.cursor() as cursor:
+            sql = f"SELECT {key}, locked_by FROM {streams} WHERE {key} IN ({marks(keys)})"
+            cursor.execute(sql, [*keys])
+            others = {key: owner for key, owner in cursor.fetchall() if owner != me}
+        if taken == len(others):  # some may have a new owner already
+            return {*others}
+        return {key for key, owner in others.items() if owner is None} if taken else set()
 
     # -- what these are made of ------------------------------------------------------------------
 

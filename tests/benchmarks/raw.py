@@ -61,6 +61,7 @@ class Bare:
         self.driver = driver
         self._cursor = driver.cursor()
         self.ops, self.vendor = connection.ops, connection.vendor
+        self.features = connection.features
 
     def cursor(self) -> Bare:
         return self
