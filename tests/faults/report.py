@@ -133,14 +133,17 @@ def mutants(lines: Sequence[Line]) -> str:
 
 
 def made_on(lines: Sequence[Line]) -> str:
-    """On what the runs were made."""
-    places = {
-        (line["db"], line["size"]):
-        f"- {DATABASES[line['db']]}, {line['size']}: {line['made_on']}; revision "
-        f"{line['revision']}, {line['date']}\n"
-        for line in runs(lines)
-    }  # fmt: skip
-    return "".join(places.values())
+    """On what the runs were made, and of which revisions."""
+    places: dict[tuple[str, str], list[Line]] = {}
+    for line in runs(lines):
+        places.setdefault((line["db"], line["size"]), []).append(line)
+    return "".join(
+        f"- {DATABASES[database]}, {size}: {last['made_on']}; revision "
+        f"{', '.join(dict.fromkeys(each['revision'] for each in found))}, "
+        f"{found[0]['date']} to {last['date']}\n"
+        for (database, size), each in places.items()
+        for found in [sorted(each, key=lambda line: str(line["date"]))] for last in [found[-1]]
+    )  # fmt: skip
 
 
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
