@@ -259,6 +259,8 @@ class Streams(RuleBasedStateMachine):
                 each.state = "new"
         for key in filter(self.is_free, KEYS):
             OutboxStream.objects.filter(pk=key, locked_by=None, due_at__gt=past).update(due_at=past)
+            if self.rival is None:  # it could not release what a writer had locked
+                OutboxStream.objects.filter(pk=key, locked_by="rival").update(due_at=past)
 
     @rule(key=keys, verb=st.sampled_from(["replay", "discard"]), first=st.booleans())
     def end_of_the_dead(self, key: str, verb: str, first: bool) -> None:

@@ -156,13 +156,32 @@ MUTANTS = (
     ),
     Mutant(
         name="claims at REPEATABLE READ",
-        without="the engine's own connections run at READ COMMITTED",
+        without="a claim is one statement after another, each at READ COMMITTED",
         database="mariadb", scenario="calm",
         edits=[
             (
                 "dialects/mysql.py",
                 '"isolation_level": "read committed"}',
                 '"isolation_level": "repeatable read"}',
+            ),
+            (
+                "dialects/claiming.py",
+                """\
+        seen = self._look(connection, claim)
+        rows = self._take(connection, claim, seen)
+""",
+                """\
+        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+        try:
+            seen = self._look(connection, claim, self._skip(connection))
+            rows = self._take(connection, claim, seen)
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        finally:
+            connection.set_autocommit(True)
+""",
             ),
         ],
     ),
