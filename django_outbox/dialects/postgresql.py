@@ -97,8 +97,8 @@ class PostgreSQL(Optimistic):
     ) -> int:  # fmt: skip
         key, table = self._primary_key(connection, name), self._table(connection, name)
         sql = (
-            f"WITH unlocked AS MATERIALIZED (SELECT {key} AS id FROM {table} WHERE {where} "
-            f"FOR UPDATE SKIP LOCKED) UPDATE {table} SET {assignments} "
+            f"WITH unlocked AS MATERIALIZED (SELECT {key} AS id FROM {table} WHERE {where}"
+            f"{self._skip(connection)}) UPDATE {table} SET {assignments} "
             f"FROM unlocked WHERE {table}.{key} = unlocked.id"
         )
         return self._run(connection, sql, [*params, *values])
