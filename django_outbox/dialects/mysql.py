@@ -147,9 +147,6 @@ class MySQL(Optimistic):
         # A key with half of all rows behind it would be scanned and sorted, LIMIT or not.
         return f"{self._table(connection)} FORCE INDEX ({index_name('outbox_event_key')})"
 
-    def _stream_by_key(self, connection: BaseDatabaseWrapper) -> str:
-        return f"{self._streams(connection)[0]} FORCE INDEX (PRIMARY)"
-
     def _stream_by_due(self, connection: BaseDatabaseWrapper) -> str:
         return f"{self._streams(connection)[0]} FORCE INDEX ({index_name('outbox_stream_due')})"
 

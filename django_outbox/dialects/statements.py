@@ -67,10 +67,6 @@ class Statements:
         """The table in a SELECT of a stream's rows."""
         return self._table(connection)
 
-    def _stream_by_key(self, connection: BaseDatabaseWrapper) -> str:
-        """The streams in a statement by primary keys."""
-        return self._streams(connection)[0]
-
     def _stream_by_due(self, connection: BaseDatabaseWrapper) -> str:
         """The streams in a statement by due times."""
         return self._streams(connection)[0]
