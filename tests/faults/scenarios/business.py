@@ -121,7 +121,7 @@ def rollback(rig: Rig) -> None:
 def fork(rig: Rig) -> None:
     """Processes that deliver what they write fork half-way, and all of them go on."""
     servers, forks = rig.pick(ci=(1, 2), full=(2, 4))
-    events, rate = rig.pick(ci=(300, 150), full=(5000, 200), sqlite=(2000, 100))
+    events, rate = rig.pick(ci=(600, 150), full=(5000, 200), sqlite=(2000, 100))
     rig.start_writers(servers, events=events, rate=rate, embedded=True, forks=forks, keys=20, **MIX)
     rig.wait_for_writers()
     rig.start_workers(1)  # for what their end left
