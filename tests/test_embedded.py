@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import threading
+import time
 import urllib.request
 import warnings
 from collections.abc import Iterator
@@ -19,10 +21,11 @@ from typing import Any
 import psutil
 import pytest
 from django.core.checks import run_checks
-from django.db import connection
+from django.db import OperationalError, connection
 
 import django_outbox as outbox
 from django_outbox import hooks
+from django_outbox.engine import embedded
 from django_outbox.models import OutboxEvent
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left
 from tests.table import listening, statuses, write
@@ -270,6 +273,37 @@ def test_17_a_forked_child_has_no_worker(settings: Any) -> None:
         write()
         wait_until(lambda: statuses() == {"DONE": 1}, what="the parent's worker goes on")
     assert asked == []
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite keeps locks by process")
+def test_17_a_fork_inherits_no_lock_of_a_worker(settings: Any) -> None:
+    settings.OUTBOX = {"DOORBELL": None}
+    inside = threading.Event()
+
+    def listener(event: outbox.Event) -> None:
+        Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+        inside.set()
+        time.sleep(0.5)  # it takes its time, and the one write lock
+
+    def writes() -> str:
+        connection.settings_dict["OPTIONS"]["timeout"] = 3
+        try:
+            Effect.objects.create(event_id="child", pid=0, phase="end")
+        except OperationalError as error:
+            return str(error)
+        return "written"
+
+    with listening(listener, atomic=True):
+        embedded.start("default")
+        try:
+            write()
+            assert inside.wait(10)
+            connection.close()
+            assert in_child(writes) == "written"
+            write()
+            wait_until(lambda: statuses() == {"DONE": 2}, what="the parent's worker is back")
+        finally:
+            embedded.stop()
 
 
 def in_child(answer: Any) -> Any:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from django.core.signals import request_started
-from django.db import router
+from django.db import connections, router
 
 from ..hooks import slot
 from ..models import OutboxEvent
@@ -25,6 +25,7 @@ logger = logging.getLogger("django_outbox")
 at_exit = getattr(threading, "_register_atexit", atexit.register)
 
 _workers: list[Worker] = []  # of this process; a worker that a fork inherited holds nothing
+_resting: list[str] = []  # aliases whose workers a fork has stopped; owner: the thread that forks
 
 
 def install() -> None:
@@ -56,6 +57,34 @@ def stop() -> None:
     """Stop the workers of this process."""
     for worker in _workers:
         worker.stop()
+
+
+def _before_fork() -> None:
+    """Stop the workers on SQLite, which remembers locks by process.
+
+    A child that is made while another thread writes takes it that the lock is held, for good.
+    """
+    if threading.current_thread().name.startswith("outbox-"):
+        return  # a listener forks, and its worker cannot end before it has
+    for worker in [*_workers]:
+        if connections[worker.alias].vendor == "sqlite":
+            _workers.remove(worker)
+            worker.stop()
+            _resting.append(worker.alias)
+
+
+def _after_fork() -> None:
+    while _resting:
+        start(_resting.pop())
+
+
+def _in_child() -> None:
+    _resting.clear()
+    _workers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def _at_request(**kwargs: Any) -> None:
