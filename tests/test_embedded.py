@@ -304,6 +304,8 @@ def test_17_a_fork_inherits_no_lock_of_a_worker(settings: Any) -> None:
             wait_until(lambda: statuses() == {"DONE": 2}, what="the parent's worker is back")
         finally:
             embedded.stop()
+    assert in_child(lambda: [*hooks.slot.queues]) == []
+    assert not hooks.slot.queues  # what was stopped stays so
 
 
 def in_child(answer: Any) -> Any:

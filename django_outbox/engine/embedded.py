@@ -54,9 +54,10 @@ def start(alias: str) -> None:
 
 
 def stop() -> None:
-    """Stop the workers of this process."""
+    """Stop the workers of this process, for good."""
     for worker in _workers:
         worker.stop()
+    _workers.clear()
 
 
 def _before_fork() -> None:
