@@ -300,6 +300,19 @@ def test_locked_rows_hide_none_that_are_due_later() -> None:
     assert sorted(ids_of(claim(limit=3))) == sorted(locked)
 
 
+def test_a_release_gives_back_what_nobody_has_locked() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("an open SQLite transaction keeps every other writer out")
+    locked, *free = insert(3, due=-1)
+    assert len(claim("me", limit=3)) == 3
+    with elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")):
+        given = in_thread(
+            lambda: dialects.of(connection).release(connection, me="me", ids=[locked, *free])
+        )
+        assert given.result(10) == 2
+    assert {*OutboxEvent.objects.filter(locked_by=None).values_list("pk", flat=True)} == {*free}
+
+
 def test_191_no_wait_without_bound_behind_a_locked_row() -> None:
     """A row that somebody has locked is passed over, or the claim gives up after LOCK_WAIT."""
     locked, *free = insert(5, due=-1)

@@ -37,12 +37,11 @@ class Keeping(Inserting):
     def release(self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str]) -> int:
         """Give leases back unstarted: due now, nothing counted; return how many were mine."""
         among, params = self._among(ids)
-        return self._run(
-            connection,
-            f"UPDATE {self._by_key(connection)} SET available_at = {self.now}, locked_by = NULL, "
-            f"locked_at = NULL WHERE {among} AND {self._fence(connection, Hold.ROW)}",
-            [*params, me],
-        )
+        return self._update_unlocked(
+            connection, "outbox_event",
+            f"available_at = {self.now}, locked_by = NULL, locked_at = NULL", [],
+            f"{among} AND {self._fence(connection, Hold.ROW)}", [*params, me],
+        )  # fmt: skip
 
     def hold_active(self, connection: BaseDatabaseWrapper, *, me: str, lease: float) -> bool:
         """Take or keep the lease of ``single_node``; say whether it is ours."""

@@ -123,7 +123,8 @@ class MySQL(Optimistic):
         self, connection: BaseDatabaseWrapper, name: str, assignments: str, values: Sequence[Any],
         where: str, params: Sequence[Any],
     ) -> int:  # fmt: skip
-        # LIMIT keeps the rows that are found, and locked, from being merged into the UPDATE.
+        # LIMIT keeps the rows that are found, and locked, from being merged into the UPDATE, and
+        # STRAIGHT_JOIN has them come first: else a small table may be scanned.
         key, table = self._primary_key(connection, name), self._by_key(connection, name)
         lock = self._skip(connection) or " FOR UPDATE"
         sql = (
