@@ -146,7 +146,7 @@ def claim(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any)
     """Claim on this thread's connection; return one dict per row."""
     wanted = Claim(me=me, lease=lease, limit=limit, **more)
     names = (*(FULL if wanted.ids is None else LIGHT), *TAIL)
-    found = dialects.of(connection).claim(connection, wanted)
+    found = dialects.of(connection).claim(connection, wanted).rows
     return [dict(zip(names, each, strict=True)) for each in found]
 
 

@@ -27,7 +27,7 @@ def leases(limit: int = 100) -> list[Lease]:
     """Claim what is due."""
     claim = Claim(me="me", lease=30, limit=limit)
     deadline = time.monotonic() + 24
-    rows = dialects.of(connection).claim(connection, claim)
+    rows = dialects.of(connection).claim(connection, claim).rows
     return [take(each, FULL, deadline=deadline, me="me") for each in rows]
 
 

@@ -436,7 +436,7 @@ def test_a_settle_without_the_lease_is_refused_and_the_stream_goes_on_elsewhere(
 def claims_of(owner: str) -> list[str]:
     """Claim as another worker would."""
     claim = StreamClaim(me=owner, lease=60, limit=9)
-    return [key for key, _ in dialects.of(connection).claim_streams(connection, claim)]
+    return [key for key, _ in dialects.of(connection).claim_streams(connection, claim).rows]
 
 
 def seconds_pass(seconds: float, claimed: list[str]) -> bool:
@@ -666,7 +666,7 @@ def test_single_node_keeps_the_order_too() -> None:
 def lose(me: str = "a lost worker", **columns: Any) -> None:
     """Have a worker claim every stream, and be lost."""
     wanted = StreamClaim(me=me, lease=30, limit=100)
-    keys = [key for key, _ in dialects.of(connection).claim_streams(connection, wanted)]
+    keys = [key for key, _ in dialects.of(connection).claim_streams(connection, wanted).rows]
     end_stream_leases(*keys)
 
 

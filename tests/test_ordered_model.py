@@ -203,7 +203,7 @@ class Streams(RuleBasedStateMachine):
     def a_rival_claims(self) -> None:
         dialect = dialects.of(connection)
         claim = StreamClaim(me="rival", lease=FAR, limit=1)
-        for key, _ in dialect.claim_streams(connection, claim):
+        for key, _ in dialect.claim_streams(connection, claim).rows:
             wanted = Read(
                 me="rival", keys=[key], limit=9, dead_too=self.blocks,
                 only_due_retries=not self.stop,

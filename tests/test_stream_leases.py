@@ -56,7 +56,7 @@ def take(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) 
 
 def found(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> Any:
     wanted = StreamClaim(me=me, lease=lease, limit=limit, **more)
-    return dialect().claim_streams(connection, wanted)
+    return dialect().claim_streams(connection, wanted).rows
 
 
 def read(*keys: str, me: str = "me", limit: int = 100, **more: Any) -> dict[str, Any]:
@@ -538,7 +538,7 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
         return int(d.settle_all(own, me="me", decisions=pairs, hold=Hold.STREAM))
 
     with business("due", "held"):
-        assert on_own_connection(lambda d, own: d.claim_streams(own, wanted)) == []
+        assert on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows) == []
         found = on_own_connection(lambda d, own: d.read_streams(own, reading))
         assert sorted(each.key for each in found) == ["free", "held"]
         assert on_own_connection(lambda d, own: settled(d, own, event_id, DONE)) == 1
@@ -565,7 +565,7 @@ def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
         keyed(f"free-{n}", due=-1)
     wanted = StreamClaim(me="me", lease=30, limit=2)
     with business("locked"):
-        taken = on_own_connection(lambda d, own: d.claim_streams(own, wanted))
+        taken = on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows)
     assert len(taken) == 2
     assert "locked" not in dict(taken)
 
@@ -611,7 +611,7 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
 
     def claim_then_read(d: Any, own: Any) -> list[str]:
         with own.execute_wrapper(note):
-            assert d.claim_streams(own, StreamClaim(me="me", lease=30, limit=5))
+            assert d.claim_streams(own, StreamClaim(me="me", lease=30, limit=5)).rows
             # The former owner's settle, sent before it lost the stream, is committed now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
             (seen,) = d.read_streams(own, Read(me="me", keys=["a"], limit=5))

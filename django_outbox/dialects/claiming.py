@@ -17,20 +17,21 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..events import ACTIVE, stored_instant
 from .fields import to_database
 from .statements import Statements
-from .vocabulary import Claim, Past, Row, marks
+from .vocabulary import Claim, Claimed, Past, Row, claimed, marks
 
 logger = logging.getLogger("django_outbox")
 
 
 class Claiming(Statements):
-    def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
+    def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
         """Lease rows; return ``claim.columns`` + TAIL, oldest due first."""
         seen = self._look(connection, claim)
         rows = self._take(connection, claim, seen)
         if seen and not rows:  # others have them by now, or locked: there may be more behind
-            beyond = self._look(connection, claim, self._skip(connection))
-            rows = self._take(connection, claim, beyond)
-        return [self._found(row, claim) for row in rows]
+            seen = self._look(connection, claim, self._skip(connection))
+            rows = self._take(connection, claim, seen)
+        found = [self._found(row, claim) for row in rows]
+        return claimed(found, seen=seen, limit=claim.limit, due=-3)
 
     def _look(self, connection: BaseDatabaseWrapper, claim: Claim, lock: str = "") -> list[Row]:
         where, params = self._where(connection, claim)
@@ -67,9 +68,9 @@ class Claiming(Statements):
         parts, params = [f"available_at <= {self.now}"], []
         if claim.at is not None:
             parts, params = ["available_at <= %s"], [to_database(claim.at, connection)]
-        if claim.low is not None:
-            parts.append("available_at >= %s")
-            params.append(to_database(claim.low, connection))
+        if claim.since is not None:
+            parts.append(f"available_at >= {self.plus}")
+            params.append(-claim.since)
         if claim.ids is not None:
             among, those = self._among(claim.ids)
             parts.append(among)

@@ -19,12 +19,13 @@ from .vocabulary import (
     INSTANTS,
     KEYED,
     Claim,
+    Claimed,
     Found,
     Hold,
     Read,
     Release,
-    Row,
     StreamClaim,
+    claimed,
     settle_values,
 )
 
@@ -71,7 +72,7 @@ class PostgreSQL(Optimistic):
             level = str(cursor.fetchone()[0]).upper()
         return None if level == "READ COMMITTED" else level
 
-    def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
+    def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
         """Lease rows in one statement; MATERIALIZED holds the planner to the LIMIT."""
         table = self._table(connection)
         where, where_params = self._where(connection, claim)
@@ -89,7 +90,7 @@ class PostgreSQL(Optimistic):
             )
             rows = cursor.fetchall()
         rows.sort(key=lambda row: (row[-3], row[0]))
-        return list(rows)
+        return claimed(rows, seen=rows, limit=claim.limit, due=-3)
 
     def _update_unlocked(
         self, connection: BaseDatabaseWrapper, name: str, assignments: str, values: Sequence[Any],
@@ -103,9 +104,7 @@ class PostgreSQL(Optimistic):
         )
         return self._run(connection, sql, [*params, *values])
 
-    def claim_streams(
-        self, connection: BaseDatabaseWrapper, claim: StreamClaim
-    ) -> list[tuple[str, str | None]]:
+    def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         streams, _ = self._streams(connection)
         where, params = self._due_streams(connection, claim)
         with connection.cursor() as cursor:
@@ -114,11 +113,12 @@ class PostgreSQL(Optimistic):
                 f"WHERE {where} ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) "
                 f"UPDATE {streams} s SET due_at = {self.plus}, locked_by = %s, "
                 f"locked_at = {self.now} FROM due WHERE s.key = due.key "
-                f"RETURNING s.key, due.was, {_utc('due.due_at')}",
+                f"RETURNING s.key, due.was, {_utc('due.due_at')}, {_utc('s.locked_at')}",
                 [*params, claim.limit, claim.lease, claim.me],
             )
-            rows = cursor.fetchall()
-        return [row[:2] for row in sorted(rows, key=lambda row: row[2])]
+            rows = sorted(cursor.fetchall(), key=lambda row: row[2])
+        found = [row[:2] for row in rows]
+        return claimed(found, seen=rows, limit=claim.limit, due=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
         """Read in one snapshot, but never in the claim's: that is older than its locks."""

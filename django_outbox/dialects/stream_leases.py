@@ -15,7 +15,19 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..events import ACTIVE, stored_instant
 from .fields import to_database
 from .statements import Statements
-from .vocabulary import KEYED, Found, Hold, Read, Release, Row, StreamClaim, marks, renewed_of
+from .vocabulary import (
+    KEYED,
+    Claimed,
+    Found,
+    Hold,
+    Read,
+    Release,
+    Row,
+    StreamClaim,
+    claimed,
+    marks,
+    renewed_of,
+)
 
 TOGETHER = 50  # branches of one statement; with more, each costs twice as much to plan
 
@@ -23,13 +35,11 @@ TOGETHER = 50  # branches of one statement; with more, each costs twice as much 
 class StreamLeases(Statements):
     streams_bound = 100  # streams per release, where a CASE per stream makes it quadratic
 
-    def claim_streams(
-        self, connection: BaseDatabaseWrapper, claim: StreamClaim
-    ) -> list[tuple[str, str | None]]:
+    def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         """Lease due streams, oldest due first; return (key, owner found)."""
         rows = self._look_at_streams(connection, claim)
         if not rows:
-            return []
+            return Claimed([], more=False)
         _, key = self._streams(connection)
         keys, newest = [row[0] for row in rows], stored_instant(rows[-1][2])
         assert newest is not None
@@ -43,14 +53,15 @@ class StreamLeases(Statements):
         mine = set(keys)
         if taken < len(rows):
             mine = self._owned_streams(connection, claim.me, keys, also=f"AND due_at > {self.now}")
-        return [(key, was) for key, was, _ in rows if key in mine]
+        found = [row[:2] for row in rows if row[0] in mine]
+        return claimed(found, seen=rows, limit=claim.limit, due=2)
 
     def _look_at_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> list[Row]:
         _, key = self._streams(connection)
         where, params = self._due_streams(connection, claim)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT {key}, locked_by, due_at "
+                f"SELECT {key}, locked_by, due_at, {self.now} "
                 f"FROM {self._stream_by_due(connection)} "
                 f"WHERE {where} ORDER BY due_at LIMIT %s{self._skip(connection)}",
                 [*params, claim.limit],
@@ -62,10 +73,12 @@ class StreamLeases(Statements):
     ) -> tuple[str, list[Any]]:
         due = self.now if claim.at is None else "%s"
         at = [] if claim.at is None else [to_database(claim.at, connection)]
+        low = "" if claim.since is None else f"due_at >= {self.plus} AND "
+        since = [] if claim.since is None else [-claim.since]
         _, key = self._streams(connection)
         out = [ACTIVE, *claim.exclude]
-        where = f"due_at <= {due} AND {key} NOT IN ({marks(out)})"
-        return where, [*at, *out]
+        where = f"due_at <= {due} AND {low}{key} NOT IN ({marks(out)})"
+        return where, [*at, *since, *out]
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
         """Read the streams of ``read.keys`` that are mine, and their next events in order.

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from ..events import stored_instant
 from ..outcomes import Decision
 
 Row = tuple[Any, ...]
@@ -56,7 +57,7 @@ class Claim:
     lease: float  # seconds
     limit: int
     ids: Sequence[str] | None = None
-    low: datetime | None = None  # skip what was due earlier: dead index entries lie there
+    since: float | None = None  # seconds; skip what was due before: dead index entries lie there
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     skip_recent: float = 0.0  # seconds
     exclude: Sequence[str] = ()
@@ -74,8 +75,18 @@ class StreamClaim:
     me: str
     lease: float  # seconds
     limit: int
+    since: float | None = None  # seconds; skip what was due before
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     exclude: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim brought: rows of events, or keys of streams with the owner found."""
+
+    rows: list[Row]
+    more: bool  # as many were due as were asked for, though others may have been faster
+    waited: float = 0.0  # seconds since the first of them fell due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +117,19 @@ class Release:
     key: str
     seq: int | None  # the version that was read; None: whichever it has
     delay: float | None  # seconds until it is due; None: idle until the next write
+
+
+def claimed(rows: list[Row], *, seen: Sequence[Row], limit: int, due: int) -> Claimed:
+    """Tell what a claim brought of the rows that it saw, due first; ``due`` is that column.
+
+    The last column is the database's clock.
+    """
+    waited = 0.0
+    if seen:
+        since, now = stored_instant(seen[0][due]), stored_instant(seen[0][-1])
+        assert since is not None and now is not None
+        waited = (now - since).total_seconds()
+    return Claimed(rows, more=len(seen) >= limit, waited=waited)
 
 
 def marks(values: Collection[Any]) -> str:

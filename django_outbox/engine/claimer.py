@@ -6,8 +6,9 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import cycle
+from math import inf
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -15,18 +16,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import dialects
 from ..conf import Settings
 from ..delivery import is_paused, lost, take
-from ..dialects.vocabulary import Claim, Past
+from ..dialects.vocabulary import Claim, Claimed, Past
 from ..events import Event
 from ..signals import announce, events_claimed
 from .news import News, Pace
 from .pausing import EVERY, Pausing
 from .queues import Decisions, Held, Offers, Ready
+from .reach import Reach, rest_after
 from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
-MARGIN = timedelta(seconds=1)  # below the low watermark: what committed late lies there
 PROBATION = 3.0  # seconds
 STREAMS_EVERY = 0.05  # seconds; beside a backlog of others a look for none is not free
 FEW = 50  # events
@@ -60,14 +61,17 @@ class Claimer:
         self._streams = StreamClaims(
             alias=alias, me=me, settings=settings, held=held, ready=ready, decisions=decisions,
             streams=streams, pausing=pausing, is_proven=lambda: self._is_proven(time.monotonic()),
-            connect=lambda: self._connection,
+            connect=lambda: self._connection, reach=Reach(),
         )  # fmt: skip
         self._may_claim = may_claim  # False on the standby of single_node
+        self._reach = Reach(margin=settings.SKIP_RECENT)
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, past=Past.SUSPECT)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._look_at = 0.0  # monotonic; when the table is looked at next
-        self._sweep_at = 0.0  # monotonic; when next without the watermark
-        self._low: datetime | None = None  # oldest due time of a full claim; None: unbounded
+        self._due_at = inf  # monotonic; when something falls due, as far as we know
+        self._backlog = False  # the last claim left more behind
+        self._sweep_at = 0.0  # monotonic; when what lost workers held is looked for
+        self._sweep_rests = 0.0  # monotonic; not before
         self._streams_wait = False  # the last claim of streams brought events
         self._streams_at = 0.0  # monotonic; when streams are asked for beside a backlog
         self._left: datetime | None = None  # latest due time of what lost workers held
@@ -158,41 +162,45 @@ class Claimer:
 
     def _claim_due(self, room: int, now: float) -> None:
         limit = self._pausing.clear(self._connection, min(room, self.settings.POLL_BATCH_SIZE))
-        sweep = now >= self._sweep_at
+        sweep = now >= max(self._sweep_at, self._sweep_rests)
         if sweep:
             self._look_for_left(now)
-            if not (room := self._room()):
-                return
-            limit = min(limit, room)
-        low = None if sweep else self._low
+            limit = min(limit, self._room())
         if self._left:
             limit -= self._claim_left((limit + 1) // 2)
+        more = limit <= 0 or self._look(limit, now, walk=sweep or not self._backlog)
+        if not more and not self._left:
+            self._rest(now)
+
+    def _look(self, limit: int, now: float, *, walk: bool) -> bool:
+        """Claim due events and streams; say whether more are due."""
         most = (limit + 1) // 2 if self._streams_wait else limit
         claim = Claim(
             me=self.me,
             lease=self.held.lease,
             limit=most,
-            low=low,
+            since=self._reach.back(walk=walk),
             skip_recent=self.settings.SKIP_RECENT,
         )
-        oldest, count = self._claim(claim) if most else (None, 0)
-        is_full = count >= most
-        if count and not is_full:
+        found = self._claim(claim)
+        self._reach.note(found)
+        self._backlog = found.more
+        count = len(found.rows)
+        if count and not found.more:
             self.pace.count()
-        self._low = oldest - MARGIN if is_full and oldest else None
-        if is_full and not self._streams_wait and now < self._streams_at:
-            return
+        if found.more and not self._streams_wait and now < self._streams_at:
+            return True
         brought, more = self._streams.claim(max(limit - count, 1))
         self._streams_wait, self._streams_at = brought > 0, now + STREAMS_EVERY
         self._rest_for_suspect(now)
-        if low is None and not is_full and not more and not self._left:
-            self._rest(now)
+        return found.more or more
 
     def _look_for_left(self, now: float) -> None:
         """Look for what lost workers held, which the claims of all others pass by."""
         self._left, suspect = dialects.of(self._connection).left_behind(
             self._connection, me=self.me, among=LEFT_AMONG
         )
+        self._sweep_rests = time.monotonic() + rest_after(time.monotonic() - now)
         if self._is_proven(now):
             self._sweep_at = now + self.settings.POLL_INTERVAL * random.uniform(0.8, 1.2)
             if suspect:
@@ -202,7 +210,7 @@ class Claimer:
         """Take over some of what was lost once; return how many."""
         lease = self.held.lease
         claim = Claim(me=self.me, lease=lease, limit=most, at=self._left, past=Past.LOST)
-        count = self._claim(claim)[1] if most else 0
+        count = len(self._claim(claim).rows) if most else 0
         if count:
             self._sweep_at = 0.0  # there may be more
         else:
@@ -219,8 +227,20 @@ class Claimer:
             self._alone = now
 
     def _rest(self, now: float) -> None:
-        """Nothing more is due: sleep until the poll, or until the next row falls due."""
+        """Nothing more is due: sleep until the poll, or until the next row falls due.
+
+        If not all was looked at from its beginning, until that may be.
+        """
         self.pace.count_look(time.monotonic() - now)
+        walks = [each.whole_at for each in (self._reach, self._streams.reach) if not each.whole]
+        if not walks:
+            self._due_at = self._next_due(now)
+        elif self._due_at <= now:  # that was looked at
+            self._due_at = inf
+        self._look_at = min(self._due_at, self._streams.streams.next_end(), *walks)
+
+    def _next_due(self, now: float) -> float:
+        """Return when (monotonic) the next row falls due, or the next poll."""
         # Where no ring is sure to be heard, a look at the index takes its place.
         probe = self.settings.POLL_INTERVAL if self.news.sure else self.settings.PROBE_INTERVAL
         pause = min(probe, self.settings.POLL_INTERVAL) * random.uniform(0.8, 1.2)
@@ -232,15 +252,12 @@ class Claimer:
             self._sweep_at = min(self._sweep_at, now + pause)  # it may be the end of a lease
         if self.settings.SKIP_RECENT:
             pause = min(pause, self.settings.SKIP_RECENT)  # what was too young will be old enough
-        again = self._streams.streams.next_end()
-        self._look_at = min(time.monotonic() + max(pause, 0.001), again)
+        return time.monotonic() + max(pause, 0.001)
 
-    def _claim(
-        self, claim: Claim, hot: dict[str, Event] | None = None
-    ) -> tuple[datetime | None, int]:
-        """Lease, take in and pass on; return the oldest due time and the number of rows."""
+    def _claim(self, claim: Claim, hot: dict[str, Event] | None = None) -> Claimed:
+        """Lease, take in and pass on."""
         deadline = self.held.deadline(time.monotonic())
-        rows = dialects.of(self._connection).claim(self._connection, claim)
+        found = dialects.of(self._connection).claim(self._connection, claim)
         leases = [
             take(
                 row,
@@ -249,7 +266,7 @@ class Claimer:
                 me=self.me,
                 hot=hot.get(row[0]) if hot else None,
             )
-            for row in rows
+            for row in found.rows
         ]
         new = self.held.add(leases)
         for lease in new:
@@ -263,7 +280,7 @@ class Claimer:
             time.sleep(0)  # the interpreter to who waits for them, before we go on
         source = "cold" if hot is None else "hot"
         announce(events_claimed, sender=self.alias, count=len(new), source=source)
-        return (leases[0].due_at if leases else None), len(rows)
+        return found
 
     def _claim_suspect(self, since: float) -> float:
         """Once the hands are empty, lease one suspect by itself and wait until it is settled.
@@ -276,7 +293,7 @@ class Claimer:
                 self._streams.drop_suspect()
             return 0.0
         found = not self._solo and (
-            self._streams.run_suspect() or self._claim(self._one_suspect)[1] > 0
+            self._streams.run_suspect() or bool(self._claim(self._one_suspect).rows)
         )
         self._alone, self._solo = (time.monotonic(), True) if found else (None, False)
         if not found:

@@ -23,6 +23,7 @@ from .hygiene import tidy
 from .loops import Loop
 from .pausing import Pausing
 from .queues import Decisions, Held, Ready
+from .reach import Reach
 from .settler import Settled, by_kind, tell, write
 from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
@@ -93,7 +94,7 @@ class _Drain:
         self.claims = StreamClaims(
             alias=self.alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
             decisions=self.unrun, streams=self.streams, pausing=self.pausing,
-            is_proven=lambda: True, connect=lambda: connection, at=self.at,
+            is_proven=lambda: True, connect=lambda: connection, reach=Reach(part=0), at=self.at,
         )  # fmt: skip
         count, before = 0, -1
         while self.decided > before and (limit is None or count < limit):
@@ -164,8 +165,7 @@ class _Drain:
                 exclude=self.over, past=past,
             )  # fmt: skip
             deadline = self.held.deadline(time.monotonic())
-            rows = dialects.of(connection).claim(connection, claim)
-            if rows:
+            if rows := dialects.of(connection).claim(connection, claim).rows:
                 leases = [take(row, claim.columns, deadline=deadline, me=self.me) for row in rows]
                 new = self.held.add(leases)
                 announce(events_claimed, sender=self.alias, count=len(new), source="cold")

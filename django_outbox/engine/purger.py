@@ -11,6 +11,7 @@ from django.db import DatabaseError
 
 from ..models import purge_batches, purge_inbox, purge_statistics, purge_streams
 from ..signals import announce, events_purged
+from .reach import rest_after
 
 logger = logging.getLogger("django_outbox")
 
@@ -29,6 +30,7 @@ class Purger:
         self.stopping = False
 
     def step(self) -> float:
+        started = time.monotonic()
         if events := self._purge("events", purge_batches):
             logger.info("purged events=%d", events)
             announce(events_purged, sender=self._alias, count=events)
@@ -37,8 +39,11 @@ class Purger:
         if streams := self._purge("streams", purge_streams):
             logger.info("purged streams=%d", streams)
         self._trim_statistics()
-        pause = min(LONGEST, self._interval) if self._cut else self._interval
-        return pause * random.uniform(0.9, 1.1)
+        if self._cut:
+            return min(LONGEST, self._interval)
+        # Beside an open snapshot a run walks over all that was deleted since.
+        rest = rest_after(time.monotonic() - started)
+        return max(self._interval, rest) * random.uniform(0.9, 1.1)
 
     def _trim_statistics(self) -> None:
         try:

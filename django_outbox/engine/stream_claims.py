@@ -21,6 +21,7 @@ from ..outcomes import Status
 from ..signals import announce, event_rescued, events_claimed
 from .pausing import Pausing
 from .queues import Decisions, Held, Ready
+from .reach import Reach
 from .streams import Stream, Streams
 
 logger = logging.getLogger("django_outbox")
@@ -38,11 +39,12 @@ class StreamClaims:
     def __init__(
         self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
         decisions: Decisions, streams: Streams, pausing: Pausing, is_proven: Callable[[], bool],
-        connect: Callable[[], BaseDatabaseWrapper], at: datetime | None = None,
+        connect: Callable[[], BaseDatabaseWrapper], reach: Reach, at: datetime | None = None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._ready, self._decisions = held, ready, decisions
         self.streams, self._pausing, self._is_proven = streams, pausing, is_proven
+        self.reach = reach
         self._at = at  # instead of the database's now, for drain()
         self.exclude: list[str] = []  # keys that are not to come again
         self.postponed = 0  # streams so far whose heads are paused
@@ -54,21 +56,23 @@ class StreamClaims:
         most = max(room // self._share, min(room, self._settings.WORKERS))
         now = time.monotonic()
         deadline = self._held.deadline(now)
+        left_out = [*self.exclude, *self.streams.left_out(now)]
         found = self._dialect.claim_streams(
             self._connection,
             StreamClaim(
-                me=self._me, lease=self._held.lease, limit=most, at=self._at,
-                exclude=[*self.exclude, *self.streams.left_out(now)],
+                me=self._me, lease=self._held.lease, limit=most, at=self._at, exclude=left_out,
+                since=self.reach.back(),
             ),
         )  # fmt: skip
+        self.reach.note(found, skipped=bool(left_out))  # which the next claim has to find
         new = self.streams.claimed(
             Stream(key, deadline, careful=0 if was in (None, self._me) else LONGEST)
-            for key, was in found
+            for key, was in found.rows
         )
         count = self._read([each for key in new if (each := self.streams.get(key))], room)
         if new:
             self._share = min(2 * ceil(count / len(new)) or 1, LONGEST)
-        return count, len(found) >= most
+        return count, found.more
 
     def read_again(self, now: float, room: int) -> None:
         """Read the streams that could not be released, or go on event by event."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,6 +23,19 @@ def unlocked(rows: models.QuerySet[Any], connection: BaseDatabaseWrapper) -> lis
     if features.has_select_for_update:
         rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
     return [*rows.values_list("pk", flat=True)]
+
+
+def batches(every: models.QuerySet[Any], size: int) -> Iterator[Q]:
+    """Walk the primary key upwards; yield a condition for each ``size`` rows, as it goes.
+
+    Beside an open snapshot the way to the first row is long, for all that was deleted lies there.
+    """
+    ids = every.order_by("pk").values_list("pk", flat=True)
+    low = ids.first()
+    while low is not None:
+        high = next(iter(ids.filter(pk__gte=low)[size : size + 1]), None)
+        yield Q(pk__gte=low) if high is None else Q(pk__gte=low, pk__lt=high)
+        low = high
 
 
 def is_expired(settings: Settings, now: datetime) -> Q:

@@ -15,7 +15,7 @@ from ..conf import DAY, Settings, current
 from ..dialects.fields import DatabaseNow, IsIndexed
 from ..events import ACTIVE
 from ..outcomes import UNSETTLED, Status
-from .retention import unlocked
+from .retention import batches, unlocked
 from .verbs import OutboxQuerySet
 
 if TYPE_CHECKING:
@@ -81,14 +81,9 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         """
         settings = settings or current()
         every = self.model.objects.using(self._write_alias())
-        expired, size = every.expired(settings), settings.PURGE_BATCH_SIZE
-        low: str | None = ""
-        while low is not None:
-            ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", flat=True)
-            high = next(iter(ahead[size - 1 : size]), None)
-            batch = expired.filter(pk__gt=low, **({} if high is None else {"pk__lte": high}))
-            yield batch._delete_unlocked()
-            low = high
+        expired = every.expired(settings)
+        for batch in batches(every, settings.PURGE_BATCH_SIZE):
+            yield expired.filter(batch)._delete_unlocked()
 
     def oldest_due_age(self) -> float | None:
         """Return the seconds that the oldest due stream has waited; None if none is due."""

@@ -17,7 +17,7 @@ from ..dialects.fields import DatabaseNow, IsDead, IsIndexed
 from ..outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from .pauses import LEASED, POSTPONED, of_pauses
-from .retention import is_expired, unlocked
+from .retention import batches, is_expired, unlocked
 
 if TYPE_CHECKING:
     from . import OutboxEvent
@@ -175,17 +175,12 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         more than its range.
         """
         settings = settings or current()
-        every, size = self.model.objects.using(self._write_alias()), settings.PURGE_BATCH_SIZE
+        every = self.model.objects.using(self._write_alias())
         expired = self._plain().expired(settings)
         if expired.query.is_empty():  # everything is kept
             return
-        low: str | None = ""
-        while low is not None:
-            ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", flat=True)
-            high = next(iter(ahead[size - 1 : size]), None)
-            batch = expired.filter(pk__gt=low, **({} if high is None else {"pk__lte": high}))
-            yield batch._delete_unlocked()
-            low = high
+        for batch in batches(every, settings.PURGE_BATCH_SIZE):
+            yield expired.filter(batch)._delete_unlocked()
 
     def _delete_unlocked(self) -> int:
         connection = connections[self._write_alias()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
@@ -12,6 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox import dialects
 from django_outbox.dialects.vocabulary import Claim
+from django_outbox.engine.reach import MARGIN
 
 from . import backlog
 from .figures import Figure
@@ -21,7 +21,6 @@ from .witness import Witness
 EMPTY, FULL = "default", "other"  # two databases of one server, claimed from in turn
 BATCH = 500
 CLAIMS = 20  # a round
-MARGIN = timedelta(seconds=1)  # below the low watermark, as in a worker
 
 
 def run(scale: Scale, witness: Witness) -> list[Figure]:
@@ -72,24 +71,17 @@ class Claimant:
     def __init__(self, alias: str) -> None:
         self.connection: BaseDatabaseWrapper = dialects.engine_connection(alias, lock_wait=2)
         self._dialect = dialects.of(connections[alias])
-        self._low: datetime | None = None
+        self._since: float | None = None
 
     def claim(self) -> float:
         """Claim a batch and settle them; return the claim's milliseconds."""
-        claim = Claim(me="benchmark", lease=30, limit=BATCH, low=self._low)
+        claim = Claim(me="benchmark", lease=30, limit=BATCH, since=self._since)
         started = time.perf_counter()
-        rows = self._dialect.claim(self.connection, claim)
+        found = self._dialect.claim(self.connection, claim)
         taken = time.perf_counter() - started
-        if len(rows) < claim.limit:
-            raise RuntimeError(f"{len(rows)} of {claim.limit} were due")
-        self._low = instant(rows[0][-3]) - MARGIN
-        self._dialect.settle_done(self.connection, me="benchmark", ids=[row[0] for row in rows])
+        if len(found.rows) < claim.limit:
+            raise RuntimeError(f"{len(found.rows)} of {claim.limit} were due")
+        self._since = found.waited + MARGIN
+        ids = [row[0] for row in found.rows]
+        self._dialect.settle_done(self.connection, me="benchmark", ids=ids)
         return 1000 * taken
-
-
-def instant(value: Any) -> datetime:
-    from django_outbox.events import stored_instant
-
-    found = stored_instant(value)
-    assert found is not None
-    return found

@@ -21,7 +21,7 @@ def drain(count: int) -> float:
     done, started = 0, 0.0
     try:
         while done < count:
-            ids = [row[0] for row in dialect.claim(bare, claim)]  # type: ignore[arg-type]
+            ids = [row[0] for row in dialect.claim(bare, claim).rows]  # type: ignore[arg-type]
             if not ids:
                 raise RuntimeError(f"{done} of {count} events were due")
             done += dialect.settle_done(bare, me="reference", ids=ids)  # type: ignore[arg-type]
