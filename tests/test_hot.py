@@ -395,7 +395,7 @@ def test_j15_hot_and_cold_share_two_to_one(settings: Any) -> None:
         try:
             write(payload="first")
             assert started.wait(15)
-            insert(30, due=-10)
+            insert(30)
             write(60)
             worker.look()
         finally:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from itertools import cycle
-from math import inf
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -31,6 +30,7 @@ logger = logging.getLogger("django_outbox")
 PROBATION = 3.0  # seconds
 STREAMS_EVERY = 0.05  # seconds; beside a backlog of others a look for none is not free
 FEW = 50  # events
+ASKING = 10.0  # times what it takes to learn the next due time pass before the next time
 LEFT_AMONG = 2000  # rows due first in which a sweep looks for what lost workers left
 LOT = 4  # times the threads: so much is in hand while that is taken over
 
@@ -68,7 +68,8 @@ class Claimer:
         self._one_suspect = Claim(me=me, lease=held.lease, limit=1, past=Past.SUSPECT)
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._look_at = 0.0  # monotonic; when the table is looked at next
-        self._due_at = inf  # monotonic; when something falls due, as far as we know
+        self._due_at = 0.0  # monotonic; when something falls due, as far as we know
+        self._ask_at = 0.0  # monotonic; when that may be asked again
         self._backlog = False  # the last claim left more behind
         self._sweep_at = 0.0  # monotonic; when what lost workers held is looked for
         self._sweep_rests = 0.0  # monotonic; not before
@@ -229,15 +230,17 @@ class Claimer:
     def _rest(self, now: float) -> None:
         """Nothing more is due: sleep until the poll, or until the next row falls due.
 
-        If not all was looked at from its beginning, until that may be.
+        If not all was looked at from its beginning, or no due time asked for, until that may be.
         """
         self.pace.count_look(time.monotonic() - now)
-        walks = [each.whole_at for each in (self._reach, self._streams.reach) if not each.whole]
-        if not walks:
+        again = [each.whole_at for each in (self._reach, self._streams.reach) if not each.whole]
+        if now >= self._ask_at:
+            asked = time.monotonic()
             self._due_at = self._next_due(now)
-        elif self._due_at <= now:  # that was looked at
-            self._due_at = inf
-        self._look_at = min(self._due_at, self._streams.streams.next_end(), *walks)
+            self._ask_at = time.monotonic() + rest_after(time.monotonic() - asked, part=ASKING)
+        else:
+            again.append(self._ask_at)
+        self._look_at = min(self._due_at, self._streams.streams.next_end(), *again)
 
     def _next_due(self, now: float) -> float:
         """Return when (monotonic) the next row falls due, or the next poll."""

@@ -11,7 +11,7 @@ import time
 from ..dialects.vocabulary import Claimed
 
 MARGIN = 1.0  # seconds; what was due that long before a look began may commit after it
-PART = 20.0  # a walk from the beginning is followed by a rest of that many times as long
+PART = 50.0  # a walk from the beginning is followed by a rest of that many times as long
 LONGEST = 60.0  # seconds of such a rest
 
 

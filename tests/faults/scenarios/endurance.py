@@ -11,10 +11,12 @@ import psutil
 from django.db import connection
 
 from django_outbox import Worker
+from django_outbox.models import OutboxEvent
 from tests.faults import oracle
 from tests.faults.rig import Rig
 from tests.faults.scenarios.registry import ALL, SERVERS, scenario
 from tests.sessions import sessions
+from tests.waiting import wait_until
 
 
 # Row W20.
@@ -69,7 +71,11 @@ def start_and_stop(rig: Rig, times: int) -> None:
 # Rows W20, W21, X11.
 @scenario(*SERVERS)
 def bloat(rig: Rig) -> None:
-    """A snapshot stays open for long while events are delivered and purged."""
+    """A snapshot stays open for long while events are delivered and purged.
+
+    Keys are as many as a shop has orders. A key that is written to all the time becomes slow on
+    PostgreSQL: whoever looks for its stream's row passes by every version since the snapshot.
+    """
     rig.outbox |= {"RETENTION_DONE": 2.0, "PURGE_INTERVAL": 1.0, "PURGE_BATCH_SIZE": 5000}
     rig.purges = True
     steady, open_for, after = rig.pick(ci=(2.0, 2.0, 2.0), full=(600.0, 1200.0, 600.0))
@@ -77,7 +83,7 @@ def bloat(rig: Rig) -> None:
     rig.start_workers(2)
     rig.wait_until_they_run()
     whole = steady + open_for + after
-    rig.start_writers(2, events=int(rate * whole), rate=rate, keys=50, keyed=0.3)
+    rig.start_writers(2, events=int(rate * whole), rate=rate, keys=5000, keyed=0.3)
     rig.wait_for_delivery()
     began = time.monotonic()
     time.sleep(steady)
@@ -89,13 +95,16 @@ def bloat(rig: Rig) -> None:
     rig.wait_for_writers()
     rig.settle_down()
     rig.nothing_disturbed()
+    wait_until(lambda: not OutboxEvent.objects.exists(), within=120, what="a purge of all")
     evidence = rig.evidence()
     runs = oracle.executions(evidence, oracle.Verdict())
     spans = ((began, opened), (opened, closed), (closed + after / 2, closed + 10 * after))
     waits = [slow(evidence, runs, *span) for span in spans]
     first = waits[0] or 0.001
     rig.measure("table while the snapshot is open, times its size", swollen / size)
-    rig.measure("table at the end, times its size", table_size() / size, most=3, timed=True)
+    rig.measure("table at the end, times its size", table_size() / size)
+    # Files stay as large as they became; the room in them is used again.
+    rig.measure("the same, times what it was then", table_size() / swollen, most=1.1, timed=True)
     rig.measure("99 % of the waits before it, s", waits[0])
     rig.measure("the same beside it, times", (waits[1] or 0) / first, most=3, timed=True)
     rig.measure("the same some time later, times", (waits[2] or 0) / first, most=1.5, timed=True)

@@ -1,0 +1,195 @@
+"""How far back looks at the table reach; beside an open snapshot the beginning is far away."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.db import connection
+
+import django_outbox as outbox
+from django_outbox import dialects, doorbell
+from django_outbox.dialects.vocabulary import Claim, Claimed, StreamClaim
+from django_outbox.engine import claimer, reach
+from django_outbox.engine.purger import Purger
+from django_outbox.engine.reach import LONGEST, MARGIN, PART, Reach, rest_after
+from django_outbox.engine.statistics import Statistics
+from tests.table import insert, keyed, listening, statuses, write
+from tests.test_hot import engine_statements
+from tests.waiting import wait_until
+
+FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
+ALL, SOME = Claimed([], more=False), Claimed([], more=True, waited=40.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stand in for the clock by which looks are counted."""
+    found = Clock()
+    monkeypatch.setattr(reach, "time", found)
+    return found
+
+
+def look(clock: Clock, reach: Reach, found: Claimed, *, took: float = 0.5, **more: Any) -> Any:
+    """Claim; return how far back."""
+    back = reach.back(**more)
+    clock.now += took
+    reach.note(found)
+    return back
+
+
+# -- the reckoning ---------------------------------------------------------------------------------
+
+
+def test_a_claim_begins_where_the_one_before_it_ended(clock: Clock) -> None:
+    it = Reach(margin=3)
+    assert look(clock, it, ALL) is None
+    clock.now += 2
+    assert look(clock, it, ALL) == 0.5 + 2 + MARGIN + 3
+    assert look(clock, it, ALL) == 0.5 + MARGIN + 3
+
+
+def test_a_claim_that_left_some_is_followed_by_one_that_begins_where_it_began(clock: Clock) -> None:
+    it = Reach()
+    assert look(clock, it, SOME) is None
+    assert look(clock, it, SOME) == 0.5 + 40 + MARGIN
+
+
+def test_what_was_skipped_is_within_reach(clock: Clock) -> None:
+    it = Reach()
+    look(clock, it, ALL)
+    clock.now += 5
+    assert it.back() == 5.5 + MARGIN
+    it.note(ALL, skipped=True)
+    clock.now += 1
+    assert it.back() == 6.5 + MARGIN
+
+
+def test_a_walk_rests_for_a_multiple_of_its_length(clock: Clock) -> None:
+    it = Reach()
+    look(clock, it, ALL)
+    assert it.whole
+    clock.now += PART * 0.5 - 0.1
+    look(clock, it, ALL, took=0.0)
+    assert not it.whole
+    clock.now = it.whole_at
+    assert it.back(walk=False) is not None
+    assert it.back() is None
+
+
+def test_a_walk_may_be_had_each_time(clock: Clock) -> None:
+    it = Reach(part=0)
+    assert [look(clock, it, ALL) for _ in range(3)] == [None] * 3
+
+
+def test_no_walk_rests_for_long() -> None:
+    assert rest_after(0.01) == PART * 0.01
+    assert rest_after(1000.0) == LONGEST
+
+
+# -- the claims ------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("limit", [2, 3])
+def test_a_claim_of_events_tells_whether_there_may_be_more(limit: int) -> None:
+    insert(due=-30)
+    insert(due=-20)
+    claim = Claim(me="me", lease=30, limit=limit)
+    found = dialects.of(connection).claim(connection, claim)
+    assert (len(found.rows), found.more) == (2, limit == 2)
+    assert 29 < found.waited < 60
+    assert dialects.of(connection).claim(connection, claim) == ALL
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("limit", [2, 3])
+def test_a_claim_of_streams_tells_whether_there_may_be_more(limit: int) -> None:
+    keyed("a", due=-30)
+    keyed("b", due=-20)
+    claim = StreamClaim(me="me", lease=30, limit=limit)
+    found = dialects.of(connection).claim_streams(connection, claim)
+    assert (found.rows, found.more) == ([("a", None), ("b", None)], limit == 2)
+    assert 29 < found.waited < 60
+    assert dialects.of(connection).claim_streams(connection, claim) == ALL
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_of_streams_reaches_back_as_far_as_it_is_told() -> None:
+    keyed("old", due=-100)
+    keyed("young", due=-10)
+    claim = StreamClaim(me="me", lease=30, limit=9, since=50.0)
+    assert dialects.of(connection).claim_streams(connection, claim).rows == [("young", None)]
+
+
+# -- a worker --------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_whose_walks_rest_delivers_what_comes(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No statement of its looks begins at the beginning, once the first have."""
+    settings.OUTBOX = FAR
+    for module in (reach, claimer):
+        monkeypatch.setattr(module, "rest_after", lambda took, part=PART: 600.0)
+    with listening(lambda event: None), engine_statements() as seen, outbox.Worker():
+        write()
+        keyed("a", due=0)
+        doorbell.ring(connection)
+        wait_until(lambda: statuses() == {"DONE": 2}, what="the first looks")
+        first = len(seen)
+        for number in range(3, 9):
+            insert()
+            keyed(f"a-{number}", due=0)
+            doorbell.ring(connection)
+            wait_until(lambda: statuses().get("NEW", 0) == 0, what=f"{number} done")
+    looks = [sql for sql, _ in seen[first:] if re.search(r"(available_at|due_at) <= \S+ ", sql)]
+    looks = [sql for sql in looks if "ORDER BY" in sql]
+    assert len(looks) >= 12
+    assert not [sql for sql in looks if not re.search(r"(available_at|due_at) >= ", sql)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_commits_late_is_found_by_the_next_walk(settings: Any) -> None:
+    settings.OUTBOX = FAR
+    with listening(lambda event: None), outbox.Worker():
+        for number in range(1, 6):
+            write()
+            insert(due=-60 * number)  # as if its transaction had been open for so long
+            keyed(f"a-{number}", due=-60 * number)
+            doorbell.ring(connection)
+            wait_until(lambda n=number: statuses() == {"DONE": 3 * n}, what="what is late")
+
+
+# -- beside the claims -----------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_that_took_long_rests_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    purger = Purger(alias="default", interval=1.0)
+    for rest, least, most in ((0.1, 0.9, 1.1), (30.0, 27.0, 33.0)):
+        monkeypatch.setattr("django_outbox.engine.purger.rest_after", lambda took, r=rest: r)
+        assert least <= purger.step() <= most
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_look_for_the_oldest_that_took_long_rests_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that renews the leases makes it."""
+    rests: list[float] = []
+    monkeypatch.setattr(
+        "django_outbox.engine.statistics.rest_after", lambda took: rests.append(took) or 600.0
+    )
+    statistics = Statistics(alias="default", me="me")
+    statistics.write()
+    statistics.write()
+    assert len(rests) == 1
