@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from django_outbox import dialects, doorbell
 from django_outbox.dialects.vocabulary import Claim, Claimed, StreamClaim
 from django_outbox.engine import claimer, reach
 from django_outbox.engine.purger import Purger
-from django_outbox.engine.reach import LONGEST, MARGIN, PART, Reach, rest_after
+from django_outbox.engine.reach import LONGEST, MARGIN, PART, Reach, Rest
 from django_outbox.engine.statistics import Statistics
 from tests.table import insert, keyed, listening, statuses, write
 from tests.test_hot import engine_statements
@@ -47,12 +49,21 @@ def look(clock: Clock, reach: Reach, found: Claimed, *, took: float = 0.5, **mor
     return back
 
 
+def rest_for(seconds: float) -> Callable[[Rest, float], None]:
+    """Stand in for ``Rest.after``, but for what is not to rest at all."""
+
+    def after(rest: Rest, started: float) -> None:
+        rest.until = time.monotonic() + seconds * bool(rest._part)
+
+    return after
+
+
 # -- the reckoning ---------------------------------------------------------------------------------
 
 
 def test_a_claim_begins_where_the_one_before_it_ended(clock: Clock) -> None:
     it = Reach(margin=3)
-    assert look(clock, it, ALL) is None
+    assert [look(clock, it, ALL) for _ in range(2)] == [None] * 2
     clock.now += 2
     assert look(clock, it, ALL) == 0.5 + 2 + MARGIN + 3
     assert look(clock, it, ALL) == 0.5 + MARGIN + 3
@@ -60,13 +71,13 @@ def test_a_claim_begins_where_the_one_before_it_ended(clock: Clock) -> None:
 
 def test_a_claim_that_left_some_is_followed_by_one_that_begins_where_it_began(clock: Clock) -> None:
     it = Reach()
-    assert look(clock, it, SOME) is None
+    assert [look(clock, it, SOME) for _ in range(2)] == [None] * 2
     assert look(clock, it, SOME) == 0.5 + 40 + MARGIN
 
 
 def test_what_was_skipped_is_within_reach(clock: Clock) -> None:
     it = Reach()
-    look(clock, it, ALL)
+    assert [look(clock, it, ALL) for _ in range(2)] == [None] * 2
     clock.now += 5
     assert it.back() == 5.5 + MARGIN
     it.note(ALL, skipped=True)
@@ -74,14 +85,15 @@ def test_what_was_skipped_is_within_reach(clock: Clock) -> None:
     assert it.back() == 6.5 + MARGIN
 
 
-def test_a_walk_rests_for_a_multiple_of_its_length(clock: Clock) -> None:
+def test_a_walk_is_followed_by_a_rest(clock: Clock) -> None:
     it = Reach()
-    look(clock, it, ALL)
-    assert it.whole
-    clock.now += PART * 0.5 - 0.1
+    for _ in range(2):
+        look(clock, it, ALL)
+        assert it.whole
+    clock.now = it.rest.until - 0.1
     look(clock, it, ALL, took=0.0)
     assert not it.whole
-    clock.now = it.whole_at
+    clock.now = it.rest.until
     assert it.back(walk=False) is not None
     assert it.back() is None
 
@@ -91,9 +103,13 @@ def test_a_walk_may_be_had_each_time(clock: Clock) -> None:
     assert [look(clock, it, ALL) for _ in range(3)] == [None] * 3
 
 
-def test_no_walk_rests_for_long() -> None:
-    assert rest_after(0.01) == PART * 0.01
-    assert rest_after(1000.0) == LONGEST
+def test_a_rest_is_a_multiple_of_the_work_but_never_long(clock: Clock) -> None:
+    rest = Rest()
+    expected = [0, 0.25, 0.25, LONGEST, PART * 0.1]  # the shorter of the last two counts
+    for took, part in zip((0.1, 0.005, 1000.0, 1000.0, 0.1), expected, strict=True):
+        started, clock.now = clock.now, clock.now + took
+        rest.after(started)
+        assert rest.until == pytest.approx(clock.now + part)
 
 
 # -- the claims ------------------------------------------------------------------------------------
@@ -140,8 +156,7 @@ def test_a_worker_whose_walks_rest_delivers_what_comes(
 ) -> None:
     """No statement of its looks begins at the beginning, once the first have."""
     settings.OUTBOX = FAR
-    for module in (reach, claimer):
-        monkeypatch.setattr(module, "rest_after", lambda took, part=PART: 600.0)
+    monkeypatch.setattr(Rest, "after", rest_for(600.0))
     with listening(lambda event: None), engine_statements() as seen, outbox.Worker():
         write()
         keyed("a", due=0)
@@ -171,25 +186,41 @@ def test_what_commits_late_is_found_by_the_next_walk(settings: Any) -> None:
             wait_until(lambda n=number: statuses() == {"DONE": 3 * n}, what="what is late")
 
 
+@pytest.mark.django_db(transaction=True)
+def test_what_a_lost_worker_held_is_looked_for_once_that_may_be(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease ends while the look for what is lost rests."""
+    settings.OUTBOX = FAR | {"LEASE": 600}
+    monkeypatch.setattr(claimer, "PROBATION", 600.0)  # else there is a look of another kind
+    monkeypatch.setattr(claimer, "ASKING", 0.0)
+    monkeypatch.setattr(reach, "Rest", lambda part: Rest(0))  # of claims
+    monkeypatch.setattr(Rest, "after", rest_for(1.5))
+    with listening(lambda event: None):
+        write()
+        insert(due=1.0, locked_by="a lost worker")
+        with outbox.Worker():
+            wait_until(lambda: statuses() == {"DONE": 2}, what="what was lost")
+
+
 # -- beside the claims -----------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_purge_that_took_long_rests_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     purger = Purger(alias="default", interval=1.0)
-    for rest, least, most in ((0.1, 0.9, 1.1), (30.0, 27.0, 33.0)):
-        monkeypatch.setattr("django_outbox.engine.purger.rest_after", lambda took, r=rest: r)
+    for rest, least, most in ((0.1, 0.9, 1.1), (30.0, 26.9, 33.0)):
+        monkeypatch.setattr(Rest, "after", rest_for(rest))
         assert least <= purger.step() <= most
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_look_for_the_oldest_that_took_long_rests_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_for_the_oldest_that_took_long_rests_too(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
     """The thread that renews the leases makes it."""
-    rests: list[float] = []
-    monkeypatch.setattr(
-        "django_outbox.engine.statistics.rest_after", lambda took: rests.append(took) or 600.0
-    )
+    monkeypatch.setattr(Rest, "after", rest_for(600.0))
     statistics = Statistics(alias="default", me="me")
     statistics.write()
-    statistics.write()
-    assert len(rests) == 1
+    with django_assert_num_queries(1):  # the clock
+        statistics.write()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from itertools import cycle
+from math import inf
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,7 +22,7 @@ from ..signals import announce, events_claimed
 from .news import News, Pace
 from .pausing import EVERY, Pausing
 from .queues import Decisions, Held, Offers, Ready
-from .reach import Reach, rest_after
+from .reach import Reach, Rest
 from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
 
@@ -30,7 +31,7 @@ logger = logging.getLogger("django_outbox")
 PROBATION = 3.0  # seconds
 STREAMS_EVERY = 0.05  # seconds; beside a backlog of others a look for none is not free
 FEW = 50  # events
-ASKING = 10.0  # times what it takes to learn the next due time pass before the next time
+ASKING = 10.0  # times as long as it takes to learn the next due time is the rest after it
 LEFT_AMONG = 2000  # rows due first in which a sweep looks for what lost workers left
 LOT = 4  # times the threads: so much is in hand while that is taken over
 
@@ -69,10 +70,9 @@ class Claimer:
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._look_at = 0.0  # monotonic; when the table is looked at next
         self._due_at = 0.0  # monotonic; when something falls due, as far as we know
-        self._ask_at = 0.0  # monotonic; when that may be asked again
+        self._asking, self._sweeping = Rest(ASKING), Rest()
         self._backlog = False  # the last claim left more behind
         self._sweep_at = 0.0  # monotonic; when what lost workers held is looked for
-        self._sweep_rests = 0.0  # monotonic; not before
         self._streams_wait = False  # the last claim of streams brought events
         self._streams_at = 0.0  # monotonic; when streams are asked for beside a backlog
         self._left: datetime | None = None  # latest due time of what lost workers held
@@ -163,15 +163,15 @@ class Claimer:
 
     def _claim_due(self, room: int, now: float) -> None:
         limit = self._pausing.clear(self._connection, min(room, self.settings.POLL_BATCH_SIZE))
-        sweep = now >= max(self._sweep_at, self._sweep_rests)
-        if sweep:
+        again = self._sweeping.until if now >= self._sweep_at else inf
+        if sweep := again <= now:
             self._look_for_left(now)
             limit = min(limit, self._room())
         if self._left:
             limit -= self._claim_left((limit + 1) // 2)
         more = limit <= 0 or self._look(limit, now, walk=sweep or not self._backlog)
         if not more and not self._left:
-            self._rest(now)
+            self._rest(now, again=inf if sweep else again)
 
     def _look(self, limit: int, now: float, *, walk: bool) -> bool:
         """Claim due events and streams; say whether more are due."""
@@ -201,7 +201,7 @@ class Claimer:
         self._left, suspect = dialects.of(self._connection).left_behind(
             self._connection, me=self.me, among=LEFT_AMONG
         )
-        self._sweep_rests = time.monotonic() + rest_after(time.monotonic() - now)
+        self._sweeping.after(now)
         if self._is_proven(now):
             self._sweep_at = now + self.settings.POLL_INTERVAL * random.uniform(0.8, 1.2)
             if suspect:
@@ -227,20 +227,23 @@ class Claimer:
         if self._streams.suspect is not None and self._alone is None:
             self._alone = now
 
-    def _rest(self, now: float) -> None:
+    def _rest(self, now: float, *, again: float) -> None:
         """Nothing more is due: sleep until the poll, or until the next row falls due.
 
-        If not all was looked at from its beginning, or no due time asked for, until that may be.
+        If not all was looked at from its beginning, or the next due time not asked for, then until
+        that may be; and until ``again`` (monotonic) at most.
         """
         self.pace.count_look(time.monotonic() - now)
-        again = [each.whole_at for each in (self._reach, self._streams.reach) if not each.whole]
-        if now >= self._ask_at:
-            asked = time.monotonic()
+        claims = (self._reach, self._streams.reach)
+        rests = [each.rest.until for each in claims if not each.whole]
+        if (asked := time.monotonic()) >= self._asking.until:
             self._due_at = self._next_due(now)
-            self._ask_at = time.monotonic() + rest_after(time.monotonic() - asked, part=ASKING)
+            self._asking.after(asked)
         else:
-            again.append(self._ask_at)
-        self._look_at = min(self._due_at, self._streams.streams.next_end(), *again)
+            rests.append(self._asking.until)
+            if self._due_at <= now:  # that was looked at
+                self._due_at = inf
+        self._look_at = min(again, self._due_at, self._streams.streams.next_end(), *rests)
 
     def _next_due(self, now: float) -> float:
         """Return when (monotonic) the next row falls due, or the next poll."""

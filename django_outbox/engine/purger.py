@@ -11,7 +11,7 @@ from django.db import DatabaseError
 
 from ..models import purge_batches, purge_inbox, purge_statistics, purge_streams
 from ..signals import announce, events_purged
-from .reach import rest_after
+from .reach import Rest
 
 logger = logging.getLogger("django_outbox")
 
@@ -27,6 +27,7 @@ class Purger:
     def __init__(self, *, alias: str, interval: float) -> None:
         self._alias, self._interval = alias, interval
         self._cut: dict[str, Iterator[int]] = {}  # walks whose time was over, by what they purge
+        self._rest = Rest()  # beside an open snapshot a run walks over all that was deleted since
         self.stopping = False
 
     def step(self) -> float:
@@ -41,9 +42,9 @@ class Purger:
         self._trim_statistics()
         if self._cut:
             return min(LONGEST, self._interval)
-        # Beside an open snapshot a run walks over all that was deleted since.
-        rest = rest_after(time.monotonic() - started)
-        return max(self._interval, rest) * random.uniform(0.9, 1.1)
+        self._rest.after(started)
+        pause = max(self._interval, self._rest.until - time.monotonic())
+        return pause * random.uniform(0.9, 1.1)
 
     def _trim_statistics(self) -> None:
         try:

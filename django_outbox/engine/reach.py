@@ -15,9 +15,23 @@ PART = 50.0  # a walk from the beginning is followed by a rest of that many time
 LONGEST = 60.0  # seconds of such a rest
 
 
-def rest_after(took: float, part: float = PART) -> float:
-    """Return the seconds to wait before the next walk from the beginning."""
-    return min(part * took, LONGEST)
+class Rest:
+    """Holds one kind of work back to a small part of the time."""
+
+    def __init__(self, part: float = PART) -> None:
+        """``part``: a rest is that many times as long as the work; 0: none."""
+        self._part = part
+        self._last = 0.0  # seconds
+        self.until = 0.0  # monotonic
+
+    def after(self, started: float) -> None:
+        """Rest from work that began at ``started`` (monotonic), and ends now.
+
+        It counts as long as the shorter of the last two: one may have waited for a connection.
+        """
+        ended = time.monotonic()
+        took, self._last = min(ended - started, self._last), ended - started
+        self.until = ended + min(self._part * took, LONGEST)
 
 
 class Reach:
@@ -27,16 +41,16 @@ class Reach:
     """
 
     def __init__(self, *, margin: float = 0.0, part: float = PART) -> None:
-        """``margin``: seconds for which a claim leaves due rows alone; ``part`` 0: walk always."""
-        self._margin, self._part = MARGIN + margin, part
+        """``margin``: seconds for which a claim leaves due rows alone; ``part`` as of ``Rest``."""
+        self._margin = MARGIN + margin
         self._low = self._started = 0.0  # monotonic; from when on due rows are looked for
-        self.whole = True  # the last claim was such a walk
-        self.whole_at = 0.0  # monotonic; when the next one may be
+        self.rest = Rest(part)  # from walks
+        self.whole = True  # the last claim was a walk
 
     def back(self, *, walk: bool = True) -> float | None:
         """Begin a claim: return the seconds it has to reach back; None: to the beginning."""
         self._started = time.monotonic()
-        self.whole = walk and self._started >= self.whole_at
+        self.whole = walk and self._started >= self.rest.until
         return None if self.whole else self._started - self._low
 
     def note(self, found: Claimed, *, skipped: bool = False) -> None:
@@ -44,5 +58,4 @@ class Reach:
         if not skipped:
             self._low = self._started - (found.waited if found.more else 0.0) - self._margin
         if self.whole:
-            ended = time.monotonic()
-            self.whole_at = ended + rest_after(ended - self._started, self._part)
+            self.rest.after(self._started)

@@ -16,7 +16,7 @@ from ..delivery import Lease
 from ..models import OutboxEvent, OutboxStatistics, OutboxStream, write_statistics
 from ..models.statistics import COUNTS, OUTCOMES, RUNS, SPANS, WAITS, bucket
 from ..outcomes import LOST, Decision
-from .reach import rest_after
+from .reach import Rest
 
 logger = logging.getLogger("django_outbox")
 
@@ -41,7 +41,7 @@ class Statistics:
         self._rows: dict[Key, OutboxStatistics] = {}  # as they are written; owner: the heartbeat
         self._changed: set[Key] = set()
         self._write_at = 0.0  # monotonic
-        self._lag_at = 0.0  # monotonic; when the oldest due event is looked for
+        self._rest = Rest()  # from looking for the oldest due event
         self._failures = 0  # in a row
 
     def add(self, settled: Iterable[tuple[Lease, Decision]]) -> None:
@@ -95,12 +95,12 @@ class Statistics:
 
     def _note_lag(self, minute: int) -> None:
         """Note how long the oldest due event has waited, whoever is to deliver it."""
-        if (started := time.monotonic()) < self._lag_at:
+        if (started := time.monotonic()) < self._rest.until:
             return
         events = OutboxEvent.objects.using(self._alias).oldest_pending_age()
         streams = OutboxStream.objects.using(self._alias).oldest_due_age()
         lag = round(max(events or 0.0, streams or 0.0), 3)
-        self._lag_at = time.monotonic() + rest_after(time.monotonic() - started)
+        self._rest.after(started)
         for span in SPANS:
             row = self._row(key := (span, minute // span * span, ""))
             if row.lag is None or lag > row.lag:
