@@ -27,6 +27,7 @@ from django_outbox import dialects, registry
 from django_outbox.checks import databases
 from django_outbox.dialects.optimistic import Optimistic
 from django_outbox.dialects.vocabulary import Past
+from django_outbox.engine.reach import Rest
 from django_outbox.engine.statistics import Statistics
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.outcomes import DONE, Decision, Status
@@ -264,7 +265,10 @@ def test_192_a_lost_race_is_logged_at_debug_and_loses_nothing(
 
 
 # Rows 338, N9.
-def test_338_poll_and_probe_are_jittered_within_bounds(settings: Any) -> None:
+def test_338_poll_and_probe_are_jittered_within_bounds(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rest, "after", lambda self, started: None)  # each look is a whole one
     settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
     claimer, probes, polls = outbox.Worker()._claimer, [], []
     claimer._born = -math.inf  # its probation is over: it looks for suspects
@@ -296,7 +300,7 @@ def test_227_a_large_first_number_comes_near_strict_priority(settings: Any) -> N
     with gated(gate), outbox.Worker() as worker:
         write()
         wait_until(lambda: gate.entered)
-        insert(20, due=-10)
+        insert(20)
         write(50)
         worker.look()
         gate.open.set()
