@@ -17,6 +17,8 @@ from django.db.models.functions import Coalesce
 import django_outbox as outbox
 from django_outbox import dialects, registry
 from django_outbox.dialects.vocabulary import FULL, LIGHT, TAIL, Claim
+from django_outbox.engine.purger import Purger
+from django_outbox.engine.statistics import Statistics
 from django_outbox.events import new_id
 from django_outbox.models import OutboxEvent, OutboxStream
 
@@ -236,3 +238,9 @@ def _sessions() -> list[Any]:
                 "SELECT id, command, info FROM information_schema.processlist WHERE db = database()"
             )
         return list(cursor.fetchall())
+
+
+def purging(interval: float) -> Purger:
+    """A purger of this database."""
+    statistics = Statistics(alias="default", me="me")
+    return Purger(alias="default", interval=interval, statistics=statistics)

@@ -218,15 +218,25 @@ def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
 ) -> None:
     (event_id,) = insert(due=-1, rescues=rescues, locked_by=owner)
     due = row(event_id).available_at
-    assert left_behind() == (due if past is Past.LOST else None, past is Past.SUSPECT)
+    assert left_behind()[:2] == (due if past is Past.LOST else None, past is Past.SUSPECT)
     assert [claim(past=other) for other in Past if other is not past] == [[], []]
     (found,) = claim(past=past)
     expected = rescues + (owner == "lost")
     assert (found["rescues"], row(event_id).rescues) == (expected, expected)
 
 
-def left_behind(among: int = 10) -> tuple[datetime | None, bool]:
-    return dialect().left_behind(connection, me="me", among=among)
+def left_behind(among: int = 10) -> tuple[datetime | None, bool, float]:
+    found: tuple[datetime | None, bool, float]
+    found = dialect().left_behind(connection, me="me", among=among)
+    return found
+
+
+def test_a_look_for_them_tells_how_long_the_first_of_all_has_been_due() -> None:
+    assert left_behind() == (None, False, 0.0)
+    insert(due=-20)
+    insert(due=-30, rescues=2)
+    insert(due=30)
+    assert 29 < left_behind()[2] < 60
 
 
 @pytest.mark.parametrize("lost", [{"rescues": 2}, {"locked_by": "lost"}])
@@ -238,7 +248,7 @@ def test_a_hot_claim_leaves_what_lost_workers_held(lost: dict[str, Any]) -> None
 def test_what_is_leased_was_not_left_behind() -> None:
     insert(due=20, rescues=2, locked_by="another")
     insert(due=20, locked_by="another")
-    assert left_behind() == (None, False)
+    assert left_behind()[:2] == (None, False)
     assert claim(past=Past.SUSPECT) == claim(past=Past.LOST) == []
 
 
@@ -246,9 +256,9 @@ def test_only_what_is_due_first_is_looked_through() -> None:
     early, late = insert(2, due=-10, locked_by="lost")
     insert(due=-5, rescues=2)
     OutboxEvent.objects.filter(pk=late).update(available_at=now() - timedelta(seconds=7))
-    assert left_behind(among=1) == (row(early).available_at, False)
-    assert left_behind(among=2) == (row(late).available_at, False)
-    assert left_behind(among=3) == (row(late).available_at, True)
+    assert left_behind(among=1)[:2] == (row(early).available_at, False)
+    assert left_behind(among=2)[:2] == (row(late).available_at, False)
+    assert left_behind(among=3)[:2] == (row(late).available_at, True)
 
 
 # -- many at once ----------------------------------------------------------------------------------

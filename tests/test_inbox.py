@@ -22,13 +22,12 @@ from django.test import TestCase
 
 import django_outbox as outbox
 from django_outbox import inbox
-from django_outbox.engine import purger
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests import samples
 from tests.consumer import POINTS
 from tests.crashpoints import KILLED, VARIABLE
 from tests.fleet import REPOSITORY, Fleet, wait_for_end_of
-from tests.table import elsewhere, in_thread, listening, now, write
+from tests.table import elsewhere, in_thread, listening, now, purging, write
 from tests.testapp.models import Effect, Order
 from tests.waiting import wait_until
 
@@ -455,12 +454,12 @@ def test_the_worker_purges(settings: Any, mode: str) -> None:
 @outside
 def test_a_purge_stops_when_told() -> None:
     received(3, days=8)
-    run = purger.Purger(alias="default", interval=100)
+    run = purging(100)
     run.stopping = True
-    run.step()
+    run.run()
     assert OutboxInbox.objects.count() == 0  # one batch is all there was
     received(1500, days=8)
-    run.step()
+    run.run()
     assert OutboxInbox.objects.count() == 1000
 
 

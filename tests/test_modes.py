@@ -27,7 +27,18 @@ from django_outbox.models import (
     purge_batches,
 )
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
-from tests.table import PLACED, elsewhere, in_thread, insert, listening, now, row, statuses, write
+from tests.table import (
+    PLACED,
+    elsewhere,
+    in_thread,
+    insert,
+    listening,
+    now,
+    purging,
+    row,
+    statuses,
+    write,
+)
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -231,37 +242,37 @@ def test_a_run_is_bounded_in_time(settings: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(purger, "LONGEST", 0.0)
     kept = insert(20, **DONE, done_at=now() + timedelta(seconds=60))  # met by a walk from below
     expired(35)
-    run = purger.Purger(alias="default", interval=100)
+    run = purging(100)
     left = []
     for _ in range(6):
-        assert run.step() < 1
+        assert run.run() < 1
         left.append(OutboxEvent.objects.count() - len(kept))
     assert left == [35, 35, 25, 15, 5, 0]
     monkeypatch.setattr(purger, "LONGEST", 15.0)
-    assert 80 < run.step() < 120  # the interval, jittered: nothing was cut
+    assert 80 < run.run() < 120  # the interval, jittered: nothing was cut
 
 
 def test_a_run_that_fails_begins_anew(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.OUTBOX = PURGING
     monkeypatch.setattr(purger, "LONGEST", 0.0)
     expired(35)
-    run = purger.Purger(alias="default", interval=100)
-    run.step()
+    run = purging(100)
+    run.run()
     with monkeypatch.context() as broken:
         broken.setattr(OutboxQuerySet, "_delete_unlocked", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run.step()
+            run.run()
     for _ in range(3):
-        run.step()
+        run.run()
     assert not OutboxEvent.objects.exists()
 
 
 def test_a_stop_ends_a_run(settings: Any) -> None:
     settings.OUTBOX = PURGING
     expired(35)
-    run = purger.Purger(alias="default", interval=100)
+    run = purging(100)
     run.stopping = True
-    run.step()
+    run.run()
     assert OutboxEvent.objects.count() == 25
 
 

@@ -18,7 +18,6 @@ from django.db.models import Sum
 
 import django_outbox as outbox
 from django_outbox.engine import statistics as engine_statistics
-from django_outbox.engine.purger import Purger
 from django_outbox.engine.statistics import Statistics
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
 from django_outbox.models.statistics import (
@@ -33,7 +32,7 @@ from django_outbox.models.statistics import (
 )
 from tests.fleet import Fleet
 from tests.plans import analyze, large_steps
-from tests.table import PLACED, in_thread, insert, keyed, listening, now, steal, write
+from tests.table import PLACED, in_thread, insert, keyed, listening, now, purging, steal, write
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -215,7 +214,9 @@ def test_41_the_oldest_due_event_is_noted_while_nothing_is_settled(kind: str) ->
         insert(due=-100)
     else:
         keyed("k", due=-100)
-    Statistics(alias="default", me="me").write()
+    statistics = Statistics(alias="default", me="me")
+    statistics.look()
+    statistics.write()
     rows = OutboxStatistics.objects.filter(owner="me", event_type="")
     assert {row.span for row in rows} == {*SPANS}
     assert all(100 <= (row.lag or 0) < 130 for row in rows)
@@ -224,19 +225,22 @@ def test_41_the_oldest_due_event_is_noted_while_nothing_is_settled(kind: str) ->
 def test_41_the_greatest_lag_of_a_span_stays() -> None:
     (event_id,) = insert(due=-1000)
     statistics = Statistics(alias="default", me="me")
-    statistics.write()
-    OutboxEvent.objects.filter(pk=event_id).delete()
-    statistics.write()
+    for _ in range(2):
+        statistics.look()
+        statistics.write()
+        OutboxEvent.objects.filter(pk=event_id).delete()
     assert min(row.lag or 0 for row in OutboxStatistics.objects.filter(span=3600)) >= 1000
 
 
 def test_41_an_idle_worker_writes_no_more_than_its_sign_of_life(
-    django_assert_max_num_queries: Any,
+    django_assert_num_queries: Any,
 ) -> None:
     statistics = Statistics(alias="default", me="me")
+    statistics.look()
     statistics.write()
     before = [*OutboxStatistics.objects.order_by("pk").values()]
-    with django_assert_max_num_queries(3):  # the clock, the oldest event, the oldest stream
+    with django_assert_num_queries(3):  # the oldest event, the oldest stream, the clock
+        statistics.look()
         statistics.write()
     if now().minute == before[0]["started_at"].minute:
         assert [*OutboxStatistics.objects.order_by("pk").values()] == before
@@ -360,7 +364,7 @@ def test_41_the_purge_keeps_each_length_of_time_as_long_as_it_says() -> None:
         row_at(timedelta(seconds=kept) + soon, span=span)
     OutboxStatistics.objects.update(owner="them")
     assert OutboxStatistics.objects.expired().count() == 3
-    Purger(alias="default", interval=3600).step()
+    purging(3600).run()
     assert OutboxStatistics.objects.count() == 3
     assert not OutboxStatistics.objects.expired().exists()
 

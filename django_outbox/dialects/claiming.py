@@ -111,21 +111,25 @@ class Claiming(Statements):
 
     def left_behind(
         self, connection: BaseDatabaseWrapper, *, me: str, among: int
-    ) -> tuple[datetime | None, bool]:
-        """Say what lost workers left among the ``among`` rows due first.
+    ) -> tuple[datetime | None, bool, float]:
+        """Walk to the ``among`` rows due first, and say what lost workers left among them.
 
-        Return the latest due time of those that were lost once, and whether there is a suspect.
+        Return the latest due time of those that were lost once, whether there is a suspect, and
+        the seconds that the first of all has been due.
         """
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT MAX(CASE WHEN {Past.LOST.value} THEN available_at END), "
-                f"MAX(CASE WHEN {Past.SUSPECT.value} THEN 1 ELSE 0 END) FROM ("
+                f"MAX(CASE WHEN {Past.SUSPECT.value} THEN 1 ELSE 0 END), "
+                f"MIN(available_at), {self.now} FROM ("
                 f"SELECT rescues, locked_by, available_at FROM {self._table(connection)} "
                 f"WHERE available_at <= {self.now} ORDER BY available_at, event_id LIMIT %s) due",
                 [me, me, among],
             )
-            until, suspect = cursor.fetchone()
-        return stored_instant(until), bool(suspect)
+            until, suspect, *first_and_now = cursor.fetchone()
+        first, now = map(stored_instant, first_and_now)
+        waited = (now - first).total_seconds() if first is not None and now is not None else 0.0
+        return stored_instant(until), bool(suspect), waited
 
     def seconds_to_next_due(
         self, connection: BaseDatabaseWrapper, *, since: float = 0.0

@@ -22,7 +22,7 @@ from ..signals import announce, events_claimed
 from .news import News, Pace
 from .pausing import EVERY, Pausing
 from .queues import Decisions, Held, Offers, Ready
-from .reach import Reach, Rest
+from .reach import Reach, Rest, Walks
 from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
 
@@ -62,7 +62,7 @@ class Claimer:
         self._streams = StreamClaims(
             alias=alias, me=me, settings=settings, held=held, ready=ready, decisions=decisions,
             streams=streams, pausing=pausing, is_proven=lambda: self._is_proven(time.monotonic()),
-            connect=lambda: self._connection, reach=Reach(),
+            connect=lambda: self._connection, walks=Walks(),
         )  # fmt: skip
         self._may_claim = may_claim  # False on the standby of single_node
         self._reach = Reach(margin=settings.SKIP_RECENT)
@@ -70,7 +70,7 @@ class Claimer:
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._look_at = 0.0  # monotonic; when the table is looked at next
         self._due_at = 0.0  # monotonic; when something falls due, as far as we know
-        self._asking, self._sweeping = Rest(ASKING), Rest()
+        self._asking, self._walking = Rest(ASKING), Rest()
         self._backlog = False  # the last claim left more behind
         self._sweep_at = 0.0  # monotonic; when what lost workers held is looked for
         self._streams_wait = False  # the last claim of streams brought events
@@ -163,24 +163,24 @@ class Claimer:
 
     def _claim_due(self, room: int, now: float) -> None:
         limit = self._pausing.clear(self._connection, min(room, self.settings.POLL_BATCH_SIZE))
-        again = self._sweeping.until if now >= self._sweep_at else inf
-        if sweep := again <= now:
-            self._look_for_left(now)
+        walk = now >= self._walking.until and (now >= self._sweep_at or not self._backlog)
+        if walk:
+            self._walk(now)
             limit = min(limit, self._room())
         if self._left:
             limit -= self._claim_left((limit + 1) // 2)
-        more = limit <= 0 or self._look(limit, now, walk=sweep or not self._backlog)
+        more = limit <= 0 or self._look(limit, now)
         if not more and not self._left:
-            self._rest(now, again=inf if sweep else again)
+            self._rest(now, again=inf if walk else self._walking.until)
 
-    def _look(self, limit: int, now: float, *, walk: bool) -> bool:
+    def _look(self, limit: int, now: float) -> bool:
         """Claim due events and streams; say whether more are due."""
         most = (limit + 1) // 2 if self._streams_wait else limit
         claim = Claim(
             me=self.me,
             lease=self.held.lease,
             limit=most,
-            since=self._reach.back(walk=walk),
+            since=self._reach.back(),
             skip_recent=self.settings.SKIP_RECENT,
         )
         found = self._claim(claim)
@@ -196,12 +196,17 @@ class Claimer:
         self._rest_for_suspect(now)
         return found.more or more
 
-    def _look_for_left(self, now: float) -> None:
-        """Look for what lost workers held, which the claims of all others pass by."""
-        self._left, suspect = dialects.of(self._connection).left_behind(
+    def _walk(self, now: float) -> None:
+        """Look from the beginning: what lost workers held the claims of all others pass by.
+
+        Where what is due begins is seen on the way.
+        """
+        started = time.monotonic()
+        self._left, suspect, waited = dialects.of(self._connection).left_behind(
             self._connection, me=self.me, among=LEFT_AMONG
         )
-        self._sweeping.after(now)
+        self._walking.after(started)
+        self._reach.begin(started, waited)
         if self._is_proven(now):
             self._sweep_at = now + self.settings.POLL_INTERVAL * random.uniform(0.8, 1.2)
             if suspect:
@@ -234,8 +239,7 @@ class Claimer:
         that may be; and until ``again`` (monotonic) at most.
         """
         self.pace.count_look(time.monotonic() - now)
-        claims = (self._reach, self._streams.reach)
-        rests = [each.rest.until for each in claims if not each.whole]
+        rests = [again, self._streams.streams.next_end(), self._streams.walks.again()]
         if (asked := time.monotonic()) >= self._asking.until:
             self._due_at = self._next_due(now)
             self._asking.after(asked)
@@ -243,7 +247,7 @@ class Claimer:
             rests.append(self._asking.until)
             if self._due_at <= now:  # that was looked at
                 self._due_at = inf
-        self._look_at = min(again, self._due_at, self._streams.streams.next_end(), *rests)
+        self._look_at = min(self._due_at, *rests)
 
     def _next_due(self, now: float) -> float:
         """Return when (monotonic) the next row falls due, or the next poll."""

@@ -23,7 +23,7 @@ from .hygiene import tidy
 from .loops import Loop
 from .pausing import Pausing
 from .queues import Decisions, Held, Ready
-from .reach import Reach
+from .reach import Walks
 from .settler import Settled, by_kind, tell, write
 from .stream_claims import StreamClaims, note_rescue
 from .streams import Streams
@@ -94,7 +94,7 @@ class _Drain:
         self.claims = StreamClaims(
             alias=self.alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
             decisions=self.unrun, streams=self.streams, pausing=self.pausing,
-            is_proven=lambda: True, connect=lambda: connection, reach=Reach(part=0), at=self.at,
+            is_proven=lambda: True, connect=lambda: connection, walks=Walks(part=0), at=self.at,
         )  # fmt: skip
         count, before = 0, -1
         while self.decided > before and (limit is None or count < limit):

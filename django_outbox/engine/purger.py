@@ -1,4 +1,7 @@
-"""Deletes what is past its retention, batch by batch, where the worker has time."""
+"""Deletes what is past its retention, batch by batch, where the worker has time.
+
+Its thread has the time for another look that may take a while: for the oldest due event.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 
 from django.db import DatabaseError
 
 from ..models import purge_batches, purge_inbox, purge_statistics, purge_streams
 from ..signals import announce, events_purged
 from .reach import Rest
+from .statistics import Statistics
 
 logger = logging.getLogger("django_outbox")
 
@@ -24,13 +29,23 @@ class Purger:
     A run that is cut by its time goes on soon, where it stopped: the walk of each table is kept.
     """
 
-    def __init__(self, *, alias: str, interval: float) -> None:
-        self._alias, self._interval = alias, interval
+    def __init__(self, *, alias: str, interval: float | None, statistics: Statistics) -> None:
+        """``interval``: seconds between two runs; None: there are none."""
+        self._alias, self._interval, self._statistics = alias, interval or inf, statistics
+        self._run_at = 0.0 if interval else inf  # monotonic
         self._cut: dict[str, Iterator[int]] = {}  # walks whose time was over, by what they purge
         self._rest = Rest()  # beside an open snapshot a run walks over all that was deleted since
         self.stopping = False
 
     def step(self) -> float:
+        pause = self._statistics.look()
+        if time.monotonic() >= self._run_at:
+            rest = self.run()
+            self._run_at = time.monotonic() + rest
+        return max(min(pause, self._run_at - time.monotonic()), 0.001)
+
+    def run(self) -> float:
+        """Purge; return the seconds until the next run."""
         started = time.monotonic()
         if events := self._purge("events", purge_batches):
             logger.info("purged events=%d", events)

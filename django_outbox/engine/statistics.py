@@ -41,7 +41,8 @@ class Statistics:
         self._rows: dict[Key, OutboxStatistics] = {}  # as they are written; owner: the heartbeat
         self._changed: set[Key] = set()
         self._write_at = 0.0  # monotonic
-        self._rest = Rest()  # from looking for the oldest due event
+        self._lag: float | None = None  # seconds; by the last look, which the purger's thread makes
+        self._rest = Rest()  # from such looks
         self._failures = 0  # in a row
 
     def add(self, settled: Iterable[tuple[Lease, Decision]]) -> None:
@@ -57,6 +58,18 @@ class Statistics:
                 if counts is None:
                     counts = self._fresh[minute, lease.event_type] = [0] * len(COUNTS)
                 _count(counts, lease, decision)
+
+    def look(self) -> float:
+        """See how long the oldest due event has waited; return the seconds until the next look.
+
+        Beside an open snapshot it takes a while, and whoever renews leases has no time for that.
+        """
+        if (started := time.monotonic()) >= self._rest.until:
+            events = OutboxEvent.objects.using(self._alias).oldest_pending_age()
+            streams = OutboxStream.objects.using(self._alias).oldest_due_age()
+            self._lag = round(max(events or 0.0, streams or 0.0), 3)
+            self._rest.after(started)
+        return max(INTERVAL, self._rest.until - time.monotonic())
 
     def step(self) -> None:
         """Write, if it is time; what cannot be written now is written next time, or given up."""
@@ -95,12 +108,9 @@ class Statistics:
 
     def _note_lag(self, minute: int) -> None:
         """Note how long the oldest due event has waited, whoever is to deliver it."""
-        if (started := time.monotonic()) < self._rest.until:
+        lag, self._lag = self._lag, None
+        if lag is None:
             return
-        events = OutboxEvent.objects.using(self._alias).oldest_pending_age()
-        streams = OutboxStream.objects.using(self._alias).oldest_due_age()
-        lag = round(max(events or 0.0, streams or 0.0), 3)
-        self._rest.after(started)
         for span in SPANS:
             row = self._row(key := (span, minute // span * span, ""))
             if row.lag is None or lag > row.lag:

@@ -21,7 +21,7 @@ from ..outcomes import Status
 from ..signals import announce, event_rescued, events_claimed
 from .pausing import Pausing
 from .queues import Decisions, Held, Ready
-from .reach import Reach
+from .reach import Walks
 from .streams import Stream, Streams
 
 logger = logging.getLogger("django_outbox")
@@ -39,12 +39,12 @@ class StreamClaims:
     def __init__(
         self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
         decisions: Decisions, streams: Streams, pausing: Pausing, is_proven: Callable[[], bool],
-        connect: Callable[[], BaseDatabaseWrapper], reach: Reach, at: datetime | None = None,
+        connect: Callable[[], BaseDatabaseWrapper], walks: Walks, at: datetime | None = None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._ready, self._decisions = held, ready, decisions
         self.streams, self._pausing, self._is_proven = streams, pausing, is_proven
-        self.reach = reach
+        self.walks = walks
         self._at = at  # instead of the database's now, for drain()
         self.exclude: list[str] = []  # keys that are not to come again
         self.postponed = 0  # streams so far whose heads are paused
@@ -61,10 +61,10 @@ class StreamClaims:
             self._connection,
             StreamClaim(
                 me=self._me, lease=self._held.lease, limit=most, at=self._at, exclude=left_out,
-                since=self.reach.back(),
+                since=self.walks.back(),
             ),
         )  # fmt: skip
-        self.reach.note(found, skipped=bool(left_out))  # which the next claim has to find
+        self.walks.note(found, skipped=bool(left_out))  # which the next claim has to find
         new = self.streams.claimed(
             Stream(key, deadline, careful=0 if was in (None, self._me) else LONGEST)
             for key, was in found.rows

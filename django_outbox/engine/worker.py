@@ -130,14 +130,15 @@ class Worker:
             me=self.id, presence=presence, streams=self._streams, statistics=statistics,
             pace=self._claimer.pace, **parts,
         )  # fmt: skip
-        self._give_threads(heartbeat)
+        self._give_threads(heartbeat, statistics)
 
-    def _give_threads(self, heartbeat: Heartbeat) -> None:
+    def _give_threads(self, heartbeat: Heartbeat, statistics: Statistics) -> None:
         settings = self.settings
         self._settling = self._loop("settler", self._settler.step, close=self._release_unstarted)
         self._beating = self._loop("heartbeat", heartbeat.step, close=heartbeat.close)
         self._claiming = self._loop("claimer", self._claimer.step)
-        self._purger = Purger(alias=self.alias, interval=settings.PURGE_INTERVAL)
+        interval = settings.PURGE_INTERVAL if self._purge else None
+        self._purger = Purger(alias=self.alias, interval=interval, statistics=statistics)
         self._purging = self._loop("purger", self._purger.step)
         self._hearing: Loop | None = None
         if (ear := doorbell.ear(self.alias)) is not None:
@@ -178,8 +179,7 @@ class Worker:
         try:
             for part in self._machines():
                 part.start()
-            if self._purge:
-                self._purging.start()
+            self._purging.start()
         except BaseException:
             self.stop(timeout=0)
             raise
@@ -221,7 +221,7 @@ class Worker:
         settings = self.settings
         hangs = max(HANGS[0] * settings.LEASE, HANGS[1])
         late = LATE * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
-        machines = [*self._machines(), *([self._purging] if self._purge else [])]
+        machines = [*self._machines(), self._purging]
         asking = [self._claiming, self._beating, self._settling]
         if self._active is not None:
             asking.append(self._holding)
