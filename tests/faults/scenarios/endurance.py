@@ -83,7 +83,7 @@ def bloat(rig: Rig) -> None:
     rig.start_workers(2)
     rig.wait_until_they_run()
     whole = steady + open_for + after
-    rig.start_writers(2, events=int(rate * whole), rate=rate, keys=5000, keyed=0.3)
+    rig.start_writers(4, events=int(rate * whole), rate=rate, keys=5000, keyed=0.3)
     rig.wait_for_delivery()
     began = time.monotonic()
     time.sleep(steady)
