@@ -18,6 +18,7 @@ class Statements:
     plus = "CURRENT_TIMESTAMP + %s * INTERVAL '1' SECOND"  # seconds from now
     micros = "CAST(EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) * 1000000 AS BIGINT)"  # since 1970
     bound = 100  # rows per statement where a CASE per row makes it quadratic
+    apart = ""  # ends a subquery that is not to be joined: it looks at what others know by key
 
     def clock(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return the database's now, aware."""
@@ -83,7 +84,7 @@ class Statements:
         stream, key = self._streams(connection)
         return (
             f"{unsettled} AND EXISTS (SELECT 1 FROM {stream} owned "
-            f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s)"
+            f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s{self.apart})"
         )
 
     def _delete_by_key(self, connection: BaseDatabaseWrapper, name: str = "outbox_event") -> str:

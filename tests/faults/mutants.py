@@ -46,8 +46,8 @@ MUTANTS = (
             ),
             (
                 "dialects/statements.py",
-                'f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s)"',
-                'f"WHERE owned.{key} = {table}.{key} AND %s <> \'\')"',
+                'f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s{self.apart})"',
+                'f"WHERE owned.{key} = {table}.{key} AND %s <> \'\'{self.apart})"',
             ),
         ],
     ),
