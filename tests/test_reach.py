@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
 import django_outbox as outbox
 from django_outbox import dialects, doorbell
@@ -17,7 +19,10 @@ from django_outbox.dialects.vocabulary import Claim, Claimed, StreamClaim
 from django_outbox.engine import claimer, reach
 from django_outbox.engine.reach import LONGEST, MARGIN, PART, Reach, Rest, Walks
 from django_outbox.engine.statistics import Statistics
-from tests.table import insert, keyed, listening, purging, statuses, write
+from django_outbox.models import OutboxEvent
+from django_outbox.models.verbs import OutboxQuerySet
+from django_outbox.outcomes import Status
+from tests.table import insert, keyed, listening, now, purging, statuses, write
 from tests.test_hot import engine_statements
 from tests.waiting import wait_until
 
@@ -223,3 +228,20 @@ def test_a_look_for_the_oldest_that_took_long_rests_too(
     assert statistics.look() > 590
     with django_assert_num_queries(0):
         assert statistics.look() > 590
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_does_not_wait_for_a_look_that_fails(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 1}
+    insert(due=None, status=Status.DONE, done_at=now() - timedelta(seconds=60))
+
+    def refused(rows: OutboxQuerySet) -> float:
+        raise OperationalError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(OutboxQuerySet, "oldest_pending_age", refused)
+    with caplog.at_level(logging.WARNING, "django_outbox"):
+        purging(1.0).step()
+    assert "statement timeout" in caplog.text
+    assert not OutboxEvent.objects.exists()

@@ -18,7 +18,7 @@ class Statements:
     plus = "CURRENT_TIMESTAMP + %s * INTERVAL '1' SECOND"  # seconds from now
     micros = "CAST(EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) * 1000000 AS BIGINT)"  # since 1970
     bound = 100  # rows per statement where a CASE per row makes it quadratic
-    apart = ""  # ends a subquery that is not to be joined: it looks at what others know by key
+    apart = ""  # ends a subquery that the planner is not to turn into a join
 
     def clock(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return the database's now, aware."""

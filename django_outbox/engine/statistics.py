@@ -65,9 +65,12 @@ class Statistics:
         Beside an open snapshot it takes a while, and whoever renews leases has no time for that.
         """
         if (started := time.monotonic()) >= self._rest.until:
-            events = OutboxEvent.objects.using(self._alias).oldest_pending_age()
-            streams = OutboxStream.objects.using(self._alias).oldest_due_age()
-            self._lag = round(max(events or 0.0, streams or 0.0), 3)
+            try:
+                events = OutboxEvent.objects.using(self._alias).oldest_pending_age()
+                streams = OutboxStream.objects.using(self._alias).oldest_due_age()
+                self._lag = round(max(events or 0.0, streams or 0.0), 3)
+            except DatabaseError as error:  # the purge is not to wait for it
+                self._report(error)
             self._rest.after(started)
         return max(INTERVAL, self._rest.until - time.monotonic())
 
