@@ -15,13 +15,13 @@ from django.db import OperationalError, connection
 
 import django_outbox as outbox
 from django_outbox import dialects, doorbell
-from django_outbox.dialects.vocabulary import Claim, Claimed, StreamClaim
+from django_outbox.dialects.vocabulary import Claim, Claimed, Hold, StreamClaim
 from django_outbox.engine import claimer, reach
 from django_outbox.engine.reach import LONGEST, MARGIN, PART, Reach, Rest, Walks
 from django_outbox.engine.statistics import Statistics
 from django_outbox.models import OutboxEvent
 from django_outbox.models.verbs import OutboxQuerySet
-from django_outbox.outcomes import Status
+from django_outbox.outcomes import DONE, Status
 from tests.table import insert, keyed, listening, now, purging, statuses, write
 from tests.test_hot import engine_statements
 from tests.waiting import wait_until
@@ -245,3 +245,27 @@ def test_a_purge_does_not_wait_for_a_look_that_fails(
         purging(1.0).step()
     assert "statement timeout" in caplog.text
     assert not OutboxEvent.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the others' planners join no such")
+def test_the_fence_of_keyed_events_is_looked_at_by_key_and_not_joined() -> None:
+    """Joined, it began with all streams: their index is long beside an open snapshot."""
+    ids, sent = keyed("a", 3), list[tuple[str, Any]]()
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append((sql, params))
+        return execute(sql, params, many, context)
+
+    own = dialects.engine_connection("default", lock_wait=1)
+    try:
+        with own.execute_wrapper(note):
+            decisions = [(each, DONE) for each in ids]
+            dialects.of(own).settle_all(own, me="me", decisions=decisions, hold=Hold.STREAM)
+        with own.cursor() as cursor:
+            cursor.execute(f"EXPLAIN {sent[0][0]}", sent[0][1])
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+    finally:
+        own.close()
+    assert "SubPlan" in plan and "outbox_event_pkey" in plan
+    assert "Join" not in plan and "Nested Loop" not in plan
