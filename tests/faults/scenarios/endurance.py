@@ -78,7 +78,7 @@ def bloat(rig: Rig) -> None:
     """
     rig.outbox |= {"RETENTION_DONE": 2.0, "PURGE_INTERVAL": 1.0, "PURGE_BATCH_SIZE": 5000}
     rig.purges = True
-    steady, open_for, after = rig.pick(ci=(2.0, 2.0, 2.0), full=(600.0, 1200.0, 600.0))
+    steady, open_for, after = rig.pick(ci=(2.0, 2.0, 2.0), full=(700.0, 1200.0, 600.0))
     rate = rig.pick(ci=150, full=400)
     rig.start_workers(2)
     rig.wait_until_they_run()
