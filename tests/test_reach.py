@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from django_outbox.engine.reach import LONGEST, MARGIN, PART, Reach, Rest, Walks
 from django_outbox.engine.statistics import Statistics
 from django_outbox.models import OutboxEvent
 from django_outbox.models.verbs import OutboxQuerySet
-from django_outbox.outcomes import DONE, Status
+from django_outbox.outcomes import DONE, Decision, Status
 from tests.table import insert, keyed, listening, now, purging, statuses, write
 from tests.test_hot import engine_statements
 from tests.waiting import wait_until
@@ -247,11 +247,12 @@ def test_a_purge_does_not_wait_for_a_look_that_fails(
     assert not OutboxEvent.objects.exists()
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="the others' planners join no such")
-def test_the_fence_of_keyed_events_is_looked_at_by_key_and_not_joined() -> None:
-    """Joined, it began with all streams: their index is long beside an open snapshot."""
-    ids, sent = keyed("a", 3), list[tuple[str, Any]]()
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="of its planner")
+
+
+def plan_of_settling(ids: Sequence[str], decision: Decision) -> str:
+    """Return how an engine's session would go about it."""
+    sent = list[tuple[str, Any]]()
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         sent.append((sql, params))
@@ -260,12 +261,31 @@ def test_the_fence_of_keyed_events_is_looked_at_by_key_and_not_joined() -> None:
     own = dialects.engine_connection("default", lock_wait=1)
     try:
         with own.execute_wrapper(note):
-            decisions = [(each, DONE) for each in ids]
+            decisions = [(each, decision) for each in ids]
             dialects.of(own).settle_all(own, me="me", decisions=decisions, hold=Hold.STREAM)
         with own.cursor() as cursor:
             cursor.execute(f"EXPLAIN {sent[0][0]}", sent[0][1])
-            plan = "\n".join(line for (line,) in cursor.fetchall())
+            return "\n".join(line for (line,) in cursor.fetchall())
     finally:
         own.close()
+
+
+@pytest.mark.django_db(transaction=True)
+@on_postgresql
+def test_the_fence_of_keyed_events_is_looked_at_by_key_and_not_joined() -> None:
+    """Joined, it began with all streams: their index is long beside an open snapshot."""
+    plan = plan_of_settling(keyed("a", 3), DONE)
     assert "SubPlan" in plan and "outbox_event_pkey" in plan
     assert "Join" not in plan and "Nested Loop" not in plan
+
+
+@pytest.mark.django_db(transaction=True)
+@on_postgresql
+def test_what_was_decided_is_written_row_by_row_however_few_rows_there_are() -> None:
+    """To join few rows PostgreSQL reads a whole index, which is long beside an open snapshot."""
+    ids = keyed("a", 100)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE outbox_event")
+    plan = plan_of_settling(ids, Decision(status=Status.RETRY, delay=60.0))
+    assert "Nested Loop" in plan and "outbox_event_pkey" in plan
+    assert "Hash" not in plan and "Merge" not in plan
