@@ -198,6 +198,21 @@ WELL["stopped a moment after the stop was asked for"] = evidence(
     ran(0.9, 1.01, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
     intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, TWO)],
 )  # fmt: skip
+WELL["stopped on the way into the listener that ran first"] = evidence(
+    ran(0.9, 0.95, event_id="b"), ran(3.1, 3.2), ran(3.3, 3.4, pid=TWO),
+    intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, ONE)],
+)  # fmt: skip
+WELL["a server away for so long that leases end"] = evidence(
+    ran(1, 2), ran(4, 5, pid=TWO), faults=[Fault(kind="restart kill", at=2.1, until=3.9)]
+)
+ILL["a server back before leases end"] = (
+    evidence(ran(1, 2), ran(4, 5, pid=TWO), faults=[Fault(kind="restart kill", at=2.1, until=3)]),
+    {"unexplained": 1},
+)
+ILL["a server away when all was settled"] = (
+    evidence(ran(1, 2), ran(8, 9, pid=TWO), faults=[Fault(kind="restart kill", at=5, until=7)]),
+    {"unexplained": 1},
+)
 ILL["a lease not looked at after a stop"] = (
     evidence(
         ran(2, 2.5), ran(3.1, 3.2, event_id="b", pid=TWO), ran(3.3, 3.4, pid=TWO),

@@ -18,6 +18,7 @@ from typing import Any
 from tests.faults.witness import Line
 
 WAKING = 1.0  # seconds in which a thread that goes on is past the look at its lease
+LEFT = 2 / 3  # of a lease, at least, whenever a server goes away: it is renewed each third
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,7 @@ def _judge_death(
 
 
 def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
-    struck, replays = Struck(evidence.faults), evidence.done_to("replay")
+    struck, replays = Struck(evidence.faults, evidence.lease), evidence.done_to("replay")
     for event_id, each in runs.items():
         for number in range(1, len(each)):
             before, after = each[number - 1], each[number]
@@ -214,7 +215,7 @@ def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
                 should = [run for run in should if run is not before]
             if should:
                 verdict.repeats += 1
-                explained = all(struck.explains(run, after, evidence.lease) for run in should)
+                explained = all(struck.explains(run, after) for run in should)
                 if not explained and not struck.woke(after):
                     verdict.count("unexplained", f"{event_id} {before} {after}")
             if after.start < struck.end_of(before) and not struck.during(before, after):
@@ -238,18 +239,23 @@ def _should_have_been_last(earlier: Sequence[Run], after: Run, evidence: Evidenc
 class Struck:
     """The faults by the process that they struck."""
 
-    def __init__(self, faults: Iterable[Fault]) -> None:
+    def __init__(self, faults: Iterable[Fault], lease: float) -> None:
+        self._lease = lease
         self._by_pid: defaultdict[int, list[Fault]] = defaultdict(list)
+        self._outages = [  # in which leases can end, whoever has them
+            fault for fault in faults
+            if fault.kind.startswith("restart") and fault.until - fault.at >= LEFT * lease
+        ]  # fmt: skip
         for fault in faults:
             for pid in fault.pids:
                 self._by_pid[pid].append(fault)
 
-    def explains(self, before: Run, after: Run, lease: float) -> bool:
+    def explains(self, before: Run, after: Run) -> bool:
         """Say whether a fault can have kept the first run from being settled."""
         last = after.start if before.end is None else before.end  # it may have gone on till then
-        return any(
-            fault.until >= before.start and fault.at <= min(last + lease, after.start)
-            for fault in self._by_pid[before.pid]
+        return self.woke(before) or any(
+            fault.until >= before.start and fault.at <= min(last + self._lease, after.start)
+            for fault in (*self._by_pid[before.pid], *self._outages)
         )
 
     def woke(self, run: Run) -> bool:
