@@ -405,8 +405,10 @@ class Rig:
     def nothing_disturbed(self) -> None:
         """The database was well all the time: nobody may have met an error of its own."""
         if self.server is not None:  # SQLite has one writer at a time, and says so
-            failed = len(self.logged(" failed error="))
-            self.measure("errors of the engine", failed, most=0)
+            failed = self.logged(" failed error=")
+            for line in failed[:5]:  # the log goes away with the run
+                print(f"   {line}", file=sys.stderr)
+            self.measure("errors of the engine", len(failed), most=0)
             self.measure("business transactions refused", self.refused, most=0)
 
     def is_quiet(self, *, but: int = 0) -> bool:
