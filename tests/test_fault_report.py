@@ -48,6 +48,8 @@ def test_what_is_wrong_is_shown() -> None:
     assert "**no**" in report.counted([line(lost=2, holds=False)])
     slow = {"name": "way back, s", "value": 7.25, "most": 3.0, "least": None, "holds": False}
     found = report.shortlist([line(holds=False, figures=[slow])])
+    assert "**1 of 1 runs missed a bar: kill on PostgreSQL.**" in found.splitlines()[0]
+    assert "missed" not in report.shortlist([line(size="full")])
     assert "0 lost, nothing unexplained; **missed: way back, s 7.25, asked ≤ 3**" in found
     ended = report.shortlist([line(holds=False, error="AssertionError: no line")])
     assert "**it did not come to its end**" in ended

@@ -87,7 +87,8 @@ def summary(lines: Sequence[Line]) -> str:
     found = [*largest(lines).values()]
     events, faults = sum(each["events"] for each in found), sum(map(struck, found))
     wrong = [f"{sum(each[name] for each in found)} {title}" for name, title in COUNTED.items()]
-    return f"{events:,} events, {faults:,} faults: {', '.join(wrong)}. {size_of(found)}"
+    said = [f"{events:,} events, {faults:,} faults: {', '.join(wrong)}.", size_of(found)]
+    return " ".join(filter(None, [*said, missed_by(found)]))
 
 
 def counted(lines: Sequence[Line]) -> str:
@@ -173,6 +174,13 @@ def size_of(found: Sequence[Line]) -> str:
         return ""
     those = "All" if small == len(found) else str(small)
     return f"{those} of these {len(found)} runs are small ones, as every change has to pass them."
+
+
+def missed_by(found: Sequence[Line]) -> str:
+    """Say so where not everything holds: it need not be one of the ``COUNTED``, nor among rows."""
+    those = [f"{line['scenario']} on {DATABASES[line['db']]}" for line in found
+             if not line["holds"]]  # fmt: skip
+    return f"**{len(those)} of {len(found)} runs missed a bar: {', '.join(those)}.**" * bool(those)
 
 
 def titles(found: dict[tuple[str, str], Line]) -> dict[str, str]:
