@@ -247,7 +247,9 @@ def test_a_purge_does_not_wait_for_a_look_that_fails(
     assert not OutboxEvent.objects.exists()
 
 
-on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="of its planner")
+on_postgresql = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="its planner's choices"
+)
 
 
 def plan_of_settling(ids: Sequence[str], decision: Decision) -> str:

@@ -215,8 +215,7 @@ def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
                 should = [run for run in should if run is not before]
             if should:
                 verdict.repeats += 1
-                explained = all(struck.explains(run, after) for run in should)
-                if not explained and not struck.woke(after):
+                if not all(struck.explains(run, after) for run in should):
                     verdict.count("unexplained", f"{event_id} {before} {after}")
             if after.start < struck.end_of(before) and not struck.during(before, after):
                 verdict.count("overlaps", f"{event_id} {before} {after}")
@@ -237,7 +236,7 @@ def _should_have_been_last(earlier: Sequence[Run], after: Run, evidence: Evidenc
 
 
 class Struck:
-    """The faults by the process that they struck."""
+    """The faults by the process that they struck, and those that struck all."""
 
     def __init__(self, faults: Iterable[Fault], lease: float) -> None:
         self._lease = lease
@@ -251,11 +250,18 @@ class Struck:
                 self._by_pid[pid].append(fault)
 
     def explains(self, before: Run, after: Run) -> bool:
-        """Say whether a fault can have kept the first run from being settled."""
+        """Say whether a fault can have kept the first run from being settled.
+
+        So it can if either began without a lease: stopped for longer than that on the way.
+        """
         last = after.start if before.end is None else before.end  # it may have gone on till then
-        return self.woke(before) or any(
-            fault.until >= before.start and fault.at <= min(last + self._lease, after.start)
-            for fault in (*self._by_pid[before.pid], *self._outages)
+        return (
+            self.woke(before)
+            or self.woke(after)
+            or any(
+                fault.until >= before.start and fault.at <= min(last + self._lease, after.start)
+                for fault in (*self._by_pid[before.pid], *self._outages)
+            )
         )
 
     def woke(self, run: Run) -> bool:
