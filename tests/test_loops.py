@@ -1,14 +1,15 @@
-"""The engine's threads: what one that keeps failing tells."""
+"""The engine's threads: what one that keeps failing tells, and when it tries again."""
 
 from __future__ import annotations
 
 import pytest
+from django.test import override_settings
 
 from django_outbox.engine.loops import Loop
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text for text in caplog.messages if text.startswith("outbox-default-claimer")]
+def told(caplog: pytest.LogCaptureFixture, who: str = "claimer") -> list[str]:
+    return [text for text in caplog.messages if text.startswith(f"outbox-default-{who}")]
 
 
 @pytest.mark.any_database
@@ -20,6 +21,20 @@ def test_errors_in_a_row_are_told_ever_more_seldom(caplog: pytest.LogCaptureFixt
     assert [text.split(" next_try")[0] for text in told(caplog)] == [
         f"outbox-default-claimer failed error=no times={times}" for times in (1, 8, 64)
     ]
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize(("lease", "most"), [(60.0, 5.0), (30.0, 5.0), (6.0, 1.0)])
+def test_the_pause_after_errors_leaves_time_for_the_lease(
+    caplog: pytest.LogCaptureFixture, lease: float, most: float
+) -> None:
+    """No thread sleeps for longer than the heartbeat does, so that it renews what it can."""
+    loop = Loop("outbox-default-heartbeat", lambda: 0.0, alias="default", lock_wait=1)
+    with override_settings(OUTBOX={"LEASE": lease}):
+        pauses = [loop._failed(ValueError("no")) for _ in range(64)]
+    assert pauses[0] <= 0.12
+    assert 0.8 * most <= min(pauses[10:]) <= max(pauses[10:]) <= 1.2 * most
+    assert told(caplog, "heartbeat")[-1].endswith(f"next_try={most:.1f}s")
 
 
 @pytest.mark.django_db

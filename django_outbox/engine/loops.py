@@ -12,6 +12,7 @@ from django.db import connections
 from django.db.utils import Error as DatabaseError
 
 from .. import dialects
+from ..conf import current
 
 logger = logging.getLogger("django_outbox")
 
@@ -132,6 +133,7 @@ class Loop:
             connections[self._alias].close()
             self._broke()
         first, most = BACKOFF
+        most = min(most, current().LEASE / 6)  # as often as the heartbeat, which has to renew
         pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
         if self._errors == self._told:
             self._told *= RARER
