@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -575,6 +576,24 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
 def test_the_claim_goes_by_the_index_of_due_times(due_among_many: list[str]) -> None:
     sql, params = statements(lambda: claim(limit=20))[0]
     assert index_name("outbox_event_due") in str(explain(sql, params))
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="others have their plans at the server")
+def test_statements_of_every_length_do_not_pile_up() -> None:
+    """Each length of a list is a statement of its own, and the driver keeps what it compiled."""
+
+    def kept() -> int:
+        gc.collect()
+        return [type(each).__name__ for each in gc.get_objects()].count("Statement")
+
+    own = dialects.engine_connection("default", lock_wait=1)
+    try:
+        before = kept()
+        for length in range(1, 101):
+            dialect().settle_done(own, me="me", ids=["a"] * length)
+        assert 0 < kept() - before <= 40
+    finally:
+        own.close()
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="others plan each statement anew")
