@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +25,7 @@ from tests.waiting import wait_until
 @scenario(*ALL)
 def leaks(rig: Rig) -> None:
     """A worker under a steady load keeps its threads, files, memory and sessions."""
+    rig.environment |= {"PYTHONWARNINGS": "always::ResourceWarning"}
     rig.outbox |= {"RETENTION_DONE": 5.0, "PURGE_INTERVAL": 1.0}
     rig.purges = True
     warm, lasts = rig.pick(ci=(3.0, 3.0), full=(60.0, 3600.0))
@@ -44,6 +47,8 @@ def leaks(rig: Rig) -> None:
         rig.measure(f"{what} more at the end", number - before[what], most=5)
     growth = rig.workers[0].memory_info().rss / memory - 1
     rig.measure("memory that grew, part", growth, most=0.05, timed=True)
+    rig.stop_workers()
+    rig.measure("things that nobody closed", len(rig.logged("ResourceWarning")), most=0)
     start_and_stop(rig, rig.pick(ci=5, full=1000))
 
 
@@ -60,9 +65,13 @@ def start_and_stop(rig: Rig, times: int) -> None:
         with Worker():
             pass
     before = held(psutil.Process())
-    for _ in range(times):
-        with Worker():
-            pass
+    with warnings.catch_warnings(record=True) as open_ones:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(times):
+            with Worker():
+                pass
+        gc.collect()
+    rig.measure(f"things not closed in {times} starts and stops", len(open_ones), most=0)
     for what, number in held(psutil.Process()).items():
         more = number - before[what]
         rig.measure(f"{what} more after {times} starts and stops", more, most=2)
