@@ -152,7 +152,12 @@ def _start_mariadb() -> str:
 def _start_private_mariadb(binary: str, directory: Path) -> str:
     data, log = directory / "mariadb", directory / "mariadb.log"
     host, port = "127.0.0.1", _free_port()  # by TCP, so that tests see who is connected
-    common = ["--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}"]
+    common = [
+        "--no-defaults",
+        f"--datadir={data}",
+        f"--tmpdir={directory}",  # a server that starts deletes the temporary tables there
+        f"--user={getpass.getuser()}",
+    ]
     with log.open("w") as output:
         subprocess.run(
             [

@@ -77,6 +77,7 @@ class MariaDB:
         common = [
             "--no-defaults",
             f"--datadir={directory / 'mariadb'}",
+            f"--tmpdir={directory}",  # a server that starts deletes the temporary tables there
             f"--user={getpass.getuser()}",
         ]
         with self._log.open("w") as log:
