@@ -75,9 +75,11 @@ def test_423_written_delayed_queued_and_claimed_are_counted_by_type(shown: Shown
     assert shown("outbox_events_written_total", **kind) == 4
     assert shown("outbox_events_delayed_total", **kind) == 1
     assert shown("outbox_events_queued_total", **kind) == 3
-    hot, cold = (shown("outbox_events_claimed_total", source=each) or 0 for each in ("hot", "cold"))
-    assert hot + cold == 3
-    assert (shown("outbox_claims_total", source="hot") or 0) >= 1
+    routes = ("hot", "cold")  # the worker's first look may be faster than the offers
+    claimed = {each: shown("outbox_events_claimed_total", source=each) or 0 for each in routes}
+    assert sum(claimed.values()) == 3
+    used = [each for each in routes if claimed[each]]
+    assert all(shown("outbox_claims_total", source=each) for each in used)
 
 
 def test_423_a_full_hot_queue_counts_what_it_drops(shown: Shown, settings: Any) -> None:
