@@ -1,4 +1,4 @@
-"""Transactional outbox for Django: an event written with its transaction reaches its listeners."""
+"""Transactional outbox for Django: write events with your data, deliver them after the commit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import inbox
-    from .engine.drain import drain
-    from .engine.worker import Worker
     from .events import GLOBAL, Event
     from .events.typed import event
     from .exceptions import (
@@ -21,22 +19,23 @@ if TYPE_CHECKING:
         OutboxError,
         PayloadError,
         PayloadTooLarge,
-        Recoverable,
         RetryAfter,
         Unrecoverable,
         UnroutableEvent,
     )
-    from .outcomes import Dead, Defer, Done, Failure
-    from .registry import ANY, listener
-    from .retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
-    from .writer import awrite, awrite_many, write, write_many
-    from .writer.bridge import OutboxSignal
+    from .listeners.outcomes import Dead, Defer, Done, Failure
+    from .listeners.registry import ANY, listener
+    from .listeners.retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
+    from .worker.drain import drain
+    from .worker.worker import Worker
+    from .writing.signal_bridge import OutboxSignal
+    from .writing.write import awrite, awrite_many, write, write_many
 
-# Resolved at first use (PEP 562): ``import django_outbox`` must work before apps are loaded.
-_ROOMS: dict[str, str | None] = {
-    "inbox": None,  # the room itself
-    "drain": "engine.drain",
-    "Worker": "engine.worker",
+# Imported at first use (PEP 562), because ``import django_outbox`` must work before apps load.
+_MODULES: dict[str, str | None] = {
+    "inbox": None,  # a module, not a name in one
+    "drain": "worker.drain",
+    "Worker": "worker.worker",
     "GLOBAL": "events",
     "Event": "events",
     "event": "events.typed",
@@ -48,26 +47,25 @@ _ROOMS: dict[str, str | None] = {
     "OutboxError": "exceptions",
     "PayloadError": "exceptions",
     "PayloadTooLarge": "exceptions",
-    "Recoverable": "exceptions",
     "RetryAfter": "exceptions",
     "UnroutableEvent": "exceptions",
     "Unrecoverable": "exceptions",
-    "Dead": "outcomes",
-    "Defer": "outcomes",
-    "Done": "outcomes",
-    "Failure": "outcomes",
-    "ANY": "registry",
-    "listener": "registry",
-    "Exponential": "retry",
-    "Fixed": "retry",
-    "Jittered": "retry",
-    "Linear": "retry",
-    "RetryPolicy": "retry",
-    "awrite": "writer",
-    "awrite_many": "writer",
-    "write": "writer",
-    "write_many": "writer",
-    "OutboxSignal": "writer.bridge",
+    "Dead": "listeners.outcomes",
+    "Defer": "listeners.outcomes",
+    "Done": "listeners.outcomes",
+    "Failure": "listeners.outcomes",
+    "ANY": "listeners.registry",
+    "listener": "listeners.registry",
+    "Exponential": "listeners.retry",
+    "Fixed": "listeners.retry",
+    "Jittered": "listeners.retry",
+    "Linear": "listeners.retry",
+    "RetryPolicy": "listeners.retry",
+    "awrite": "writing.write",
+    "awrite_many": "writing.write",
+    "write": "writing.write",
+    "write_many": "writing.write",
+    "OutboxSignal": "writing.signal_bridge",
 }
 
 __all__ = [
@@ -91,7 +89,6 @@ __all__ = [
     "OutboxSignal",
     "PayloadError",
     "PayloadTooLarge",
-    "Recoverable",
     "RetryAfter",
     "RetryPolicy",
     "UnroutableEvent",
@@ -109,13 +106,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    room = _ROOMS[name]
-    module = import_module(f"{__name__}.{room or name}")
-    value = module if room is None else getattr(module, name)
+    path = _MODULES[name]
+    module = import_module(f"{__name__}.{path or name}")
+    value = module if path is None else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The app's name and its start: checks and listeners are found, nothing is opened or started."""
+"""The Django app: at start-up, register checks and import listeners; open and start nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from django.conf import settings
 from django.utils.module_loading import import_string, module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
-from . import registry
 from .conf import current, problems
 from .exceptions import ListenerAlreadyRegistered
+from .listeners import registry
 
 
 class OutboxConfig(AppConfig):
@@ -23,24 +23,24 @@ class OutboxConfig(AppConfig):
     def ready(self) -> None:
         from . import checks  # noqa: F401 - registers them; needs models
 
-        if not problems():  # else the checks say what is wrong
+        if not problems():  # otherwise the checks report what is wrong
             discover(current().LISTENER_MODULE)
             load_task_backends()
             if current().EMBEDDED:
-                from .engine import embedded
+                from .worker import embedded
 
                 embedded.install()
 
 
 def load_task_backends() -> None:
-    """Import what TASKS names, so that a worker knows the listener of the outbox's backend."""
+    """Import the backends in TASKS, so that a worker has the listener of the outbox's backend."""
     for each in getattr(settings, "TASKS", {}).values():
-        with suppress(ImportError, KeyError):  # the tasks themselves say what is wrong
+        with suppress(ImportError, KeyError):  # Django's tasks report what is wrong
             import_string(each["BACKEND"])
 
 
 def discover(name: str) -> None:
-    """Import the listener module of every app; a place taken twice is kept for the checks."""
+    """Import the listener module of every app; keep duplicate registrations for the checks."""
     for config in apps.get_app_configs():
         if config.module is None or not module_has_submodule(config.module, name):
             continue

@@ -1,4 +1,4 @@
-"""The one dict ``OUTBOX``, read late into one frozen ``Settings`` and dropped when it changes."""
+"""The dict ``OUTBOX``: validated and cached at first use, read again when the setting changes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 DAY = 86400.0
-CENTURY = 36_525 * DAY  # more overflows some database's calendar
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # 63 characters less our longest name
+CENTURY = 36_525 * DAY  # seconds; longer delays overflow some database's calendar
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # PostgreSQL's 63 less our longest name
 
-Rule = Callable[[Any], str | None]  # None, or what was expected
+Rule = Callable[[Any], str | None]  # returns what was expected; None if the value is valid
 
 
 def number(least: float, *, above: bool = False, optional: bool = False) -> Rule:
-    """Expect a number of seconds (never a bool) of at least, or above, ``least``."""
+    """Return a rule for seconds (never a bool): at least ``least``, or more with ``above``."""
     expected = (
         f"a number {'above' if above else 'of at least'} {least:g}, at most a century of seconds"
         f"{', or None' * optional}"
@@ -40,10 +40,14 @@ def number(least: float, *, above: bool = False, optional: bool = False) -> Rule
     return rule
 
 
-def integer(least: int) -> Rule:
+def integer(least: int, *, optional: bool = False) -> Rule:
+    expected = f"a whole number of at least {least}{', or None' * optional}"
+
     def rule(value: Any) -> str | None:
+        if value is None and optional:
+            return None
         good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return None if good else f"a whole number of at least {least}"
+        return None if good else expected
 
     return rule
 
@@ -99,10 +103,15 @@ class Settings:
     WORKERS: int = setting(4, integer(1))  # threads that run listeners
     PROCESSES: int = setting(1, integer(1))
     ASYNC_CONCURRENCY: int = setting(100, integer(1))
-    HOT_QUEUE_CAPACITY: int = setting(1000, integer(1))  # offers not yet claimed
+    # Async deliveries with a database connection, per process; None: 2 × WORKERS.
+    ASYNC_CONNECTIONS: int | None = setting(None, integer(1, optional=True))
+    LISTENER_TIMEOUT: float | None = setting(None, number(0, above=True, optional=True))
+    STUCK_AFTER: float = setting(600.0, number(0, above=True))
+    HOT_QUEUE_CAPACITY: int = setting(1000, integer(1))  # events offered but not yet claimed
     COLD_QUEUE_CAPACITY: int = setting(1000, integer(1))  # claimed events waiting for a thread
-    FAIRNESS: tuple[int, int] = setting((2, 1), weights)  # hot : cold when both wait
-    MAX_ATTEMPTS: int = setting(10, integer(1))  # executions, for policies that give none
+    PREFETCH_BYTES: int = setting(64 * 1024**2, integer(1))  # of claimed payloads in memory
+    FAIRNESS: tuple[int, int] = setting((2, 1), weights)  # hot to cold claims when both wait
+    MAX_ATTEMPTS: int = setting(20, integer(1))  # executions, for policies without a limit
     RETRY: Any = setting(None, anything)  # policy, dotted path or dict; None: Exponential()
     POLL_INTERVAL: float = setting(5.0, number(0, above=True))
     POLL_BATCH_SIZE: int = setting(500, integer(1))
@@ -144,14 +153,14 @@ RULES: Mapping[str, Rule] = {each.name: each.metadata["rule"] for each in fields
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault in ``OUTBOX``: what is wrong and what to do."""
+    """An error in ``OUTBOX``: what is wrong and what to do."""
 
     message: str
     hint: str
 
 
 def problems() -> list[Problem]:
-    """Return every fault in ``settings.OUTBOX``, for the system checks."""
+    """Return every error in ``settings.OUTBOX``, for the system checks."""
     raw = getattr(django_settings, "OUTBOX", {})
     if not isinstance(raw, Mapping):
         return [Problem(f"OUTBOX is {raw!r}; expected a dict.", "Write OUTBOX = {…} in settings.")]
@@ -169,20 +178,20 @@ def problems() -> list[Problem]:
 
 @lru_cache(maxsize=1)
 def current() -> Settings:
-    """Return the settings in force; ``ImproperlyConfigured`` names everything that is wrong."""
+    """Return the current settings; raise ``ImproperlyConfigured`` with every error in them."""
     if faults := problems():
         raise ImproperlyConfigured(" ".join(f"{each.message} {each.hint}" for each in faults))
     return Settings(**getattr(django_settings, "OUTBOX", {}))
 
 
 def resolve(name: str) -> Any:
-    """Return what a setting names: the object itself, or what its dotted path leads to."""
+    """Return the value of a setting, imported if it is a dotted path."""
     value = getattr(current(), name)
     return _import(name, value) if isinstance(value, str) else value
 
 
 def resolve_all(name: str) -> tuple[Any, ...]:
-    """Return what the dotted paths of a setting lead to, in their order."""
+    """Return the imported dotted paths of a setting, in their order."""
     return tuple(_import(name, path) for path in getattr(current(), name))
 
 
@@ -206,7 +215,7 @@ setting_changed.connect(_reset, dispatch_uid="django_outbox.conf")
 
 @lru_cache(maxsize=1)
 def _names() -> tuple[str, str]:
-    """Return prefix and schema, or none where they are unfit: the checks report those."""
+    """Return prefix and schema, each empty if it is invalid, which the checks report."""
     raw = getattr(django_settings, "OUTBOX", {})
     raw = raw if isinstance(raw, Mapping) else {}
     prefix, schema = raw.get("TABLE_PREFIX") or "", raw.get("SCHEMA") or ""
@@ -214,12 +223,12 @@ def _names() -> tuple[str, str]:
 
 
 def table_name(name: str) -> str:
-    """Return the ``db_table`` of one of our tables, for models and migrations alike."""
+    """Return the ``db_table`` of an outbox table, for models and migrations."""
     prefix, schema = _names()
     return f'"{schema}"."{prefix}{name}"' if schema else f"{prefix}{name}"
 
 
 def index_name(name: str) -> str:
-    """Return an index name of at most 30 characters that differs from prefix to prefix."""
+    """Return an index name of at most 30 characters, different for each schema and prefix."""
     prefix, schema = _names()
     return f"{name}_{hashlib.sha256(f'{schema}.{prefix}'.encode()).hexdigest()[:8]}"

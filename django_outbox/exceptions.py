@@ -1,4 +1,4 @@
-"""The error tree: every error the package raises, and those a listener raises to be understood.
+"""Exceptions: those that the package raises, and two that a listener raises to choose an outcome.
 
 OutboxError
 ├── NoActiveTransaction         also django's TransactionManagementError
@@ -9,11 +9,10 @@ OutboxError
 ├── UnroutableEvent
 ├── PayloadError
 └── ListenerTimeout
-Recoverable
-└── RetryAfter                  a listener says: again, after this delay (costs an attempt)
-Unrecoverable                   a listener says: never again (costs no attempt)
+RetryAfter                      raised by a listener: retry after this delay (costs an attempt)
+Unrecoverable                   raised by a listener: no retry can succeed (costs no attempt)
 
-Configuration faults are django's ImproperlyConfigured.
+Configuration errors raise django's ImproperlyConfigured.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from django.db.transaction import TransactionManagementError
 
 
 class OutboxError(Exception):
-    """Base of every error that the outbox itself raises."""
+    """Base class of every error that the outbox itself raises."""
 
 
 class NoActiveTransaction(OutboxError, TransactionManagementError):
@@ -33,7 +32,7 @@ class NoActiveTransaction(OutboxError, TransactionManagementError):
 
 
 class InvalidEvent(OutboxError, ValueError):
-    """An event cannot be stored as it is; nothing was sent to the database."""
+    """An event cannot be stored as given; nothing was sent to the database."""
 
 
 class PayloadTooLarge(InvalidEvent):
@@ -45,7 +44,7 @@ class DuplicateEvent(OutboxError):
 
 
 class ListenerAlreadyRegistered(OutboxError):
-    """Two listeners claim the same (aggregate type, event type, name)."""
+    """Two listeners are registered with the same (aggregate type, event type, name)."""
 
 
 class UnroutableEvent(OutboxError):
@@ -53,31 +52,30 @@ class UnroutableEvent(OutboxError):
 
 
 class PayloadError(OutboxError):
-    """A stored payload or its headers cannot be decoded, or do not fit the listener's type."""
+    """A stored payload or its headers cannot be decoded, or do not match the listener's type."""
 
 
 class ListenerTimeout(OutboxError):
-    """An ``async def`` listener ran longer than its ``timeout`` and was cancelled."""
+    """A listener ran longer than its ``timeout``: it was cancelled, or its thread written off."""
 
 
-class Recoverable(Exception):
-    """A failure that is expected to pass; the retry policy decides when to try again."""
-
-
-class RetryAfter(Recoverable):
-    """Raised by a listener: try again after ``delay`` (seconds or timedelta); costs an attempt."""
+class RetryAfter(Exception):
+    """Raised by a listener: retry after ``delay`` (seconds or timedelta); costs an attempt."""
 
     def __init__(self, delay: float | timedelta, message: str = "") -> None:
         self.delay = seconds(delay, of="RetryAfter")
         super().__init__(message or f"retry after {self.delay:g} s")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.delay, str(self)), self.__dict__
+
 
 class Unrecoverable(Exception):
-    """Raised by a listener: this can never succeed. Dead at once, no attempt counted."""
+    """Raised by a listener: no retry can succeed. The event is dead at once; costs no attempt."""
 
 
 def seconds(delay: float | timedelta, *, of: str) -> float:
-    """Return a delay as seconds; ``ValueError`` unless it is a finite duration of zero or more."""
+    """Return a delay in seconds; raise ``ValueError`` unless it is finite and not negative."""
     value: Any = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e10:
         raise ValueError(

@@ -1,82 +1,48 @@
-"""Who is told of a write: this process's hot queue, hooks, and what else settings name by path."""
+"""Objects that settings name by path: serializer, retry policy, interceptors, hooks."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from . import events, retry
+from . import events
 from .conf import current, resolve, resolve_all
 from .events import Event, fit, read_only_headers
 from .exceptions import InvalidEvent, PayloadError
+from .listeners import retry
 
 logger = logging.getLogger("django_outbox")
 
 
-class HotQueue(Protocol):
-    """What the writer asks of a worker in its own process."""
-
-    def offer(self, event: Event) -> bool:
-        """Take the event or answer False; never block, never raise."""
-
-    def look(self) -> None:
-        """Have the claimer look at the table: something there is due, or will be."""
-
-
-class Slot:
-    """Where the writer finds the worker of this process, by database alias; empty after a fork."""
-
-    start: Callable[[str], None] | None = None  # set by EMBEDDED: starts a worker for an alias
-
-    def __init__(self) -> None:
-        self.queues: dict[str, HotQueue] = {}
-        self._forget()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
-
-    def queue(self, alias: str) -> HotQueue | None:
-        """Return the hot queue of this process; with EMBEDDED the first call starts its worker."""
-        if self.start is not None and alias not in self._asked:
-            with self._lock:
-                first = alias not in self._asked
-                self._asked.add(alias)
-            if first and alias not in self.queues:
-                self.start(alias)
-        return self.queues.get(alias)
-
-    def _forget(self) -> None:
-        self.queues.clear()
-        self._asked: set[str] = set()
-        self._lock = threading.Lock()
-
-
-slot = Slot()
-
-
 class JSON:
-    """The default serializer: exact JSON text, to build others upon."""
+    """The default serializer, to JSON text; other serializers may build on it."""
 
     dumps = staticmethod(events.encode)
     loads = staticmethod(events.decode)
 
 
 class OwnSerializer:
-    """What ``SERIALIZER`` names; whatever it raises means that a payload is unfit."""
+    """Wraps ``SERIALIZER``: every error becomes ``InvalidEvent`` or ``PayloadError``."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
         self._reads_types = _takes(own.loads, 2)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a reference: the process that unpickles an event uses its own serializer."""
+        return serializer, ()
+
+    def __deepcopy__(self, memo: Any) -> OwnSerializer:
+        return self
+
     def dumps(self, payload: Any) -> Any:
-        """Return the payload as text; ``InvalidEvent`` if it cannot be."""
+        """Return the payload as text; raise ``InvalidEvent`` if that fails."""
         try:
             return self._own.dumps(payload)
         except InvalidEvent:
@@ -88,7 +54,7 @@ class OwnSerializer:
             ) from error
 
     def loads(self, text: str, type_: Any = None) -> Any:
-        """Return the value of a text, as an instance of ``type_`` if given; ``PayloadError``."""
+        """Decode text, to an instance of ``type_`` if given; raise ``PayloadError`` on failure."""
         try:
             if type_ is not None and self._reads_types:
                 return self._own.loads(text, type_)
@@ -125,7 +91,7 @@ def serializer() -> Any:
 
 @lru_cache(maxsize=1)
 def retry_policy() -> retry.RetryPolicy:
-    """Return the policy of listeners that have none of their own."""
+    """Return the retry policy of listeners without one of their own."""
     value = resolve("RETRY")
     if value is None:
         return retry.Exponential()
@@ -139,7 +105,7 @@ def retry_policy() -> retry.RetryPolicy:
 
 @lru_cache(maxsize=1)
 def interceptors() -> tuple[Callable[[Event], Any], ...]:
-    """Return the callables that make a context manager around each call of a listener."""
+    """Return the callables that create a context manager for each call of a listener."""
     found = resolve_all("INTERCEPTORS")
     for path, interceptor in zip(current().INTERCEPTORS, found, strict=True):
         if not callable(interceptor):
@@ -154,7 +120,7 @@ MOMENTS = ("before_write", "after_write", "after_commit", "after_rollback")
 
 
 class WriterHooks:
-    """The hooks that ``WRITER_HOOKS`` names, by moment, each time in the order of the setting."""
+    """The hooks in ``WRITER_HOOKS``, called in the order of the setting at each moment."""
 
     def __init__(self, hooks: Sequence[object]) -> None:
         self._told = {
@@ -163,9 +129,9 @@ class WriterHooks:
         }
 
     def change(self, given: list[Event]) -> list[Event]:
-        """Return what ``before_write`` makes of the events; none: the write is suppressed.
+        """Return the events that ``before_write`` returns; none means: suppress the write.
 
-        Raises whatever a hook raises, and ``InvalidEvent`` if it returns something else.
+        Raises what a hook raises, and ``InvalidEvent`` if it returns anything but events.
         """
         for before_write in self._told["before_write"]:
             if given:
@@ -173,7 +139,7 @@ class WriterHooks:
         return given
 
     def tell(self, moment: str, about: list[Event]) -> None:
-        """Call the hooks of a moment after the INSERT; what they raise is logged."""
+        """Call the hooks of a moment after the INSERT; log what they raise."""
         for hook in self._told[moment]:
             try:
                 hook([*about])
@@ -200,7 +166,7 @@ def _events(answer: Any, hook: Callable[..., Any]) -> list[Event]:
 
 @lru_cache(maxsize=1)
 def writer_hooks() -> WriterHooks | None:
-    """Return the hooks of ``WRITER_HOOKS``, None if there are none."""
+    """Return the hooks in ``WRITER_HOOKS``; None if there are none."""
     classes = zip(current().WRITER_HOOKS, resolve_all("WRITER_HOOKS"), strict=True)
     hooks = [_hook(path, cls) for path, cls in classes]
     return WriterHooks(hooks) if hooks else None
@@ -217,7 +183,7 @@ def _hook(path: str, cls: Any) -> object:
         )
     for name, method in defined.items():
         if not callable(method) or inspect.iscoroutinefunction(method):
-            raise ImproperlyConfigured(f"{setting}whose {name} is no ordinary method.")
+            raise ImproperlyConfigured(f"{setting}whose {name} is not an ordinary method.")
     try:
         return cls()
     except TypeError as error:
@@ -240,7 +206,7 @@ def context_providers() -> tuple[Callable[[], Mapping[str, str] | None], ...]:
 
 
 def context() -> dict[str, str]:
-    """Ask the context providers for headers; the later wins, one that fails is logged."""
+    """Collect headers from the context providers; later ones win, failures are logged."""
     merged: dict[str, str] = {}
     for provider in context_providers():
         try:

@@ -1,4 +1,4 @@
-"""One message seen once: what an idempotent consumer remembers, in its own transaction."""
+"""Inbox for idempotent consumers: process each received message once."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Any
 
 from django.db import connections, router, transaction
 
-from . import dialects, transactions
+from . import transactions
 from .events import RECEIVED_LENGTHS, exact_text, identity
 from .models import OutboxInbox
+from .sql import dialect_of
 
 __all__ = ["once"]
 
 
 @contextmanager
 def once(source: str, message_id: Any, *, using: str | None = None) -> Iterator[bool]:
-    """Remember a received message; True the first time, False for every repeat.
+    """Store that a message was received; yield True the first time, False for every repeat.
 
-    ``source`` (up to 128 characters) names who sends or who consumes, ``message_id`` (up to 255; an
-    int or UUID stands for its text) the message. ``using`` is the database alias; default: the
-    router's for ``OutboxInbox``. What is remembered commits or vanishes together with what the
-    block writes: an error that leaves the block undoes both, and nothing else of the transaction.
-    Of two consumers of one message the second waits for the first one's end.
+    ``source`` (up to 128 characters) names the sender or the consumer; ``message_id`` (up to 255
+    characters, or an int or UUID) names the message. ``using`` is the database alias; default: the
+    router's for ``OutboxInbox``. The entry commits or rolls back with what the block writes: an
+    error that leaves the block undoes both, and nothing else in the transaction. If two consumers
+    receive the same message, the second waits until the first one has ended.
 
-    Raises ``NoActiveTransaction`` outside ``atomic()`` on that alias and ``InvalidEvent`` (a
-    ``ValueError``) for a name that cannot be stored, both before any SQL. Design section 4.
+    Before any SQL, raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, and
+    ``InvalidEvent`` (a ``ValueError``) for a name that cannot be stored.
     """
     source = _checked("source", source)
     message_id = _checked("message_id", identity(message_id))
@@ -34,7 +35,7 @@ def once(source: str, message_id: Any, *, using: str | None = None) -> Iterator[
     connection = connections[alias]
     transactions.require(connection, "A message was received")
     with transaction.atomic(using=alias):
-        yield dialects.of(connection).receive(connection, source=source, message_id=message_id)
+        yield dialect_of(connection).receive(connection, source=source, message_id=message_id)
 
 
 def _checked(name: str, given: Any) -> str:

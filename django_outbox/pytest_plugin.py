@@ -1,6 +1,6 @@
-"""The pytest plugin: fixtures of the test kit, and no worker outlives its test.
+"""Pytest plugin: fixtures of the test kit, and a check that no worker outlives its test.
 
-Pytest loads it wherever the package is installed, so nothing of Django is imported before use.
+Pytest loads it wherever the package is installed, so it imports Django only on use.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .engine.worker import Worker
     from .testing import Written
+    from .worker.worker import Worker
 
-GRACE = 5.0  # seconds for threads that are ending when their test returns
+GRACE = 5.0  # seconds that all threads left by a test may take to end
 
 
 @pytest.fixture
 def outbox_events() -> Iterator[Written]:
-    """The events written in this test and not rolled back, in order, as listeners see them."""
+    """Capture the test's events that are not rolled back, in order, as listeners see them."""
     from .testing import capture_events
 
     with capture_events() as events:
@@ -30,7 +30,7 @@ def outbox_events() -> Iterator[Written]:
 
 @pytest.fixture
 def outbox_worker(transactional_db: None) -> Iterator[Worker]:
-    """A running worker; the test commits for real."""
+    """Run a worker during the test, which commits for real."""
     from .testing import running_worker
 
     with running_worker() as worker:
@@ -39,7 +39,7 @@ def outbox_worker(transactional_db: None) -> Iterator[Worker]:
 
 @pytest.fixture(autouse=True)
 def _no_outbox_thread_left() -> Iterator[None]:
-    """Fail a test that leaves a worker running: it would deliver the events of the next."""
+    """Fail a test that leaves a worker running: it would deliver the next test's events."""
     before = _threads()
     yield
     if left := _threads() - before:
@@ -54,7 +54,8 @@ def _no_outbox_thread_left() -> Iterator[None]:
 
 
 def _threads() -> set[threading.Thread]:
-    hooks = sys.modules.get("django_outbox.hooks")
-    if hooks is None or hooks.slot.start is not None:  # an EMBEDDED worker lives with the process
+    module = sys.modules.get("django_outbox.writing.hot_queue")
+    if module is None or module.hot_queues.start_worker is not None:
+        # An embedded worker lives as long as its process.
         return set()
     return {each for each in threading.enumerate() if each.name.startswith("outbox-")}

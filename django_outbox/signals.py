@@ -1,6 +1,6 @@
-"""What the core announces: past tense, sent robustly, skipped when nobody listens.
+"""Signals for what the outbox has done; sent with ``send_robust``, skipped without receivers.
 
-``sender`` is always the database alias. Logging and metrics are receivers of these.
+``sender`` is always the database alias. Logging and metrics are receivers of these signals.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from django.dispatch import Signal
 logger = logging.getLogger("django_outbox")
 
 event_written = Signal()  # event
-event_queued = Signal()  # event: taken by the hot queue of this process
+event_queued = Signal()  # event: accepted by the hot queue of this process
 event_dropped = Signal()  # event: the hot queue was full; the row stays due
-events_claimed = Signal()  # count, source: a claim was made; it may have brought none
+events_claimed = Signal()  # count, source: a claim has run; count may be 0
 event_started = Signal()  # event, listener
 event_decided = Signal()  # event, listener, outcome, duration (seconds in it); not settled yet
 event_settled = Signal()  # event, outcome, duration (seconds in listeners), lag (due → started)
@@ -25,14 +25,15 @@ events_replayed = Signal()  # count
 events_discarded = Signal()  # count
 events_purged = Signal()  # count
 delivery_paused = Signal()  # kind, name, reason, by
-delivery_resumed = Signal()  # kind, name, count (events and streams that were made due)
-lease_lost = Signal()  # count: settles or renewals refused because another owner holds the row
+delivery_resumed = Signal()  # kind, name, count (events and streams made due)
+listener_overdue = Signal()  # event, listener, seconds: it ran longer than its timeout
+lease_lost = Signal()  # count: settles or renewals refused because another worker owns the row
 worker_started = Signal()  # worker_id, worker
 worker_stopped = Signal()  # worker_id
 
 
 def announce(signal: Signal, *, sender: str, **facts: Any) -> None:
-    """Send robustly and log what a receiver raised; nothing is paid when nobody listens."""
+    """Send a signal robustly and log receivers' errors; do nothing if there is no receiver."""
     if not signal.receivers:
         return
     for receiver, answer in signal.send_robust(sender=sender, **facts):

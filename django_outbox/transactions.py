@@ -1,4 +1,4 @@
-"""Whether business code has a transaction open, in which the outbox may write."""
+"""Check that business code has opened a transaction for the outbox to write in."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .exceptions import NoActiveTransaction
 
-# Set by the test kit alone: the block that a TestCase opened counts as business code's.
+# Set only by django_outbox.testing: a block that a TestCase opened counts as business code's.
 test_blocks_count: ContextVar[bool] = ContextVar("test_blocks_count", default=False)
 
 
 def is_open(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether business code opened a transaction here.
+    """Return whether business code has a transaction open on this connection.
 
     Blocks that a TestCase opened do not count, so that a forgotten ``atomic()`` fails in tests too.
     """
@@ -25,7 +25,7 @@ def is_open(connection: BaseDatabaseWrapper) -> bool:
 
 
 def require(connection: BaseDatabaseWrapper, happened: str) -> None:
-    """Raise ``NoActiveTransaction`` unless one is open; ``happened`` begins its message."""
+    """Raise ``NoActiveTransaction`` unless one is open; its message begins with ``happened``."""
     if is_open(connection):
         return
     others = [each.alias for each in connections.all(initialized_only=True) if is_open(each)]

@@ -1,4 +1,4 @@
-"""The outbox in the Django admin: look at it, replay or discard dead events, pause delivery."""
+"""Django admin of the outbox: inspect it, replay or discard dead events, pause delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statistics as charts: values for the browser, and for those who read text or numbers."""
+"""Delivery statistics as charts: data for the page's script, an SVG sketch and a text table."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..models import OutboxStatistics
 from ..models.statistics import RUNS, WAITS, quantile
 from .display import duration
 
-SETTLING: Final = 12.0  # seconds until every worker has written the numbers of a minute
-WIDTH, HEIGHT = 100.0, 30.0  # of a sketch, in its own units
-LEAST: Final = 0.001  # seconds where the scale of a chart of times begins
+SETTLING: Final = 12.0  # seconds until all workers have written the numbers of a past minute
+WIDTH, HEIGHT = 100.0, 30.0  # of the SVG sketch, in the units of its viewBox
+LEAST: Final = 0.001  # seconds; lower end of the scale of charts of times
 
 Row = dict[str, Any]
 Values = Sequence[float | None]
@@ -28,11 +28,11 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """How far back the charts go, and how fine they are."""
+    """The time range of the charts and their resolution."""
 
     title: Any
-    span: int  # seconds of one point
-    steps: int  # points
+    span: int  # seconds per point
+    steps: int  # number of points
 
 
 PERIODS: Final = {
@@ -47,7 +47,7 @@ class Series:
     """One line of a chart; ``None`` is a gap."""
 
     label: str
-    tone: str  # names its colour and its dashes in the style sheet
+    tone: str  # suffix of the CSS class that sets colour and dashes
     values: Values
     unit: str
 
@@ -78,7 +78,7 @@ class Chart:
 
     @property
     def sketch(self) -> SafeString:
-        """The lines alone, for browsers that run no script."""
+        """Return the lines as SVG, for browsers that do not run scripts."""
         return format_html(
             '<svg class="outbox-sketch" viewBox="0 0 {} {}" preserveAspectRatio="none" '
             'aria-hidden="true" focusable="false">{}</svg>',
@@ -90,7 +90,7 @@ class Chart:
         )  # fmt: skip
 
     def _path(self, values: Values) -> str:
-        """Draw a line, with a gap where there is no value and a dash for a value alone."""
+        """Return the path of a line: a gap for a missing value, a dash for an isolated value."""
         every = [value for each in self.series for value in each.values if value is not None]
         low, high = self._height(LEAST), self._height(max(every, default=0))
         step, parts, is_down = WIDTH / max(len(values) - 1, 1), [], False
@@ -116,7 +116,7 @@ class Charts:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the script of the page draws."""
+        """Return the data that the page's script draws."""
         return {
             "zone": str(get_current_timezone()),
             "times": [each.timestamp() for each in self.times],
@@ -139,7 +139,7 @@ class Charts:
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
-        """Every value as text, the newest first."""
+        """Return every value as text, the newest first."""
         lines = [each for chart in self.charts for each in chart.series]
         return [
             (clock(at), [shown(each.values[number], each.unit) for each in lines])
@@ -162,7 +162,7 @@ def charts(alias: str, period: Period, now: datetime) -> Charts:
 
 
 def first_of(period: Period, now: datetime) -> datetime:
-    """Return where a table of sums over a period begins."""
+    """Return the start of a period, for tables of sums over it."""
     return now - timedelta(seconds=period.span * period.steps)
 
 
@@ -182,7 +182,7 @@ def _rates(rows: Sequence[Row | None], minutes: float) -> list[Chart]:
         ),
         Chart(
             name="failures", title=_("Not delivered"), unit="rate",
-            explained=_("deliveries with another end, per minute"),
+            explained=_("deliveries with another outcome, per minute"),
             series=[
                 line("retry", _("retried")), line("dead", _("dead")),
                 line("deferred", _("deferred")), line("rescued", _("rescued")),
@@ -227,7 +227,7 @@ def _states(rows: Sequence[Row | None]) -> list[Chart]:
         ),
         Chart(
             name="workers", title=_("Workers"), unit="count",
-            explained=_("that wrote their numbers"),
+            explained=_("that reported statistics"),
             series=[line("workers", label=_("workers"), tone="workers", unit="count")],
         ),
     ]  # fmt: skip
@@ -238,7 +238,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def shown(value: float | None, unit: str) -> str:
-    """Return a value for people, with two or three digits that matter."""
+    """Return a value with its unit and two or three significant digits."""
     if value is None:
         return "–"
     if unit == "seconds":
@@ -247,12 +247,12 @@ def shown(value: float | None, unit: str) -> str:
 
 
 def clock(instant: datetime) -> str:
-    """Return day and time in the current time zone, whatever USE_TZ says."""
+    """Return date and time in the current time zone, whatever USE_TZ says."""
     return localtime(instant).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def time(seconds: float) -> str:
-    """Return a length of time: ``4 ms``, ``1.2 s``, ``3 min``."""
+    """Return seconds as a readable duration: ``4 ms``, ``1.2 s``, ``3 min``."""
     if seconds >= 60:
         return duration(seconds)
     if seconds >= 1:

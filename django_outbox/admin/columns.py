@@ -1,4 +1,4 @@
-"""Which columns of an event the list and its own page show, in which order, and how."""
+"""Columns of the event list, and sections of the page of one event."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from ..listeners.outcomes import UNSETTLED
 from ..models import OutboxEvent
-from ..models.streams import BACKLOG
-from ..outcomes import UNSETTLED
-from . import display, story
+from ..models.stream_queryset import BACKLOG
+from . import display, event_timeline
 
-Column = Callable[[Any], Any]  # of an event; its __name__ is the field's, where it shows one
+Column = Callable[[Any], Any]  # takes an event; __name__ is the field that it shows, if any
 
 
 def column(name: str, show: Callable[[Any], Any]) -> Column:
-    """Make a column that shows a field in its own way, under the field's title."""
+    """Return a column that formats a field with ``show``, under the field's title."""
     title = OutboxEvent._meta.get_field(name).verbose_name  # type: ignore[union-attr]
 
     @admin.display(description=title)
@@ -66,7 +66,7 @@ def stream(event: OutboxEvent) -> str:
 
 @admin.display(description=_("before it"))
 def place(event: OutboxEvent) -> str:
-    """Count what is to be delivered first in the event's stream."""
+    """Count the events of the stream that are delivered before this one."""
     if event.key is None or event.status not in UNSETTLED:
         return ""
     ahead = OutboxEvent.objects.using(event._state.db).ahead_of(event)
@@ -76,15 +76,15 @@ def place(event: OutboxEvent) -> str:
 
 @admin.display(description=_("lease"))
 def lease(event: Any) -> str:
-    return story.lease(event)
+    return event_timeline.lease(event)
 
 
 @admin.display(description=_("what happened"))
 def timeline(event: Any) -> str:
-    return story.timeline(event)
+    return event_timeline.timeline(event)
 
 
-# Functions throughout: a field's own name could be sorted by, and only the key has an index.
+# Only functions: a field's name would be sortable, and only the primary key has an index.
 LIST: Final[list[str | Column]] = [
     event,
     aggregate,
@@ -93,7 +93,7 @@ LIST: Final[list[str | Column]] = [
     column("attempts", int),
     column("last_error", display.first_line),
 ]
-# The page of one event: sections of lines of columns.
+# The page of one event: sections, each a list of lines of columns.
 SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
     (
         None,
@@ -121,7 +121,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
 
 
 def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
-    """Return SECTIONS as Django's fieldsets, without the columns that this event leaves empty."""
+    """Return SECTIONS as Django's fieldsets, without the columns that are empty for this event."""
     found = []
     for title, lines in SECTIONS:
         kept = [tuple(each for each in line if not _is_empty(event, each)) for line in lines]
@@ -134,6 +134,6 @@ def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
     if column is stream or column is place:
         return event.key is None
     if column is lease:
-        return not story.lease(event)
+        return not event_timeline.lease(event)
     name = column if isinstance(column, str) else column.__name__
     return getattr(event, name, True) in (None, "")

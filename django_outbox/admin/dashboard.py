@@ -1,4 +1,4 @@
-"""The dashboard: how delivery is doing, what is wrong first."""
+"""Admin dashboard: the current state of delivery, with problems first."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
+from ..inspection.overview import look
 from ..models import OutboxEvent, OutboxStatistics
 from .charts import PERIODS, charts, clock, first_of
-from .looking import LookingAdmin, may
-from .overview import look
-from .parts import parts, problems, tiles
+from .dashboard_tables import parts, problems, tiles
+from .read_only import LookingAdmin, may
 
-TYPES: Final = 30  # event types whose deliveries are shown
-FIRST: Final = ("workers", "paused")  # where something is wrong
+TYPES: Final = 30  # event types that the table of deliveries shows
+FIRST: Final = ("workers", "paused")  # sections that come first if there is any problem
 ORDER: Final = ("workers", "paused", "backlog", "blocked", "dead", "unheard", "types", "listeners")
 
 
 class DashboardAdmin(LookingAdmin):
-    """One page in place of a list of rows; who may view events may view it."""
+    """One page instead of a change list; it needs the permission to view events."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "view")
 
     def get_urls(self) -> list[URLPattern]:
         view = require_safe(self.admin_site.admin_view(self.dashboard_view))
-        # The name of a list of rows, so that the admin's own pages lead here.
+        # Named like a change list, so that the admin's own links lead here.
         return [path("", view, name=f"{self.opts.app_label}_{self.opts.model_name}_changelist")]
 
     def dashboard_view(self, request: HttpRequest) -> HttpResponse:

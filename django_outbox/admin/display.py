@@ -1,4 +1,4 @@
-"""What a person reads of an event: its state, its times and its text, all escaped."""
+"""How the admin shows an event's state, times and content; all output is escaped."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from ..conf import current
-from ..delivery.progress import Entry, entries
 from ..events import GLOBAL
+from ..listeners.outcomes import UNSETTLED, Status
+from ..listeners.progress import Entry, entries
 from ..models import OutboxEvent
-from ..outcomes import UNSETTLED, Status
 from . import redaction
 
-LATE: Final = 60  # seconds an event may be due before the list calls attention to it
-TEXT_LENGTH: Final = 100_000  # characters of one text on a page
-LINE_LENGTH: Final = 120  # characters of an error in the list
+LATE: Final = 60  # seconds that an event may be due before the admin highlights it
+TEXT_LENGTH: Final = 100_000  # characters of one text that a page shows
+LINE_LENGTH: Final = 120  # characters of an error that the list shows
 
 NAMES: Final = {int(status): f"outbox-{status.name.lower()}" for status in Status}
 
@@ -40,7 +40,10 @@ def badge(event: OutboxEvent) -> SafeString:
 
 
 def timing(event: OutboxEvent, now: datetime) -> str | SafeString:
-    """Say since when or until when the event is in its state; ``now`` is the database's clock."""
+    """Return how long the event has been in its state, or when that ends.
+
+    ``now`` is the database's clock.
+    """
     if event.status not in UNSETTLED:
         phrase = _("for %s") if event.status == Status.DEAD else _("%s ago")
         return since(phrase, event.done_at, now)
@@ -57,7 +60,7 @@ def timing(event: OutboxEvent, now: datetime) -> str | SafeString:
 def since(
     phrase: str, instant: datetime | None, now: datetime, *, is_late: bool = False
 ) -> str | SafeString:
-    """Say how far off an instant is; its exact time shows where a person points at it."""
+    """Return how far off an instant is, with its exact time as the tooltip."""
     if instant is None:
         return ""
     return format_html(
@@ -70,7 +73,7 @@ def since(
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in its largest unit: ``40 s``, ``3 min``, ``7 h``, ``2 d``."""
+    """Return a duration in its largest unit: ``40 s``, ``3 min``, ``7 h``, ``2 d``."""
     if seconds < 60:
         return _("%d s") % seconds
     if seconds < 3600:
@@ -86,24 +89,24 @@ def exact(instant: datetime | None) -> str:
 
 
 def aggregate(event: OutboxEvent) -> str:
-    """Name the aggregate; empty for events of none."""
+    """Return the aggregate's type and id; empty for an event without an aggregate."""
     kind = "" if event.aggregate_type == GLOBAL else event.aggregate_type
     return f"{kind} {event.aggregate_id or ''}".strip()
 
 
 def first_line(text: str | None) -> str:
-    """Return the line of an error that names it; the rest is its traceback."""
+    """Return the first line of an error, shortened; the rest is the traceback."""
     lines = (text or "").strip().splitlines()
     return Truncator(lines[0]).chars(LINE_LENGTH) if lines else ""
 
 
 def pretty(text: str | None) -> str | SafeString:
-    """Return stored JSON indented, or as it is where that cannot be done; REDACT hides values."""
+    """Return stored JSON as HTML, indented if possible; REDACT hides values."""
     return preformatted(shown(text) if text else text)
 
 
 def shown(text: str) -> str:
-    """Return stored JSON as a person may see it: what cannot be searched is hidden as a whole."""
+    """Return stored JSON with REDACT applied; REDACT hides all of a text that is not JSON."""
     if not current().REDACT:
         return indented(text)
     try:
@@ -124,7 +127,7 @@ def indented(text: str) -> str:
 
 
 def progress(text: str | None) -> str | SafeString:
-    """Return what each listener of an event has reached, as a table; damaged text as it is."""
+    """Return the progress of an event's listeners as a table; if unreadable, as plain text."""
     found = entries(text) if len(text or "") <= TEXT_LENGTH else None
     if not found:
         return pretty(text)
@@ -140,7 +143,7 @@ def _progress_row(title: str, entry: Entry) -> tuple[Any, ...]:
 
 
 def preformatted(text: str | None) -> str | SafeString:
-    """Return text line for line, its end cut off where it is too long for a page."""
+    """Return text with its line breaks, cut off after ``TEXT_LENGTH`` characters."""
     if not text:
         return ""
     block = format_html('<pre class="outbox-text">{}</pre>', text[:TEXT_LENGTH])

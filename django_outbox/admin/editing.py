@@ -1,4 +1,4 @@
-"""Edit and replay: payload and headers of a dead event, checked by the code that ``write`` uses."""
+"""Form to edit and replay a dead event, validated by the code that ``write`` uses."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from django.db import connections
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import dialects, hooks
+from .. import hooks
 from ..conf import current
 from ..events import Event
 from ..exceptions import InvalidEvent, PayloadError
 from ..models import OutboxEvent, unlocked
-from ..writer import texts
+from ..sql import dialect_of
+from ..writing.write import texts
 from . import display, redaction
-from .acting import Verb
+from .actions import Verb
 
-LONGEST: Final = 500_000  # characters of a payload that a form can hold
+MAX_PAYLOAD_LENGTH: Final = 500_000  # characters of a payload that a form can hold
 FIELDS: Final = ("payload", "headers")
 
 
 class EventForm(forms.Form):
-    """Payload and headers as text; hidden values stand as numbered masks and are put back."""
+    """Payload and headers as text; numbered masks stand for hidden values and are put back."""
 
     payload = forms.CharField(
         label=_("payload"), strip=False, widget=forms.Textarea(attrs={"rows": 20, "cols": 100})
@@ -36,9 +37,9 @@ class EventForm(forms.Form):
         label=_("headers"),
         required=False,
         widget=forms.Textarea(attrs={"rows": 6, "cols": 100}),
-        help_text=_("An object whose values are texts; empty for none."),
+        help_text=_("An object whose values are strings; leave it empty for none."),
     )
-    seen = forms.CharField(widget=forms.HiddenInput)  # what stood in the row when it was shown
+    seen = forms.CharField(widget=forms.HiddenInput)  # digest of the row when it was shown
 
     def __init__(self, event: OutboxEvent, data: Any = None) -> None:
         self._event, self._secrets = event, dict[str, list[Any]]()
@@ -52,7 +53,7 @@ class EventForm(forms.Form):
         return self._restored("headers")
 
     def clean(self) -> None:
-        """Make an event of it, as ``write`` does: what could not be written is not saved."""
+        """Build an event as ``write`` does, so that only a valid one is saved."""
         if not self.errors:
             try:
                 self.texts = texts(self._made())
@@ -72,7 +73,7 @@ class EventForm(forms.Form):
         self._secrets[name] = []
         try:
             value, self._secrets[name] = redaction.hide_numbered(redaction.parse(text))
-        except (ValueError, RecursionError):  # no JSON: nothing is known of what is in it
+        except (ValueError, RecursionError):  # not JSON: hidden values cannot be found in it
             return "" if current().REDACT else text
         return redaction.dump(value, "  ")
 
@@ -88,14 +89,14 @@ class EventForm(forms.Form):
             return redaction.dump(redaction.restore(value, self._secrets[name]))
         except ValueError as error:
             said = gettext(
-                "%(name)s holds a mask that stands for no hidden value here. Leave masks where "
-                "they were, or write a new value in their place."
+                "%(name)s contains a mask that matches no hidden value. Leave masks where they "
+                "were, or replace them with a new value."
             )
             raise ValidationError(said % {"name": error}) from error
 
 
 def can_be_edited(event: OutboxEvent) -> bool:
-    return len(event.payload) <= LONGEST
+    return len(event.payload) <= MAX_PAYLOAD_LENGTH
 
 
 def digest(event: OutboxEvent) -> str:
@@ -103,14 +104,15 @@ def digest(event: OutboxEvent) -> str:
 
 
 def save(event_id: str, form: EventForm, *, verb: Verb, alias: str, user_id: Any) -> bool:
-    """Change and replay the event, unless it was changed since the form was shown.
+    """Change and replay the event; return whether that was done.
 
-    The log keeps what stood there before, without what REDACT hides.
+    It is not if the event is locked, not dead any more, or changed since the form was shown. The
+    admin log keeps the old payload and headers, without the values that REDACT hides.
     """
     connection = connections[alias]
     payload, headers = form.texts
     rows = OutboxEvent.objects.using(alias).filter(pk=event_id)
-    with dialects.of(connection).read_committed(connection):
+    with dialect_of(connection).read_committed(connection):
         if not unlocked(rows.dead().order_by(), connection):
             return False
         before = rows.get()
@@ -127,7 +129,7 @@ def save(event_id: str, form: EventForm, *, verb: Verb, alias: str, user_id: Any
 
 
 def _headers(text: str) -> dict[str, Any]:
-    """Return what was written as headers; whether it is fit, the event finds."""
+    """Parse the headers; raise ``InvalidEvent``. ``Event`` itself validates names and values."""
     if not text.strip():
         return {}
     try:
@@ -135,10 +137,10 @@ def _headers(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidEvent(gettext("The headers are not JSON: %s.") % error) from error
     if not isinstance(value, redaction.Pairs) or len({k for k, _v in value}) < len(value):
-        raise InvalidEvent(gettext("The headers are no JSON object whose names all differ."))
+        raise InvalidEvent(gettext("Headers must be a JSON object with unique keys."))
     unfit: Sequence[Any] = [k for k, v in value if not _is_text(v)]
     if unfit:
-        raise InvalidEvent(gettext("The header %r is no text; put it in quotes.") % unfit[0])
+        raise InvalidEvent(gettext("The header %r is not text; put it in quotes.") % unfit[0])
     return dict(value)
 
 

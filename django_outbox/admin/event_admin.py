@@ -18,18 +18,18 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from .. import dialects
-from ..dialects.fields import DatabaseNow
+from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxQuerySet
-from ..outcomes import Status
-from . import columns, display, editing, groups, walking
-from .acting import DISCARD, EDIT, FOR_ALL, REPLAY, RUN_NOW, VERBS, Outcome, Verb
-from .asking import SHOWN, AskingAdmin
-from .listing import LONG, EventList, EventTypeFilter, StateFilter, UpTo
-from .looking import may
-from .written import WrittenFilter
+from ..models.fields import DatabaseNow
+from ..sql import dialect_of
+from . import bulk_actions, columns, display, editing, error_groups
+from .actions import DISCARD, EDIT, FOR_ALL, REPLAY, RUN_NOW, VERBS, Outcome, Verb
+from .changelist import LONG, EventList, EventTypeFilter, StateFilter, UpTo
+from .confirmation import SHOWN, AskingAdmin
+from .date_hierarchy import WrittenFilter
+from .read_only import may
 
-# What is offered above the list for all of it, by the state that it shows.
+# Verbs offered above the list for all matching events, by the value of the state filter.
 OFFERED: Final = {
     "": (REPLAY,),
     "dead": (REPLAY, DISCARD),
@@ -39,21 +39,21 @@ OFFERED: Final = {
 
 
 class OutboxEventAdmin(AskingAdmin):
-    """Look at events; replay or discard dead ones, each with its own permission."""
+    """Admin of events: read-only pages, and verbs that each need a permission."""
 
     list_display = columns.LIST
-    list_filter = [StateFilter, groups.ErrorFilter, EventTypeFilter, WrittenFilter, UpTo]
+    list_filter = [StateFilter, error_groups.ErrorFilter, EventTypeFilter, WrittenFilter, UpTo]
     list_per_page = 50
     list_max_show_all = 200
     ordering = ["-event_id"]
-    search_fields = ["event_id"]  # this and others, compared exactly: see get_search_results
-    search_help_text = _("A whole event id or unique key, or else a whole aggregate id or key.")
+    search_fields = ["event_id"]  # and others, compared exactly; see get_search_results
+    search_help_text = _("A complete event id, unique key, aggregate id or key.")
     actions = ["replay", "run_now", "discard"]
 
-    # --- what is read -------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------
 
     def get_queryset(self, request: HttpRequest) -> OutboxQuerySet:
-        """Ask the database's clock, too."""
+        """Annotate ``seen_at``, the database's current time."""
         events = cast("OutboxQuerySet", super().get_queryset(request))
         return events.annotate(seen_at=DatabaseNow())
 
@@ -63,9 +63,9 @@ class OutboxEventAdmin(AskingAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Compare whole texts, which may hold spaces.
+        """Match the whole search term, which may contain spaces.
 
-        By an index first; only if that finds nothing by what has none.
+        Search the columns without an index only if the indexed ones have no match.
         """
         if term := search_term.strip():
             found = queryset.filter(Q(event_id=term) | Q(unique_key=term))
@@ -76,22 +76,25 @@ class OutboxEventAdmin(AskingAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         return columns.sections(obj) if obj else ()
 
-    # --- what is done -----------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
-    @admin.action(permissions=["replay"], description=_("Replay dead ones"))
+    @admin.action(permissions=["replay"], description=_("Replay dead events"))
     def replay(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
         return self._act_on_ticked(request, REPLAY)
 
-    @admin.action(permissions=["replay"], description=_("Run waiting ones now"))
+    @admin.action(permissions=["replay"], description=_("Run waiting events now"))
     def run_now(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
         return self._act_on_ticked(request, RUN_NOW)
 
-    @admin.action(permissions=["discard"], description=_("Discard dead ones"))
+    @admin.action(permissions=["discard"], description=_("Discard dead events"))
     def discard(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
         return self._act_on_ticked(request, DISCARD)
 
     def _act_on_ticked(self, request: HttpRequest, verb: Verb) -> HttpResponse | None:
-        """Not by the list's filters: an event that has just left "dead" shall be accounted for."""
+        """Act on the ticked ids, not on the filtered list.
+
+        The result then also counts an event that has just left the state "dead".
+        """
         if request.POST.get("select_across") == "1":
             return HttpResponseRedirect(self._url_of_all(request, verb))
         return self.act_or_ask(request, verb, request.POST.getlist(ACTION_CHECKBOX_NAME))
@@ -108,14 +111,14 @@ class OutboxEventAdmin(AskingAdmin):
         ]  # fmt: skip
 
     def _path(self, route: str, name: str, view: Any) -> URLPattern:
-        """Outside a transaction of the request, whatever ATOMIC_REQUESTS says: batches commit."""
+        """Return a URL pattern whose view ignores ATOMIC_REQUESTS, because batches commit."""
         allowed = require_http_methods(["GET", "HEAD", "POST"])(view)
         guarded = transaction.non_atomic_requests(self.admin_site.admin_view(allowed))
         name = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
         return cast("URLPattern", path(route, guarded, name=name))
 
     def one_view(self, request: HttpRequest, object_id: str, *, verb: Verb) -> HttpResponse:
-        """Ask by GET, act by POST, on one event."""
+        """Ask for confirmation on GET, act on one event on POST."""
         self.require(request, verb)
         event_id = unquote(object_id)
         is_there = self.get_object(request, event_id) is not None
@@ -129,7 +132,7 @@ class OutboxEventAdmin(AskingAdmin):
         return HttpResponseRedirect(self.url(request, *page))
 
     def all_view(self, request: HttpRequest, *, verb: Verb) -> HttpResponse:
-        """Ask by GET; by POST act for a few seconds, and go on from page to page."""
+        """Ask for confirmation on GET; each POST acts for a few seconds, until all are done."""
         self.require(request, verb)
         try:
             listed = cast("EventList", self.get_changelist_instance(request))
@@ -138,8 +141,8 @@ class OutboxEventAdmin(AskingAdmin):
         back = {"back": f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"}
         if request.method != "POST":
             return self.page(request, "ask.html", verb, about_all(listed, verb, self.alias) | back)
-        walk = walking.taken_up(request.POST.get("walk", ""))
-        walk = walking.step(walk, verb, listed.matching, user_id=request.user.pk)
+        walk = bulk_actions.taken_up(request.POST.get("walk", ""))
+        walk = bulk_actions.step(walk, verb, listed.matching, user_id=request.user.pk)
         if not walk.is_over:
             context = {"walk": walk, "told": verb.told % walk.done}
             return self.page(request, "walk.html", verb, context | back)
@@ -151,7 +154,9 @@ class OutboxEventAdmin(AskingAdmin):
         self.require(request, EDIT)
         event = self.get_object(request, unquote(object_id))
         if event is None or event.status != Status.DEAD or not editing.can_be_edited(event):
-            text = gettext("Only a dead event can be edited, and one that is not too long.")
+            text = gettext(
+                "Only a dead event can be edited, and only if its payload is not too long."
+            )
             self.message_user(request, text, messages.WARNING)
             return HttpResponseRedirect(self.url(request, "changelist"))
         form = editing.EventForm(event, request.POST or None)
@@ -168,11 +173,11 @@ class OutboxEventAdmin(AskingAdmin):
         return HttpResponseRedirect(back)
 
     def groups_view(self, request: HttpRequest) -> HttpResponse:
-        """Show what the dead died of."""
+        """Show dead events grouped by error."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        found, is_all = groups.groups(self.alias)
-        now = dialects.of(connections[self.alias]).clock(connections[self.alias])
+        found, is_all = error_groups.groups(self.alias)
+        now = dialect_of(connections[self.alias]).clock(connections[self.alias])
         lines = [
             {
                 "group": each,
@@ -225,7 +230,7 @@ class OutboxEventAdmin(AskingAdmin):
 
 
 def about_all(listed: EventList, verb: Verb, alias: str) -> dict[str, Any]:
-    """Say what is about to be done to all that match, and how many they are."""
+    """Return the context of the page that confirms a verb for all matching events."""
     found = verb.look(alias, listed.span)
     fitting = verb.fits(listed.matching.filter(pk__in=found.ids)).order_by("-pk")
     count = fitting.count()
@@ -236,5 +241,5 @@ def about_all(listed: EventList, verb: Verb, alias: str) -> dict[str, Any]:
         "further": max(count - SHOWN, 0),
         "filters": listed.said_filters(),
         "is_possible": count > 0 or not found.is_all,
-        "hidden": {"walk": [walking.begin(alias, total=count, is_all=found.is_all).token]},
+        "hidden": {"walk": [bulk_actions.begin(alias, total=count, is_all=found.is_all).token]},
     }

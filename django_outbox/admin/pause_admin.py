@@ -1,4 +1,4 @@
-"""Pauses in the admin: what is paused, by whom and why, how much waits; pause and resume."""
+"""Admin of pauses: show what is paused, by whom, why and its backlog; pause and resume."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from .. import doorbell
-from ..dialects.fields import DatabaseNow
-from ..looks.backlog import backlogs, stranger
+from ..inspection.pauses import backlogs, unknown_name
 from ..models import OutboxPause, PauseQuerySet
-from ..models.pauses import unfit
+from ..models.fields import DatabaseNow
+from ..models.pause_queryset import unfit
 from . import display
-from .looking import LookingAdmin
+from .read_only import LookingAdmin
 
 
 class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
-    """What to pause, and why."""
+    """Form to pause an event type, a listener or a stream."""
 
     class Meta:
         model = OutboxPause
@@ -50,7 +50,7 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 class PauseList(ChangeList):
-    """A page of pauses, each with what waits for it."""
+    """Change list of pauses, each with its backlog."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -60,7 +60,7 @@ class PauseList(ChangeList):
 
 
 def count_all(pauses: list[Any]) -> None:
-    """Look up what waits for these pauses, all at once."""
+    """Set the backlog of these pauses, with one lookup for all of them."""
     if pauses:
         found = backlogs(router.db_for_write(OutboxPause), pauses)
         for each in pauses:
@@ -90,7 +90,7 @@ def name(pause: Any) -> str:
 
 
 class OutboxPauseAdmin(LookingAdmin):
-    """Add one to pause, resume to end it: each with its own permission."""
+    """Admin of pauses: add one to pause, resume to end it; each needs its own permission."""
 
     form = PauseForm
     list_display = ["__str__", since, "paused_by", waiting, "reason"]
@@ -108,7 +108,7 @@ class OutboxPauseAdmin(LookingAdmin):
         return request.user.has_perm("django_outbox.resume_outboxpause")
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Whoever may pause or resume sees what is paused."""
+        """Allow users who may pause or resume to see what is paused."""
         may_look = super().has_view_permission(request, obj)
         return may_look or self.has_add_permission(request) or self.has_resume_permission(request)
 
@@ -133,20 +133,20 @@ class OutboxPauseAdmin(LookingAdmin):
         return ["kind", name, "reason", (since, "paused_by"), waiting]
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """Take kind and name from a link's query."""
+        """Take only kind, name and reason from the query of the URL."""
         given = super().get_changeform_initial_data(request)
         return {key: value for key, value in given.items() if key in ("kind", "name", "reason")}
 
     # --- pause ------------------------------------------------------------------------------------
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Pause; nobody gets as far as to change one."""
+        """Pause; Django calls this only to add, because pauses cannot be changed."""
         pauses = self._pauses()
         pauses.pause(obj.kind, obj.name, reason=obj.reason, by=request.user.get_username())
         found = pauses.get(kind=obj.kind, name=obj.name)
         obj.pk, obj.paused_at, obj.paused_by = found.pk, found.paused_at, found.paused_by
         obj._state.adding = False
-        if warning := stranger(pauses.db, obj.kind, obj.name):
+        if warning := unknown_name(pauses.db, obj.kind, obj.name):
             self.message_user(request, warning, messages.WARNING)
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
@@ -182,11 +182,11 @@ class OutboxPauseAdmin(LookingAdmin):
         return [url, *super().get_urls()]
 
     def resume_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Resume one from its own page."""
+        """Resume one pause from its own page."""
         if not self.has_resume_permission(request):
             raise PermissionDenied
         if (found := self.get_object(request, unquote(object_id))) is None:
-            self.message_user(request, gettext("It is not paused any more."), messages.WARNING)
+            self.message_user(request, gettext("It is no longer paused."), messages.WARNING)
         else:
             self.resume(request, self.get_queryset(request).filter(pk=found.pk))
         return HttpResponseRedirect(self._url("changelist"))

@@ -1,7 +1,6 @@
-"""Values that OUTBOX["REDACT"] hides, wherever their names stand in payload and headers.
+"""Hide the values that OUTBOX["REDACT"] names, anywhere in payload and headers.
 
-Text is taken apart and put together without changing what is not hidden: numbers keep their digits,
-repeated keys stay.
+Parsing and dumping change nothing else: numbers keep their digits, and repeated keys stay.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ NUMBERED: Final = re.compile(rf"{MASK}(\d*)", re.ASCII)
 
 
 class Number(str):
-    """A number as it was written."""
+    """A JSON number, kept as its original text."""
 
     __slots__ = ()
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object as it was written: in its order, repeated keys and all."""
+    """A JSON object as pairs, in the original order and with repeated keys."""
 
 
 Trail = tuple[str, ...]  # the keys that lead to a value
@@ -32,7 +31,7 @@ Change = Callable[[Any, Trail], Any]
 
 
 def parse(text: str) -> Any:
-    """Return JSON text taken apart; ``ValueError`` (also for NaN) or ``RecursionError``."""
+    """Parse JSON text; raise ``ValueError`` (also for NaN) or ``RecursionError``."""
     return json.loads(
         text,
         parse_int=Number,
@@ -43,7 +42,7 @@ def parse(text: str) -> Any:
 
 
 def dump(value: Any, indent: str = "", *, line: str = "") -> str:
-    """Put it together again; on lines of their own if there is an ``indent``."""
+    """Return a parsed value as JSON text, on several lines if there is an ``indent``."""
     inner = f"{line}{indent}" if indent else ""
     if isinstance(value, Number):
         return str.__str__(value)
@@ -57,18 +56,18 @@ def dump(value: Any, indent: str = "", *, line: str = "") -> str:
 
 
 def is_hidden(trail: Trail) -> bool:
-    """Say whether a name or dotted path of REDACT ends here; upper and lower case are alike."""
+    """Return whether the trail ends with a name or dotted path of REDACT, ignoring case."""
     at = f".{'.'.join(trail)}".casefold()
     return bool(trail) and any(at.endswith(f".{each.casefold()}") for each in current().REDACT)
 
 
 def hide(value: Any) -> Any:
-    """Return what was taken apart with a mask for each hidden value."""
+    """Return the parsed value with a mask in place of each hidden value."""
     return _walk(value, lambda found, trail: MASK if is_hidden(trail) else found)
 
 
 def hide_numbered(value: Any) -> tuple[Any, list[Any]]:
-    """Mask with numbers, which ``restore`` turns into the values that are returned beside."""
+    """Return the value with numbered masks, and the hidden values for ``restore``."""
     secrets: list[Any] = []
 
     def change(found: Any, trail: Trail) -> Any:
@@ -81,7 +80,7 @@ def hide_numbered(value: Any) -> tuple[Any, list[Any]]:
 
 
 def restore(value: Any, secrets: Sequence[Any]) -> Any:
-    """Put hidden values back; ``ValueError`` for a mask where none was, or of none."""
+    """Put hidden values back; raise ``ValueError`` for a misplaced mask or an unknown number."""
 
     def change(found: Any, trail: Trail) -> Any:
         is_text = isinstance(found, str) and not isinstance(found, Number)
@@ -102,7 +101,7 @@ def _walk(value: Any, change: Change, trail: Trail = ()) -> Any:
         return changed
     if isinstance(value, Pairs):
         return Pairs((k, _walk(v, change, (*trail, k))) for k, v in value)
-    if isinstance(value, list):  # its items stand under its own name
+    if isinstance(value, list):  # its items share its trail
         return [_walk(v, change, trail) for v in value]
     return value
 

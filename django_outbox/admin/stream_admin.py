@@ -1,4 +1,4 @@
-"""Streams in the admin: which are blocked, by what, and how to let them go on."""
+"""Admin of streams, the events of one key: show which are blocked, by what, and unblock them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..dialects.fields import DatabaseNow
 from ..models import OutboxStream, StreamQuerySet
-from ..models.streams import BACKLOG
+from ..models.fields import DatabaseNow
+from ..models.stream_queryset import BACKLOG
 from . import columns, display
-from .acting import DISCARD, REPLAY, RUN_NOW, SKIP
-from .asking import AskingAdmin
+from .actions import DISCARD, REPLAY, RUN_NOW, SKIP
+from .confirmation import AskingAdmin
 
 STATES: Final = {
     "blocked": _("Blocked"),
@@ -32,7 +32,7 @@ STATES: Final = {
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The blocked ones, if nothing else is asked for."""
+    """Filter by state; the default is the blocked streams."""
 
     title = _("state")
     parameter_name = "state"
@@ -56,7 +56,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class StreamList(ChangeList):
-    """A page of streams, each with its head and what waits behind it."""
+    """Change list of streams, each with its first event (head) and its backlog."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -66,7 +66,7 @@ class StreamList(ChangeList):
 
 
 def place_all(streams: list[Any]) -> None:
-    """Look up what stands first in these streams, all at once."""
+    """Set the head and backlog of these streams, with one lookup for all of them."""
     places = OutboxStream.objects.places([stream.key for stream in streams])
     for stream in streams:
         stream.place = places[stream.key]
@@ -124,7 +124,7 @@ def backlog(stream: Any) -> str:
 def next_try(stream: Any) -> Any:
     due, now = stream.due_at, stream.seen_at
     if due is None:
-        return _("never by itself") if stream.place.backlog else _("idle")
+        return _("not automatically") if stream.place.backlog else _("idle")
     if due <= now:
         return display.since(gettext("due for %s"), due, now)
     phrase = gettext("leased for another %s") if stream.locked_by else gettext("in %s")
@@ -136,7 +136,7 @@ def due_at(stream: OutboxStream) -> str:
     return display.exact(stream.due_at) or "–"
 
 
-# The fields of a stream have no titles of their own: those of an event's say the same.
+# A stream's fields have no titles of their own; those of an event's fields mean the same.
 LEASE: Final = [
     columns.column("seq", str),
     (
@@ -152,19 +152,19 @@ SECTIONS: Final[Any] = [
 
 
 class OutboxStreamAdmin(AskingAdmin):
-    """Look at streams; replay or discard a dead head, or give up a waiting one."""
+    """Admin of streams: replay or discard a dead head, retry a waiting one now, or skip it."""
 
     list_display = [key, head, status, attempts, error, age, backlog, next_try]
     list_filter = [StateFilter]
     list_per_page = 25
     list_max_show_all = 25
-    ordering = ["key"]  # by the primary key, whatever is asked for
-    search_fields = ["key"]  # compared exactly, see get_search_results
-    search_help_text = _("The whole key of a stream.")
+    ordering = ["key"]  # the primary key, whichever state is chosen
+    search_fields = ["key"]  # compared exactly; see get_search_results
+    search_help_text = _("The complete key of a stream.")
     actions = ["replay", "run_now", "discard", "skip"]
 
     def get_queryset(self, request: HttpRequest) -> StreamQuerySet:
-        """Ask the database's clock, too."""
+        """Annotate ``seen_at``, the database's current time."""
         streams = cast("StreamQuerySet", super().get_queryset(request))
         return streams.real().annotate(seen_at=DatabaseNow())
 
@@ -200,12 +200,14 @@ class OutboxStreamAdmin(AskingAdmin):
     def discard(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
         return self.act_or_ask(request, DISCARD, self._heads(queryset))
 
-    @admin.action(permissions=["discard"], description=_("Skip the head: it dies, others go on"))
+    @admin.action(
+        permissions=["discard"], description=_("Skip the head: it becomes dead, others continue")
+    )
     def skip(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
         return self.act_or_ask(request, SKIP, self._heads(queryset))
 
     def _heads(self, streams: StreamQuerySet) -> list[str]:
-        """Return the first events of these streams, of as many as a page may show."""
+        """Return the ids of these streams' heads, for at most as many as a page may show."""
         keys = [*streams.order_by("pk").values_list("pk", flat=True)[: self.list_max_show_all]]
         places = streams.places(keys).values()
         return [each.head.pk for each in places if each.head is not None]

@@ -1,33 +1,40 @@
-"""System checks: what is wrong or unwise, with an id, a hint and what was measured."""
+"""System checks for wrong or unwise setups, each with an id, a hint and what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 
-from .. import conf, hooks, registry
+from .. import conf, hooks
 from ..conf import Settings
+from ..doorbell.choosing import UnusableDoorbell, choose
+from ..listeners import registry
 from ..models import OutboxEvent
-from . import deploying, pooling  # noqa: F401 - registers theirs
+from . import deploying, pooling, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
 DELIVERING = (
-    "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "HOT_QUEUE_CAPACITY",
-    "COLD_QUEUE_CAPACITY", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
+    "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS",
+    "LISTENER_TIMEOUT", "STUCK_AFTER", "HOT_QUEUE_CAPACITY", "COLD_QUEUE_CAPACITY",
+    "PREFETCH_BYTES", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
     "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE", "UNROUTABLE_GRACE",
     "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS", "ORDERING", "ON_DEAD",
-    "STOP_ON_FIRST_FAILURE",
+    "STOP_ON_FIRST_FAILURE", "DRAIN_TIMEOUT", "RETENTION_DEAD", "RETENTION_UNIQUE",
 )  # fmt: skip
+
+TASKS_BACKEND = "django_outbox.contrib.tasks.OutboxBackend"
 
 
 @register("django_outbox")
 def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """E001 a setting is unknown or unfit; E002 a path leads nowhere; E003 two of them clash."""
+    """Report E001 unknown or invalid settings; E002 unusable dotted paths; E003 conflicts."""
     faults = conf.problems()
     if faults:
         return [Error(each.message, hint=each.hint, id="django_outbox.E001") for each in faults]
@@ -43,17 +50,13 @@ def _unresolved() -> Iterator[CheckMessage]:
             load()
         except ImproperlyConfigured as error:
             yield Error(str(error), hint="Correct the dotted path.", id="django_outbox.E002")
+    try:
+        choose(router.db_for_write(OutboxEvent))
+    except UnusableDoorbell as error:
+        yield Error(error.message, hint=error.hint, id="django_outbox.E002")
 
 
 def _clashes(settings: Settings) -> Iterator[CheckMessage]:
-    if settings.DRAIN_TIMEOUT >= settings.LEASE:
-        yield Error(
-            f'OUTBOX["DRAIN_TIMEOUT"] ({settings.DRAIN_TIMEOUT:g} s) is not below OUTBOX["LEASE"] '
-            f"({settings.LEASE:g} s).",
-            hint="A worker must end before others may take what it holds.",
-            id="django_outbox.E003",
-        )
-
     if (
         settings.MODE == "ordered"
         and settings.ORDERING == "global"
@@ -61,8 +64,8 @@ def _clashes(settings: Settings) -> Iterator[CheckMessage]:
         and settings.UNROUTABLE_GRACE > 0
     ):
         yield Error(
-            'OUTBOX["ORDERING"] is "global", where one event that nobody listens to would hold up '
-            f'all others for OUTBOX["UNROUTABLE_GRACE"] ({settings.UNROUTABLE_GRACE:g} s).',
+            'OUTBOX["ORDERING"] is "global", where one event without a listener would block all '
+            f'others for OUTBOX["UNROUTABLE_GRACE"] ({settings.UNROUTABLE_GRACE:g} s).',
             hint='Set OUTBOX["UNROUTABLE_GRACE"] = 0.',
             id="django_outbox.E003",
         )
@@ -76,7 +79,7 @@ def _given(settings: Settings, names: Sequence[str]) -> list[str]:
 
 @register("django_outbox")
 def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """W006 in writer_only nothing is delivered: what serves delivery has no effect."""
+    """Report W006 settings and listeners without effect: MODE "writer_only" delivers nothing."""
     if conf.problems() or conf.current().MODE != "writer_only":
         return []
     idle = _given(conf.current(), DELIVERING)
@@ -86,7 +89,7 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]
     return [
         Warning(
             f'In OUTBOX["MODE"] "writer_only" these have no effect: {", ".join(idle)}.',
-            hint="Events are only written, for others to read; leave the rest out.",
+            hint="In this mode events are only written; remove the other settings.",
             id="django_outbox.W006",
         )
     ]
@@ -94,14 +97,14 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]
 
 @register("django_outbox")
 def check_listeners(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """E010, E012 a listener or its fallback cannot be called; E011 two claim one place; E013."""
+    """Report E010, E012 uncallable listener or fallback; E011 duplicate; E013 bad payload class."""
     found: list[CheckMessage] = []
     for each in registry.listeners():
         if fault := each.fault:
             hint = "Give it the signature (event)."
             found.append(Error(fault, hint=hint, id="django_outbox.E010"))
         if fault := each.payload_fault:
-            hint = "Give its fields types that JSON can hold, importable where the class stands."
+            hint = "Give its fields types that JSON can hold and that its module can import."
             found.append(Error(fault, hint=hint, id="django_outbox.E013"))
         if fault := each.fallback_fault:
             hint = "Give it the signature (event, failure)."
@@ -113,7 +116,7 @@ def check_listeners(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 
 @register("django_outbox")
 def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """E040, W041 no business row is written where the outbox is, so they cannot commit together."""
+    """Report E040, W041 no model shares the outbox's database, so they cannot commit together."""
     outbox = router.db_for_write(OutboxEvent)
     business, others = set[str](), set[str]()
     for model in apps.get_models():
@@ -124,7 +127,7 @@ def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
         return []
     text = (
         f"The outbox is written on {outbox!r}, but the project's models on {sorted(business)}: an "
-        "event does not commit together with the change that it tells of."
+        "event does not commit together with the change that it reports."
     )
     hint = (
         "Route django_outbox to where the business rows are. If each write and worker names its "
@@ -137,7 +140,7 @@ def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 
 @register("django_outbox")
 def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """E042 what an atomic listener's app writes is on a database without the outbox."""
+    """Report E042 an atomic listener whose app writes to a database without the outbox."""
     found: list[CheckMessage] = []
     for each in (each for each in registry.listeners() if each.atomic):
         config = apps.get_containing_app_config(registry.label(each.call))
@@ -154,14 +157,31 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 
 @register("django_outbox")
 def check_embedded(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """W030 embedded workers live by requests: what falls due without traffic waits for one."""
+    """Report W030 embedded workers start with a request: without traffic, due events wait."""
     if conf.problems() or not conf.current().EMBEDDED:
         return []
     return [
         Warning(
             'OUTBOX["EMBEDDED"] is True: a worker starts with the first request of a process. '
             "Retries, delayed events and what a lost process held wait until some process has one.",
-            hint="Run one outbox_worker beside the web server; then silence this check.",
+            hint="Run one outbox_worker next to the web server, then silence this check.",
             id="django_outbox.W030",
+        )
+    ]
+
+
+@register("django_outbox")
+def check_tasks(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+    """Report E055 TASKS names the outbox, but no tasks framework is installed."""
+    given = getattr(settings, "TASKS", {})
+    named = [alias for alias, each in given.items() if each.get("BACKEND") == TASKS_BACKEND]
+    if not named or find_spec("django.tasks") or find_spec("django_tasks"):
+        return []
+    return [
+        Error(
+            f"TASKS[{named[0]!r}] names the outbox, but before Django 6 nothing reads TASKS "
+            "without the package django-tasks.",
+            hint="Run pip install 'django-transactional-outbox[tasks]'.",
+            id="django_outbox.E055",
         )
     ]

@@ -1,4 +1,4 @@
-"""What a database is, and how it is set up."""
+"""System checks of each database: SQLite modes, schema, tables, isolation and statement size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 
-from .. import conf, dialects
+from .. import conf
 from ..models import OutboxEvent, missing_table
+from ..sql import DIALECTS, dialect_of, is_in_memory
 
 Configs = Sequence[AppConfig] | None
 
-STATEMENT_PER_PAYLOAD = 4  # payload and headers, in which every character may have to be escaped
+STATEMENT_PER_PAYLOAD = 4  # times: payload and headers, every character escaped
 
 
 @register("django_outbox")
 def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """W020 SQLite transactions that are not IMMEDIATE; needs no connection."""
+    """Report W020 SQLite transactions that are not IMMEDIATE. This opens no connection."""
     found: list[CheckMessage] = []
     for alias in aliases():
         if connections[alias].vendor != "sqlite":
@@ -30,8 +31,9 @@ def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
         if str(mode).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
             found.append(
                 Warning(
-                    f"The SQLite database {alias!r} begins its transactions DEFERRED. Beside a "
-                    'worker, 43 % of the business transactions failed with "database is locked".',
+                    f"The SQLite database {alias!r} begins its transactions DEFERRED. In a test "
+                    "with a running worker, 43 % of the business transactions failed with "
+                    '"database is locked".',
                     hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE", '
                     '"init_command": "PRAGMA journal_mode=WAL"}.',
                     id="django_outbox.W020",
@@ -44,17 +46,19 @@ def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 def check_databases(
     app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W021 no WAL; E022 no schemas there; W023 no tables; W024 unknown; W025 to W027 its ways."""
+    """Report W021 no WAL; E022 no schemas; W023 no tables; W026 isolation; W027 packet size."""
     found: list[CheckMessage] = []
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
+        if connection.vendor not in DIALECTS:
+            continue  # reported as E024
         found += [*_journal(connection), *_schema(connection), *_tables(connection)]
-        found += [*_dialect(connection), *_isolation(connection), *_statement(connection)]
+        found += [*_isolation(connection), *_statement(connection)]
     return found
 
 
 def _journal(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if connection.vendor != "sqlite" or dialects.is_in_memory(connection):
+    if connection.vendor != "sqlite" or is_in_memory(connection):
         return
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode")
@@ -71,33 +75,16 @@ def _journal(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 def _schema(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql" and not conf.problems() and conf.current().SCHEMA:
         yield Error(
-            f'OUTBOX["SCHEMA"] is set, but {connection.alias!r} is no PostgreSQL database.',
+            f'OUTBOX["SCHEMA"] is set, but {connection.alias!r} is not a PostgreSQL database.',
             hint='Leave it out; OUTBOX["TABLE_PREFIX"] works everywhere.',
             id="django_outbox.E022",
         )
 
 
-def _dialect(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if connection.vendor not in dialects.DIALECTS:
-        yield Warning(
-            f"The outbox was never tested on {connection.vendor}, the database of "
-            f"{connection.alias!r}.",
-            hint="Use PostgreSQL, MySQL, MariaDB or SQLite.",
-            id="django_outbox.W024",
-        )
-    elif connection.vendor == "mysql" and not connection.features.has_select_for_update_skip_locked:
-        yield Warning(
-            f"The database {connection.alias!r} has no SKIP LOCKED. Several workers are correct "
-            "there, but a renewal of leases may meet a deadlock, and is repeated.",
-            hint="Upgrade to MySQL 8.0.1 or MariaDB 10.6.",
-            id="django_outbox.W025",
-        )
-
-
 def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if conf.problems() or conf.current().MODE != "ordered":
-        return  # elsewhere nobody knows which events have keys
-    if level := dialects.of(connection).failing_isolation(connection):
+        return  # in other modes it is unknown which events have keys
+    if level := dialect_of(connection).failing_isolation(connection):
         yield Warning(
             f"The transactions of {connection.alias!r} are {level}. A write with a key, and in "
             'OUTBOX["MODE"] "ordered" nearly all have one, fails there with a serialization error '
@@ -108,7 +95,7 @@ def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 
 def _statement(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    largest = dialects.of(connection).largest_statement(connection)
+    largest = dialect_of(connection).largest_statement(connection)
     if largest is None or conf.problems():
         return
     most = conf.current().MAX_PAYLOAD_BYTES
@@ -125,11 +112,11 @@ def _statement(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 def _tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if not MigrationRecorder(connection).has_table():
-        return  # the first migrate of all, which checks too, needs no reminder
+        return  # the very first migrate runs checks too, and needs no reminder
     if missing := missing_table(connection.alias):
         yield Warning(missing, hint="Migrate before writing.", id="django_outbox.W023")
 
 
 def aliases() -> list[str]:
-    """The aliases that hold the outbox's tables."""
+    """Return the aliases of the databases that have the outbox tables."""
     return [alias for alias in connections if router.allow_migrate_model(alias, OutboxEvent)]

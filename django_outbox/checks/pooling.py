@@ -1,4 +1,4 @@
-"""Connections that are too few for a worker's threads, or are passed on by a pooler."""
+"""System checks for connection pools that are too small, and for transaction poolers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 from django.core.checks import CheckMessage, Warning, register
 from django.db import connections
 
-from .. import conf, dialects
+from .. import conf
+from ..sql import can_notify
 from .databases import Configs, aliases
 
-POOLER_PORTS = ("6432", "6543")  # PgBouncer's, and that of hosts which run one
-MIN_SIZE = 4  # of psycopg's pool where it is not told; its greatest size then, too
+POOLER_PORTS = ("6432", "6543")  # PgBouncer's, and the one that hosting providers use
+MIN_SIZE = 4  # connections: the default of psycopg's pool, and then its max_size
 
 
 @register("django_outbox")
 def check_connections(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
-    """W051 a pool smaller than the worker's threads; W052 LISTEN through a pooler."""
+    """Report W051 a pool smaller than the worker's threads; W052 LISTEN through a pooler."""
     if conf.problems() or conf.current().MODE == "writer_only":
         return []
     return [
@@ -41,7 +42,8 @@ def _pool(alias: str) -> Iterator[CheckMessage]:
             f'listeners in {threads} threads (OUTBOX["WORKERS"]): they would wait for each other, '
             "and fail in the end.",
             hint=f'Set OPTIONS["pool"]["max_size"] to {threads} or more; async listeners that use '
-            "the database want one each beside that. The engine's own connections are apart.",
+            f"the database want up to {conf.current().ASYNC_CONNECTIONS or 2 * threads} more "
+            '(OUTBOX["ASYNC_CONNECTIONS"]). The engine\'s own connections are apart.',
             id="django_outbox.W051",
         )
 
@@ -54,8 +56,8 @@ def _pooler(alias: str) -> Iterator[CheckMessage]:
     if reason := _looks_pooled(settings):
         yield Warning(
             f"Workers of {alias!r} would LISTEN on {listens_on!r}, where {reason}: it looks like "
-            "a pooler in transaction mode, through which no notification arrives. Events are found "
-            'by looking every OUTBOX["PROBE_INTERVAL"] instead.',
+            "a pooler in transaction mode, through which no notification arrives. Workers poll "
+            'every OUTBOX["PROBE_INTERVAL"] instead.',
             hint="Add an alias that goes to PostgreSQL directly, and name it: "
             'OUTBOX["DOORBELL"] = {"kind": "postgres", "database": "direct"}.',
             id="django_outbox.W052",
@@ -63,16 +65,16 @@ def _pooler(alias: str) -> Iterator[CheckMessage]:
 
 
 def _listens_on(alias: str) -> str:
-    """Return the alias on which a worker of this one listens; empty: it does not."""
+    """Return the alias on which a worker of ``alias`` listens; empty if it does not listen."""
     doorbell = conf.current().DOORBELL
     options = doorbell if isinstance(doorbell, dict) else {"kind": doorbell}
     if options["kind"] == "auto":
-        return alias if dialects.of(connections[alias]).notifies else ""
+        return alias if can_notify(connections[alias]) else ""
     return str(options.get("database") or alias) if options["kind"] == "postgres" else ""
 
 
 def _looks_pooled(settings: dict[str, Any]) -> str | None:
-    """Say what in the settings of an alias one writes for a pooler in transaction mode."""
+    """Return which setting suggests a pooler in transaction mode; None if there is none."""
     if settings.get("DISABLE_SERVER_SIDE_CURSORS"):
         return "DISABLE_SERVER_SIDE_CURSORS is set"
     if str(settings.get("PORT") or "") in POOLER_PORTS:

@@ -1,1 +1,1 @@
-"""What hangs on the house and is not needed to live in it."""
+"""Optional integrations: logging, locale, OpenTelemetry, Prometheus and Django tasks."""

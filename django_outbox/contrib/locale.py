@@ -1,6 +1,6 @@
-"""The writer's language and time zone, for whatever a listener says to people.
+"""Run listeners in the language and time zone that were active when the event was written.
 
-``OUTBOX["CONTEXT_PROVIDERS"]`` takes ``remember``, ``OUTBOX["INTERCEPTORS"]`` takes ``restore``.
+Add ``remember`` to ``OUTBOX["CONTEXT_PROVIDERS"]`` and ``restore`` to ``OUTBOX["INTERCEPTORS"]``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.utils import timezone, translation
 
 from ..events import Event
 
-LANGUAGE, ZONE = "language", "timezone"  # the headers
+LANGUAGE, ZONE = "language", "timezone"  # names of headers
 
 
 def remember() -> dict[str, str]:
@@ -27,7 +27,7 @@ def remember() -> dict[str, str]:
 
 @contextmanager
 def restore(event: Event) -> Iterator[None]:
-    """Activate what the headers name during a call; what nobody here knows is left as it is."""
+    """Activate the headers' language and time zone during a call; ignore unknown ones."""
     language, zone = event.headers.get(LANGUAGE, ""), event.headers.get(ZONE, "")
     with ExitStack() as stack:
         if translation.check_for_language(language):

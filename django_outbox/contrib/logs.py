@@ -1,8 +1,8 @@
-"""What log lines say of the event they belong to: its id, its listener, and what its writer knew.
+"""Context for log lines: the event's id, type, listener and attempt, and its writer's log context.
 
-``OUTBOX["CONTEXT_PROVIDERS"]`` takes ``remember``, ``OUTBOX["INTERCEPTORS"]`` takes ``restore``.
-Lines of the standard library get it by ``ContextFilter`` or ``JSONFormatter``, those of structlog,
-where it is installed, by its own ``merge_contextvars``.
+Add ``remember`` to ``OUTBOX["CONTEXT_PROVIDERS"]`` and ``restore`` to ``OUTBOX["INTERCEPTORS"]``.
+Use ``ContextFilter`` or ``JSONFormatter`` with the standard library. structlog, if installed, uses
+its own ``merge_contextvars``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import msgspec
 
 from ..events import Event
 
-PREFIX = "log."  # of headers that hold a part of the writer's context
-OWN = ("event_id", "event_type", "listener", "attempt")  # said of an event, and not passed on
+PREFIX = "log."  # of headers that hold the writer's context
+OWN = ("event_id", "event_type", "listener", "attempt")  # set per call, not passed on to events
 
-# A conversion of a log call's text, and the name in front of it: "… event_id=%s".
+# A conversion in a log call's format string, with the name before it: "… event_id=%s".
 FIELD = re.compile(r"%%|(?:(?P<name>\w+)=)?%[-#0 +]*[\d.]*[a-zA-Z]")
 
 _context: ContextVar[dict[str, str] | None] = ContextVar("django_outbox.logs", default=None)
@@ -33,13 +33,13 @@ _context: ContextVar[dict[str, str] | None] = ContextVar("django_outbox.logs", d
 
 @cache
 def _structlog() -> Any:
-    """Where it is installed, its context: imported when asked for, for that takes half a second."""
+    """Return structlog's context module, if installed; the import takes 0.5 s, so it is lazy."""
     return import_module("structlog.contextvars") if find_spec("structlog") else None
 
 
 @contextmanager
 def context(**values: object) -> Iterator[None]:
-    """Have every log line of a block carry these values, and every event written in it."""
+    """Add these values to every log line of the block, and to every event written in it."""
     texts = {name: str(value) for name, value in values.items()}
     with ExitStack() as stack:
         token = _context.set({**(_context.get() or {}), **texts})
@@ -59,7 +59,7 @@ def remember() -> dict[str, str]:
 
 @contextmanager
 def restore(event: Event) -> Iterator[None]:
-    """During a call give log lines the writer's context, and which event and listener it is."""
+    """Add the writer's context, the event and the listener to the log lines of a call."""
     values = {
         name.removeprefix(PREFIX): value
         for name, value in event.headers.items()
@@ -71,9 +71,9 @@ def restore(event: Event) -> Iterator[None]:
 
 
 class ContextFilter(logging.Filter):
-    """Gives every record ``outbox``, its context as ``key=value …`` text; empty outside of any.
+    """Sets ``outbox`` on every ``LogRecord``: the context as ``key=value …`` text, maybe empty.
 
-    The values themselves are in ``outbox_context``, a dict, for formatters that write JSON.
+    ``outbox_context`` has the values as a dict, for formatters that write JSON.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -84,11 +84,11 @@ class ContextFilter(logging.Filter):
 
 
 class JSONFormatter(logging.Formatter):
-    """Makes one JSON object of each line; ``outbox_worker --format json`` uses it.
+    """Formats each line as a JSON object; ``outbox_worker --format json`` uses it.
 
-    ``time`` (UTC), ``level``, ``logger``, ``event`` (what happened, the same words each time) and
-    each ``name=value`` of the line as a member of its own, numbers as numbers; the context; and
-    ``exception``, the traceback, where there is one. A line without such fields is ``event`` whole.
+    Members are ``time`` (UTC), ``level``, ``logger``, ``event`` (the constant words of the line),
+    each ``name=value`` of the line (numbers stay numbers), the context, and ``exception`` (the
+    traceback, if any). If a line has no such fields, ``event`` is the whole line.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -107,14 +107,14 @@ class JSONFormatter(logging.Formatter):
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
-    """Part a line into its words and its fields, by the text of the call, not by its values."""
+    """Split a line into its words and fields, by the call's format string, not by its values."""
     text = str(record.msg)
     arguments = record.args if isinstance(record.args, tuple) else ()
     found = [match for match in FIELD.finditer(text) if match[0] != "%%"]
     if len(found) != len(arguments):
         return record.getMessage(), {}
     first = ""
-    if found and found[0].start() == 0 and not found[0]["name"]:  # an outcome, or whose line it is
+    if found and found[0].start() == 0 and not found[0]["name"]:  # an outcome, or the line's origin
         first, text = str(arguments[0]), text[found[0].end() :]
         arguments, found = arguments[1:], [*FIELD.finditer(text)]
     names = [match["name"] for match in found]

@@ -1,8 +1,8 @@
-"""Traces: who wrote an event is linked to each of its deliveries.
+"""OpenTelemetry tracing: each delivery of an event is linked to the span that wrote it.
 
-``OUTBOX["CONTEXT_PROVIDERS"]`` takes ``remember`` (and ``remember_baggage``),
-``OUTBOX["INTERCEPTORS"]`` takes ``restore`` (or ``restore_telling_errors``). Spans are made around
-listeners alone: a worker's loop never ends, and neither would its span.
+Add ``remember`` (and ``remember_baggage``) to ``OUTBOX["CONTEXT_PROVIDERS"]``, and ``restore`` (or
+``restore_telling_errors``) to ``OUTBOX["INTERCEPTORS"]``. Only listeners get spans: a worker's loop
+never ends, so its span would not end either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _trace_context, _baggage = TraceContextTextMapPropagator(), W3CBaggagePropagator
 def remember() -> dict[str, str]:
     """Return the writer's span as the headers ``traceparent`` and, if there is one, ``tracestate``.
 
-    Outside of any span there is none.
+    Outside a span there are no headers.
     """
     headers: dict[str, str] = {}
     _trace_context.inject(headers)
@@ -39,7 +39,7 @@ def remember() -> dict[str, str]:
 
 
 def remember_baggage() -> dict[str, str]:
-    """Return the baggage as the header ``baggage``. It is stored with the event, so ask for it."""
+    """Return the baggage as the header ``baggage``. It is stored with the event, so opt in."""
     headers: dict[str, str] = {}
     _baggage.inject(headers)
     return headers
@@ -47,9 +47,9 @@ def remember_baggage() -> dict[str, str]:
 
 @contextmanager
 def restore(event: Event) -> Iterator[None]:
-    """Make a span of one call of a listener, linked to the writer's, with the writer's baggage.
+    """Wrap a listener's call in a span, linked to the writer's span, with the writer's baggage.
 
-    Of an error it tells the class alone: a message may hold what belongs to nobody else.
+    The span has only the class of an error, because an error's text may contain private data.
     """
     with _delivery(event) as span:
         try:
@@ -64,7 +64,7 @@ def restore(event: Event) -> Iterator[None]:
 
 @contextmanager
 def restore_telling_errors(event: Event) -> Iterator[None]:
-    """Do as ``restore``, and tell an error's message and traceback too."""
+    """Do as ``restore``, and add an error's message and traceback to the span."""
     with _delivery(event) as span:
         try:
             yield
@@ -103,7 +103,7 @@ def _delivery(event: Event) -> Iterator[Span]:
 
 
 def _links(event: Event) -> list[Link]:
-    """Link the writer's span; a header that is none of ours, or damaged, links nothing."""
+    """Return a link to the writer's span; no link if the header is foreign or damaged."""
     written = trace.get_current_span(_trace_context.extract(event.headers, context.Context()))
     found = written.get_span_context()
     return [Link(found)] if found.is_valid else []

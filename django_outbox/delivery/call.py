@@ -1,51 +1,56 @@
-"""One call of one listener, plain, awaited, or in one transaction with its decision."""
+"""Call one listener: plain, awaited, or in one transaction with the decision on it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import isawaitable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync
 from django.db import connections
 
-from .. import dialects, hooks, registry
+from .. import hooks
+from ..clocks import monotonic
 from ..conf import Settings
 from ..events import Event
 from ..exceptions import ListenerTimeout
-from ..outcomes import DONE, LOST, Decision, Failure, Status
-from ..registry import Listener
+from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
+from ..listeners.registry import Listener, place
 from ..signals import announce, event_decided, event_started
+from ..sql import dialect_of
+from .async_timeouts import awaited, within
 from .decide import decide, describe, name, recovered
-from .intercept import Escaping, intercept
+from .interceptors import Escaping, intercept
 from .lease import Lease
-from .progress import Progress
+from .timeouts import TimedCall, WrittenOff, report
+
+if TYPE_CHECKING:
+    from .fanout import FanOut
 
 logger = logging.getLogger("django_outbox")
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What a listener raised: no task may raise all of it, and frames of asgiref tell nothing."""
+    """A returned exception: raised in a task, some end the event loop, and asgiref adds frames."""
 
     error: BaseException
 
 
 class _Undo(Exception):
-    """Leaves the transaction of an atomic listener."""
+    """Rolls back the transaction of an atomic listener."""
 
 
-@dataclass(slots=True)  # not frozen: making one is a part of every delivery
+@dataclass(slots=True)  # not frozen, which is faster: every delivery creates one
 class Call:
-    """A listener, the event for it, and how many executions came before.
+    """One call of a listener with an event, after ``attempts`` earlier executions.
 
-    When it has failed for good, its fallback is called in the same way: within interceptors, with
-    the listener's timeout, and, if the listener is atomic, in a transaction of its own.
+    When the listener has failed for good, its fallback is called in the same way: within
+    interceptors, with the listener's timeout, and, for an atomic listener, in its own transaction.
     """
 
     lease: Lease
@@ -54,90 +59,132 @@ class Call:
     attempts: int
     settings: Settings
     alias: str
-    between: Callable[[Lease], Any]  # tidies up before anything else is called
+    between: Callable[[Lease], Any]  # tidies up before the next listener or fallback
     escaping: Escaping = ()
-    progress: Progress | None = None  # where the event has several listeners
+    fan_out: FanOut | None = None  # set if the event has several listeners
+    before: float = 0.0  # seconds that other listeners of the event took before
+    failure: Failure | None = None  # what the fallback is called with, once it is called
+    failed: Decision = LOST  # the decision that led to the fallback
+    context: Context | None = None  # it runs in this; set if it may be written off
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the listener and its fallback may each run; None: no limit."""
+        given = self.listener.timeout
+        return self.settings.LISTENER_TIMEOUT if given is None else given
 
     def run(self) -> Decision:
-        """Call and decide."""
+        """Call the listener and decide."""
         if unfit := self._unfit():
             return unfit
-        before = self._begin()
-        answer, decision = self._execute(self._decide, self.listener.call, self.event)
-        if decision is DONE:
-            return self._ended(decision, before)
+        self._begin()
+        answer, decision = self._execute(self.listener.call, self.event)
+        return self._ended(decision) if decision is DONE else self._conclude(answer, decision)
+
+    def finish(self, seconds: float) -> Decision:
+        """Decide in place of the thread that hangs in this call, written off after ``seconds``."""
+        report(self.event, self.listener, self.alias, seconds)
+        self.lease.duration += seconds
+        self.lease.called_at, self.lease.timed = 0.0, None
+        late = self._late("its thread was written off")
+        decision = self._decide(late)
+        if self.failure is not None:  # it was the fallback
+            return self._ended(self._told(decision))
+        return self._conclude(late, decision)
+
+    def apart(self, between: Callable[[Lease], Any]) -> Call:
+        """Return a copy of the call for another thread; the thread that hangs keeps its event."""
+        event = self.event.apart(self.attempts)
+        event.called(self.listener.title, self.alias)
+        assert self.context is not None  # policy and fallback may read what the listener set
+        call = replace(self, event=event, between=between, context=self.context.copy())
+        call._unfit()  # cannot fail: the payload fitted before
+        return call
+
+    def _conclude(self, answer: Any, decision: Decision) -> Decision:
+        """Call the fallback if the listener has failed for good."""
         failure = self._failure(answer, decision)
         if failure is None:
-            return self._ended(decision, before)
+            return self._ended(decision)
         self.between(self.lease)
-        decide = partial(recovered, failure=failure, after=decision)
-        _, decision = self._execute(decide, self.listener.fallback, self.event, failure)
-        return self._ended(self._told(decision, failure), before)
+        self.failure, self.failed = failure, decision
+        _, decision = self._execute(self.listener.fallback, self.event, failure)
+        return self._ended(self._told(decision))
 
     async def arun(self) -> Decision:
         """Await the listener on the event loop and decide."""
         if unfit := self._unfit():
             return unfit
-        before = self._begin()
+        self._begin()
         answer = await self._awaited(self.listener.call, self.event)
         decision = self._decide(answer)
         failure = self._failure(answer, decision)
         if failure is None:
-            return self._ended(decision, before)
+            return self._ended(decision)
         await self.between(self.lease)
-        answer = await self._awaited(_awaitable(self.listener.fallback), self.event, failure)
-        decision = self._told(recovered(answer, failure=failure, after=decision), failure)
-        return self._ended(decision, before)
+        self.failure, self.failed = failure, decision
+        answer = await self._awaited(awaited(self.listener.fallback), self.event, failure)
+        return self._ended(self._told(self._decide(answer)))
 
-    def _begin(self) -> float:
-        """Announce the call; return the seconds that other listeners of the event took before."""
+    def _begin(self) -> None:
         announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
-        return self.lease.duration if event_decided.receivers else 0.0
+        self.before = self.lease.duration
 
-    def _ended(self, decision: Decision, before: float) -> Decision:
-        if event_decided.receivers:  # asked here, too, for its facts are work for every event
+    def _ended(self, decision: Decision) -> Decision:
+        if event_decided.receivers:  # checked here too, because the arguments cost time
             announce(
                 event_decided, sender=self.alias, event=self.event, listener=self.listener,
-                outcome=decision.outcome, duration=self.lease.duration - before,
+                outcome=decision.outcome, duration=self.lease.duration - self.before,
             )  # fmt: skip
         return decision
 
     def _unfit(self) -> Decision | None:
-        """Make the payload what the listener asked for; decide if it cannot be that."""
+        """Convert the payload to the listener's type; return a decision if that fails."""
         if self.listener.payload_type is None:
             return None
         try:
             self.event.take_as(self.listener.payload_type)
-        except Exception as error:  # noqa: BLE001 - its class runs code of its own
+        except self.escaping:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the class runs its own code
             return self._decide(error)
         return None
 
-    # -- the ways to call --------------------------------------------------------------------------
+    # -- how to call -------------------------------------------------------------------------------
 
-    def _execute(
-        self, decide: Callable[[Any], Decision], call: Any, *args: Any
-    ) -> tuple[Any, Decision]:
-        """Return what was answered or raised, and the decision."""
-        started = time.monotonic()
-        if self.listener.timeout is not None:
-            self.lease.overdue_at = started + self.listener.timeout
-        try:
-            if self.listener.atomic:
-                return self._in_transaction(decide, call, args)
-            answer = self._answer(call, args)
-        finally:
-            self.lease.duration += time.monotonic() - started
-        return answer, decide(answer)
+    def _execute(self, call: Any, *args: Any) -> tuple[Any, Decision]:
+        """Return what the listener returned or raised, and the decision.
+
+        Raises ``WrittenOff`` if the call was written off before: this thread must not change
+        anything then.
+        """
+        lease, timeout = self.lease, self.timeout
+        timed: TimedCall | None = None
+        started = lease.called_at = monotonic()
+        decision: Decision | None = None
+        if timeout is not None:
+            timed = lease.timed = TimedCall(self, started, timeout)
+        if self.listener.atomic:
+            answer, decision = self._in_transaction(timed, call, args)
+        else:
+            answer = self._answer(timed, call, args)
+        lease.duration += monotonic() - started
+        lease.called_at = 0.0
+        if timed is not None:
+            lease.timed = None
+            if timed.is_overdue:
+                report(self.event, self.listener, self.alias, timed.seconds)
+        return answer, self._decide(answer) if decision is None else decision
 
     def _in_transaction(
-        self, decide: Callable[[Any], Decision], call: Any, args: tuple[Any, ...]
+        self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]
     ) -> tuple[Any, Decision]:
-        """Commit the decision with what was changed; an error undoes both."""
+        """Commit the decision with the listener's changes, without a timeout; errors undo both."""
         connection, answer, decision = connections[self.alias], None, LOST
         try:
-            with dialects.of(connection).read_committed(connection):
-                answer = self._answer(call, args)
-                decision = decide(answer)
+            with dialect_of(connection).read_committed(connection):
+                answer = self._answer(timed, call, args)
+                decision = self._decide(answer)
                 if isinstance(answer, BaseException):
                     raise _Undo
                 if not self._write(decision):
@@ -145,31 +192,42 @@ class Call:
                     raise _Undo
         except _Undo:
             return answer, decision
-        except Exception as error:  # noqa: BLE001 - the commit was refused: a failure like any other
-            return error, decide(error)
+        except Exception as error:
+            if timed is not None and not (timed.has_returned or timed.returns()):
+                raise WrittenOff from error  # the rollback failed
+            return error, self._decide(error)
+        if self.fan_out is not None:
+            self.fan_out.committed()
         return answer, replace(decision, written=True)
 
-    def _answer(self, call: Any, args: tuple[Any, ...]) -> Any:
+    def _answer(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
+        answer: Any
         try:
             if not hooks.interceptors():
-                return self._called(call, args)
-            with intercept(self.event, self.escaping):
-                return self._called(call, args)
+                answer = self._called(timed, call, args)
+            else:
+                with intercept(self.event, self.escaping):
+                    answer = self._called(timed, call, args)
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
-            return error
+            answer = error
+        if timed is not None and not timed.returns():
+            raise WrittenOff
+        return answer
 
-    def _called(self, call: Any, args: tuple[Any, ...]) -> Any:
+    def _called(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
         answer = call(*args)
         if answer is None:
             return None
         if isawaitable(answer):
+            if timed is not None:
+                timed.is_awaited()
             answer = async_to_sync(self._timed)(answer)
         return _plain(answer)
 
     async def _awaited(self, call: Any, *args: Any) -> Any:
-        started = time.monotonic()
+        started, began = monotonic(), self.lease.clock
         try:
             with intercept(self.event, self.escaping):
                 return _plain(await self._timed(call(*args)))
@@ -178,29 +236,39 @@ class Call:
                 raise
             return error
         finally:
-            self.lease.duration += time.monotonic() - started
+            self.lease.duration += monotonic() - started
+            seconds = self.lease.clock - began
+            if self.timeout is not None and seconds >= self.timeout:
+                report(self.event, self.listener, self.alias, seconds)
 
     async def _timed(self, awaitable: Awaitable[Any]) -> Any:
-        """Return what was answered or raised; past the timeout it is cancelled."""
-        timeout, started = self.listener.timeout, time.monotonic()
+        """Return what the listener returned or raised; cancel it after the timeout."""
+        timeout, started = self.timeout, self.lease.clock
         try:
-            return await asyncio.wait_for(_guarded(awaitable), timeout)
+            return await within(timeout, _guarded(awaitable), self.lease)
         except asyncio.TimeoutError as error:  # ours, or one of the listener's own
-            if timeout is None or time.monotonic() - started < timeout:
+            if timeout is None or self.lease.clock - started < timeout:
                 return _Raised(error)
-            late = ListenerTimeout(f"{self.listener.where} ran longer than {timeout} s; cancelled")
+            late = self._late("cancelled")
             late.__cause__ = error
             return _Raised(late)
         except asyncio.CancelledError as error:
-            if self.lease.cancelled:  # by the worker, which stops
+            if self.lease.cancelled:  # by the worker, which is stopping
                 raise
             return _Raised(error)
-        except Exception as error:  # noqa: BLE001 - what it may raise is its own
+        except Exception as error:  # noqa: BLE001 - a listener may raise anything
             return _Raised(error)
 
-    # -- what becomes of it ------------------------------------------------------------------------
+    def _late(self, end: str) -> ListenerTimeout:
+        fallback = self.listener.fallback if self.failure is not None else None
+        where = place(fallback or self.listener.call)
+        return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {end}")
+
+    # -- what to decide ----------------------------------------------------------------------------
 
     def _decide(self, answer: Any) -> Decision:
+        if self.failure is not None:
+            return recovered(answer, failure=self.failure, after=self.failed)
         if answer is None:
             return DONE
         limit = self.settings.DEFER_LIMIT
@@ -214,14 +282,18 @@ class Call:
         )
 
     def _write(self, decision: Decision) -> bool:
-        """Settle on the listener's own connection; say whether the row was still ours."""
+        """Settle on the listener's connection; return whether the row is ours and as we read it.
+
+        Ours alone is not enough. This worker may have leased the row again: to retry its own call
+        that was written off, or after another worker has tried.
+        """
         connection, event_id = connections[self.alias], self.event.event_id
-        dialect = dialects.of(connection)
-        if self.progress is not None:
-            self.progress.note(self.listener.title, decision)
+        dialect, attempts = dialect_of(connection), self.lease.event.attempts
+        if self.fan_out is not None:
             return dialect.keep_progress(
-                connection, me=self.lease.owner, event_id=event_id, progress=self.progress.text,
-                hold=self.lease.hold,
+                connection, me=self.lease.owner, event_id=event_id,
+                progress=self.fan_out.note_atomic(self.listener.title, decision),
+                as_read=(attempts, self.fan_out.in_row), hold=self.lease.hold,
             )  # fmt: skip
         settled = dialect.settle_all(
             connection,
@@ -229,11 +301,12 @@ class Call:
             decisions=[(event_id, decision)],
             hold=self.lease.hold,
             delete_done=self.settings.RETENTION_DONE == 0,
+            as_read=(attempts, None),
         )
         return settled == 1
 
     def _failure(self, answer: Any, decision: Decision) -> Failure | None:
-        """Say what the fallback is to hear of: an error that was the last, not an answer."""
+        """Return the failure for the fallback; None without one, or if no exception was final."""
         if self.listener.fallback is None or decision.status is not Status.DEAD:
             return None
         if not isinstance(answer, BaseException):
@@ -245,8 +318,9 @@ class Call:
             text=describe(answer),
         )
 
-    def _told(self, decision: Decision, failure: Failure) -> Decision:
-        if decision.status is Status.DONE:
+    def _told(self, decision: Decision) -> Decision:
+        failure = self.failure
+        if decision.status is Status.DONE and failure is not None:
             logger.warning(
                 "fallback succeeded event_id=%s event_type=%s listener=%r attempt=%d error=%s",
                 self.event.event_id, self.event.event_type, failure.listener, failure.attempts,
@@ -262,20 +336,8 @@ def _plain(answer: Any) -> Any:
 
 
 async def _guarded(awaitable: Awaitable[Any]) -> Any:
-    """Hold back what would end the loop: before 3.12 a timeout makes a task of its own."""
+    """Await; return exceptions that would end the event loop instead of raising them."""
     try:
         return await awaitable
     except (KeyboardInterrupt, SystemExit) as error:
         return _Raised(error)
-
-
-def _awaitable(call: Any) -> Callable[..., Awaitable[Any]]:
-    """Have a plain fallback run in the thread of its delivery, where it may use the database."""
-    if registry.is_async(call):
-        return call  # type: ignore[no-any-return]
-
-    async def in_thread(*args: Any) -> Any:
-        answer = await sync_to_async(call)(*args)
-        return await answer if isawaitable(answer) else answer
-
-    return in_thread

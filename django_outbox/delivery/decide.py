@@ -1,4 +1,4 @@
-"""From an answer or an exception to one decision; pure."""
+"""Turn what a listener returned or raised into one decision, without touching the database."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from .. import retry
 from ..exceptions import PayloadError, RetryAfter, Unrecoverable
-from ..outcomes import DONE, Dead, Decision, Defer, Failure, Status
+from ..listeners import retry
+from ..listeners.outcomes import DONE, Dead, Decision, Defer, Failure, Status
 
 logger = logging.getLogger("django_outbox")
 
@@ -25,10 +25,10 @@ def decide(
     age: float,
     defer_limit: float | None = None,
 ) -> Decision:
-    """Turn a listener's answer, or the exception it raised, into one decision.
+    """Return the decision on a listener's return value, or on the exception that it raised.
 
-    ``attempts`` counts the executions before this one; ``age`` is the seconds since the event was
-    first due; a policy without a limit of its own gets ``max_attempts``.
+    ``attempts`` counts the executions before this one. ``age`` is the seconds since the event was
+    first due. ``max_attempts`` applies to a policy without a limit of its own.
     """
     if isinstance(answer, BaseException):
         return failed(answer, attempts + 1, policy, max_attempts)
@@ -45,7 +45,7 @@ def decide(
 def failed(
     error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
 ) -> Decision:
-    """Decide on an exception after that many executions, this one included."""
+    """Decide on an exception; ``executions`` includes this one."""
     text, kind = describe(error), name(error)
     if isinstance(error, (Unrecoverable, PayloadError)):
         return dead(text, kind=kind)
@@ -58,13 +58,13 @@ def failed(
 
 
 def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
-    """Decide after a fallback: done, unless it failed too or answered ``Dead``."""
+    """Decide after a fallback: done, unless it failed too or returned ``Dead`` or ``Defer``."""
     if isinstance(answer, BaseException):
         text = describe(answer, room=ERROR_LENGTH // 2 - 30)
     elif isinstance(answer, Dead):
         text = answer.reason or "it answered Dead"
     elif isinstance(answer, Defer):
-        text = "it answered Defer; expected None or Dead, for it is called once"
+        text = "it answered Defer; expected None or Dead, because a fallback is called once"
     else:
         return replace(after, status=Status.DONE, outcome="done")
     first = describe(failure.exception, room=ERROR_LENGTH // 2)
@@ -78,7 +78,7 @@ def dead(reason: str, *, kind: str, spent: int = 0) -> Decision:
 def _delay(
     error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
 ) -> float | None:
-    """Return the seconds to the next execution, None if there is to be none."""
+    """Return the seconds until the next execution; None if there is none."""
     try:
         if executions >= (policy.max_attempts or max_attempts):
             return None
@@ -91,23 +91,23 @@ def _delay(
 
 
 def describe(error: BaseException, *, room: int = ERROR_LENGTH) -> str:
-    """Return class, message and the end of the traceback in what the column holds."""
+    """Return class, message and end of the traceback, in at most ``room`` characters."""
     head = f"{name(error)}: {_message(error)}"[: room // 2]
     try:
         trace = "".join(traceback.format_exception(error))
-    except BaseException:  # noqa: BLE001 - what cannot be printed must be settled all the same
+    except BaseException:  # noqa: BLE001 - an error that cannot be printed must still be settled
         trace = ""
     rest = room - len(head) - 1
     return clean(f"{head}\n{trace[-rest:]}" if trace else head)
 
 
 def name(error: BaseException) -> str:
-    """Return the class alone, which quotes nothing."""
+    """Return the class name of an error, which unlike its message quotes no data."""
     return f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
 
 
 def clean(text: str) -> str:
-    """Strip what no database stores: NUL characters and lone surrogates."""
+    """Strip what no database stores, NUL characters and lone surrogates, and truncate."""
     text = text.replace("\0", "").encode("utf-8", "replace").decode()
     return text[:ERROR_LENGTH]
 

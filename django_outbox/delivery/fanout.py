@@ -1,23 +1,24 @@
-"""Several listeners of one event: each when its own time has come, whatever the others did."""
+"""Call several listeners of one event: each when it is due, independently of the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
 from ..conf import Settings
-from ..outcomes import LOST, Decision
-from ..registry import Listener
+from ..listeners.outcomes import LOST, Decision
+from ..listeners.progress import Progress
+from ..listeners.registry import Listener
 from .call import Call
-from .intercept import Escaping
+from .interceptors import Escaping
 from .lease import Lease
-from .progress import Progress
 
 
 class FanOut:
-    """The calls of one event's listeners, each when its own time has come.
+    """The calls of one event's listeners, each when it is due.
 
-    One that failed does not keep the others; each gets an event, and a payload, of its own.
+    A failed one does not hold up the others. Each gets its own copy of the event and its payload.
     """
 
     def __init__(
@@ -26,21 +27,28 @@ class FanOut:
         paused: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.begun = False
-        self._lease, self._listeners, self._settings, self._alias = (
-            lease,
-            listeners,
-            settings,
-            alias,
-        )
-        self._between, self._escaping = between, escaping
-        self._paused = paused  # titles of listeners that wait, whatever the others do
+        self.between = between
+        self.in_row = lease.progress  # the progress that is in the row
+        self._rest = iter(listeners)  # not yet considered
+        self._lease, self._settings, self._alias = lease, settings, alias
+        self._escaping = escaping
+        self._paused = paused  # titles of listeners
         self._progress = Progress(
             lease.progress, titles=[each.title for each in listeners], now=lease.now
         )
         self._lost = False
 
+    def run(self) -> Decision:
+        """Call the listeners that are due, or those of them that are left; return the decision."""
+        for call in self.calls():
+            if self.begun and not self.between(self._lease):
+                break
+            call.context = context = copy_context()
+            self.note(call, context.run(call.run))
+        return self.decision
+
     def calls(self) -> Iterator[Call]:
-        for listener in self._listeners:
+        for listener in self._rest:
             if self._lost or listener.title in self._paused:
                 continue
             if self._progress.is_due(listener.title):
@@ -48,9 +56,17 @@ class FanOut:
 
     def note(self, call: Call, decision: Decision) -> None:
         self.begun, self._lost = True, decision is LOST
-        self._lease.overdue_at = 0.0
-        if not decision.written:  # else it was noted with the effects of an atomic listener
+        if not decision.written:  # if it is, note_atomic has recorded it
             self._progress.note(call.listener.title, decision)
+
+    def note_atomic(self, title: str, decision: Decision) -> str:
+        """Record what an atomic listener commits with its changes; return the progress to write."""
+        self._progress.note(title, decision)
+        return self._progress.text
+
+    def committed(self) -> None:
+        """Note that the progress returned by ``note_atomic`` is in the row."""
+        self.in_row = self._progress.text
 
     @property
     def decision(self) -> Decision:
@@ -62,7 +78,8 @@ class FanOut:
         attempts = self._progress.attempts(listener.title)
         event = self._lease.event.apart(attempts)
         event.called(listener.title, self._alias)
+        self._lease.event.called(listener.title, self._alias)  # read by Lease.listener
         return Call(
-            self._lease, listener, event, attempts, self._settings, self._alias, self._between,
-            self._escaping, self._progress,
+            self._lease, listener, event, attempts, self._settings, self._alias, self.between,
+            self._escaping, self,
         )  # fmt: skip

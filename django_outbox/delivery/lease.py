@@ -1,8 +1,7 @@
-"""``Lease``: one claimed event and what this process knows of its hold on it."""
+"""``Lease``: a claimed event, and what this process knows of its lease."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -11,10 +10,12 @@ from typing import Any
 import msgspec
 
 from .. import hooks
-from ..dialects.vocabulary import TAIL, Hold
+from ..clocks import monotonic
 from ..events import Event, leased, stored_instant
+from ..sql.values import TAIL, Hold
+from .timeouts import TimedCall
 
-BROUGHT = {  # what a hot event brings along, so that no claim reads it again, by column
+BROUGHT = {  # column: attribute of a hot event, so that its claim need not read the column
     "event_type": "event_type", "aggregate_type": "aggregate_type", "aggregate_id": "aggregate_id",
     "tenant_id": "tenant_id", "unique_key": "unique_key", "headers": "headers", "payload": "_text",
 }  # fmt: skip
@@ -23,46 +24,67 @@ BROUGHT = {  # what a hot event brings along, so that no claim reads it again, b
 class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """A claimed event, from its claim to its settle.
 
-    Thousands wait or run at a time. That the garbage collector need not look at them, and that each
-    event and its decoded payload lives for its delivery only, saved a quarter of a drain.
+    Thousands wait or run at a time. The garbage collector skips them, and an event and its decoded
+    payload exist only during its delivery: that saved a quarter of a drain.
     """
 
     row: Sequence[Any]  # as it was claimed
-    places: Mapping[str, int]  # of the columns in it
+    places: Mapping[str, int]  # positions of the columns in the row
     event_id: str
     event_type: str
     aggregate_type: str
-    owner: str  # who leased it: this worker
-    rescued: bool  # taken over from a lost worker
-    renewal: bool = False  # claimed again while this worker's own lease stood in the row
-    rescues: int  # that one included
+    owner: str  # the worker that leased it: this one
+    rescued: bool  # claimed from a lost worker
+    renewal: bool = False  # claimed again while this worker already held the lease
+    rescues: int  # this one included
     progress: str | None  # fan-out: JSON per listener
-    key: str | None = None  # whose stream is leased instead of the row
-    deadline: float  # monotonic; nothing is started later without a renewal. Owner: Held
-    taken_at: float = msgspec.field(
-        default_factory=time.monotonic
-    )  # monotonic; when it was claimed
+    key: str | None = None  # its stream is leased instead of the row
+    deadline: float  # monotonic; not to be started later without a renewal. Owner: Held
+    taken_at: float = msgspec.field(default_factory=monotonic)  # monotonic; when it was claimed
+    handed_out_at: float = 0.0  # monotonic; when the head of a stream was handed out; 0: no stream
+    payload_bytes: int = 0  # of the payload's text; really characters, nearly all of them ASCII
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
+    decided: bool = False  # without a start: too many workers were lost with it
     waited: float = 0.0  # seconds from its claim to its start
     duration: float = 0.0  # seconds in listeners
-    overdue_at: float = 0.0  # monotonic; when a plain listener has outrun its timeout
+    counted: bool = False  # a rescue was counted before its start. Owner: what leased its stream
+    called_at: float = 0.0  # monotonic; when the call that runs in a thread began; 0: none runs
+    timed: TimedCall | None = None  # that call, if it has a timeout
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener
+    queued: float = 0.0  # seconds that its listeners waited for a database connection
+    queued_at: float = 0.0  # monotonic; when a listener began to wait for one; 0: none waits
     _event: Event | None = None
 
     @property
     def event(self) -> Event:
-        """What its listeners get; made at the first look, and anew after ``forget``."""
+        """The event that listeners get; created at first access, and again after ``forget``."""
         if self._event is None:
             self._event = leased(self.row, self.places, hooks.serializer().loads)
         return self._event
 
     @property
+    def is_waiting(self) -> bool:
+        """Return whether it may be released: it is neither started nor decided."""
+        return not (self.started_at or self.decided)
+
+    @property
     def hold(self) -> Hold:
-        """What of it is leased."""
+        """What is leased: the row, or the stream of its key."""
         return Hold.ROW if self.key is None else Hold.STREAM
 
+    @property
+    def listener(self) -> str:
+        """The title of the listener called last; empty before and after the delivery."""
+        event = self._event  # another thread may call forget meanwhile
+        return event.listener if event is not None else ""
+
+    @property
+    def clock(self) -> float:
+        """Monotonic seconds, stopped while a listener waits for a database connection."""
+        return (self.queued_at or monotonic()) - self.queued
+
     def forget(self) -> None:
-        """Let go of the event and of what was decoded for it."""
+        """Drop the event and its decoded payload."""
         self._event = None
 
     @property
@@ -77,7 +99,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
     @property
     def lag(self) -> float:
-        """Seconds from its due time to the claim; asked for after every delivery."""
+        """Seconds from its due time to the claim; computed after every delivery."""
         due, now = self.row[self.places["due_at"]], self.row[self.places["now"]]
         if isinstance(now, str):  # SQLite's clock
             now = datetime.fromisoformat(now)
@@ -94,7 +116,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
     def _instant(self, name: str) -> datetime:
         found = stored_instant(self.row[self.places[name]])
-        assert found is not None  # a claimed row is due, and the clock tells a time
+        assert found is not None  # a claimed row has a due time and the clock's
         return found
 
 
@@ -106,7 +128,7 @@ def take(
     me: str,
     hot: Event | None = None,
 ) -> Lease:
-    """Make a lease of a claimed row; a hot event brings its payload along."""
+    """Create the lease of a claimed row; a hot event supplies its payload itself."""
     was = row[-2]
     if hot is not None:
         row = (*row, *[getattr(hot, name) for name in BROUGHT.values()], "hot")
@@ -124,12 +146,13 @@ def take(
         progress=row[places["progress"]],
         key=row[places["key"]] if "key" in places else None,
         deadline=deadline,
+        payload_bytes=len(row[places["payload"]]),
     )
 
 
 @lru_cache(maxsize=16)
 def _places(columns: tuple[str, ...], hot: bool) -> Mapping[str, int]:
-    """Where a claimed row has its columns, and what it was due at."""
+    """Return the positions of a claimed row's columns; ``available_at`` is its due time."""
     names = (*columns, *TAIL, *([*BROUGHT, "source"] if hot else []))
     places = {name: place for place, name in enumerate(names)}
     return {**places, "available_at": places["due_at"]}

@@ -1,4 +1,4 @@
-"""Who is rung: news of a commit for workers in other processes. A ring carries no event."""
+"""Doorbell: wake workers in other processes after a commit. A notification carries no event."""
 
 from __future__ import annotations
 
@@ -6,59 +6,55 @@ import logging
 import os
 import time
 from functools import cache
-from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import dialects
-from ..conf import current, resolve
+from ..conf import current
+from .choosing import choose
 from .ends import QUIET, Doorbell, Ear
-from .local import Local
-from .postgres import Postgres
-from .redis import Redis
 
 logger = logging.getLogger("django_outbox")
 
-KINDS: dict[str, Any] = {"postgres": Postgres, "local": Local, "redis": Redis}
-
-SLOW = 0.1  # of DOORBELL_INTERVAL: what a ring takes that is slow
-SHARE = 0.05  # of a writer's time that slow rings may take
-BACKOFF = (1.0, 60.0)  # seconds without a ring after a failed one, and at most
+SLOW = 0.1  # fraction of DOORBELL_INTERVAL; a notification that takes longer is slow
+SHARE = 0.05  # fraction of a writer's time that slow notifications may take
+BACKOFF = (1.0, 60.0)  # seconds without a notification after the first failure, and at most
 
 
 def ring(connection: BaseDatabaseWrapper) -> None:
-    """Wake the workers of this database, once in ``DOORBELL_INTERVAL`` at most; never raises.
+    """Wake the workers of this database, at most once per ``DOORBELL_INTERVAL``; never raise.
 
-    Where a ring waits long for its answer, more seldom: see ``SHARE``.
+    If notifications wait long for their answer, send fewer: see ``SHARE``.
     """
     if (button := _button(connection.alias)) is not None:
         button.press(connection)
 
 
 def ear(alias: str) -> Ear | None:
-    """Return a new ear for a worker, None if ``DOORBELL`` is None."""
+    """Return a new listener connection for a worker; None if ``DOORBELL`` is None.
+
+    Raises ``ImproperlyConfigured`` if ``DOORBELL`` cannot be used.
+    """
     button = _button(alias)
     return None if button is None else button.doorbell.ear()
 
 
 class _Button:
-    """One doorbell of this process: coalesces rings and rests after a failed one."""
+    """A doorbell of this process: coalesces notifications, and backs off after failures."""
 
     def __init__(self, doorbell: Doorbell, interval: float) -> None:
         self.doorbell = doorbell
         self._interval = interval
         self._not_before = 0.0  # monotonic
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive
 
     def press(self, connection: BaseDatabaseWrapper) -> None:
         if connection.in_atomic_block:
-            return  # a test case holds it open: nothing was committed
+            return  # a TestCase holds it open: nothing was committed
         now = time.monotonic()
         if now < self._not_before:
-            return  # a worker looks again when who rang may ring again
+            return  # workers poll again once this writer may notify again
         self._not_before = now + self._interval
         try:
             self.doorbell.ring(connection)
@@ -79,24 +75,30 @@ class _Button:
         self._failures += 1
 
 
+class _Unusable:
+    """Replaces a doorbell that cannot be used: a worker does not start, a writer goes on."""
+
+    def __init__(self, error: ImproperlyConfigured) -> None:
+        self._error = error
+
+    def ring(self, connection: BaseDatabaseWrapper) -> None:
+        raise self._error
+
+    def ear(self) -> Ear:
+        raise self._error
+
+
 @cache
 def _button(alias: str) -> _Button | None:
-    settings = current()
-    value = settings.DOORBELL
-    options: dict[str, Any] = dict(value) if isinstance(value, dict) else {"kind": value}
-    kind = options.pop("kind")
-    if kind is None:
-        return None
-    if kind == "auto":
-        kind = "postgres" if dialects.of(connections[alias]).notifies else "local"
-    make = KINDS.get(kind) or resolve("DOORBELL")
+    doorbell: Doorbell | None
     try:
-        return _Button(make(alias, **options), settings.DOORBELL_INTERVAL)
-    except TypeError as error:
-        raise ImproperlyConfigured(f'OUTBOX["DOORBELL"] {value!r} does not fit: {error}') from error
+        doorbell = choose(alias)
+    except ImproperlyConfigured as error:
+        doorbell = _Unusable(error)
+    return None if doorbell is None else _Button(doorbell, current().DOORBELL_INTERVAL)
 
 
-def _reset(*, setting: str, **kwargs: Any) -> None:
+def _reset(*, setting: str, **kwargs: object) -> None:
     if setting in ("OUTBOX", "DATABASES"):
         _button.cache_clear()
 

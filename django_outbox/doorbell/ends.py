@@ -1,4 +1,4 @@
-"""The two ends of a doorbell, and how the processes of one table find each other."""
+"""The interfaces of a doorbell's two ends, and the identifiers by which they find each other."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
 
-QUIET = 4  # times DOORBELL_INTERVAL that a writer whose rings are slow keeps quiet after one
+QUIET = 4  # times DOORBELL_INTERVAL: longest pause of a writer after a slow notification
 
 
 class Ear(Protocol):
-    """The worker's end; used by one thread, which calls ``listen`` again after any error."""
+    """A worker's listener connection; one thread uses it, and calls ``listen`` after any error."""
 
-    sure: bool  # hears every ring, so that no probe is needed beside it
+    sure: bool  # receives every notification, so that no probes are needed
 
     def listen(self) -> None:
-        """Open what is needed. What was rung before is for a claim to find."""
+        """Open the connection. A claim has to find events that were announced before."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a ring, at most ``timeout`` seconds; return whether one came."""
+        """Wait for a notification, at most ``timeout`` seconds; return whether one came."""
 
     def close(self) -> None:
-        """Give everything back; may be called twice."""
+        """Close the connection; may be called twice."""
 
 
 class Doorbell(Protocol):
-    """The writer's end, and the maker of ears.
+    """The writer's end; it also creates the listener connections of workers.
 
-    One with an attribute ``waits`` that is true waits for an answer to each ring: where that is
-    slow it is rung more seldom. What a socket's datagram takes tells only whom it woke.
+    If its attribute ``waits`` is true, ``ring`` waits for an answer, and is called less often if
+    that is slow. A datagram waits for none: its duration depends only on the processes it wakes.
     """
 
     def ring(self, connection: BaseDatabaseWrapper) -> None:
-        """Ring every worker of this database. Called after the commit, in autocommit."""
+        """Notify every worker of this database. Called after the commit, in autocommit."""
 
     def ear(self) -> Ear:
-        """Return a new ear for a worker of this database."""
+        """Return a new listener connection for a worker of this database."""
 
 
 def database_identity(alias: str) -> str:
-    """Name the table that this alias leads to, alike in all processes that share it."""
+    """Return an identifier of this alias's table, the same in all processes that share it."""
     settings = connections.settings[alias]
     place = [settings["ENGINE"], *(str(settings[part]) for part in ("HOST", "PORT", "NAME"))]
     return hashlib.sha256("\0".join([*place, table_name("outbox_event")]).encode()).hexdigest()[:16]
 
 
 def table_identity() -> str:
-    """NOTIFY is private to its database already; the table tells two outboxes in it apart."""
+    """Return an identifier of the table within its database, which NOTIFY never leaves."""
     return hashlib.sha256(table_name("outbox_event").encode()).hexdigest()[:16]

@@ -1,42 +1,74 @@
-"""The doorbell of one host: a Unix datagram to every worker."""
+"""Doorbell for workers on the same host: a Unix datagram to each of them."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import secrets
 import socket
 import stat
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .ends import Ear, database_identity
 
+logger = logging.getLogger("django_outbox")
+
+WARN_EVERY = 60.0  # seconds between two warnings, at least
+
 
 class Local:
-    """A socket per worker in a private directory; who may write there may ring, no more.
+    """Notifies one socket per worker in a directory.
 
-    ``directory`` may name one that exists; its mode is respected.
+    A process that may create a socket there may notify the workers, and do nothing else to them.
+    ``directory`` must exist, and its mode decides which users share it. Without it the directory
+    is private to the user of the process.
     """
 
     def __init__(self, alias: str, *, directory: str | None = None) -> None:
-        self._given = directory
+        self._given = None if directory is None else Path(directory)
         self._prefix = f"{database_identity(alias)}."
+        self._faulty: frozenset[str] = frozenset()  # sockets already reported
+        self._warn_at = 0.0  # monotonic; no warning before
 
     def ring(self, connection: BaseDatabaseWrapper) -> None:
-        # A socket for each ring, ten microseconds: nothing to close later, or to share by a fork.
+        directory, faulty = self.directory(), dict[str, OSError]()  # by the socket's name
+        # A new socket costs 10 µs, and leaves nothing to close later or to share across a fork.
         with _datagram_socket() as sender:
-            for path in self.directory().glob(f"{self._prefix}*"):
-                _send(sender, path)
+            for path in directory.iterdir():
+                if path.name.startswith(self._prefix):
+                    try:
+                        _send(sender, path)
+                    except OSError as error:  # only this socket: notify the others
+                        faulty[path.name] = error
+        if faulty or self._faulty:
+            self._report(faulty)
+
+    def _report(self, faulty: dict[str, OSError]) -> None:
+        """Log sockets not reported before; two threads at the same time may log twice."""
+        new = [*faulty.keys() - self._faulty]
+        now = time.monotonic()
+        if not new or now < self._warn_at:
+            self._faulty &= faulty.keys()
+            return
+        self._faulty, self._warn_at = frozenset(faulty), now + WARN_EVERY
+        logger.warning(
+            "some workers could not be woken; they poll socket=%s sockets=%d error=%s",
+            new[0], len(new), faulty[new[0]],
+        )  # fmt: skip
 
     def ear(self) -> Ear:
         return LocalEar(self, self._prefix)
 
     def directory(self) -> Path:
-        """Return the directory of the sockets: the one that was given, or a private one of ours."""
+        """Return the directory of the sockets: the given one, or one private to this user."""
         if self._given is not None:
-            return Path(self._given)
+            return self._given
         path = Path(tempfile.gettempdir()) / f"django_outbox_{os.getuid()}"
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
@@ -46,7 +78,7 @@ class Local:
 
 
 class LocalEar:
-    sure = False  # writers on other hosts are not heard
+    sure = False  # receives nothing from writers on other hosts
 
     def __init__(self, bell: Local, prefix: str) -> None:
         self._bell, self._prefix = bell, prefix
@@ -55,11 +87,14 @@ class LocalEar:
 
     def listen(self) -> None:
         self.close()
+        directory = self._bell.directory()
         name = f"{self._prefix}{os.getpid()}.{secrets.token_hex(3)}"
-        path = self._bell.directory() / name
         self._socket = _datagram_socket()
-        self._socket.bind(str(path))
-        self._path = path
+        # Writers must not find the socket under its name before they may write to it.
+        self._path = directory / f".{name}"
+        self._socket.bind(str(self._path))
+        _share(self._path, directory.stat().st_mode)
+        self._path = self._path.rename(directory / name)
 
     def wait(self, timeout: float) -> bool:
         assert self._socket is not None and self._path is not None
@@ -91,13 +126,40 @@ class LocalEar:
             self._path = None
 
 
+def _share(path: Path, directory: int) -> None:
+    """Let users who may create sockets in the directory, by its mode, write to a new socket.
+
+    Never follows a link: in a shared directory another user could replace the socket by one.
+    """
+    group, others = directory & stat.S_IWGRP, directory & stat.S_IWOTH
+    mode = 0o600 | (0o060 if group else 0) | (0o006 if others else 0)
+    if os.chmod in os.supports_follow_symlinks:
+        os.chmod(path, mode, follow_symlinks=False)  # noqa: PTH101 - Path.chmod is not safer
+        return
+    number = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), str(path))
+        Path(f"/proc/self/fd/{number}").chmod(mode)
+    finally:
+        os.close(number)
+
+
 def _send(sender: socket.socket, path: Path) -> None:
+    """Notify one worker; ``OSError`` if the file is not a socket or we may not write to it."""
     try:
         sender.sendto(b"!", str(path))
     except BlockingIOError:
-        pass  # rings enough are waiting there
-    except (ConnectionRefusedError, FileNotFoundError):
-        path.unlink(missing_ok=True)  # its worker was killed
+        pass  # enough notifications wait there already
+    except FileNotFoundError:
+        pass  # removed since we listed the directory
+    except ConnectionRefusedError:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK)) from None
+            # Its worker was killed. In a sticky directory only that worker's user may remove it.
+            with suppress(PermissionError):
+                path.unlink()
 
 
 def _datagram_socket() -> socket.socket:

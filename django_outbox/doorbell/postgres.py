@@ -1,4 +1,4 @@
-"""PostgreSQL's own doorbell: LISTEN and NOTIFY."""
+"""Doorbell for PostgreSQL: LISTEN and NOTIFY."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import dialects
 from ..conf import current
+from ..sql import dialect_of, engine_connection
 from .ends import Ear, table_identity
 
-CHECK_AFTER = 5.0  # seconds of silence after which an ear makes sure that it hears
-ANSWER_WITHIN = 2.0  # seconds in which its own ring must come back
+CHECK_AFTER = 5.0  # seconds without a notification, after which a worker tests its connection
+ANSWER_WITHIN = 2.0  # seconds within which it must receive its own notification
 
 
 class Postgres:
     """NOTIFY after the commit; inside it, its global lock cost half to five sixths of the writes.
 
-    ``database`` names an alias with a direct connection, for LISTEN hears nothing through a
-    transaction pooler.
+    ``database`` names an alias with a direct connection, because LISTEN receives nothing through
+    a transaction pooler.
     """
 
     waits = True
@@ -29,42 +29,42 @@ class Postgres:
         self.channel = f"django_outbox_{table_identity()}"
 
     def ring(self, connection: BaseDatabaseWrapper) -> None:
-        dialects.of(connection).notify(connection, self.channel)
+        dialect_of(connection).notify(connection, self.channel)
 
     def ear(self) -> Ear:
         return PostgresEar(self)
 
 
 class PostgresEar:
-    """LISTEN on a connection of its own; in silence it rings itself to know that it hears."""
+    """LISTEN on a connection of its own; tests it by a NOTIFY to itself if it receives nothing."""
 
     def __init__(self, bell: Postgres) -> None:
         self._bell = bell
         self._listening: BaseDatabaseWrapper | None = None
         self._heard_at = 0.0  # monotonic
-        self._asked_at: float | None = None  # monotonic; since when our own ring is awaited
+        self._asked_at: float | None = None  # monotonic; when it last notified itself
         self.sure = False
 
     def listen(self) -> None:
         self.close()
-        self._listening = dialects.engine_connection(
-            self._bell.direct, lock_wait=current().LOCK_WAIT
-        )
-        dialects.of(self._listening).listen(self._listening, self._bell.channel)
-        self._heard_at, self._asked_at = 0.0, None  # asks at once
+        self._listening = engine_connection(self._bell.direct, lock_wait=current().LOCK_WAIT)
+        dialect_of(self._listening).listen(self._listening, self._bell.channel)
+        self._heard_at, self._asked_at = 0.0, None  # tests the connection at once
 
     def wait(self, timeout: float) -> bool:
         assert self._listening is not None
-        heard = dialects.of(self._listening).heard(self._listening, timeout)
+        heard = dialect_of(self._listening).heard(self._listening, timeout)
         now = time.monotonic()
         if heard:
             self._heard_at, self._asked_at, self.sure = now, None, True
         elif self._asked_at is not None and now - self._asked_at > ANSWER_WITHIN:
-            raise ConnectionError("LISTEN hears nothing; is there a transaction pooler between?")
+            raise ConnectionError(
+                "LISTEN receives nothing; is there a transaction pooler in between?"
+            )
         elif self._asked_at is None and now - self._heard_at > CHECK_AFTER:
             self._asked_at = now
             asking = connections[self._bell.alias]
-            dialects.of(asking).notify(asking, self._bell.channel)
+            dialect_of(asking).notify(asking, self._bell.channel)
         return heard
 
     def close(self) -> None:

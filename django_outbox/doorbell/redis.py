@@ -1,4 +1,4 @@
-"""A doorbell across hosts for databases that have none: Redis pub/sub."""
+"""Doorbell across hosts for databases without NOTIFY: Redis pub/sub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .ends import Ear, database_identity
 
 
 class Redis:
-    """Pub/sub; needs the extra ``redis``. ``{"kind": "redis", "url": "redis://…"}``."""
+    """Pub/sub; needs the extra ``redis``. Setting: ``{"kind": "redis", "url": "redis://…"}``."""
 
     waits = True
 
@@ -35,7 +35,7 @@ class Redis:
 
 
 class RedisEar:
-    sure = False  # Redis keeps nothing for who was away
+    sure = False  # Redis keeps nothing for disconnected workers
 
     def __init__(self, bell: Redis) -> None:
         self._bell = bell

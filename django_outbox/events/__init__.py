@@ -1,10 +1,13 @@
-"""``Event``: what is written and what listeners see, with every rule that needs no database."""
+"""Events: the class ``Event``, its ids, its JSON and its validation; all without a database."""
 
 from __future__ import annotations
 
-from .event import ABSENT, Event, leased
+from .arguments import ABSENT
+from .event import Event, leased
 from .ids import least_id, made_at, new_id
-from .rules import (
+from .json_text import check_text, decode, decode_headers, encode, encode_headers, fit
+from .typed import Declaration, declared
+from .validation import (
     ACTIVE,
     GLOBAL,
     LENGTHS,
@@ -18,8 +21,6 @@ from .rules import (
     stored_instant,
     type_name,
 )
-from .text import check_text, decode, decode_headers, encode, encode_headers, fit
-from .typed import Declaration, declared
 
 __all__ = [
     "ABSENT",

@@ -1,4 +1,4 @@
-"""New event ids: ULIDs that only rise within a process."""
+"""Event ids: ULIDs that only increase within a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ulid import ULID, base32
 
 
 class _Ids:
-    """Rises over threads and clock steps alike."""
+    """A generator of ids that increase across threads, and even if the clock is set back."""
 
     def __init__(self) -> None:
         self.forget()
@@ -19,7 +19,7 @@ class _Ids:
             os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """Start anew: a child must not go on counting from its parent's last id."""
+        """Reset, because a forked child must not continue from its parent's last id."""
         self._lock = threading.Lock()
         self._at = 0  # milliseconds, never backwards
         self._low = 0  # the 80 random bits
@@ -39,12 +39,13 @@ new_id = _Ids()
 
 
 def least_id(at: datetime) -> str:
-    """Return the least id that an event made at this instant could have."""
-    return str(ULID.from_bytes((int(at.timestamp() * 1000) << 80).to_bytes(16, "big")))
+    """Return the smallest id of an event created at this instant; before 1970 counts as 1970."""
+    millis = max(int(at.timestamp() * 1000), 0)
+    return str(ULID.from_bytes((millis << 80).to_bytes(16, "big")))
 
 
 def made_at(event_id: str) -> datetime | None:
-    """Return when an id was made, by the clock of its writer; None for one that is no ULID."""
+    """Return when an id was created, by its writer's clock; None if it is not a ULID."""
     try:
         made: datetime = ULID.from_str(event_id).datetime
     except (ValueError, OverflowError, OSError):

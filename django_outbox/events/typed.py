@@ -1,4 +1,4 @@
-"""``@event``: classes that know the type, key and headers of the events they are the payload of."""
+"""``@event``: declare the type, key and headers of events on the class of their payload."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ..exceptions import InvalidEvent
-from . import rules
-from .rules import GLOBAL, LENGTHS
+from . import validation
+from .validation import GLOBAL, LENGTHS
 
 C = TypeVar("C", bound=type)
-Path = str | Callable[[Any], Any]  # "order.id", or a callable that is given the payload
+Path = str | Callable[[Any], Any]  # "order.id", or a callable that gets the payload
 
-MARK = "__outbox_event__"  # where a class keeps its declaration
+MARK = "__outbox_event__"  # attribute that holds a class's declaration
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What is said once about all events of a type; checked when it is made."""
+    """What is declared once for all events of a type; validated when created."""
 
     event_type: str
     key: Path | None = None
@@ -32,7 +32,7 @@ class Declaration:
         put("event_type", _checked("event_type", self.event_type))
         put("aggregate_type", _checked("aggregate_type", self.aggregate_type))
         aliases: Any = self.aliases
-        if not isinstance(aliases, (tuple, list)):  # a str would do as an iterable of letters
+        if not isinstance(aliases, (tuple, list)):  # a str would pass as an iterable of letters
             raise InvalidEvent(f"aliases is {aliases!r}; expected a tuple of event types.")
         put("aliases", tuple(_checked("event_type", each) for each in aliases))
         put("headers", dict(self.headers or {}))
@@ -43,16 +43,18 @@ class Declaration:
             check_path(f"headers[{name!r}]", path)
 
     def fields(self, source: Any) -> dict[str, Any]:
-        """Return what the declaration makes of a payload: fields of its ``Event``.
+        """Return the fields of an ``Event`` that the declaration derives from its payload.
 
-        Raises ``InvalidEvent`` for a path that leads nowhere and for a key or id of ``None``.
+        Raises ``InvalidEvent`` for a path that leads nowhere, and if key or aggregate id is None.
         """
         found: dict[str, Any] = {"event_type": self.event_type}
         if self.key is not None:
             found["key"] = self._identity("key", self.key, source)
         if self.headers:
             texts = {n: follow(f"headers[{n!r}]", p, source) for n, p in self.headers.items()}
-            found["headers"] = {n: rules.identity(t) for n, t in texts.items() if t is not None}
+            found["headers"] = {
+                n: validation.identity(t) for n, t in texts.items() if t is not None
+            }
         if self.aggregate_type != GLOBAL or self.aggregate_id is not None:
             found["aggregate_type"] = self.aggregate_type
         if self.aggregate_id is not None:
@@ -60,7 +62,7 @@ class Declaration:
         return found
 
     def _identity(self, what: str, path: Path, source: Any) -> Any:
-        value = rules.identity(follow(what, path, source))
+        value = validation.identity(follow(what, path, source))
         if value is None:
             raise InvalidEvent(
                 f"The {what} of {self.event_type!r} is None, taken from {_named(path)}; expected a "
@@ -78,13 +80,14 @@ def event(
     aggregate_id: Path | None = None,
     aliases: tuple[Any, ...] = (),
 ) -> Callable[[C], C]:
-    """Declare a class the payload of an event type: one that the serializer can write and read.
+    """Declare a class as the payload of an event type.
 
-    By default that is a dataclass, a msgspec Struct, an attrs class or a pydantic model.
+    The serializer must be able to write and read the class: by default a dataclass, a msgspec
+    Struct, an attrs class or a pydantic model.
 
     ``key``, ``aggregate_id`` and the values of ``headers`` are attribute paths (``"order.id"``) or
-    callables that are given the instance. ``aliases`` are former names of the type, under which
-    stored events are still read. Raises ``InvalidEvent`` for what no event can have.
+    callables that get the instance. ``aliases`` are former names of the type: events stored under
+    them are still read. Raises ``InvalidEvent`` for values that no event can have.
     """
     declaration = Declaration(
         event_type=event_type,
@@ -105,23 +108,23 @@ def event(
 
 
 def declared(cls: Any) -> Declaration | None:
-    """Return what ``@event`` said about this very class, not about one it inherits from."""
+    """Return the ``@event`` declaration of this class itself, not of a base class, or None."""
     return vars(cls).get(MARK) if isinstance(cls, type) else None
 
 
 def _checked(column: str, value: Any) -> str:
-    return rules.exact_text(column, rules.type_name(value, column), most=LENGTHS[column])
+    return validation.exact_text(column, validation.type_name(value, column), most=LENGTHS[column])
 
 
 def check_path(what: str, path: Any) -> None:
-    """Raise ``InvalidEvent`` unless it is a path or a callable."""
+    """Raise ``InvalidEvent`` unless ``path`` is an attribute path or a callable."""
     if callable(path) or (isinstance(path, str) and all(map(str.isidentifier, path.split(".")))):
         return
     raise InvalidEvent(f"{what} is {path!r}; expected an attribute path or a callable.")
 
 
 def follow(what: str, path: Path, source: Any) -> Any:
-    """Return what a path leads to: attributes, or items of mappings."""
+    """Return the value that a path leads to, through attributes or items of mappings."""
     if not isinstance(path, str):
         return path(source)
     value = source

@@ -1,15 +1,15 @@
-"""How far a long command is: one line that is written over, on a terminal alone."""
+"""The progress of a long command: one line that is overwritten, shown only on a terminal."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Final
 
-EVERY: Final = 0.1  # seconds
+REDRAW_INTERVAL: Final = 0.1  # seconds between updates of the line
 
 
 class Progress:
-    """Counts what is done; ``stream`` is a command's standard error."""
+    """Counts finished items and shows the count; ``stream`` is a command's standard error."""
 
     def __init__(self, stream: Any, *, verb: str) -> None:
         self._stream, self._verb = stream, verb
@@ -21,15 +21,15 @@ class Progress:
         self.count += count
         now = time.monotonic()
         if self._is_seen and now >= self._next:
-            self._next = now + EVERY
+            self._next = now + REDRAW_INTERVAL
             rate = self.count / max(now - self._started, 0.001)
             self._write(f"{self._verb} {self.count:,} ({rate:,.0f} a second)")
 
     def close(self) -> None:
-        """Leave an empty line to whoever writes next."""
+        """Clear the line for the next output."""
         if self._is_seen and self._next:
             self._write("")
 
     def _write(self, text: str) -> None:
-        self._stream.write(f"\r\x1b[K{text}", style_func=str, ending="")  # not red: no error
+        self._stream.write(f"\r\x1b[K{text}", style_func=str, ending="")  # not red: not an error
         self._stream.flush()

@@ -1,6 +1,6 @@
 """All tables of the outbox; names follow OUTBOX["TABLE_PREFIX"] and OUTBOX["SCHEMA"]."""
 
-import django_outbox.dialects.fields
+import django_outbox.models.fields
 from django.db import migrations, models
 
 from django_outbox.conf import index_name, table_name
@@ -17,15 +17,15 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         max_length=128, primary_key=True, serialize=False
                     ),
                 ),
-                ("hostname", django_outbox.dialects.fields.ExactCharField(max_length=255)),
+                ("hostname", django_outbox.models.fields.ExactCharField(max_length=255)),
                 ("pid", models.IntegerField()),
-                ("started_at", django_outbox.dialects.fields.UTCDateTimeField()),
-                ("heartbeat_at", django_outbox.dialects.fields.UTCDateTimeField()),
-                ("info", django_outbox.dialects.fields.ExactTextField(null=True)),
+                ("started_at", django_outbox.models.fields.UTCDateTimeField()),
+                ("heartbeat_at", django_outbox.models.fields.UTCDateTimeField()),
+                ("info", django_outbox.models.fields.ExactTextField(null=True)),
             ],
             options={
                 "verbose_name": "outbox worker",
@@ -38,19 +38,19 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "event_id",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         max_length=36, primary_key=True, serialize=False, verbose_name="event id"
                     ),
                 ),
                 (
                     "event_type",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         max_length=128, verbose_name="event type"
                     ),
                 ),
                 (
                     "aggregate_type",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         db_default="__GLOBAL__",
                         default="__GLOBAL__",
                         max_length=64,
@@ -59,20 +59,20 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "aggregate_id",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         blank=True, max_length=128, null=True, verbose_name="aggregate id"
                     ),
                 ),
                 (
                     "tenant_id",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         blank=True, max_length=64, null=True, verbose_name="tenant id"
                     ),
                 ),
-                ("payload", django_outbox.dialects.fields.ExactTextField(verbose_name="payload")),
+                ("payload", django_outbox.models.fields.ExactTextField(verbose_name="payload")),
                 (
                     "headers",
-                    django_outbox.dialects.fields.ExactTextField(
+                    django_outbox.models.fields.ExactTextField(
                         blank=True, null=True, verbose_name="headers"
                     ),
                 ),
@@ -92,70 +92,70 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "occurred_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(verbose_name="occurred at"),
+                    django_outbox.models.fields.UTCDateTimeField(verbose_name="occurred at"),
                 ),
                 (
                     "created_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(verbose_name="created at"),
+                    django_outbox.models.fields.UTCDateTimeField(verbose_name="created at"),
                 ),
                 (
                     "deliver_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(
+                    django_outbox.models.fields.UTCDateTimeField(
                         blank=True, null=True, verbose_name="deliver at"
                     ),
                 ),
                 (
                     "first_due_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(
+                    django_outbox.models.fields.UTCDateTimeField(
                         blank=True, null=True, verbose_name="first due at"
                     ),
                 ),
                 (
                     "available_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(
+                    django_outbox.models.fields.UTCDateTimeField(
                         blank=True, null=True, verbose_name="due at"
                     ),
                 ),
                 (
                     "done_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(
+                    django_outbox.models.fields.UTCDateTimeField(
                         blank=True, null=True, verbose_name="done at"
                     ),
                 ),
                 (
                     "last_error",
-                    django_outbox.dialects.fields.ExactTextField(
+                    django_outbox.models.fields.ExactTextField(
                         blank=True, null=True, verbose_name="last error"
                     ),
                 ),
                 (
                     "result",
-                    django_outbox.dialects.fields.ExactTextField(
+                    django_outbox.models.fields.ExactTextField(
                         blank=True, null=True, verbose_name="result"
                     ),
                 ),
                 (
                     "locked_by",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         blank=True, max_length=128, null=True, verbose_name="locked by"
                     ),
                 ),
                 (
                     "locked_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(
+                    django_outbox.models.fields.UTCDateTimeField(
                         blank=True, null=True, verbose_name="locked at"
                     ),
                 ),
                 (
                     "key",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         blank=True, max_length=255, null=True, verbose_name="key"
                     ),
                 ),
                 ("seq", models.BigIntegerField(blank=True, null=True, verbose_name="seq")),
                 (
                     "unique_key",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         blank=True,
                         max_length=255,
                         null=True,
@@ -164,7 +164,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "progress",
-                    django_outbox.dialects.fields.ExactTextField(
+                    django_outbox.models.fields.ExactTextField(
                         blank=True, null=True, verbose_name="progress"
                     ),
                 ),
@@ -179,19 +179,19 @@ class Migration(migrations.Migration):
                     ("edit_outboxevent", "Can edit and replay outbox events"),
                 ],
                 "indexes": [
-                    django_outbox.dialects.fields.PendingIndex(
+                    django_outbox.models.fields.PendingIndex(
                         fields=["available_at", "event_id"],
                         name=index_name("outbox_event_due"),
                         plain_fields=(),
                         where=models.Q(("available_at__isnull", False)),
                     ),
-                    django_outbox.dialects.fields.PendingIndex(
+                    django_outbox.models.fields.PendingIndex(
                         fields=["key", "seq"],
                         name=index_name("outbox_event_key"),
                         plain_fields=("key", "status", "seq"),
                         where=models.Q(("key__isnull", False), ("status__in", [0, 2, 3])),
                     ),
-                    django_outbox.dialects.fields.PendingIndex(
+                    django_outbox.models.fields.PendingIndex(
                         fields=["unique_key"],
                         where=models.Q(("unique_key__isnull", False)),
                         unique=True,
@@ -204,9 +204,9 @@ class Migration(migrations.Migration):
             name="OutboxInbox",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("source", django_outbox.dialects.fields.ExactCharField(max_length=128)),
-                ("message_id", django_outbox.dialects.fields.ExactCharField(max_length=255)),
-                ("received_at", django_outbox.dialects.fields.UTCDateTimeField()),
+                ("source", django_outbox.models.fields.ExactCharField(max_length=128)),
+                ("message_id", django_outbox.models.fields.ExactCharField(max_length=255)),
+                ("received_at", django_outbox.models.fields.UTCDateTimeField()),
             ],
             options={
                 "verbose_name": "received message",
@@ -224,24 +224,24 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "key",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         max_length=255, primary_key=True, serialize=False
                     ),
                 ),
                 ("seq", models.BigIntegerField()),
-                ("due_at", django_outbox.dialects.fields.UTCDateTimeField(null=True)),
+                ("due_at", django_outbox.models.fields.UTCDateTimeField(null=True)),
                 (
                     "locked_by",
-                    django_outbox.dialects.fields.ExactCharField(max_length=128, null=True),
+                    django_outbox.models.fields.ExactCharField(max_length=128, null=True),
                 ),
-                ("locked_at", django_outbox.dialects.fields.UTCDateTimeField(null=True)),
+                ("locked_at", django_outbox.models.fields.UTCDateTimeField(null=True)),
             ],
             options={
                 "verbose_name": "outbox stream",
                 "verbose_name_plural": "outbox streams",
                 "db_table": table_name("outbox_stream"),
                 "indexes": [
-                    django_outbox.dialects.fields.PendingIndex(
+                    django_outbox.models.fields.PendingIndex(
                         fields=["due_at"],
                         name=index_name("outbox_stream_due"),
                         plain_fields=(),

@@ -1,6 +1,6 @@
 """The numbers of the dashboard; its columns of counts are as many as its buckets."""
 
-import django_outbox.dialects.fields
+import django_outbox.models.fields
 from django.db import migrations, models
 
 from django_outbox.conf import index_name, table_name
@@ -15,9 +15,9 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("span", models.IntegerField()),
-                ("started_at", django_outbox.dialects.fields.UTCDateTimeField()),
-                ("owner", django_outbox.dialects.fields.ExactCharField(max_length=128)),
-                ("event_type", django_outbox.dialects.fields.ExactCharField(max_length=128)),
+                ("started_at", django_outbox.models.fields.UTCDateTimeField()),
+                ("owner", django_outbox.models.fields.ExactCharField(max_length=128)),
+                ("event_type", django_outbox.models.fields.ExactCharField(max_length=128)),
                 ("done", models.IntegerField(default=0)),
                 ("retry", models.IntegerField(default=0)),
                 ("deferred", models.IntegerField(default=0)),

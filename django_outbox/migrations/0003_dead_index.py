@@ -1,6 +1,6 @@
 """Dead events are found without reading the table; nearly free, for few events are dead."""
 
-import django_outbox.dialects.fields
+import django_outbox.models.fields
 from django.db import migrations, models
 
 from django_outbox.conf import index_name
@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
     operations = [
         migrations.AddIndex(
             model_name="outboxevent",
-            index=django_outbox.dialects.fields.PendingIndex(
+            index=django_outbox.models.fields.PendingIndex(
                 fields=["event_id"],
                 name=index_name("outbox_event_dead"),
                 plain_fields=None,

@@ -1,6 +1,6 @@
 """What is paused; the name follows OUTBOX["TABLE_PREFIX"] and OUTBOX["SCHEMA"]."""
 
-import django_outbox.dialects.fields
+import django_outbox.models.fields
 from django.db import migrations, models
 
 from django_outbox.conf import index_name, table_name
@@ -16,7 +16,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "kind",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         choices=[
                             ("event_type", "event type"),
                             ("listener", "listener"),
@@ -28,23 +28,21 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "name",
-                    django_outbox.dialects.fields.ExactCharField(
-                        max_length=255, verbose_name="name"
-                    ),
+                    django_outbox.models.fields.ExactCharField(max_length=255, verbose_name="name"),
                 ),
                 (
                     "reason",
-                    django_outbox.dialects.fields.ExactTextField(
+                    django_outbox.models.fields.ExactTextField(
                         blank=True, default="", verbose_name="reason"
                     ),
                 ),
                 (
                     "paused_at",
-                    django_outbox.dialects.fields.UTCDateTimeField(verbose_name="paused at"),
+                    django_outbox.models.fields.UTCDateTimeField(verbose_name="paused at"),
                 ),
                 (
                     "paused_by",
-                    django_outbox.dialects.fields.ExactCharField(
+                    django_outbox.models.fields.ExactCharField(
                         blank=True, default="", max_length=255, verbose_name="paused by"
                     ),
                 ),

@@ -1,8 +1,6 @@
-"""The tables and their verbs; the claim itself is SQL of ``dialects``."""
+"""The models and their queryset methods; the SQL that claims events is in package ``sql``."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from django.db import DatabaseError, ProgrammingError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -10,18 +8,19 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import index_name, table_name
-from ..dialects.fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS
-from .pauses import PauseQuerySet
-from .received import InboxQuerySet
+from .event_queryset import OutboxQuerySet
+from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
+from .inbox_queryset import InboxQuerySet
+from .pause_queryset import PauseQuerySet
 from .retention import unlocked
-from .statistics import OutboxStatistics, purge_statistics, write_statistics
-from .streams import StreamQuerySet
-from .verbs import OutboxQuerySet
+from .statistics import OutboxStatistics, write_statistics
+from .stream_queryset import StreamQuerySet
 
 __all__ = [
     "OutboxEvent",
     "OutboxInbox",
+    "OutboxLease",
     "OutboxPause",
     "OutboxQuerySet",
     "OutboxStatistics",
@@ -30,17 +29,13 @@ __all__ = [
     "PauseQuerySet",
     "StreamQuerySet",
     "missing_table",
-    "purge_batches",
-    "purge_inbox",
-    "purge_statistics",
-    "purge_streams",
     "unlocked",
     "write_statistics",
 ]
 
 
 class OutboxEvent(models.Model):
-    """One event, from its transaction to its end. Verbs change rows, never ``save()``."""
+    """One event and its delivery state. Change it by queryset methods, never by ``save()``."""
 
     class Status(models.IntegerChoices):
         NEW = 0, _("new")
@@ -115,7 +110,7 @@ class OutboxEvent(models.Model):
                 unique=True,
                 name=index_name("outbox_event_unique"),
             ),
-            # For people alone. MySQL has none: it finds dead events by the index of keys.
+            # For admin and commands only. MySQL has none: it finds dead events by the key index.
             PendingIndex(
                 fields=["event_id"],
                 where=Q(status=3),
@@ -129,10 +124,10 @@ class OutboxEvent(models.Model):
 
 
 def missing_table(alias: str | None) -> str | None:
-    """Say what to do if the tables are not there; None if they are, or nobody can tell now."""
+    """Return what to do about a missing table; None if all exist or the database is down."""
     connection = connections[alias or router.db_for_write(OutboxEvent)]
     try:
-        needed = OutboxEvent, OutboxPause  # of the first migration, and what a worker needs since
+        needed = OutboxEvent, OutboxPause, OutboxLease  # the first, and later ones workers need
         missing = [each._meta.db_table for each in needed if not _has_table(connection, each)]
         if not missing:
             return None
@@ -157,21 +152,6 @@ def _has_table(connection: BaseDatabaseWrapper, model: type[models.Model]) -> bo
         return True
     with connection.cursor() as cursor:
         return table in connection.introspection.table_names(cursor)
-
-
-def purge_batches(alias: str) -> Iterator[int]:
-    """Purge the table of this database; yield the size of each delete."""
-    return OutboxEvent.objects.using(alias).purge_batches()
-
-
-def purge_inbox(alias: str) -> Iterator[int]:
-    """Purge the received messages of this database; yield the size of each delete."""
-    return OutboxInbox.objects.using(alias).purge_batches()
-
-
-def purge_streams(alias: str) -> Iterator[int]:
-    """Purge the idle streams of this database; yield the size of each delete."""
-    return OutboxStream.objects.using(alias).purge_batches()
 
 
 class OutboxStream(models.Model):
@@ -202,7 +182,7 @@ class OutboxStream(models.Model):
 
 
 class OutboxWorker(models.Model):
-    """A live worker process, for people and for a fair share; nothing correct depends on it."""
+    """A live worker process, for display and a fair share; correctness never depends on it."""
 
     id = ExactCharField(max_length=128, primary_key=True)
     hostname = ExactCharField(max_length=255)
@@ -220,8 +200,25 @@ class OutboxWorker(models.Model):
         return str(self.id)
 
 
+class OutboxLease(models.Model):
+    """The lease of work that one worker at a time does for all, and the progress of that work."""
+
+    name = ExactCharField(max_length=64, primary_key=True)
+    locked_by = ExactCharField(max_length=128, null=True)
+    locked_until = UTCDateTimeField(null=True)
+    state = ExactTextField(null=True)  # JSON
+
+    class Meta:
+        db_table = table_name("outbox_lease")
+        verbose_name = "outbox lease"
+        default_permissions = ()  # only workers use it
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
 class OutboxInbox(models.Model):
-    """A received message that was seen once (idempotent consumers)."""
+    """A received message, recorded so that an idempotent consumer acts on it only once."""
 
     id = models.BigAutoField(primary_key=True)
     source = ExactCharField(max_length=RECEIVED_LENGTHS["source"])
@@ -245,7 +242,7 @@ class OutboxInbox(models.Model):
 
 
 class OutboxPause(models.Model):
-    """What is not delivered until somebody resumes it; its events wait, and nothing is counted."""
+    """A paused event type, listener or stream: its events wait, and no attempt is counted."""
 
     class Kind(models.TextChoices):
         EVENT_TYPE = "event_type", _("event type")

@@ -1,4 +1,4 @@
-"""What workers have settled, added up: how much, how late and how slowly, over time."""
+"""Statistics of settled events over time: how many, how late, and how long listeners took."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from django.db import connections, models, router, transaction
 from django.db.models import Count, F, Max, Sum
 from django.utils.translation import gettext_lazy as _
 
-from .. import dialects
 from ..conf import DAY, current, index_name, table_name
-from ..dialects.fields import ExactCharField, UTCDateTimeField
 from ..events import LENGTHS
+from ..sql import dialect_of
+from .fields import ExactCharField, UTCDateTimeField
 from .retention import unlocked
 
 HOUR: Final = 3600.0
-# Lengths of a row's time, and how long such rows are kept, in seconds: what a chart of an hour, a
-# day and a week reads. A week of minutes would be sixty times as many rows.
+# Span of a row, and how long such rows are kept, in seconds: for charts of an hour, a day and a
+# week. A week of one-minute rows would be sixty times as many.
 SPANS: Final = {60: 3 * HOUR, 600: 2 * DAY, 3600: 8 * DAY}
 OUTCOMES: Final = ("done", "retry", "deferred", "dead")
-# Seconds up to which an event counts into a bucket; the last bucket takes what is slower.
+# Upper bounds of the histogram buckets in seconds; one more bucket counts what is slower.
 BOUNDS: Final = (
     0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
@@ -38,9 +38,9 @@ def bucket(seconds: float) -> int:
 
 
 def quantile(counts: Sequence[int], part: float) -> float | None:
-    """Estimate from buckets the seconds that ``part`` of all stayed below; None if there are none.
+    """Estimate the quantile ``part`` (0 to 1) in seconds from bucket counts; None if all are 0.
 
-    It is as exact as a bucket is narrow. What lies beyond the last bound is given as that bound.
+    The error is at most the width of a bucket. Beyond the last bound, return that bound.
     """
     rank, below = part * sum(counts), 0
     if not rank:
@@ -54,14 +54,14 @@ def quantile(counts: Sequence[int], part: float) -> float | None:
 
 
 class StatisticsQuerySet(models.QuerySet["OutboxStatistics"]):
-    """Rows of many workers, added up by the database."""
+    """Sums over the rows of many workers, computed by the database."""
 
     def since(self, instant: datetime, *, span: int) -> StatisticsQuerySet:
-        """Rows of one length of time that begin at or after an instant."""
+        """Return rows of one span (seconds) that begin at or after an instant."""
         return self.filter(span=span, started_at__gte=instant)
 
     def over_time(self) -> list[dict[str, Any]]:
-        """Return the sums over all workers and types, one for each beginning, oldest first."""
+        """Return the sums over all workers and types for each start time, oldest first."""
         sums = {name: Sum(name) for name in COUNTS}
         workers = Count("owner", distinct=True)
         every: Any = self.values("started_at")
@@ -69,7 +69,7 @@ class StatisticsQuerySet(models.QuerySet["OutboxStatistics"]):
         return [*rows.order_by("started_at")]
 
     def by_type(self, most: int) -> list[dict[str, Any]]:
-        """Return the sums by event type, those with most deliveries first; "" is all others."""
+        """Return the sums by event type, most deliveries first; "" stands for all other types."""
         deliveries = Sum(F("done") + F("retry") + F("deferred") + F("dead"))
         every: Any = self.values("event_type")
         rows = every.annotate(total=deliveries).filter(total__gt=0)
@@ -77,30 +77,34 @@ class StatisticsQuerySet(models.QuerySet["OutboxStatistics"]):
         return [*rows.order_by("-total", "event_type")[:most]]
 
     def expired(self) -> StatisticsQuerySet:
-        """Rows older than their length of time is kept: what the next purge deletes."""
-        alias = self._write_alias()
-        now = dialects.of(connections[alias]).clock(connections[alias])
+        """Return rows older than their span is kept, which the next purge deletes."""
         old = models.Q()
-        for span, kept in SPANS.items():
-            old |= models.Q(span=span, started_at__lt=now - timedelta(seconds=kept))
+        for span, limit in self._limits().items():
+            old |= models.Q(span=span, started_at__lt=limit)
         return self.filter(old)
 
     def purge(self) -> int:
-        """Delete every expired row, batch by batch; return how many."""
+        """Delete all expired rows, not only these, batch by batch; return how many."""
         return sum(self.purge_batches())
 
     def purge_batches(self) -> Iterator[int]:
-        """Purge all; yield the size of each delete, which commits by itself."""
+        """Purge all, not only these; yield the size of each delete, which commits by itself."""
         every, size = self.model.objects.using(self._write_alias()), current().PURGE_BATCH_SIZE
         connection = connections[every.db]
-        for span in SPANS:  # one at a time, so that each walks its part of the index
-            expired = every.expired().filter(span=span).order_by("started_at")
+        for span, limit in self._limits().items():  # each is a range of the index
+            expired = every.filter(span=span, started_at__lt=limit).order_by("started_at")
             count = size
             while count == size:
                 with transaction.atomic(using=connection.alias):
                     ids = unlocked(expired[:size], connection)
-                    count = dialects.of(connection).trim(connection, ids=ids) if ids else 0
+                    count = dialect_of(connection).trim(connection, ids=ids) if ids else 0
                 yield count
+
+    def _limits(self) -> dict[int, datetime]:
+        """Return, for each span, the instant before which its rows are expired."""
+        connection = connections[self._write_alias()]
+        now = dialect_of(connection).clock(connection)
+        return {span: now - timedelta(seconds=kept) for span, kept in SPANS.items()}
 
     def _write_alias(self) -> str:
         return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
@@ -112,14 +116,14 @@ class OutboxStatistics(models.Model):
     id = models.BigAutoField(primary_key=True)
     span = models.IntegerField()  # seconds
     started_at = UTCDateTimeField()  # a multiple of the span, by the database's clock
-    owner = ExactCharField(max_length=128)  # the worker; nobody else writes its rows
+    owner = ExactCharField(max_length=128)  # the worker, the only one that writes its rows
     event_type = ExactCharField(max_length=LENGTHS["event_type"])  # "": the types beyond the top
     done = models.IntegerField(default=0)
     retry = models.IntegerField(default=0)
     deferred = models.IntegerField(default=0)
     dead = models.IntegerField(default=0)
-    rescued = models.IntegerField(default=0)  # of these, taken over from a lost worker
-    lag = models.FloatField(null=True)  # seconds the oldest due event had waited, at most; in ""
+    rescued = models.IntegerField(default=0)  # of these, rescued from a lost worker
+    lag = models.FloatField(null=True)  # seconds the oldest due event waited, at most; only in ""
 
     objects = StatisticsQuerySet.as_manager()
 
@@ -127,10 +131,10 @@ class OutboxStatistics(models.Model):
         db_table = table_name("outbox_statistics")
         verbose_name = _("dashboard")
         verbose_name_plural = _("dashboard")
-        default_permissions = ()  # who may view events may view their numbers
+        default_permissions = ()  # the permission to view events covers these
         constraints = [
-            # The owner first: so the rows of two workers never meet in the index, and on MariaDB
-            # no insert waits for another's.
+            # The owner comes first, so that rows of two workers are not adjacent in the index. So
+            # on MariaDB no insert waits for that of another worker.
             models.UniqueConstraint(fields=KEY, name=index_name("outbox_stats_once"))
         ]
         indexes = [
@@ -141,12 +145,12 @@ class OutboxStatistics(models.Model):
         return f"{self.started_at:%Y-%m-%d %H:%M} {self.event_type or '*'} ({self.owner})"
 
 
-for _name in (*WAITS, *RUNS):  # events whose schedule-to-start, or time in listeners, was so long
+for _name in (*WAITS, *RUNS):  # events by schedule-to-start time, and by time in listeners
     OutboxStatistics.add_to_class(_name, models.IntegerField(default=0))
 
 
 def write_statistics(alias: str, rows: Sequence[OutboxStatistics]) -> None:
-    """Write rows of one worker, over those that it wrote before."""
+    """Write rows of one worker, and overwrite those with the same key that it wrote before."""
     features = connections[alias].features
     by_name = features.supports_update_conflicts_with_target  # not MySQL: any unique index there
     OutboxStatistics.objects.using(alias).bulk_create(
@@ -155,8 +159,3 @@ def write_statistics(alias: str, rows: Sequence[OutboxStatistics]) -> None:
         unique_fields=KEY if by_name else None,
         update_fields=(*COUNTS, "lag"),
     )
-
-
-def purge_statistics(alias: str) -> Iterator[int]:
-    """Purge the statistics of this database; yield the size of each delete."""
-    return OutboxStatistics.objects.using(alias).purge_batches()

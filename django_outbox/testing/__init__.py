@@ -1,13 +1,13 @@
-"""The test kit: see what was written, deliver it in the test's own thread, let time pass.
+"""Test kit: inspect written events, deliver them in the test's own thread, let time pass.
 
 Plain functions and context managers, for unittest and pytest alike.
 """
 
 from __future__ import annotations
 
+from .capture import Written, assert_event_written, capture_events, make_event
 from .clock import pass_time, wait_until
-from .delivered import accept_test_transaction, drain, immediate_delivery, running_worker
-from .written import Written, assert_event_written, capture_events, make_event
+from .delivery import accept_test_transaction, drain, immediate_delivery, running_worker
 
 __all__ = [
     "Written",

@@ -1,4 +1,4 @@
-"""Time in tests: it passes when a test says so, and a fact is waited for with a deadline."""
+"""Time in tests: let the outbox's time pass, and wait for a condition with a timeout."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Any, TypeVar
 
 from django.db import connections, models, router
 
-from .. import doorbell, hooks
+from .. import doorbell
 from ..events import stored_instant
 from ..exceptions import seconds
 from ..models import OutboxEvent, OutboxInbox, OutboxStream
+from ..writing.hot_queue import hot_queues
 
 T = TypeVar("T")
 
 
 def wait_until(fact: Callable[[], T], *, within: float = 10.0, what: str = "") -> T:
-    """Return the first truthy answer of ``fact``; fail when there is none ``within`` seconds."""
+    """Return the first truthy result of ``fact``; fail if there is none ``within`` seconds."""
     deadline = time.monotonic() + within
     while not (answer := fact()):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what or fact} was still {answer!r} after {within:g} s")
-        time.sleep(0.01)  # between two looks
+        time.sleep(0.01)  # seconds between two tries
     return answer
 
 
 def pass_time(delta: float | timedelta, *, using: str | None = None) -> None:
-    """Move all that waits in the outbox's tables, as if ``delta`` (seconds) had passed.
+    """Shift the times in the outbox's tables as if ``delta`` (seconds or timedelta) had passed.
 
-    Due times, retries, ages and retentions move; clocks, ``occurred_at`` and leases do not.
+    Due times, retries, ages and retention shift; clocks, ``occurred_at`` and leases do not.
     """
     alias = using or router.db_for_write(OutboxEvent)
     delta = timedelta(seconds=seconds(delta, of="pass_time"))
@@ -39,9 +40,9 @@ def pass_time(delta: float | timedelta, *, using: str | None = None) -> None:
     _move(OutboxEvent, alias, delta, events, locked_by=None)
     _move(OutboxStream, alias, delta, ["due_at"], locked_by=None)
     _move(OutboxInbox, alias, delta, ["received_at"])
-    queue = hooks.slot.queues.get(alias)
+    queue = hot_queues.by_alias.get(alias)
     if queue is not None:
-        queue.look()
+        queue.poll()
     else:
         doorbell.ring(connections[alias])
 
@@ -55,12 +56,12 @@ def _move(
         new: dict[str, Any] = {name: at and at - delta for name, at in old.items()}
         if progress := getattr(row, "progress", None):
             new["progress"] = _moved(progress, delta)
-        # Whoever takes or changes the row meanwhile has the last word.
+        # Leave the row alone if it was leased or changed meanwhile.
         rows.filter(pk=row.pk, **free, **old).update(**new)
 
 
 def _moved(progress: str, delta: timedelta) -> str:
-    """Move the next runs of an event's listeners."""
+    """Return the progress with the next runs of its listeners shifted."""
     entries = json.loads(progress)
     for entry in entries.values():
         if at := stored_instant(entry.get("at")):

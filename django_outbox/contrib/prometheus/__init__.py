@@ -1,7 +1,7 @@
-"""Prometheus metrics of writers and workers: receivers of our signals, and a look at the backlog.
+"""Prometheus metrics of writers, workers and the backlog.
 
-``django_outbox.contrib.prometheus`` in ``INSTALLED_APPS``, with the extra ``prometheus`` installed,
-switches them on. They are in prometheus_client's own registry, where django-prometheus finds them.
+To enable them, add ``django_outbox.contrib.prometheus`` to ``INSTALLED_APPS`` and install the extra
+``prometheus``. They are in prometheus_client's own registry, where django-prometheus finds them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def ensure_installed() -> None:
         )
 
 
-# Any address, as prometheus_client has it: who scrapes is on another host.
+# All addresses, as in prometheus_client: Prometheus runs on another host.
 def serve(port: int, address: str = "0.0.0.0") -> tuple[WSGIServer, Thread]:  # noqa: S104
-    """Answer ``/metrics`` on this port (0: any) from a thread of its own.
+    """Serve ``/metrics`` on this port (0: any free one) from a daemon thread.
 
-    ``server.shutdown()``, ``server.server_close()`` and ``thread.join()`` end it; it is a daemon
-    thread. Where ``PROMETHEUS_MULTIPROC_DIR`` is set, it answers for all processes that share it.
+    To stop it, call ``server.shutdown()``, ``server.server_close()`` and ``thread.join()``. If
+    ``PROMETHEUS_MULTIPROC_DIR`` is set, it serves the metrics of all processes that share it.
 
     Raises ``ImproperlyConfigured`` if the app is not installed, ``OSError`` if the port is taken.
     """

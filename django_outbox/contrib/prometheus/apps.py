@@ -1,4 +1,4 @@
-"""The app whose installation switches metrics on."""
+"""Django app that enables the Prometheus metrics."""
 
 from __future__ import annotations
 

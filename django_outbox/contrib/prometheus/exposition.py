@@ -1,4 +1,4 @@
-"""What a port of a worker shows: this process's numbers, or those of all in a directory."""
+"""The metrics that a worker's port serves: of its process, or of all that share a directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def registry() -> CollectorRegistry:
-    """Return what to show: with a multi-process directory the sum of its processes."""
+    """Return the registry to serve; with a multi-process directory it sums all processes."""
     directory = os.environ.get(DIRECTORY)
     if not directory:
         return REGISTRY
@@ -28,7 +28,7 @@ def registry() -> CollectorRegistry:
 
 
 class Living(Collector):
-    """The numbers of all processes; gauges of those that were killed are forgotten first."""
+    """Collects the metrics of all processes, after removing the gauges of killed ones."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class Living(Collector):
         for path in Path(self._directory).glob("gauge_live*_*.db"):
             pid = path.stem.rpartition("_")[2]
             if pid.isdecimal() and not _is_alive(int(pid)):
-                with suppress(FileNotFoundError):  # another scrape was faster
+                with suppress(FileNotFoundError):  # another scrape has deleted it
                     mark_process_dead(int(pid), self._directory)  # type: ignore[no-untyped-call]
         return self._all.collect()
 

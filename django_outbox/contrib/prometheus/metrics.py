@@ -1,6 +1,6 @@
-"""Every metric: its name, labels and meaning. The page of the reference is held to this file.
+"""Declarations of all Prometheus metrics; a test compares the reference page with them.
 
-Labels have few values: databases, listeners, and event types that somebody here listens to.
+Labels have few values: databases, listeners, and event types with a listener in this process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ DATABASE: Final = ("database",)
 TYPE: Final = ("database", "event_type")
 LISTENER: Final = ("database", "listener")
 
-# From a wake-up over a poll to an outage, and from a query to the slowest of partners; seconds.
+# Seconds. STARTS: from a wakeup via a poll to an outage. RUNS: from a query to a slow remote API.
 STARTS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 1800)
 RUNS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One metric, before it is in a registry."""
+    """The declaration of a metric, without a registry."""
 
     name: str  # without the namespace
     help: str
@@ -31,12 +31,12 @@ class Declared:
     buckets: tuple[float, ...] = ()  # of a histogram: upper bounds in seconds
 
     def family(self, namespace: str) -> GaugeMetricFamily:
-        """Return an empty gauge to be filled at a scrape."""
+        """Return an empty gauge, to be filled during a scrape."""
         name = f"{namespace}_{self.name}" if namespace else self.name
         return GaugeMetricFamily(name, self.help, labels=self.labels)
 
 
-# Each by the word that the receivers know it by.
+# The keys are the names that the receivers use.
 COUNTERS: Final = {
     "written": Declared(
         "events_written", "Events inserted; their transaction may still be rolled back.", TYPE
@@ -51,7 +51,7 @@ COUNTERS: Final = {
         "events_dropped", "Committed events that found the hot queue full; they come cold.", TYPE
     ),
     "claims": Declared(
-        "claims", "Looks at the table for work, by route (hot, cold).", (*DATABASE, "source")
+        "claims", "Claims, empty ones included, by route (hot, cold).", (*DATABASE, "source")
     ),
     "claimed": Declared(
         "events_claimed", "Events leased, by route (hot, cold).", (*DATABASE, "source")
@@ -60,12 +60,15 @@ COUNTERS: Final = {
     "decided": Declared(
         "events_decided", "Calls of a listener ended, by outcome.", (*LISTENER, "outcome")
     ),
+    "overdue": Declared(
+        "listeners_overdue", "Calls of a listener that ran longer than its timeout.", LISTENER
+    ),
     "settled": Declared(
         "events_settled",
         "Deliveries settled, by outcome (done, retry, deferred, dead; lost: work undone).",
         (*TYPE, "outcome"),
     ),
-    "rescued": Declared("events_rescued", "Events taken over from a lost worker.", TYPE),
+    "rescued": Declared("events_rescued", "Events rescued from a lost worker.", TYPE),
     "lost": Declared(
         "leases_lost", "Leases that another worker took over from this one.", DATABASE
     ),
@@ -81,7 +84,7 @@ HISTOGRAMS: Final = {
     ),
 }
 
-GAUGES: Final = {  # of processes that live
+GAUGES: Final = {  # of live processes
     "depth": Declared(
         "queue_depth", "Events waiting in this process, hot to be claimed, cold for a thread.",
         (*DATABASE, "queue"),
@@ -90,7 +93,7 @@ GAUGES: Final = {  # of processes that live
     "running": Declared("workers_running", "Workers running in this process.", DATABASE),
 }  # fmt: skip
 
-BACKLOG: Final = {  # gauges that are asked from the database
+BACKLOG: Final = {  # gauges that are queried from the database
     "events": Declared(
         "events", "Events by status (NEW, RETRY, DONE, DEAD); of many, DONE is estimated.",
         (*DATABASE, "status"),
@@ -108,7 +111,7 @@ BACKLOG: Final = {  # gauges that are asked from the database
 
 
 class Metrics:
-    """What happens in this process. The receivers count it, nobody else."""
+    """The metrics of this process. Only the receivers update them."""
 
     def __init__(self, namespace: str, registry: CollectorRegistry) -> None:
         place: dict[str, Any] = {"namespace": namespace, "registry": registry}

@@ -1,4 +1,4 @@
-"""What counts: receivers of our signals, connected once in a process."""
+"""Signal receivers that update the Prometheus metrics, connected once per process."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 from django.dispatch import Signal
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ... import registry as listeners
 from ... import signals
 from ...conf import current
 from ...events import Event
-from ...registry import Listener
-from .backlog import Backlog
+from ...listeners import registry as listeners
+from ...listeners.registry import Listener
+from .gauges import Backlog
 from .metrics import Metrics
 
-OTHER = "other"  # the event type of what nobody here listens to
+OTHER = "other"  # stands for all event types without a listener in this process
 OUTCOMES = ("done", "retry", "deferred", "dead")
 
 _installed: Receivers | None = None
 
 
 def install() -> Receivers:
-    """Declare the metrics in prometheus_client's registry and count; once, however often called."""
+    """Register the metrics in prometheus_client's registry and count; only the first call does."""
     global _installed  # noqa: PLW0603 - a process has one registry
     if _installed is None:
         _installed = Receivers(current().METRICS_NAMESPACE or "", REGISTRY)
@@ -31,30 +31,30 @@ def install() -> Receivers:
 
 
 def type_of(event: Event) -> str:
-    """Return the type as somebody here listens to it, maybe a pattern; else ``other``.
+    """Return the event type, or the pattern, of the listener in this process; else ``other``.
 
-    Types are data: a program may make up any number of them, and each would be a series for ever.
+    Types are data without a limit, and each would be a time series for ever.
     """
     route = listeners.route(event.aggregate_type, event.event_type)
     return route[0].event_type if route else OTHER
 
 
 class Receivers:
-    """One set of metrics and what fills it; every ``on_…`` is the receiver of that signal."""
+    """A set of metrics and its receivers; each ``on_…`` method receives the signal of that name."""
 
     def __init__(self, namespace: str, registry: CollectorRegistry) -> None:
         self.metrics = Metrics(namespace, registry)
         self.backlog = Backlog(namespace)
         registry.register(self.backlog)
         self._registry = registry
-        self._workers: dict[str, Any] = {}  # those running in this process, by alias
+        self._workers: dict[str, Any] = {}  # workers running in this process, by alias
 
     def connect(self) -> None:
         for signal, receiver in self._pairs():
             signal.connect(receiver, weak=False)
 
     def disconnect(self) -> None:
-        """Count no more, and take the metrics out of the registry."""
+        """Stop counting, and remove the metrics from the registry."""
         for signal, receiver in self._pairs():
             signal.disconnect(receiver)
         for each in (*self.metrics, self.backlog):
@@ -68,7 +68,7 @@ class Receivers:
 
     def on_event_written(self, sender: str, event: Event, **kwargs: Any) -> None:
         self.metrics.count("written", sender, type_of(event))
-        if event.is_delayed:
+        if event.is_delayed and current().MODE != "writer_only":  # it offers nothing hot
             self.metrics.count("delayed", sender, type_of(event))
 
     def on_event_queued(self, sender: str, event: Event, **kwargs: Any) -> None:
@@ -94,6 +94,9 @@ class Receivers:
         self.metrics.count("decided", sender, listener.title, outcome)
         self.metrics.observe("run", sender, listener.title, seconds=duration)
 
+    def on_listener_overdue(self, sender: str, listener: Listener, **kwargs: Any) -> None:
+        self.metrics.count("overdue", sender, listener.title)
+
     # -- settling --------------------------------------------------------------------------------
 
     def on_event_settled(
@@ -110,7 +113,7 @@ class Receivers:
     def on_lease_lost(self, sender: str, count: int, **kwargs: Any) -> None:
         self.metrics.count("lost", sender, by=count)
 
-    # -- by people and by the purge --------------------------------------------------------------
+    # -- replay, discard and purge ---------------------------------------------------------------
 
     def on_events_replayed(self, sender: str, count: int, **kwargs: Any) -> None:
         self.metrics.count("replayed", sender, by=count)
@@ -130,7 +133,7 @@ class Receivers:
         self._begin_at_zero(sender)
 
     def on_worker_stopped(self, sender: str, **kwargs: Any) -> None:
-        """Leave no number of a worker that is gone."""
+        """Reset the gauges of a worker that has stopped."""
         self._workers.pop(sender, None)
         self.metrics.show("running", sender, value=0)
         for queue in ("hot", "cold"):
@@ -146,7 +149,7 @@ class Receivers:
             self.metrics.show("held", alias, value=depths["held"])
 
     def _begin_at_zero(self, alias: str) -> None:
-        """Show what alerts look for before it first happens: a rise from nothing is no increase."""
+        """Start the counters of alerts at 0: ``increase()`` does not see a series' first value."""
         self.metrics.count("lost", alias, by=0)
         for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:
             self.metrics.count("dropped", alias, event_type, by=0)

@@ -1,4 +1,4 @@
-"""What an event keeps of its task: the call in the payload, the runs in the column ``result``."""
+"""What an event stores of its task: the call in its payload, the runs in its ``result``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from ...delivery.decide import clean
 
 ERRORS = 20  # failed runs whose tracebacks are kept
-TRACEBACK = 4000  # characters, from the end
+TRACEBACK = 4000  # characters of a traceback that are kept, from its end
 
 
 class Call(msgspec.Struct):
@@ -31,17 +31,17 @@ class Error(msgspec.Struct):
 
 
 class Runs(msgspec.Struct):
-    """The runs that came to an end, as Django's ``TaskResult`` tells of them."""
+    """The finished runs of a task, with the fields of Django's ``TaskResult``."""
 
     worker_ids: list[str] = []
     errors: list[Error] = []
-    started_at: datetime | None = None  # the first
+    started_at: datetime | None = None  # of the first run
     last_attempted_at: datetime | None = None
     return_value: Any = None
 
     @property
     def text(self) -> str:
-        """JSON in ASCII, which every database takes; ``ValueError`` for NaN and Infinity."""
+        """Return JSON in ASCII, which every database takes; ``ValueError`` for NaN and Infinity."""
         return json.dumps(msgspec.to_builtins(self), allow_nan=False)
 
     def begin(self, worker: str, at: datetime | None) -> None:

@@ -1,4 +1,4 @@
-"""``manage.py outbox_listeners``: who listens here, and which events have nobody."""
+"""``manage.py outbox_listeners``: list the listeners, and the events that have none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, router
 
-from ...looks.audience import Unheard, described, options, unheard
+from ...inspection.listeners import Unrouted, described, options, unheard
 from ...models import OutboxEvent, missing_table
 from ..arguments import add_databases, add_format, columns
 
 MISSING, NO_ANSWER = 1, 2
 
-Missing = dict[str, list[Unheard]]  # by alias
+Missing = dict[str, list[Unrouted]]  # by alias
 
 
 class Command(BaseCommand):
@@ -36,7 +36,7 @@ class Command(BaseCommand):
         )  # fmt: skip
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
         listeners = described()
@@ -53,7 +53,7 @@ class Command(BaseCommand):
             raise CommandError(f"no listener for {types}", returncode=MISSING)
 
 
-def _ask(alias: str) -> list[Unheard]:
+def _ask(alias: str) -> list[Unrouted]:
     try:
         if missing := missing_table(alias):
             raise CommandError(missing, returncode=NO_ANSWER)
@@ -64,7 +64,7 @@ def _ask(alias: str) -> list[Unheard]:
 
 def _listed(listeners: list[dict[str, Any]]) -> Iterator[str]:
     if not listeners:
-        yield "Nobody listens."
+        yield "No listener is registered."
         return
     titles = ("EVENT TYPE", "AGGREGATE TYPE", "NAME", "LISTENER", "OPTIONS")
     names = ("event_type", "aggregate_type", "name", "function")

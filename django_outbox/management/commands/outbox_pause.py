@@ -1,4 +1,4 @@
-"""``manage.py outbox_pause``: keep events waiting, by type, listener or stream; list it."""
+"""``manage.py outbox_pause``: keep events waiting by type, listener or stream; list pauses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from ... import doorbell
-from ...looks.backlog import Backlog, backlogs, stranger
+from ...inspection.pauses import Backlog, backlogs, unknown_name
 from ...models import OutboxPause
-from ...models.pauses import unfit
+from ...models.pause_queryset import unfit
 from ..arguments import add_format, columns
-from ..pausing import add_names, chosen, ready
+from ..pause_arguments import add_names, chosen, ready
 
 Rows = list[tuple[OutboxPause, Backlog]]
 
@@ -29,15 +29,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_names(parser)
-        parser.add_argument("--reason", default="", help="for those who find it paused")
+        parser.add_argument("--reason", default="", help="shown to people who find it paused")
         parser.add_argument(
-            "--by", metavar="NAME", help="who pauses it (default: the user of the system)"
+            "--by",
+            metavar="NAME",
+            help="name of the person who pauses it (default: the system user)",
         )
         parser.add_argument("--list", action="store_true", help="show what is paused")
         add_format(parser)
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, alias = chosen(options), ready(options["database"])
@@ -62,7 +64,7 @@ class Command(BaseCommand):
         by = _user() if options["by"] is None else options["by"]
         pauses = OutboxPause.objects.using(alias)
         for kind, name in names:
-            if warning := stranger(alias, kind, name):
+            if warning := unknown_name(alias, kind, name):
                 self.stderr.write(f"warning: {warning} It is paused all the same.")
             if pauses.pause(kind, name, reason=options["reason"], by=by):
                 self.stdout.write(f"paused {OutboxPause.Kind(kind).label} {name}")

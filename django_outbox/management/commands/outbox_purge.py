@@ -1,4 +1,4 @@
-"""``manage.py outbox_purge``: delete what is past its retention, now."""
+"""``manage.py outbox_purge``: delete rows past their retention now."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Command(BaseCommand):
             "--event-type", action="append", dest="event_types", metavar="TYPE",
             help="only events of this type, and nothing else; may be repeated",
         )  # fmt: skip
-        add("--batch-size", type=count, metavar="N", help="rows that one transaction looks at")
+        add("--batch-size", type=count, metavar="N", help="rows that one transaction examines")
         add("--dry-run", action="store_true", help="count, delete nothing")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
         given = {AGES[name]: options[name] for name in AGES if options[name] is not None}
@@ -83,7 +83,7 @@ class Command(BaseCommand):
 def _purge(
     alias: str | None, settings: Settings, options: dict[str, Any]
 ) -> Iterator[tuple[str, int]]:
-    """Yield what was deleted, or would be, and how many rows."""
+    """Yield the kind of rows that was deleted, or in a dry run would be, and how many."""
     types = options["event_types"]
     for what, model in TABLES.items():
         rows = model.objects.using(alias or router.db_for_write(model))

@@ -9,9 +9,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections, router
 
-from ... import dialects
 from ...models import OutboxEvent, OutboxQuerySet
-from ...models.verbs import BATCH
+from ...models.event_queryset import BATCH
+from ...models.fields import begins_with
+from ...sql import dialect_of
 from ..arguments import INTERRUPTED, count, instant
 from ..progress import Progress
 
@@ -21,7 +22,6 @@ FILTERS = {
     "aggregate_id": "aggregate_id",
     "tenant": "tenant_id",
     "key": "key",
-    "error": "last_error__startswith",
     "since": "done_at__gte",
     "until": "done_at__lt",
 }
@@ -60,11 +60,11 @@ class Command(BaseCommand):
         add("--database", choices=tuple(connections), help="default: the router's")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
         alias = options["database"] or router.db_for_write(OutboxEvent)
-        now = dialects.of(connections[alias]).clock(connections[alias])
+        now = dialect_of(connections[alias]).clock(connections[alias])
         rows = _chosen(OutboxEvent.objects.using(alias), options, now)
         verb = "would replay" if options["dry_run"] else "replayed"
         progress, at = Progress(self.stderr, verb=verb), options["after"]
@@ -91,24 +91,30 @@ class Command(BaseCommand):
 
 
 def _chosen(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
-    """Return the events that were asked for; nobody replays all by forgetting a filter."""
+    """Return the requested events; ``CommandError`` stops a forgotten filter from replaying all."""
     wanted = {
         column: options[name] for name, column in FILTERS.items() if options[name] is not None
     }
     if options["ids"]:
         wanted["pk__in"] = options["ids"]
-    if not wanted and not options["all"]:
+    error = options["error"]
+    is_chosen = bool(wanted) or error is not None
+    if not is_chosen and not options["all"]:
         raise CommandError("Expected ids, a filter, or --all for every dead event.")
-    if wanted and options["all"]:
-        raise CommandError("--all is every dead event; expected no id and no filter beside it.")
+    if is_chosen and options["all"]:
+        raise CommandError("--all cannot be combined with ids or filters.")
     for name, value in wanted.items():
         if isinstance(value, timedelta):
             wanted[name] = now - value
-    return rows.filter(**wanted)
+    rows = rows.filter(**wanted)
+    return rows if error is None else rows.filter(begins_with("last_error", error))
 
 
 def _how_to_go_on(options: dict[str, Any], at: str, now: datetime) -> str:
-    """Say which options do the rest, and leave out what died since; for ``2h`` ago is later now."""
+    """Return the options that continue this replay, without events that died since.
+
+    They give instants, because ``2h`` ago is later in the next call.
+    """
     instead = ", without --all," if options["all"] else ""
     since = options["since"]
     if isinstance(since, timedelta):

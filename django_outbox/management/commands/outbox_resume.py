@@ -1,4 +1,4 @@
-"""``manage.py outbox_resume``: end pauses, and make due what waited for them."""
+"""``manage.py outbox_resume``: end pauses, and make the events that waited due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import connections
 
 from ... import doorbell
 from ...models import OutboxPause
-from ..pausing import add_names, chosen, ready
+from ..pause_arguments import add_names, chosen, ready
 
 
 class Command(BaseCommand):
@@ -21,7 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("--all", action="store_true", help="whatever is paused")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        return {"databases": []}  # Django 6.1 asks every MySQL server otherwise
+        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, alias = chosen(options), ready(options["database"])

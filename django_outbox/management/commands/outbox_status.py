@@ -1,4 +1,4 @@
-"""``manage.py outbox_status``: how the outbox is doing, for people, monitors and probes."""
+"""``manage.py outbox_status``: show the state of the outbox to people, monitors and probes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, router
 from django.utils import timezone
 
+from ...inspection.status import Limits, Report, faults, status
 from ...models import OutboxEvent, missing_table
-from ...models.status import Limits, Report, faults, status
 from ..arguments import add_databases, add_format, duration, limit, pause
-from ..waiting import within
+from ..deadline import within
 
 UNWELL, NO_ANSWER = 1, 2
 CLEAR = "\x1b[H\x1b[2J"  # cursor home, screen empty
@@ -26,10 +26,10 @@ Reports = dict[str, Report]  # by alias
 
 class Command(BaseCommand):
     help = (
-        "Tells what is in the outbox and who works on it. With --check the exit code is 0 if all "
-        "is well, 1 if a limit is passed, 2 if the database gave no answer."
+        "Shows what is in the outbox and which workers are alive. With --check the exit code is "
+        "0 if all is well, 1 if a limit is passed, 2 if the database gave no answer."
     )
-    requires_system_checks = []  # a probe asks often
+    requires_system_checks = []  # probes run this often
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "ask")
@@ -50,12 +50,12 @@ class Command(BaseCommand):
         )  # fmt: skip
         add(
             "--watch", nargs="?", type=pause, const=2.0, metavar="DURATION",
-            help="look again and again, with that pause (2s), until Ctrl-C",
+            help="refresh at this interval, such as 2s, until Ctrl-C",
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["watch"] and options["check"]:
-            raise CommandError("--check answers once, --watch until Ctrl-C; expected one of them.")
+            raise CommandError("--check and --watch cannot be combined.")
         aliases = [*dict.fromkeys(options["databases"] or [router.db_for_write(OutboxEvent)])]
         if options["watch"]:
             self._watch(aliases, options)
@@ -73,7 +73,7 @@ class Command(BaseCommand):
                 raise CommandError("\n".join(found), returncode=UNWELL)
 
     def _watch(self, aliases: list[str], options: dict[str, Any]) -> None:
-        """Look until Ctrl-C; a database that gives no answer may give one the next time."""
+        """Print the status until Ctrl-C. Go on if a database does not answer: it may next time."""
         is_page = options["format"] == "table"
         clear = CLEAR if is_page and self.stdout.isatty() else ""
         try:

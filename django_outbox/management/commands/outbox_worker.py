@@ -13,11 +13,11 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ... import drain
 from ...conf import current
-from ...engine.probes import Probes
-from ...engine.serving import run, run_reloading
 from ...models import missing_table
+from ...worker.main import run, run_reloading
+from ...worker.probes import Probes
 from ..arguments import add_databases, address, count, duration, limit, pause
-from ..outside import log_as_json, metrics_at
+from ..observability import log_as_json, metrics_at
 
 
 class Command(BaseCommand):
@@ -31,14 +31,15 @@ class Command(BaseCommand):
         add = parser.add_argument
         add("--workers", type=count, metavar="N", help="threads that run listeners")
         add("--processes", type=count, metavar="N", help="worker processes under a supervisor")
-        add("--poll-interval", type=pause, metavar="DURATION", help="pause between thorough looks")
+        add("--poll-interval", type=pause, metavar="DURATION", help="longest time between polls")
         add(
             "--drain-timeout", type=duration, metavar="DURATION",
             help="how long a stop waits for the listeners that run",
         )  # fmt: skip
         add(
             "--max-events", type=limit, metavar="N",
-            help="end after about N events (0: never); with --processes a fresh one takes over",
+            help="end after about N events (0: never); with --processes a fresh one takes over, "
+            "with --once no event more is delivered",
         )  # fmt: skip
         add(
             "--health-port", type=address, metavar="[ADDRESS:]PORT",
@@ -61,7 +62,7 @@ class Command(BaseCommand):
         add("--no-purge", action="store_true", help="leave purging to others")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        # Django 6.1 asks every MySQL server otherwise; one that is down is to be waited for.
+        # Otherwise Django 6.1 queries every MySQL server; a worker must wait for one that is down.
         return {"databases": []}
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -73,8 +74,7 @@ class Command(BaseCommand):
             if problem := missing_table(alias):
                 raise CommandError(problem)
         if options["once"]:
-            delivered = sum(drain(using=alias) for alias in aliases)
-            self.stdout.write(f"delivered {delivered}")
+            self.stdout.write(f"delivered {self._drain(aliases, options['max_events'])}")
             return
         if options["format"] == "json":
             log_as_json()
@@ -84,7 +84,14 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # a listener that is stuck in a thread must not hold the process
+        os._exit(code)  # a listener stuck in a thread must not keep the process alive
+
+    def _drain(self, aliases: list[str | None], most: int | None) -> int:
+        """Deliver due events, at most ``most`` over all databases; return how many."""
+        delivered = 0
+        for alias in aliases:
+            delivered += drain(using=alias, limit=most - delivered if most else None)
+        return delivered
 
     def _run(self, aliases: list[str | None], options: dict[str, Any]) -> int:
         processes = options["processes"] or current().PROCESSES

@@ -1,0 +1,250 @@
+"""Admin change list of events, at a bounded cost however large the table is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, cast
+
+from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..listeners import registry
+from ..models import OutboxEvent
+from .date_hierarchy import WrittenFilter, span_of
+from .state_filter import STATES, Span, State
+
+LIMIT: Final = 10_000  # events; the list does not count further
+NEWEST: Final = 50_000  # newest events that a filter without an index scans
+RECENT: Final = 1000  # newest events whose types the filter offers
+LONG: Final = ("payload", "headers", "result", "progress")  # large columns that a list never loads
+# Lookups that a URL may use on a column, in addition to the filters in the sidebar.
+LOOKUPS: Final = {"", *"exact in isnull gt gte lt lte contains startswith year month day".split()}
+# Parameters with which the ids that a scan found are the whole list.
+LOOKED: Final = {"state", "written", "up_to", "p", "all"}
+UP_TO: Final = "up_to"  # URL parameter: the id of the newest event to scan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a scan stopped although there may be more events."""
+
+    looked_at: int
+    older: str | None  # id at which the scan can be continued; None: it cannot
+
+
+class EventList(ChangeList):
+    """Change list that does not load the large columns: fifty payloads may take 50 MiB."""
+
+    cut: Cut | None = None
+    looked: Looked | None = None
+    span: Span
+    matching: Any  # all events that match the filters; may take long to read
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Reject lookups that guess hidden values letter by letter, or that break the query."""
+        for name in self.get_filters_params():
+            column, _sep, lookup = name.partition("__")
+            if column in LONG or lookup not in LOOKUPS:
+                raise IncorrectLookupParameters(name)
+        return super().get_filters(request)
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> QuerySet[Any]:
+        found = super().get_queryset(request, *args, **options)
+        is_filtered = bool(found.query.where)
+        state, self.span = state_of(request), self._span(request)
+        self.matching = found = _within(found, self.span)
+        if state is not None and state.look is not None:
+            found = self._by_look(found, state)
+        elif is_filtered:
+            found = self._newest(found)
+        return found.defer(*LONG)
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        state = state_of(request)
+        if state is None or "o" in self.params:
+            return super().get_ordering(request, queryset)
+        return [*state.ordering]
+
+    def get_results(self, request: HttpRequest) -> None:
+        if self.looked is not None:
+            self.queryset = cast("Any", self.looked)
+        super().get_results(request)
+        if self.paginator.few is not None:
+            self.result_list = self.paginator.few
+
+    @property
+    def older_url(self) -> str:
+        """Return the URL of the same list, continued where this scan stopped."""
+        assert self.cut is not None
+        return self.get_query_string({UP_TO: self.cut.older}, remove=["p"])
+
+    def said_filters(self) -> list[str]:
+        """Describe the active filters to a user who is about to act on all matching events."""
+        specs = cast("list[admin.SimpleListFilter]", self.filter_specs)
+        said = [
+            f"{each.title}: {choice['display']}"
+            for each in specs
+            for choice in each.choices(self)
+            if choice["selected"] and each.value() is not None
+        ]
+        names = {each.parameter_name for each in specs}
+        rest = {name: each for name, each in self.filter_params.items() if name not in names}
+        said += [f"{name}: {', '.join(map(str, each))}" for name, each in rest.items()]
+        title = gettext("Search")
+        return [*said, *([f"{title}: {self.query}"] if self.query else [])]
+
+    def _by_look(self, found: QuerySet[Any], state: State) -> QuerySet[Any]:
+        assert state.look is not None
+        looked = state.look(found.db, self.span)
+        if not looked.is_all:
+            goes_on = state is STATES["dead"]  # other scans are not in the order of the ids
+            older = looked.ids[-1] if goes_on else None
+            self.cut = Cut(looked_at=len(looked.ids), older=older)
+        low, high = self.span
+        ids = [pk for pk in looked.ids if (low or "") <= pk and (high is None or pk <= high)]
+        found = found.filter(pk__in=ids)
+        if looked.is_sorted and {*self.params, *self.filter_params} <= LOOKED and not self.query:
+            self.looked = Looked(self.root_queryset.defer(*LONG), ids)
+        return found
+
+    def _newest(self, found: QuerySet[Any]) -> QuerySet[Any]:
+        """Restrict the query to the ``NEWEST`` events, because no index supports the filters."""
+        ids = _within(OutboxEvent.objects.using(found.db), self.span).order_by("-pk")
+        mark = ids.values_list("pk", flat=True)[NEWEST : NEWEST + 1]
+        for older in mark:
+            self.cut = Cut(looked_at=NEWEST, older=older)
+            found = found.filter(pk__gt=older)
+        return found
+
+    def _span(self, request: HttpRequest) -> Span:
+        low, high = span_of(request.GET.get(WrittenFilter.parameter_name))
+        up_to = request.GET.get(UP_TO)
+        return low, min(filter(None, (high, up_to)), default=None)
+
+
+def state_of(request: HttpRequest) -> State | None:
+    return STATES.get(request.GET.get(StateFilter.parameter_name, ""))
+
+
+def _within(rows: QuerySet[Any], span: Span) -> QuerySet[Any]:
+    low, high = span
+    rows = rows if low is None else rows.filter(pk__gte=low)
+    return rows if high is None else rows.filter(pk__lte=high)
+
+
+class Looked:
+    """Rows found by a state's index scan alone; read page by page and not counted again."""
+
+    def __init__(self, rows: QuerySet[Any], ids: list[str]) -> None:
+        self._rows, self._ids = rows, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, part: slice) -> list[Any]:
+        ids = self._ids[part]
+        found = {each.pk: each for each in self._rows.filter(pk__in=ids)}
+        return [found[pk] for pk in ids if pk in found]
+
+    def _clone(self) -> list[Any]:  # ChangeList calls it if all rows fit on one page
+        return self[:]
+
+
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
+    """Counts up to ``LIMIT`` and no further; the list then shows that there are more."""
+
+    @cached_property
+    def few(self) -> list[Any] | None:
+        """Return all rows if they fit on one page; a search for rare rows then scans only once."""
+        rows = list(self.object_list[: self.per_page + 1])
+        return rows if len(rows) <= self.per_page else None
+
+    @cached_property
+    def count(self) -> int:
+        return min(self._counted, LIMIT)
+
+    @property
+    def is_capped(self) -> bool:
+        return self._counted > LIMIT
+
+    @cached_property
+    def _counted(self) -> int:
+        if self.few is not None:
+            return len(self.few)
+        rows: Any = self.object_list
+        if isinstance(rows, Looked):
+            return len(rows)
+        return int(rows.order_by()[: LIMIT + 1].count())
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Filter by state; ``EventList`` finds the events of a state with its own index scan."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(name, state.label) for name, state in STATES.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        name = self.value()
+        if name is None:
+            return queryset
+        if name not in STATES:
+            raise IncorrectLookupParameters(self.parameter_name)
+        return queryset.filter(STATES[name].where)
+
+
+class UpTo(admin.SimpleListFilter):
+    """Invisible filter that accepts ``up_to``, the parameter of the link to older events."""
+
+    title = ""
+    parameter_name = UP_TO
+
+    def has_output(self) -> bool:
+        return self.value() is not None  # Django applies only filters that have output
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return []
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        return iter(())
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if "\0" in (self.value() or ""):  # PostgreSQL rejects NUL
+            raise IncorrectLookupParameters(self.parameter_name)
+        return queryset
+
+
+class EventTypeFilter(admin.SimpleListFilter):
+    """Event types that have a listener here, and those of recent events.
+
+    A DISTINCT would scan the whole table for every page.
+    """
+
+    title = _("event type")
+    parameter_name = "event_type"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        newest = model_admin.get_queryset(request).order_by("-pk")
+        types = set(newest.values_list("event_type", flat=True)[:RECENT])
+        types |= {each.event_type for each in registry.listeners() if "*" not in each.event_type}
+        if chosen := self.value():
+            types.add(chosen)
+        return [(each, each) for each in sorted(types)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        if "\0" in chosen:  # PostgreSQL rejects NUL
+            raise IncorrectLookupParameters("event_type")
+        return queryset.filter(event_type=chosen)

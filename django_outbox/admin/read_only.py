@@ -1,0 +1,63 @@
+"""Base admin for the outbox's tables: by default, rows cannot be added, edited or deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.auth import get_permission_codename
+from django.db import router
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from ..models import OutboxEvent
+from .changelist import CappedPaginator
+
+
+class LookingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Read-only admin of one outbox table; users act through verbs, each with its permission.
+
+    It reads from the database that events are written to, never from a replica.
+    """
+
+    paginator = CappedPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # facets count the whole table for each filter
+    view_on_site = False
+
+    class Media:
+        css = {"all": ["django_outbox/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return may(request, "replay")
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return may(request, "discard")
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        return may(request, "edit")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).using(router.db_for_write(self.model))
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
+        if "\0" in object_id:  # PostgreSQL would raise; other databases find nothing
+            return None
+        return super().get_object(request, object_id, from_field)
+
+
+def may(request: HttpRequest, verb: str) -> bool:
+    """Return whether the user has the permission of a verb, which is defined on events."""
+    meta = OutboxEvent._meta
+    return request.user.has_perm(f"{meta.app_label}.{get_permission_codename(verb, meta)}")

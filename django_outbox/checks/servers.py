@@ -1,0 +1,114 @@
+"""System checks for database servers and drivers that are unknown, too old or not compatible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..sql import DIALECTS, SUPPORTED, dialect_of
+from .databases import Configs, aliases
+
+Version = tuple[int, ...]
+
+OLDEST: dict[str, Version] = {
+    "PostgreSQL": (15,),
+    "MySQL": (8, 4),
+    "MariaDB": (10, 11),
+    "SQLite": (3, 35),
+}
+
+OLDEST_PSYCOPG: Version = (3, 2)  # the first whose notifies() takes a timeout
+
+# What VERSION() contains if only the protocol is the same, as each project documents it: TiDB
+# "8.0.11-TiDB-v8.5.0", OceanBase "5.7.25-OceanBase-v4.2.1.0", YugabyteDB "PostgreSQL 11.2-YB-2.18",
+# CockroachDB "CockroachDB CCL v24.1.0".
+ONLY_ALIKE = {
+    "-TiDB-": "TiDB",
+    "-OceanBase-": "OceanBase",
+    "-YB-": "YugabyteDB",
+    "CockroachDB ": "CockroachDB",
+}
+
+
+@register(Tags.database)
+def check_servers(
+    app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Report E024 unknown database; E028 same protocol only; W025, W054 old server or driver."""
+    found: list[CheckMessage] = []
+    for alias in sorted(set(databases or ()).intersection(aliases())):
+        connection = connections[alias]
+        found += _unknown(connection) or _only_alike(connection) or _old(connection)
+        found += _driver(connection)
+    return found
+
+
+def _unknown(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    if connection.vendor in DIALECTS:
+        return []
+    return [
+        Error(
+            f"The database {connection.alias!r} is {connection.display_name}, for which the "
+            "outbox has no SQL of its own and no tests.",
+            hint=f"Route django_outbox to {SUPPORTED}.",
+            id="django_outbox.E024",
+        )
+    ]
+
+
+def _only_alike(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    """Return E028: a server that accepts ``SKIP LOCKED`` but locks nothing delivers twice."""
+    said = dialect_of(connection).version_text(connection)
+    return [
+        Error(
+            f"The database {connection.alias!r} is {name}, which speaks the protocol of "
+            f"{connection.display_name} but does not lock rows in the same way. Workers rely on "
+            "these locks; the outbox is not tested there.",
+            hint=f"Route django_outbox to {SUPPORTED}.",
+            id="django_outbox.E028",
+        )
+        for mark, name in ONLY_ALIKE.items()
+        if mark in said
+    ]
+
+
+def _old(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    name, version = connection.display_name, connection.get_database_version()
+    oldest = OLDEST[name]
+    if version >= oldest:
+        return []
+    return [
+        Warning(
+            f"The database {connection.alias!r} is {name} {_text(version)}; expected "
+            f"{_text(oldest)} or later.",
+            hint="Upgrade the server.",
+            id="django_outbox.W025",
+        )
+    ]
+
+
+def _driver(connection: Any) -> list[CheckMessage]:
+    if connection.vendor != "postgresql":
+        return []
+    driver = connection.Database
+    version = tuple(int(part) for part in driver.__version__.split()[0].split(".")[:2])
+    if version >= OLDEST_PSYCOPG:
+        return []
+    return [
+        Warning(
+            f"The database {connection.alias!r} is reached by {driver.__name__} "
+            f"{driver.__version__}; expected psycopg {_text(OLDEST_PSYCOPG)} or later. With "
+            "psycopg 3.0 and 3.1 workers receive no notifications and find events by polling; "
+            "psycopg2 is not tested.",
+            hint="Run pip install 'psycopg[binary]>=3.2'.",
+            id="django_outbox.W054",
+        )
+    ]
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))

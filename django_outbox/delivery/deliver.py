@@ -1,0 +1,176 @@
+"""Deliver an event that a worker has taken: decode, route, call the listeners, decide."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from functools import lru_cache
+
+from .. import hooks
+from ..clocks import monotonic
+from ..conf import Settings, current
+from ..exceptions import PayloadError, UnroutableEvent
+from ..listeners import registry
+from ..listeners.outcomes import DONE, Decision, Status
+from ..listeners.registry import Listener
+from ..sql.values import Pauses
+from .call import Call
+from .decide import clean, dead, describe, failed, name
+from .fanout import FanOut
+from .interceptors import Escaping
+from .lease import Lease
+from .paused import PAUSED, is_paused, paused_listeners
+from .timeouts import TimedCall
+
+logger = logging.getLogger("django_outbox")
+
+NOTHING: Pauses = frozenset()
+FAULT_DELAY = 5.0  # seconds until an event is delivered again after an error of the worker itself
+
+
+def may_go_on(lease: Lease) -> bool:
+    return True
+
+
+def deliver(
+    lease: Lease,
+    *,
+    alias: str,
+    escaping: Escaping = (),
+    between: Callable[[Lease], bool] = may_go_on,
+    pauses: Pauses = NOTHING,
+) -> Decision:
+    """Call the event's listeners and decide; what they raise is a result, unless ``escaping``.
+
+    ``between`` is called after a listener, before another one or a fallback. It tidies up, and
+    returns whether another listener may start. What ``pauses`` names is not called, and waits.
+    Raises ``WrittenOff`` if a call returns after it was written off; see ``finish``.
+    """
+    settings = current()
+    listeners = _listeners(lease, settings, pauses)
+    if isinstance(listeners, Decision):
+        return listeners
+    lease.waited = monotonic() - lease.taken_at
+    if len(listeners) == 1 and lease.progress is None:
+        event = lease.event
+        event.called(listeners[0].title, alias)
+        call = Call(lease, listeners[0], event, event.attempts, settings, alias, between, escaping)
+        if call.timeout is None:
+            decision = call.run()
+        else:
+            call.context = context = copy_context()
+            decision = context.run(call.run)
+    else:
+        titles = paused_listeners(pauses)
+        decision = FanOut(lease, listeners, settings, alias, between, escaping, titles).run()
+    lease.forget()  # not if the call was written off: another thread has the lease then
+    return decision
+
+
+def finish(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Decision:
+    """Continue a delivery whose thread was written off in this call, which counts as failed.
+
+    What it calls has its timeout, too, and may be written off in turn.
+    """
+    call, fan_out = timed.call.apart(between), timed.call.fan_out
+    assert call.context is not None
+    decision = call.context.run(call.finish, timed.seconds)
+    if fan_out is not None:
+        fan_out.between = between
+        fan_out.note(call, decision)
+        decision = fan_out.run()
+    call.lease.forget()
+    return decision
+
+
+async def adeliver(
+    lease: Lease, *, alias: str, between: Callable[[Lease], Awaitable[bool]],
+    pauses: Pauses = NOTHING,
+) -> Decision:  # fmt: skip
+    """Await the listeners of an event, all of them ``async def`` (see ``is_async``); decide."""
+    settings = current()
+    listeners = _listeners(lease, settings, pauses)
+    if isinstance(listeners, Decision):
+        return listeners
+    lease.waited = monotonic() - lease.taken_at
+    try:
+        if len(listeners) == 1 and lease.progress is None:
+            event = lease.event
+            event.called(listeners[0].title, alias)
+            call = Call(lease, listeners[0], event, event.attempts, settings, alias, between)
+            return await call.arun()
+        titles = paused_listeners(pauses)
+        fan_out = FanOut(lease, listeners, settings, alias, between, paused=titles)
+        for call in fan_out.calls():
+            if fan_out.begun and not await between(lease):
+                break
+            task = asyncio.create_task(call.arun(), name=call.listener.title)
+            fan_out.note(call, await task)
+        return fan_out.decision
+    finally:
+        lease.forget()
+
+
+def is_async(lease: Lease) -> bool:
+    """Return whether to deliver on the event loop: all listeners are ``async def``, not atomic."""
+    return registry.route_is_async(lease.aggregate_type, lease.event_type)
+
+
+def _listeners(lease: Lease, settings: Settings, pauses: Pauses) -> tuple[Listener, ...] | Decision:
+    """Decode and route; return a decision for what cannot be delivered, or not now."""
+    if pauses and is_paused(
+        pauses, lease.event_type, lease.aggregate_type, lease.progress, lease.key
+    ):
+        return PAUSED
+    try:
+        lease.event.read()  # here, so that damaged JSON is dead, and not retried
+    except PayloadError as error:
+        return dead(describe(error), kind=name(error))
+    listeners = registry.route(lease.aggregate_type, lease.event_type)
+    return listeners or unroutable(lease, settings)
+
+
+def unroutable(lease: Lease, settings: Settings) -> Decision:
+    """Decide on an event without a listener.
+
+    Within the grace period it is deferred: in a rolling deploy only newer processes may know it.
+    """
+    event, grace = lease.event, settings.UNROUTABLE_GRACE
+    if settings.UNROUTABLE == "ignore":
+        return DONE
+    error = UnroutableEvent(
+        f"No listener for event type {event.event_type!r} of aggregate type "
+        f"{event.aggregate_type!r}. Registered nearby: {registry.nearby(event.event_type)}. "
+        f"Expected a listener in a module named {settings.LISTENER_MODULE!r} of an installed app."
+    )
+    if settings.UNROUTABLE == "retry":
+        return failed(error, event.attempts + 1, hooks.retry_policy(), settings.MAX_ATTEMPTS)
+    if lease.age >= grace:
+        return dead(describe(error), kind=name(error))
+    if lease.key is not None:
+        _warn_of_hold(lease.key, event.event_type, event.event_id)
+    wait = min(max(grace - lease.age, 0.1), grace / 20 + 1)
+    return Decision(
+        status=Status.NEW, delay=wait, error=clean(str(error)), kind=name(error), outcome="deferred"
+    )
+
+
+@lru_cache(maxsize=1000)  # so that it warns once
+def _warn_of_hold(key: str, event_type: str, event_id: str) -> None:
+    logger.warning(
+        "stream blocked: its first event has no listener and waits for UNROUTABLE_GRACE "
+        "event_id=%s event_type=%s", event_id, event_type,
+    )  # fmt: skip
+
+
+def faulty() -> Decision:
+    """Decide on a delivery that failed by an error of the worker itself: defer it."""
+    return Decision(status=Status.NEW, delay=FAULT_DELAY, outcome="deferred")
+
+
+def lost(rescues: int) -> Decision:
+    """Decide on an event that too many workers were lost with: it is dead."""
+    reason = f"lost {rescues} workers"
+    return dead(reason, kind=reason)

@@ -1,0 +1,53 @@
+"""Interceptors: context managers around a call, which see its error but cannot swallow it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar
+from typing import Any
+
+from .. import hooks
+from ..events import Event
+
+logger = logging.getLogger("django_outbox")
+
+Escaping = tuple[type[BaseException], ...]
+
+endings: ContextVar[Escaping] = ContextVar("endings", default=())  # exceptions that end drain()
+
+
+def ends_the_run(error: BaseException) -> bool:
+    """Return whether a listener's exception ends ``drain()`` instead of counting as a failure."""
+    return isinstance(error, endings.get())
+
+
+def intercept(event: Event, escaping: Escaping) -> ExitStack:
+    """Enter every interceptor in order; leaving the stack leaves them in reverse.
+
+    An error on entering one is raised after the ones before it were left.
+    """
+    with ExitStack() as stack:
+        for interceptor in hooks.interceptors():
+            manager = interceptor(event)
+            if not hasattr(manager, "__enter__") or not hasattr(manager, "__exit__"):
+                raise TypeError(
+                    f"The interceptor {interceptor!r} returned {manager!r}; expected a context "
+                    "manager, as @contextmanager makes one."
+                )
+            manager.__enter__()
+            stack.push(_leaving(manager, interceptor, escaping))
+        return stack.pop_all()
+
+
+def _leaving(manager: Any, interceptor: Any, escaping: Escaping) -> Callable[..., None]:
+    def leave(*raised: Any) -> None:
+        try:
+            manager.__exit__(*raised)  # its result is ignored: it cannot swallow the error
+        except escaping:
+            raise
+        except BaseException:
+            logger.exception("interceptor failed at its end interceptor=%r", interceptor)
+
+    return leave

@@ -1,0 +1,71 @@
+"""Timeouts of calls in threads: a call either returns in time or is written off."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from ..clocks import monotonic
+from ..events import Event
+from ..listeners.registry import Listener
+from ..signals import announce, listener_overdue
+
+if TYPE_CHECKING:
+    from .call import Call
+
+logger = logging.getLogger("django_outbox")
+
+GRACE = 1.0  # seconds in which a cancelled coroutine has to end
+
+
+class WrittenOff(BaseException):
+    """Ends a thread whose call was written off: another thread has taken over the delivery."""
+
+
+class TimedCall:
+    """A call that has a timeout; its thread and the watchdog compete to end it."""
+
+    __slots__ = ("_ended", "_timeout", "call", "ends_at", "has_returned", "seconds", "started")
+
+    def __init__(self, call: Call, started: float, timeout: float) -> None:
+        self.call, self.started = call, started
+        self.ends_at = started + timeout  # monotonic; from then on it may be written off
+        self.has_returned = False  # before it was written off; owner: its thread
+        self.seconds = 0.0  # duration, set when it ends
+        self._timeout = timeout
+        self._ended = threading.Lock()  # acquired by the thread that ends the call, never released
+
+    @property
+    def is_overdue(self) -> bool:
+        """Return whether it has ended after its timeout."""
+        return self.seconds >= self._timeout
+
+    def is_awaited(self) -> None:
+        """Note that it is a coroutine: its timeout starts now, and it has ``GRACE`` to end then."""
+        self.ends_at = monotonic() + self._timeout + GRACE
+
+    def returns(self) -> bool:
+        """End the call in its thread; return whether it was not written off before."""
+        self.has_returned = self._end()
+        return self.has_returned
+
+    def write_off(self) -> bool:
+        """End the call from another thread; return whether it had not returned before."""
+        return self._end()
+
+    def _end(self) -> bool:
+        """End the call once; return whether this thread did it."""
+        if not self._ended.acquire(blocking=False):
+            return False
+        self.seconds = monotonic() - self.started
+        return True
+
+
+def report(event: Event, listener: Listener, alias: str, seconds: float) -> None:
+    """Log and announce that a listener ran longer than its timeout."""
+    logger.warning(
+        "listener runs longer than its timeout event_id=%s event_type=%s listener=%r seconds=%.1f",
+        event.event_id, event.event_type, listener.title, seconds,
+    )  # fmt: skip
+    announce(listener_overdue, sender=alias, event=event, listener=listener, seconds=seconds)

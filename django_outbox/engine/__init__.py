@@ -1,1 +1,0 @@
-"""The machines; each knows only the queues or the table."""

@@ -1,0 +1,93 @@
+"""Fill the fields of a new event from its arguments: typed payload, aggregate and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from ..exceptions import InvalidEvent
+from . import validation
+from .typed import Declaration
+from .validation import GLOBAL
+
+if TYPE_CHECKING:
+    from .event import Event
+
+
+class _Absent(Enum):
+    """Marks an argument that was not given, as opposed to an explicit ``None``."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = _Absent.ABSENT
+
+
+def fill_declared(
+    put: Callable[[str, Any], None], event: Event, declaration: Declaration, aggregate: Any
+) -> None:
+    """Fill the fields that the payload's class declares and the caller did not give."""
+    if event.payload is not None:
+        raise InvalidEvent(
+            "payload= was given together with an instance of "
+            f"{type(event.event_type).__qualname__}, which is the payload; expected one of them."
+        )
+    put("payload", event.event_type)
+    fields = declaration.fields(event.payload)
+    if event.key is not None:
+        fields.pop("key", None)
+    if "headers" in fields:
+        fields["headers"] = {**fields["headers"], **validation.read_only_headers(event.headers)}
+    if (aggregate, event.aggregate_type, event.aggregate_id) != (None, GLOBAL, None):
+        fields.pop("aggregate_type", None)
+        fields.pop("aggregate_id", None)
+    for name, value in fields.items():
+        put(name, value)
+
+
+def fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any) -> None:
+    if event.aggregate_type != GLOBAL or event.aggregate_id is not None:
+        raise InvalidEvent(
+            "aggregate= was given together with aggregate_type or aggregate_id; expected one form."
+        )
+    kind, pk = validation.aggregate(instance)
+    put("aggregate_type", kind)
+    put("aggregate_id", pk)
+
+
+def fill_times(
+    put: Callable[[str, Any], None], event: Event, deliver_after: Any
+) -> datetime | None:
+    """Check and fill the times; return ``occurred_at`` if it was not given."""
+    occurred: Any = event.occurred_at
+    due: Any = event.available_at
+    if deliver_after is None or (due is None and event._made is None):
+        raise TypeError("None is not a due time; omit the argument to deliver at once.")
+    due = ABSENT if due is None else due
+    if due is not ABSENT and deliver_after is not ABSENT:
+        raise InvalidEvent("available_at and deliver_after were both given; expected one of them.")
+    made = event._made[1] if event._made is not None else None
+    if occurred is ABSENT or occurred is None:
+        made = occurred = datetime.now(timezone.utc)
+    given = occurred is not made
+    occurred = validation.instant("occurred_at", occurred) if given else made
+    if due is not ABSENT:
+        due = validation.instant("available_at", due)
+        put("_delay", None)
+        if given and due < occurred:
+            raise InvalidEvent(f"available_at {due} lies before occurred_at {occurred}.")
+    elif deliver_after is not ABSENT:
+        delay = validation.delay(deliver_after)
+        if given:
+            due = validation.later(occurred, delay)
+        else:
+            put("_delay", delay.total_seconds())
+    put("occurred_at", occurred)
+    put("available_at", None if due is ABSENT else due)
+    put("deliver_at", event.available_at)
+    return made

@@ -1,0 +1,156 @@
+"""Encode, check and decode the JSON text of payloads and headers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from json import JSONEncoder
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+from django.utils.functional import Promise
+
+from ..exceptions import InvalidEvent, PayloadError, PayloadTooLarge
+from .validation import NO_HEADERS
+
+T = TypeVar("T")
+
+MAX_NESTING = 100
+NOT_JSON = (bytes, bytearray, memoryview, set, frozenset)  # msgspec would write text and lists
+
+
+def encode(payload: Any) -> str:
+    """Return the payload as JSON text; ``InvalidEvent`` for what JSON or a database cannot hold.
+
+    Uses the standard library's encoder, which rejects NaN and Infinity; msgspec would write null.
+    """
+    try:
+        text = _encoder.encode(payload)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidEvent(
+            f"The payload cannot be written as JSON: {error}. Expected JSON values, dates, UUIDs, "
+            "Decimals, enums or dataclasses of these."
+        ) from error
+    except RecursionError:
+        raise _too_deep() from None
+    return text
+
+
+def decode(text: str, type_: Any = None) -> Any:
+    """Decode JSON text, to an instance of ``type_`` if given; raise ``PayloadError`` on failure."""
+    try:
+        value = _decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
+        raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
+    return value if type_ is None else fit(value, type_)
+
+
+def fit(payload: Any, type_: type[T]) -> T:
+    """Return a decoded payload as an instance of a class; ``PayloadError`` names class and field.
+
+    Fields that the class does not have are ignored. pydantic models validate themselves.
+    """
+    given: Any = type_
+    name = given.__qualname__ if isinstance(given, type) else given  # a union shows its members
+    validate = getattr(type_, "model_validate_json", None)
+    try:
+        if validate is not None:
+            return validate(encode(payload))  # type: ignore[no-any-return]
+        return msgspec.convert(payload, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise PayloadError(f"{name}: {error}") from None
+    except ValueError as error:  # pydantic's is one; its text would quote the payload
+        if validate is None or not hasattr(error, "errors"):
+            raise
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        texts = [": ".join([*map(str, each["loc"]), each["msg"]]) for each in faults]
+        raise PayloadError(f"{name}: {'; '.join(texts)}") from None
+
+
+def encode_headers(headers: Mapping[str, str], *, most: int) -> str | None:
+    """Return headers as JSON text, None without any; ``PayloadTooLarge`` above ``most`` bytes."""
+    if not headers:
+        return None
+    text = msgspec.json.encode({**headers})
+    if len(text) > most:
+        raise PayloadTooLarge(
+            f"The headers have {len(text)} bytes; at most {most} are allowed. Headers are for "
+            "short notes about an event; put the rest into the payload, or store it elsewhere."
+        )
+    return text.decode()
+
+
+def decode_headers(text: str | None) -> Mapping[str, str]:
+    """Return stored headers; NULL, empty text and JSON ``null`` mean that there are none."""
+    if not text or text == "null":
+        return NO_HEADERS
+    try:
+        return MappingProxyType(msgspec.json.decode(text, type=dict[str, str]))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise PayloadError(f"The stored headers cannot be decoded: {error}") from error
+
+
+def check_text(text: Any, *, most: int) -> None:
+    """Raise ``InvalidEvent`` for text too large, nested too deeply, or refused by a database."""
+    if not isinstance(text, str):
+        raise InvalidEvent(f"The serializer made {type(text).__name__} of the payload, not str.")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidEvent(
+            f"The payload holds a lone surrogate ({error.reason}), which no database stores. "
+            "Expected valid Unicode text."
+        ) from None
+    if size > most:
+        raise PayloadTooLarge(
+            f"The payload has {size} bytes; at most {most} are allowed. Store the large part "
+            'elsewhere and send its address, or raise OUTBOX["MAX_PAYLOAD_BYTES"].'
+        )
+    if "\0" in text:  # JSON escapes it; another serializer may not
+        raise InvalidEvent("The payload's text holds a NUL character, which PostgreSQL refuses.")
+    if text.count("[") + text.count("{") > MAX_NESTING and _nesting(text) > MAX_NESTING:
+        raise _too_deep()
+
+
+def _default(value: Any) -> Any:
+    """Convert one level of a value; the encoder calls again for what is inside."""
+    if isinstance(value, Promise):  # a lazy translation
+        return str(value)
+    if isinstance(value, NOT_JSON):
+        raise TypeError(f"{type(value).__name__} has no place in JSON")
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(f"{value!r} has no place in JSON")
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    kept = (bytes, bytearray, memoryview, Decimal)
+    return msgspec.to_builtins(value, builtin_types=kept, enc_hook=_dump)
+
+
+def _dump(value: Any) -> Any:
+    """Convert a pydantic model, which msgspec does not support."""
+    dump = getattr(type(value), "model_dump", None)
+    if dump is None:
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(value, mode="json", by_alias=True)
+
+
+_encoder = JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_default)
+
+_decoder = msgspec.json.Decoder()
+
+
+def _too_deep() -> InvalidEvent:
+    return InvalidEvent(f"The payload is nested deeper than {MAX_NESTING} levels. Flatten it.")
+
+
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

@@ -1,0 +1,186 @@
+"""Validate values that every database must store alike; each rule raises ``InvalidEvent``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final
+from uuid import UUID
+
+from django.conf import settings as django_settings
+from django.utils import timezone as django_timezone
+from django.utils.dateparse import parse_datetime
+
+from ..exceptions import InvalidEvent
+
+GLOBAL: Final = "__GLOBAL__"  # the aggregate type of events that belong to no aggregate
+ACTIVE: Final = "__outbox_active__"  # not a stream: the row that is the lease of "single_node"
+MAX_DELAY = timedelta(days=36_525)  # later due times overflow some database's calendar
+LENGTHS: Mapping[str, int] = {  # most characters in each column
+    "event_id": 36,
+    "event_type": 128,
+    "aggregate_type": 64,
+    "aggregate_id": 128,
+    "tenant_id": 64,
+    "key": 255,
+    "unique_key": 255,
+}
+RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # in the inbox
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+def exact_text(name: str, given: Any, *, most: int) -> str:
+    """Return text that every database stores unchanged; refuse text that some change or reject."""
+    if not isinstance(given, str):
+        raise InvalidEvent(f"{name} is {given!r}; expected a str.")
+    value = exactly_str(given)
+    if not value.strip():
+        raise InvalidEvent(f"{name} is {value!r}; expected a text that is not blank.")
+    if len(value) > most:
+        raise InvalidEvent(
+            f"{name} has {len(value)} characters; at most {most} fit. It begins {value[:40]!r}."
+        )
+    if "\0" in value or value[-1] == " " or not _is_unicode(value):
+        raise InvalidEvent(
+            f"{name} is {value!r}; expected valid Unicode without NUL characters and without "
+            "trailing spaces, which databases reject or ignore."
+        )
+    return value
+
+
+def identity(value: Any) -> Any:
+    """Return an int or UUID as text, others unchanged; so is a bool, which is refused later."""
+    return str(value) if isinstance(value, (int, UUID)) and not isinstance(value, bool) else value
+
+
+def stream_key(value: Any) -> Any:
+    """Return ``key`` as text; refuse the one that the outbox reserves for itself."""
+    value = identity(value)
+    if value == ACTIVE:
+        raise InvalidEvent(f"key is {value!r}, which the outbox itself uses; choose another.")
+    return value
+
+
+def aggregate_key(aggregate_type: str, aggregate_id: str | None) -> str:
+    """Return the stream of an aggregate: ``type:id``, or ``type`` alone for events without an id.
+
+    A colon in the type is escaped, so that no two aggregates share a stream.
+    """
+    kind = aggregate_type.replace("\\", "\\\\").replace(":", "\\:")
+    return kind if aggregate_id is None else f"{kind}:{aggregate_id}"
+
+
+def type_name(value: Any, name: str) -> str:
+    """Return a type name: a str, or an enum member's value if that is a str, else its name."""
+    if isinstance(value, Enum):
+        value = value.value if isinstance(value.value, str) else value.name
+    if not isinstance(value, str):
+        raise InvalidEvent(f"{name} is {value!r}; expected a str or an enum member.")
+    return exactly_str(value)
+
+
+def exactly_str(value: str) -> str:
+    """Return a plain ``str``: drivers and msgspec accept no SafeString and no str enum member."""
+    return str.__str__(value)
+
+
+def aggregate(instance: Any) -> tuple[str, str]:
+    """Return the aggregate type and id of a saved model instance."""
+    meta, pk = getattr(instance, "_meta", None), getattr(instance, "pk", None)
+    if meta is None or isinstance(instance, type):
+        raise InvalidEvent(f"aggregate is {instance!r}; expected a model instance.")
+    if pk is None or (isinstance(pk, tuple) and None in pk):
+        raise InvalidEvent(
+            f"aggregate is a {meta.label} without a primary key: not saved yet, or deleted "
+            "already. Save it first, or give aggregate_type and aggregate_id."
+        )
+    return meta.label, str(pk)
+
+
+def read_only_headers(value: Any) -> Mapping[str, str]:
+    if value is None or value is NO_HEADERS:
+        return NO_HEADERS
+    if not isinstance(value, Mapping):
+        raise InvalidEvent(f"headers is {value!r}; expected a mapping of str to str.")
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidEvent(f"The header {name!r}: {text!r} is not str: str. Convert both.")
+        if not _is_unicode(name) or not _is_unicode(text):
+            raise InvalidEvent(f"The header {name!r} holds a lone surrogate.")
+    return MappingProxyType({exactly_str(k): exactly_str(v) for k, v in value.items()})
+
+
+def instant(name: str, given: Any) -> datetime:
+    """Return a datetime as aware UTC, within every database's calendar."""
+    if not isinstance(given, datetime):
+        raise InvalidEvent(f"{name} is {given!r}; expected a datetime.")
+    try:
+        value = as_utc(given)
+    except (OverflowError, ValueError) as error:
+        raise InvalidEvent(f"{name} is {given!r}, which has no UTC equivalent: {error}") from None
+    if not 1971 <= value.year <= 9998:
+        raise InvalidEvent(f"{name} is {value}; expected a year from 1971 to 9998.")
+    return value
+
+
+def delay(value: Any) -> timedelta:
+    """Return ``deliver_after`` (seconds or a timedelta) as a timedelta."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            value = timedelta(seconds=value)
+        except (OverflowError, ValueError):
+            value = None
+    if not isinstance(value, timedelta):
+        raise InvalidEvent(
+            "deliver_after is not a finite duration; expected seconds or a timedelta."
+        )
+    if not timedelta(0) < value <= MAX_DELAY:
+        raise InvalidEvent(f"deliver_after is {value}; expected more than zero, at most 100 years.")
+    return value
+
+
+def later(start: datetime, delay: timedelta) -> datetime:
+    """Return the due time of a delay that counts from ``occurred_at``."""
+    try:
+        return instant("occurred_at + deliver_after", start + delay)
+    except OverflowError:
+        raise InvalidEvent(f"deliver_after {delay} leads from {start} past year 9999.") from None
+
+
+def stored_instant(stored: Any) -> datetime | None:
+    """Return an instant from a database, naive or as text, as an aware UTC datetime."""
+    value: datetime | None = parse_datetime(stored) if isinstance(stored, str) else stored
+    if value is None or value.tzinfo is timezone.utc:
+        return value
+    return (
+        value.replace(tzinfo=timezone.utc)
+        if value.tzinfo is None
+        else value.astimezone(timezone.utc)
+    )
+
+
+def as_utc(value: datetime) -> datetime:
+    """Return an aware UTC datetime; like Django, read a naive one in the default time zone."""
+    if django_timezone.is_naive(value):
+        if django_settings.USE_TZ:
+            warnings.warn(
+                f"The outbox received a naive datetime ({value}) while time zone support is "
+                "active.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        value = django_timezone.make_aware(value, django_timezone.get_default_timezone())
+    return value.astimezone(timezone.utc)
+
+
+def _is_unicode(value: str) -> bool:
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

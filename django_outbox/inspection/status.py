@@ -1,0 +1,154 @@
+"""Status report of an outbox at a bounded cost, and which limits it violates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from django.db import connections
+from django.db.models import QuerySet
+from django.db.models.functions import Substr
+
+from ..conf import current
+from ..listeners.outcomes import Status
+from ..models import OutboxEvent, OutboxPause, OutboxStream
+from ..models.fields import age
+from ..models.stream_queryset import Place
+from ..sql import dialect_of
+from .counts import counts
+from .workers import workers
+
+MOST: Final = 10_000  # due, leased and blocked rows that are counted
+SHOWN: Final = 20  # blocked streams that are listed
+PAUSES: Final = 100  # pauses that are listed
+LINE: Final = 200  # characters of an error
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a healthy outbox; None: not checked."""
+
+    max_age: float | None = None  # seconds that the oldest due event has waited
+    max_due: int | None = None
+    max_dead: int | None = None
+    max_blocked: int | None = None
+    min_workers: int | None = None
+
+
+def status(alias: str) -> Report:
+    """Return the status report of the outbox in this database, for people and monitoring.
+
+    Ages are seconds by the database's clock. Counts of rows stop at a limit, see the reference.
+    """
+    events = OutboxEvent.objects.using(alias)
+    streams = OutboxStream.objects.using(alias)
+    now = dialect_of(connections[alias]).clock(connections[alias])
+    found, claims = counts(alias), current().MODE != "writer_only"
+    oldest = events.oldest_pending_age()
+    return {
+        "counts": found.numbers,
+        "at_least": [*found.at_least],
+        "estimated": [*found.estimated],
+        "due": capped(events.due()) + capped(streams.due()) if claims else 0,
+        "leased": capped(events.leased()) + capped(streams.leased()),
+        "oldest_pending_age": None if oldest is None else round(oldest, 3),
+        "dead": _dead(events.filter(pk__in=found.dead)),
+        "streams": {
+            "due": capped(streams.due()),
+            "leased": capped(streams.leased()),
+            "blocked": capped(streams.blocked()),
+            "heads": _heads(alias, now),
+        },
+        "paused": [
+            {
+                "kind": each.kind,
+                "name": each.name,
+                "reason": each.reason,
+                "age": _age(each.paused_at, now),
+            }
+            for each in OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:PAUSES]
+        ],
+        "workers": [
+            {
+                "id": each.id,
+                "hostname": each.hostname,
+                "pid": each.pid,
+                "started_at": each.started_at.isoformat(),
+                "heartbeat_age": round(each.heartbeat_age, 3),
+            }
+            for each in workers(alias, now)
+        ],
+    }
+
+
+def faults(report: Report, limits: Limits) -> list[str]:
+    """Return a sentence for each limit that the report violates."""
+    age = report["oldest_pending_age"] or 0.0
+    most = [
+        ("the oldest due event has waited for seconds", age, limits.max_age),
+        ("events and streams due", report["due"], limits.max_due),
+        ("dead events", report["counts"]["DEAD"], limits.max_dead),
+        ("blocked streams", report["streams"]["blocked"], limits.max_blocked),
+    ]
+    found = [
+        f"{what}: {value:g}, at most {limit:g} expected"
+        for what, value, limit in most
+        if limit is not None and value > limit
+    ]
+    lease = current().LEASE  # a lost worker's row stays for ten leases
+    live = sum(each["heartbeat_age"] <= lease for each in report["workers"])
+    least = limits.min_workers
+    if least is not None and live < least:
+        found.append(f"workers: {live}, at least {least} expected")
+    return found
+
+
+def capped(rows: QuerySet[Any]) -> int:
+    """Count rows, at most ``MOST``."""
+    return rows[:MOST].count()
+
+
+def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
+    """Count dead events by event type and error class."""
+    errors = rows.annotate(line=Substr("last_error", 1, LINE)).values_list("event_type", "line")
+    found = Counter((event_type, error_class(line)) for event_type, line in errors)
+    return [
+        {"event_type": event_type, "error": error, "count": count}
+        for (event_type, error), count in sorted(
+            found.items(), key=lambda each: (-each[1], each[0])
+        )
+    ]
+
+
+def error_class(line: str | None) -> str:
+    """Return the part before the message: ``ValueError`` for ``ValueError: no``."""
+    return (line or "").partition("\n")[0].partition(":")[0].strip()
+
+
+def _heads(alias: str, now: datetime) -> list[dict[str, Any]]:
+    """Show the blocked streams that were written to first."""
+    streams = OutboxStream.objects.using(alias)
+    blocked = list(streams.blocked().order_by("due_at", "pk")[:SHOWN])
+    places = streams.places([each.key for each in blocked])
+    return [_head(each, places[each.key], now) for each in blocked]
+
+
+def _head(stream: OutboxStream, place: Place, now: datetime) -> dict[str, Any]:
+    head, due = place.head, stream.due_at
+    return {
+        "key": stream.key,
+        "event_id": head and head.event_id,
+        "event_type": head and head.event_type,
+        "status": head and Status(head.status).name,
+        "age": _age(head.first_due_at, now) if head else None,
+        "next_try": None if due is None else due.isoformat(),
+        "backlog": place.backlog,
+    }
+
+
+def _age(instant: datetime | None, now: datetime) -> float | None:
+    return None if instant is None else round(age(instant, now), 3)

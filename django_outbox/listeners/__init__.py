@@ -1,0 +1,1 @@
+"""Listeners: registration and routing, return values, progress and retry policies."""

@@ -1,0 +1,78 @@
+"""The values that a listener may return, and the ``Decision`` that every delivery ends in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+from ..exceptions import seconds
+
+
+class Status(IntEnum):
+    """The values of the column ``status``; the numbers are part of the table's public contract."""
+
+    NEW = 0  # written, deferred or replayed; no failure on record
+    DONE = 1  # final
+    RETRY = 2  # failed at least once, due again
+    DEAD = 3  # final until replayed
+
+
+UNSETTLED = (Status.NEW, Status.RETRY)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The event is done; the same as returning ``None``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Deliver the event again after ``delay`` (seconds or timedelta). Costs no attempt.
+
+    Raises ``ValueError`` unless the delay is a finite duration of zero or more.
+    """
+
+    delay: float | timedelta  # seconds once constructed
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delay", seconds(self.delay, of="Defer"))
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Give up: the event is dead at once. Costs no attempt; ``reason`` is stored as its error."""
+
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str):
+            raise ValueError(f"Dead got the reason {self.reason!r}; expected a str.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a listener has failed for good; passed to its fallback."""
+
+    listener: str  # the listener's title: event type and name
+    attempts: int  # executions of the listener, the last one included
+    exception: BaseException  # raised by the last execution
+    text: str  # class, message and the end of the traceback, at most 4000 characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The next state of an event's row, as the settler writes it."""
+
+    status: Status
+    delay: float | None = None  # seconds from the database's now; None: not due again
+    spent: int = 0  # attempts that this delivery cost
+    error: str | None = None  # None keeps the row's error
+    kind: str = ""  # what logs may show of the error: its class, or our own text
+    progress: str | None = None  # fan-out: JSON per listener; None keeps the row's progress
+    outcome: str = "done"  # done · retry · deferred · dead · lost: for signals and logs
+    written: bool = False  # already committed, with the changes of an atomic listener
+
+
+DONE = Decision(status=Status.DONE)
+LOST = Decision(status=Status.NEW, outcome="lost", written=True)  # another worker owns the row

@@ -1,0 +1,142 @@
+"""The progress of an event with several listeners: executions, next run and result of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..clocks import monotonic
+from .outcomes import Decision, Status
+
+PAUSE = 1.0  # seconds until a paused row is due again; the next poll then postpones it for longer
+SHOWN = 200  # characters of an error that an entry keeps, at most
+
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The progress of one listener, as stored in the column."""
+
+    state: Literal["due", "done", "dead"]
+    attempts: int = 0
+    failed: bool = False  # its last run was a failure
+    at: Instant | None = None  # its next run; None: at once
+    error: str = ""
+
+
+NEW = Entry(state="due")
+_decoder = msgspec.json.Decoder(dict[str, Entry])
+
+
+def entries(text: str | None) -> dict[str, Entry] | None:
+    """Return the column's entries by listener title; None if the column is damaged."""
+    try:
+        return _decoder.decode(text or "{}")
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def of_succeeded(text: str | None) -> str | None:
+    """Return the progress that a replayed row keeps: listeners that are done do not run again."""
+    done = {
+        title: msgspec.structs.replace(entry, attempts=0)  # the row's count restarts, too
+        for title, entry in (entries(text) or {}).items()
+        if entry.state == "done"
+    }
+    return msgspec.json.encode(done).decode() if done else None
+
+
+class Progress:
+    """The progress of each listener of an event; read from the row and written back with it.
+
+    Entries are stored by listener title. A listener without an entry was added or renamed after
+    the row was written. Entries of removed listeners stay, and are ignored.
+    """
+
+    def __init__(self, text: str | None, *, titles: list[str], now: datetime) -> None:
+        self._titles = titles
+        self._claimed, self._since = now, monotonic()  # by the database's clock, and ours
+        self._errors: dict[str, str] = {}  # of this delivery, in full; by title
+        self._kind = ""  # of the last error
+        self._entries = entries(text) or {}  # damaged: every listener runs, as after a lost settle
+        # The row is due, so its first listener is due too, even if the row's due time was changed.
+        due = [entry.at or now for entry in self._of("due")]
+        self._claimed = max(now, min(due, default=now))
+
+    @property
+    def text(self) -> str:
+        return msgspec.json.encode(self._entries).decode()
+
+    def is_due(self, title: str) -> bool:
+        """Return whether this listener is still to run, and due."""
+        entry = self._entries.get(title, NEW)
+        return entry.state == "due" and self._seconds_to(entry) <= 0
+
+    def attempts(self, title: str) -> int:
+        return self._entries.get(title, NEW).attempts
+
+    def note(self, title: str, decision: Decision) -> None:
+        """Record the decision on a listener's run."""
+        state: Any = "due" if decision.delay is not None else decision.status.name.lower()
+        if decision.error:
+            self._errors[title] = decision.error
+            self._kind = decision.kind
+        self._entries[title] = Entry(
+            state=state,
+            attempts=self.attempts(title) + decision.spent,
+            failed=decision.status is Status.RETRY,
+            at=None if decision.delay is None else self._now() + timedelta(seconds=decision.delay),
+            error=(decision.error or "").partition("\n")[0][:SHOWN],
+        )
+
+    def decision(self, attempts: int, *, paused: Collection[str] = ()) -> Decision:
+        """Return the row's decision: done if all are done, dead if none is left and one is dead.
+
+        ``attempts`` is the row's count: the most executions of any one listener. The row is due
+        with its next listener that is not ``paused``, or after ``PAUSE`` if all are.
+        """
+        waiting, dead = self._of("due"), self._of("dead")
+        most = max(self.attempts(title) for title in self._titles)
+        common: dict[str, Any] = {
+            "spent": max(most - attempts, 0), "progress": self.text, "kind": self._kind,
+        }  # fmt: skip
+        if waiting:
+            next_ones = self._of("due", but=paused)
+            failed = bool(dead) or any(entry.failed for entry in waiting)
+            return Decision(
+                status=Status.RETRY if failed else Status.NEW,
+                delay=max(min(map(self._seconds_to, next_ones), default=PAUSE), 0.0),
+                outcome="retry" if failed else "deferred",
+                error=self._last_error(),
+                **common,
+            )
+        if dead:
+            return Decision(
+                status=Status.DEAD, outcome="dead", error=self._last_error("dead"), **common
+            )
+        return Decision(status=Status.DONE, error=self._last_error(), **common)
+
+    def _of(self, state: str, *, but: Collection[str] = ()) -> list[Entry]:
+        titles = [title for title in self._titles if title not in but]
+        entries = [self._entries.get(title, NEW) for title in titles]
+        return [entry for entry in entries if entry.state == state]
+
+    def _last_error(self, state: str | None = None) -> str | None:
+        """Return an error of a listener in that state (None: any), if possible of this delivery."""
+        among = [
+            title for title in self._titles if state in (None, self._entries.get(title, NEW).state)
+        ]
+        if whole := [self._errors[title] for title in among if title in self._errors]:
+            return whole[-1]
+        if state is None:
+            return None
+        return next(filter(None, (self._entries[title].error for title in among)), None)
+
+    def _now(self) -> datetime:
+        return self._claimed + timedelta(seconds=monotonic() - self._since)
+
+    def _seconds_to(self, entry: Entry) -> float:
+        return (entry.at - self._now()).total_seconds() if entry.at else 0.0

@@ -1,0 +1,313 @@
+"""The registry of listeners, and routing: which listeners get an event."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+from ..events import LENGTHS, declared, fit, type_name
+from ..exceptions import ListenerAlreadyRegistered, PayloadError, seconds
+from .retry import RetryPolicy, checked
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Any(Enum):
+    ANY = "*"
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Final = _Any.ANY  # listen to every aggregate type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """A registered callable and its options."""
+
+    call: Callable[..., Any]
+    event_type: str  # a type, or a pattern with *
+    aggregate_type: str | _Any
+    name: str  # empty: the only unnamed listener of its types
+    retry: RetryPolicy | None  # None: OUTBOX["RETRY"]
+    timeout: float | None  # seconds
+    atomic: bool
+    payload_type: type | None = None  # the @event class of its payload, if any
+    fallback: Callable[..., Any] | None = None  # called once when this one has failed for good
+    is_async: bool = field(init=False)
+    title: str = field(init=False)  # its key in stored progress: must not change in a deploy
+
+    @property
+    def key(self) -> tuple[str | _Any, str, str]:
+        return self.aggregate_type, self.event_type, self.name
+
+    def __post_init__(self) -> None:
+        kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
+        object.__setattr__(self, "title", f"{self.event_type}{kind} {self.name}".rstrip())
+        object.__setattr__(self, "is_async", is_async(self.call))
+
+    @property
+    def where(self) -> str:
+        """Return name and location: ``shop.listeners.reserve_stock (…/listeners.py:12)``."""
+        return place(self.call)
+
+    @property
+    def fault(self) -> str | None:
+        """Return why a call with one argument, the event, would fail or do nothing; else None."""
+        return _fault(self.call, "exactly one argument, the event", object())
+
+    @property
+    def payload_fault(self) -> str | None:
+        """Return why no payload can become an instance of its class; None if one can."""
+        if self.payload_type is None:
+            return None
+        try:
+            fit({}, self.payload_type)
+        except PayloadError:  # only this payload does not fit
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever reading the class raises
+            return f"{self.where} takes a class that cannot be read from JSON: {error!r}"
+        return None
+
+    @property
+    def fallback_fault(self) -> str | None:
+        """Return why a call of its fallback would fail or do nothing; else None."""
+        if self.fallback is None:
+            return None
+        return _fault(self.fallback, "two arguments, the event and the failure", object(), object())
+
+
+class Listening(Protocol[P, T_co]):
+    """A registered function: callable as before, with a decorator for its fallback."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        """Call the function, as before."""
+
+    def fallback(self, call: F, /) -> F:
+        """Register ``call(event, failure)``, called once when the listener has failed for good."""
+
+
+_listeners: dict[tuple[str | _Any, str, str], Listener] = {}
+conflicts: list[str] = []  # duplicate registrations found while apps load; for the checks
+
+
+def listener(
+    event_type: Any,
+    *,
+    aggregate_type: Any = ANY,
+    name: str = "",
+    retry: RetryPolicy | None = None,
+    timeout: float | None = None,
+    atomic: bool = False,
+) -> Callable[[Callable[P, T_co]], Listening[P, T_co]]:
+    """Register a function, method, callable object or ``async def`` for an event type.
+
+    ``event_type`` may be a pattern (``"order.*"``, ``"*"``), or a class declared with ``@event``;
+    ``event.payload`` is then an instance of it. There is one listener per (aggregate type, event
+    type, name): give each further listener a ``name``, and it gets the event too.
+    ``@that_listener.fallback`` registers what is called when the listener has failed for good.
+
+    Raises ``ListenerAlreadyRegistered`` for a second listener with the same three. Raises
+    ``ValueError`` for a type that no event can have, or options that fail at the first event.
+    """
+    if retry is not None:
+        checked(retry)
+    if not isinstance(name, str):
+        raise ValueError(f"name is {name!r}; expected a str.")
+    if timeout is not None and seconds(timeout, of="timeout") == 0:
+        raise ValueError("timeout is 0; expected seconds above zero, or None.")
+    kind = aggregate_type if aggregate_type is ANY else _checked(aggregate_type, "aggregate_type")
+    types, payload_type = _types(event_type)
+
+    def register(call: Callable[P, T_co]) -> Listening[P, T_co]:
+        for each in types:
+            add(
+                Listener(
+                    call=call,
+                    event_type=each,
+                    aggregate_type=kind,
+                    name=name,
+                    retry=retry,
+                    timeout=timeout,
+                    atomic=atomic,
+                    payload_type=payload_type,
+                )
+            )
+        _give_fallback(call)
+        return call  # type: ignore[return-value]  # it has a fallback now
+
+    return register
+
+
+def add(new: Listener) -> None:
+    """Register a listener; ``ListenerAlreadyRegistered`` names both if the title is taken."""
+    if old := next((each for each in listeners() if each.title == new.title), None):
+        raise ListenerAlreadyRegistered(
+            f"{new.where} and {old.where} both listen to {new.event_type!r} of aggregate type "
+            f"{new.aggregate_type!r} under the name {new.name!r}. Expected one; give the second a "
+            "name= of its own to have both called."
+        )
+    _listeners[new.key] = new
+    _forget_routes()
+
+
+def fallback(of: Callable[..., Any], call: F) -> F:
+    """Register ``call`` as the fallback of ``of``, for every event type that ``of`` listens to.
+
+    Raises ``ListenerAlreadyRegistered`` if ``of`` has a fallback already.
+    """
+    mine = [each for each in listeners() if each.call == of]
+    for old in (each.fallback for each in mine if each.fallback):
+        raise ListenerAlreadyRegistered(
+            f"{place(call)} and {place(old)} are both the fallback of {place(of)}. Expected one; "
+            "have it call the other."
+        )
+    for each in mine:
+        _listeners[each.key] = replace(each, fallback=call)
+    _forget_routes()
+    return call
+
+
+def remove(call: Callable[..., Any]) -> None:
+    """Remove every registration of a callable; for tests."""
+    for key in [key for key, each in _listeners.items() if each.call == call]:
+        del _listeners[key]
+    _forget_routes()
+
+
+def _forget_routes() -> None:
+    route.cache_clear()
+    route_is_async.cache_clear()
+
+
+def _give_fallback(call: Any) -> None:
+    """Set the decorator ``fallback`` on a callable, unless the name is taken or cannot be set."""
+    mine = functools.partial(fallback, call)
+    if isinstance(getattr(call, "fallback", mine), functools.partial):
+        with suppress(AttributeError):
+            call.fallback = mine
+
+
+def listeners() -> tuple[Listener, ...]:
+    """Return all listeners in the order of their registration."""
+    return tuple(_listeners.values())
+
+
+@lru_cache(maxsize=4096)
+def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
+    """Return an event's listeners, most specific first: one unnamed listener, all named ones."""
+    matches = sorted(
+        (each for each in listeners() if _matches(each, aggregate_type, event_type)),
+        key=_generality,
+    )
+    unnamed = [each for each in matches if not each.name]
+    return tuple(each for each in matches if each.name or each is unnamed[0])
+
+
+@lru_cache(maxsize=4096)
+def route_is_async(aggregate_type: str, event_type: str) -> bool:
+    """Return whether every listener of this event can be awaited on the event loop."""
+    found = route(aggregate_type, event_type)
+    return bool(found) and all(each.is_async and not each.atomic for each in found)
+
+
+def nearby(event_type: str) -> list[str]:
+    """Return registered event types like this one, nearest first, for an error message."""
+    known = sorted({each.event_type for each in listeners()})
+    return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
+
+
+def label(call: Callable[..., Any]) -> str:
+    """Return module and qualified name of a callable."""
+    call = _whole(call)
+    named = call if hasattr(call, "__qualname__") else type(call)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def place(call: Callable[..., Any]) -> str:
+    """Return name and source location of a callable."""
+    call = inspect.unwrap(_whole(call))
+    of_object = getattr(type(call), "__call__", None)  # noqa: B004 - as in is_async
+    code = getattr(call, "__code__", None) or getattr(of_object, "__code__", None)
+    return f"{label(call)}{f' ({code.co_filename}:{code.co_firstlineno})' if code else ''}"
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Return whether a callable has to be awaited."""
+    of_object = getattr(call, "__call__", None)  # noqa: B004 - an object's own call, not the test for one
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object)
+
+
+def _fault(call: Callable[..., Any], expected: str, *arguments: object) -> str | None:
+    if _makes_generator(call):
+        return f"{place(call)} is a generator function: a call would run nothing of it."
+    try:
+        inspect.signature(call).bind(*arguments)
+    except TypeError:
+        return f"{place(call)} does not take {expected}."
+    except ValueError:  # a builtin without a signature
+        return None
+    return None
+
+
+def _makes_generator(call: Callable[..., Any]) -> bool:
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
+    )
+
+
+def _whole(call: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(call, functools.partial):
+        call = call.func
+    return call
+
+
+def _checked(value: Any, column: str) -> str:
+    name = type_name(value, column)
+    if not name or len(name) > LENGTHS[column]:
+        raise ValueError(f"{column} is {name!r}; expected 1 to {LENGTHS[column]} characters.")
+    return name
+
+
+def _types(given: Any) -> tuple[tuple[str, ...], type | None]:
+    """Return the event types to listen to, and the ``@event`` class if one was given."""
+    if not isinstance(given, type):
+        return (_checked(given, "event_type"),), None
+    if found := declared(given):
+        return (found.event_type, *found.aliases), given
+    raise ValueError(
+        f"{given!r} is not an event type; expected a str or a class declared with @event."
+    )
+
+
+def _matches(each: Listener, aggregate_type: str, event_type: str) -> bool:
+    if each.aggregate_type is not ANY and each.aggregate_type != aggregate_type:
+        return False
+    return each.event_type == event_type or (
+        "*" in each.event_type and bool(_pattern(each.event_type).fullmatch(event_type))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _pattern(text: str) -> re.Pattern[str]:
+    """Compile a pattern in which only ``*`` is special; brackets, question marks are literal."""
+    return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
+
+
+def _generality(each: Listener) -> tuple[int, int, int]:
+    """Return a sort key: exact pair, then exact type of ANY, then patterns, most literal first."""
+    is_pattern = "*" in each.event_type
+    literal = len(each.event_type) - each.event_type.count("*") if is_pattern else 0
+    return int(is_pattern), -literal, int(each.aggregate_type is ANY)

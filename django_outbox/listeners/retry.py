@@ -1,0 +1,251 @@
+"""Retry policies: whether a failed event runs again, and after how many seconds."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+from django.utils.module_loading import import_string
+
+ErrorTypes = tuple[type[BaseException], ...]
+UNSET: Any = object()
+MAX_DELAY = 365 * 86400.0  # seconds; later due times overflow some database's calendar
+
+
+@runtime_checkable
+class RetryPolicy(Protocol):
+    """The interface of a retry policy."""
+
+    @property
+    def max_attempts(self) -> int | None:
+        """Most executions, the first one included; None: ``OUTBOX["MAX_ATTEMPTS"]``."""
+
+    def should_retry(self, exc: BaseException) -> bool:
+        """Return whether to execute again after this error."""
+
+    def delay(self, attempt: int) -> float:
+        """Return the seconds to wait after the ``attempt``-th execution failed (from 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selective:
+    """Base of ``Exponential``, ``Fixed`` and ``Linear``: most executions, and errors to retry.
+
+    An error matches if it or one of its causes (``raise … from cause``) does. An exception that
+    was merely being handled when it was raised is ignored: it is often unrelated.
+    """
+
+    max_attempts: int | None = None
+    retry_on: ErrorTypes = ()  # retry only these; empty: every error
+    give_up_on: ErrorTypes = ()  # never retry these; wins over retry_on
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def should_retry(self, exc: BaseException) -> bool:
+        errors = [*_with_causes(exc)]
+        if any(isinstance(error, self.give_up_on) for error in errors):
+            return False
+        return not self.retry_on or any(isinstance(error, self.retry_on) for error in errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exponential(_Selective):
+    """min(cap, base × multiplier^(attempt − 1)), times a random factor; may exceed the cap."""
+
+    base: float = 0.2  # seconds
+    cap: float = 600.0  # seconds
+    multiplier: float = 2.0
+    jitter: tuple[float, float] = (0.5, 1.5)  # a random factor in this range
+
+    def delay(self, attempt: int) -> float:
+        if self.base <= 0:
+            return 0.0
+        try:
+            raw = self.base * float(self.multiplier) ** max(attempt - 1, 0)
+        except OverflowError:
+            raw = self.cap
+        return bounded(min(self.cap, raw) * random.uniform(*self.jitter))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Fixed(_Selective):
+    """The same delay every time: ``Fixed(3)``.
+
+    The field is called ``wait``, because ``delay`` is a method; ``dataclasses.replace`` takes
+    either.
+    """
+
+    wait: float  # seconds
+
+    def __init__(
+        self,
+        delay: float = UNSET,
+        *,
+        max_attempts: int | None = None,
+        retry_on: ErrorTypes = (),
+        give_up_on: ErrorTypes = (),
+        wait: float = 5.0,
+    ) -> None:
+        object.__setattr__(self, "wait", wait if delay is UNSET else delay)
+        _Selective.__init__(
+            self, max_attempts=max_attempts, retry_on=retry_on, give_up_on=give_up_on
+        )
+
+    def delay(self, attempt: int) -> float:
+        return bounded(self.wait)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear(_Selective):
+    """step × attempt, at most ``cap``."""
+
+    step: float = 5.0  # seconds
+    cap: float = 300.0  # seconds
+
+    def delay(self, attempt: int) -> float:
+        return bounded(min(self.cap, self.step * max(attempt, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Jittered:
+    """Another policy's delay plus a random number of seconds, at most ``jitter``."""
+
+    policy: RetryPolicy
+    jitter: float = 0.5  # seconds
+
+    def __post_init__(self) -> None:
+        checked(self.policy)
+        if not _amount(self.jitter):
+            raise ValueError(f"Jittered got jitter={self.jitter!r}; expected {_NUMBER[1]}.")
+
+    @property
+    def max_attempts(self) -> int | None:
+        return self.policy.max_attempts
+
+    def should_retry(self, exc: BaseException) -> bool:
+        return self.policy.should_retry(exc)
+
+    def delay(self, attempt: int) -> float:
+        return bounded(self.policy.delay(attempt) + random.uniform(0, self.jitter))
+
+
+POLICIES: Mapping[str, type[Any]] = {
+    "exponential": Exponential,
+    "fixed": Fixed,
+    "linear": Linear,
+}
+
+
+def from_setting(value: Mapping[str, Any]) -> RetryPolicy:
+    """Build a policy from ``{"policy": "exponential", "base": 0.2, …}``.
+
+    ``policy`` is a name, the dotted path of a class, or the dict of another policy, to whose delay
+    up to ``jitter`` seconds are added. Error classes may be dotted paths, too.
+
+    Raises ``ValueError`` for a policy or an option that is unknown or invalid.
+    """
+    options = dict(value)
+    name = options.pop("policy", "exponential")
+    for errors in ("retry_on", "give_up_on"):
+        if isinstance(options.get(errors), (list, tuple)):
+            options[errors] = tuple(map(_imported, options[errors]))
+    make = POLICIES.get(name) if isinstance(name, str) else None
+    if isinstance(name, Mapping):
+        make, options["policy"] = Jittered, from_setting(name)
+    elif isinstance(name, str) and "." in name:
+        make = _imported(name)
+    if make is None:
+        raise ValueError(f"the retry policy {name!r} is unknown; expected one of {[*POLICIES]}.")
+    try:
+        return checked(make(**options))
+    except TypeError as error:
+        raise ValueError(f"the retry policy {name!r} cannot take {options}: {error}") from error
+
+
+def _imported(value: Any) -> Any:
+    try:
+        return import_string(value) if isinstance(value, str) and "." in value else value
+    except ImportError as error:
+        raise ValueError(f"{value!r} cannot be imported: {error}") from error
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its chain of causes, which may be circular."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__
+
+
+def bounded(delay: float) -> float:
+    """Limit a delay to the seconds, zero or more, that every database can add to its clock."""
+    return min(delay, MAX_DELAY) if delay > 0 else 0.0  # 0 for NaN too
+
+
+def checked(value: Any) -> RetryPolicy:
+    """Return ``value`` if it is a policy; raise ``ValueError`` otherwise, also for a class."""
+    if isinstance(value, type) or not isinstance(value, RetryPolicy):
+        raise ValueError(
+            f"{value!r} is not a retry policy; expected an object with max_attempts, should_retry "
+            "and delay, such as Exponential()."
+        )
+    return value
+
+
+def _check(policy: object) -> None:
+    """Raise ``ValueError`` for options that would otherwise fail only after an event has failed."""
+    for each in fields(policy):  # type: ignore[arg-type]
+        value = getattr(policy, each.name)
+        is_fit, expected = RULES[each.name]
+        if not is_fit(value):
+            raise ValueError(
+                f"{type(policy).__name__} got {each.name}={value!r}; expected {expected}."
+            )
+
+
+def _amount(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )
+
+
+def _range(value: Any) -> bool:
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(map(_amount, value))
+        and value[0] <= value[1]
+    )
+
+
+def _executions(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 1)
+
+
+def _errors(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(each, type) and issubclass(each, BaseException) for each in value
+    )
+
+
+_NUMBER = (_amount, "a finite number of at least 0")
+_ERRORS = (_errors, "a tuple of exception classes")
+RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "max_attempts": (_executions, "a whole number of executions, at least 1, or None"),
+    "retry_on": _ERRORS,
+    "give_up_on": _ERRORS,
+    "base": _NUMBER,
+    "cap": _NUMBER,
+    "multiplier": _NUMBER,
+    "wait": _NUMBER,
+    "step": _NUMBER,
+    "jitter": (_range, "two numbers of at least 0, the smaller one first"),
+}

@@ -1,0 +1,337 @@
+"""Queryset methods of the event table; the SQL that claims events is in package ``sql``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from django.db import connections, models, router, transaction
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
+from django.db.models.functions import Coalesce, Concat, Substr
+
+from ..conf import Settings, current
+from ..listeners.outcomes import UNSETTLED, Status
+from ..listeners.progress import of_succeeded
+from ..signals import announce, events_discarded, events_purged, events_replayed
+from ..sql import dialect_of
+from .fields import DatabaseNow, IsDead, IsIndexed, age
+from .pause_queryset import LEASED, POSTPONED, of_pauses
+from .retention import batches, is_expired, unlocked
+
+if TYPE_CHECKING:
+    from . import OutboxEvent
+    from .stream_queryset import StreamQuerySet
+
+NEXT: Final = ("available_at", "event_id")  # claim order: the columns of the index of due events
+BATCH: Final = 500  # events per transaction: limits how long rows stay locked
+
+
+class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
+    """Filters, bulk changes and counts of events, all by the database's clock."""
+
+    def pending(self) -> OutboxQuerySet:
+        """Return events that are not finished."""
+        return self.filter(status__in=UNSETTLED)
+
+    def leased(self) -> OutboxQuerySet:
+        """Return events leased now; an event with a key is never here: its stream is leased."""
+        return self.filter(LEASED)
+
+    def due(self) -> OutboxQuerySet:
+        """Return events to claim next, oldest first; those with a key are due by their stream."""
+        return self.filter(available_at__lte=DatabaseNow()).order_by(*NEXT)
+
+    def waiting(self) -> OutboxQuerySet:
+        """Return events that wait for their due time or next try, and are not leased."""
+        later = Q(available_at__gt=DatabaseNow()) | Q(status=Status.RETRY, available_at=None)
+        return self.pending().filter(later, locked_by=None)
+
+    def skippable(self) -> OutboxQuerySet:
+        """Return unfinished events with a key whose stream no worker has leased."""
+        held = self._every_stream().filter(locked_by__isnull=False).values("pk")
+        return self.pending().exclude(key=None).exclude(key__in=held)
+
+    def scheduled(self) -> OutboxQuerySet:
+        """Return new events that wait for their due time, the next one first."""
+        return self._later().filter(status=Status.NEW)
+
+    def retrying(self) -> OutboxQuerySet:
+        """Return failed events that wait for their next try, the next one first.
+
+        An event with a key is not included, because its stream waits instead.
+        """
+        return self._later().filter(status=Status.RETRY)
+
+    def done(self) -> OutboxQuerySet:
+        return self.filter(status=Status.DONE)
+
+    def dead(self) -> OutboxQuerySet:
+        """Return dead events, oldest first."""
+        return self.filter(IsDead("status")).order_by("done_at", "event_id")
+
+    def postponed(self) -> OutboxQuerySet:
+        """Return events without a key that a worker has postponed because they are paused."""
+        return self.filter(POSTPONED)
+
+    def paused(self) -> OutboxQuerySet:
+        """Return pending events that wait for a resume: by type, by key, or postponed.
+
+        Leave out the events behind them in a stream, and leased events, which finish first.
+        """
+        return self.pending().filter(of_pauses(self._write_alias())).exclude(LEASED)
+
+    def replay(self) -> int:
+        """Make the dead events among these due again as if new; return how many.
+
+        An event with a key keeps its place in its stream, before those that wait behind it.
+        """
+        return sum(self.replay_batches())
+
+    def replay_batches(self, *, size: int = BATCH) -> Iterator[int]:
+        """Replay the dead events among these; yield the count of each batch, which may be 0.
+
+        Batches are those of ``dead_batches``. Each commits by itself to keep locks short.
+        """
+        return (batch._replay_dead() for batch in self.dead_batches(size=size))
+
+    def discard(self) -> int:
+        """Delete the dead events among these; return how many."""
+        return sum(self.discard_batches())
+
+    def discard_batches(self, *, size: int = BATCH) -> Iterator[int]:
+        """Delete the dead events among these; yield the count of each batch, which may be 0."""
+        return (batch._discard_dead() for batch in self.dead_batches(size=size))
+
+    def dead_batches(
+        self, *, size: int = BATCH, after: str = "", until: datetime | None = None
+    ) -> Iterator[OutboxQuerySet]:
+        """Yield the dead events among these in batches, as ``batches`` does."""
+        every = self.model.objects.using(self._write_alias())
+        ids = self._dead_rows().batches(size=size, after=after, until=until)
+        return (every.filter(pk__in=each) for each in ids)
+
+    def batches(
+        self, *, size: int = BATCH, after: str = "", until: datetime | None = None
+    ) -> Iterator[list[str]]:
+        """Yield the ids of these in batches, in ascending order.
+
+        Yield no id twice, and leave out events that ended after ``until`` (database clock;
+        default: now). So the scan ends even if replayed events die again meanwhile. ``after`` is
+        the id where an earlier scan stopped. Raises ``ValueError`` for a size below 1.
+        """
+        if size < 1:
+            raise ValueError(f"The size of a batch is {size!r}; expected at least 1.")
+        connection = connections[self._write_alias()]
+        until = until or dialect_of(connection).clock(connection)
+        return _batches(self._plain().exclude(done_at__gt=until), size=size, after=after)
+
+    def edit(self, *, payload: str, headers: str | None) -> int:
+        """Set payload and headers (JSON text) of the dead events among these; return how many."""
+        return self._dead_rows().update(payload=payload, headers=headers)
+
+    def run_now(self) -> int:
+        """Make the waiting events among these due now and keep their attempts; return how many.
+
+        An event with a key still waits for the events before it in its stream.
+        """
+        waiting = self._plain().waiting()
+        count = waiting.filter(key=None).update(available_at=DatabaseNow())
+        return count + waiting._in_streams(lambda batch: batch.update(deliver_at=DatabaseNow()))
+
+    def skip(self) -> int:
+        """Make these events with a key dead, to unblock those behind them; return how many.
+
+        They can be replayed. Events in a stream that a worker has leased are not changed.
+        """
+        return self._plain().pending()._in_streams(OutboxQuerySet._give_up)
+
+    def release(self) -> int:
+        """Release the leases of these, or of their streams: due now; return how many.
+
+        Count no attempt. The previous owner can no longer settle them. Use this for a worker that
+        is known to be gone.
+        """
+        rows = self._plain().pending()
+        count = rows.filter(locked_by__isnull=False).update(
+            available_at=DatabaseNow(), locked_by=None, locked_at=None
+        )
+        keys = rows._keys()
+        for start in range(0, len(keys), BATCH):
+            count += self._streams(keys[start : start + BATCH]).release()
+        return count
+
+    def purge(self) -> int:
+        """Delete every finished event past its retention, batch by batch; return how many."""
+        count = sum(self.purge_batches())
+        if count:
+            announce(events_purged, sender=self._write_alias(), count=count)
+        return count
+
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
+        """Purge these; yield the size of each delete, maybe 0. Each delete commits by itself.
+
+        ``settings`` replaces the project's settings for retention and batch size. The purge scans
+        the primary key upwards in ranges. So it needs no extra index, and no batch reads more
+        than its range.
+        """
+        settings = settings or current()
+        every = self.model.objects.using(self._write_alias())
+        expired = self._plain().expired(settings)
+        if expired.query.is_empty():  # everything is kept
+            return
+        for batch in batches(every, settings.PURGE_BATCH_SIZE):
+            yield expired.filter(batch)._delete_unlocked()
+
+    def _delete_unlocked(self) -> int:
+        connection = connections[self._write_alias()]
+        with transaction.atomic(using=connection.alias):
+            ids = unlocked(self, connection)
+            return dialect_of(connection).delete(connection, ids=ids) if ids else 0
+
+    def expired(self, settings: Settings | None = None) -> OutboxQuerySet:
+        """Return finished events past their retention, which the next purge deletes."""
+        condition = self.is_expired(settings or current())
+        return self.filter(condition) if condition else self.none()
+
+    def is_expired(self, settings: Settings) -> Q:
+        """Return the condition of ``expired``; empty if all are kept."""
+        connection = connections[self._write_alias()]
+        condition = is_expired(settings, dialect_of(connection).clock(connection))
+        if condition and settings.ON_DEAD == "block":  # a dead event blocks those behind it
+            waiting = self.model.objects.filter(IsIndexed("status"), key=OuterRef("key")).pending()
+            condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
+        return condition
+
+    def ahead_of(self, event: OutboxEvent) -> OutboxQuerySet:
+        """Return events of the same key that are to be delivered before this one."""
+        earlier = self.pending().filter(IsIndexed("status"), key=event.key, seq__lt=event.seq)
+        return earlier.order_by()
+
+    def newest(self, count: int) -> OutboxQuerySet:
+        """Return the newest events by primary key (the order of writes), at most ``count``."""
+        ids = self.model.objects.using(self._write_alias()).order_by("-pk")
+        below = ids.values_list("pk", flat=True)[count : count + 1]
+        return self.filter(pk__gt=next(iter(below), ""))
+
+    def counts_by_status(self) -> dict[str, int]:
+        """Return the number of events per status name. This reads the whole table."""
+        rows = self.order_by().values_list("status").annotate(count=models.Count("pk"))
+        found = dict(rows)
+        return {status.name: found.get(status.value, 0) for status in Status}
+
+    def oldest_pending_age(self) -> float | None:
+        """Return the seconds that the oldest due event has waited; None if nothing is due.
+
+        An event with a key counts if it is first in its stream, from when the stream became due.
+        In ``MODE`` "writer_only" the result is None, because no event waits for a worker.
+        """
+        if current().MODE == "writer_only":
+            return None
+        row = self.due().annotate(now=DatabaseNow()).values_list("available_at", "now").first()
+        ages = [] if row is None or row[0] is None else [age(row[0], row[1])]
+        if (keyed := self._every_stream().oldest_head_age(self._plain())) is not None:
+            ages.append(keyed)
+        return max(ages, default=None)
+
+    def _later(self) -> OutboxQuerySet:
+        return self.filter(locked_by=None, available_at__gt=DatabaseNow()).order_by(*NEXT)
+
+    def _in_streams(self, change: Callable[[OutboxQuerySet], int]) -> int:
+        """Change those of these that have a key, batch by batch; return how many.
+
+        Each batch is one transaction and wakes the streams first, so that no worker releases one
+        as idle. Writers lock streams in the same order, so they wait instead of deadlocking.
+        """
+        connection, count = connections[self._write_alias()], 0
+        rows = self.exclude(key=None).order_by("key", "seq").values_list("pk", "key")
+        found = [(pk, key) for pk, key in rows if key is not None]
+        for start in range(0, len(found), BATCH):
+            batch = found[start : start + BATCH]
+            with transaction.atomic(using=connection.alias):
+                dialect_of(connection).wake(connection, [key for _, key in batch])
+                count += change(self.filter(pk__in=[pk for pk, _ in batch]))
+        return count
+
+    def _replay_dead(self) -> int:
+        dead = self._dead_rows()
+        count = dead.filter(key=None)._replay()
+        count += dead._in_streams(OutboxQuerySet._replay)
+        if count:
+            announce(events_replayed, sender=self._write_alias(), count=count)
+        return count
+
+    def _discard_dead(self) -> int:
+        dead = self._dead_rows()
+        count = dead.filter(key=None).delete()[0]
+        count += dead._in_streams(lambda batch: batch.delete()[0])
+        if count:
+            announce(events_discarded, sender=self._write_alias(), count=count)
+        return count
+
+    def _replay(self) -> int:
+        count = 0
+        for pk, progress in self.exclude(progress=None).values_list("pk", "progress"):
+            count += self.filter(pk=pk)._renew(progress=of_succeeded(progress))
+        return count + self.filter(progress=None)._renew()
+
+    def _renew(self, **values: str | None) -> int:
+        without_key = Q(key=None)
+        return self.update(
+            status=Status.NEW,
+            attempts=0,
+            rescues=0,
+            available_at=Case(When(without_key, then=DatabaseNow())),
+            deliver_at=Case(When(without_key, then=F("deliver_at"))),
+            first_due_at=DatabaseNow(),
+            done_at=None,
+            last_error=None,
+            locked_by=None,
+            locked_at=None,
+            **values,
+        )
+
+    def _give_up(self) -> int:
+        free = self._streams(self._keys()).filter(locked_by=None).values_list("pk", flat=True)
+        return self.filter(key__in=[*free]).update(
+            status=Status.DEAD,
+            done_at=DatabaseNow(),
+            deliver_at=None,
+            last_error=Concat(
+                Value("Skipped: its followers may go on. "),
+                Substr(Coalesce("last_error", Value("")), 1, 3900),
+                output_field=models.TextField(),
+            ),
+        )
+
+    def _keys(self) -> list[str]:
+        return [key for key in self.values_list("key", flat=True).distinct() if key is not None]
+
+    def _streams(self, keys: Sequence[str]) -> StreamQuerySet:
+        return self._every_stream().filter(pk__in=keys)
+
+    def _every_stream(self) -> StreamQuerySet:
+        from . import OutboxStream
+
+        return OutboxStream.objects.using(self._write_alias())
+
+    def _plain(self) -> OutboxQuerySet:
+        """Return the same rows without order or slice, as UPDATE and DELETE require."""
+        if self.query.is_sliced:
+            return self.model.objects.using(self._write_alias()).filter(
+                pk__in=[*self.values_list("pk", flat=True)]
+            )
+        return self.using(self._write_alias()).order_by()
+
+    def _dead_rows(self) -> OutboxQuerySet:
+        return self._plain().filter(IsDead("status"))
+
+    def _write_alias(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+
+
+def _batches(rows: OutboxQuerySet, *, size: int, after: str) -> Iterator[list[str]]:
+    ids = rows.order_by("pk").values_list("pk", flat=True)
+    while found := [*ids.filter(pk__gt=after)[:size]]:
+        yield found
+        after = found[-1]

@@ -1,0 +1,180 @@
+"""Model fields, expressions and indexes that behave the same on every database."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import F, Func, Index, Lookup, Q, Value
+from django.db.models.functions import StrIndex
+from django.db.models.lookups import Exact
+
+from ..events import as_utc, stored_instant
+from ..sql.values import to_database
+
+# MySQL's default collation treats "Order-1" and "order-1 " as equal, and utf8mb3 schemas reject
+# emoji. "C" saves PostgreSQL the locale in every comparison.
+COLLATIONS = {"mysql": "utf8mb4_bin", "postgresql": "C"}
+
+
+class ExactText:
+    """Mixin for text columns that compare byte by byte."""
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
+        parameters: dict[str, Any] = super().db_parameters(connection)  # type: ignore[misc]
+        return {**parameters, "collation": COLLATIONS.get(connection.vendor)}
+
+
+class ExactCharField(ExactText, models.CharField):  # type: ignore[type-arg]
+    """A varchar without the second ``_like`` index that uniqueness would add on PostgreSQL."""
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        kind = "character varying" if connection.vendor == "postgresql" else "varchar"
+        return f"{kind}({self.max_length})"
+
+
+class ExactTextField(ExactText, models.TextField):  # type: ignore[type-arg]
+    """Unbounded text."""
+
+
+class UTCDateTimeField(models.DateTimeField):  # type: ignore[type-arg]
+    """An instant: stored in UTC and read aware, whatever USE_TZ, TIME_ZONE or the session say."""
+
+    def get_internal_type(self) -> str:
+        return "UTCDateTimeField"  # unknown to the backends' converters, so none shifts it
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str:
+        return {"postgresql": "timestamp with time zone", "mysql": "datetime(6)"}.get(
+            connection.vendor, "datetime"
+        )
+
+    def get_prep_value(self, value: Any) -> Any:
+        value = models.Field.get_prep_value(self, value)
+        value = self.to_python(value)
+        return as_utc(value) if isinstance(value, datetime) else value
+
+    def get_db_prep_value(
+        self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
+    ) -> Any:
+        if hasattr(value, "resolve_expression"):
+            return value
+        value = value if prepared else self.get_prep_value(value)
+        return value if value is None else to_database(value, connection)
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        """Read PostgreSQL's instants as UTC: with USE_TZ=False its driver returns local time."""
+        if compiler.connection.vendor == "postgresql":
+            return f"({sql}) AT TIME ZONE 'UTC'", params
+        return sql, params
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> datetime | None:
+        return stored_instant(value)
+
+
+def begins_with(column: str, text: str) -> Lookup[Any]:
+    """Return a lookup that compares a prefix byte by byte, without LIKE.
+
+    For LIKE, Django escapes "_" and "%" with a backslash. MySQL takes it literally if ``sql_mode``
+    has NO_BACKSLASH_ESCAPES. And SQLite's LIKE does not distinguish "a" from "A".
+    """
+    return Exact(StrIndex(column, Value(text)), 1)
+
+
+class DatabaseNow(Func):
+    """The database's clock, the only one that due times and leases use.
+
+    Django's ``Now()`` was hours off on MySQL and SQLite.
+    """
+
+    output_field = UTCDateTimeField()
+    template = "CURRENT_TIMESTAMP"
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, template="STATEMENT_TIMESTAMP()", **context)
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'now')"
+        return super().as_sql(compiler, connection, template=template, **context)
+
+
+def age(instant: datetime, now: datetime) -> float:
+    """Return the seconds from ``instant`` to the database's ``now``; 0 for one in the future."""
+    return max((now - instant).total_seconds(), 0.0)
+
+
+class IsIndexed(Lookup):
+    """The status condition of the key index: the statuses whose events it contains.
+
+    SQLite uses a partial index only if a query repeats its condition word for word.
+    """
+
+    prepare_rhs = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(F(name), True)
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        sql, params = self.process_lhs(compiler, connection)
+        return f"{sql} IN (0, 2, 3)", params
+
+
+class IsDead(IsIndexed):
+    """The status condition of dead events, word for word as in their index."""
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        sql, params = self.process_lhs(compiler, connection)
+        return f"{sql} = 3", params
+
+
+class PendingIndex(Index):
+    """An index that is partial if the database supports it, and plain otherwise.
+
+    ``where`` is kept out of ``condition`` so that Django does not warn (W037) on MariaDB.
+    ``plain_fields`` are the columns of the plain index; None: no plain index. With ``unique``, rows
+    outside ``where`` get no index entry per row version, as they would with a unique column.
+    """
+
+    def __init__(
+        self,
+        *expressions: Any,
+        where: Q,
+        plain_fields: tuple[str, ...] | None = (),
+        unique: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(*expressions, **options)
+        self.where, self.unique = where, unique
+        self.plain_fields = plain_fields if plain_fields is None else tuple(plain_fields)
+
+    def deconstruct(self) -> Any:
+        path, expressions, options = super().deconstruct()
+        own = {"where": self.where, "plain_fields": self.plain_fields, "unique": self.unique}
+        return path, expressions, {**options, **own}
+
+    def create_sql(self, model: Any, schema_editor: Any, using: str = "", **options: Any) -> Any:
+        if schema_editor.connection.features.supports_partial_indexes:
+            index = Index(fields=self.fields, name=self.name, condition=self.where)
+        elif self.plain_fields is None:
+            return _nothing(schema_editor)
+        else:
+            index = Index(fields=self.plain_fields or self.fields, name=self.name)
+        if self.unique:
+            plain = schema_editor.sql_create_index
+            options["sql"] = plain.replace("CREATE INDEX", "CREATE UNIQUE INDEX")
+        return index.create_sql(model, schema_editor, using, **options)
+
+    def remove_sql(self, model: Any, schema_editor: Any, **options: Any) -> Any:
+        partial = schema_editor.connection.features.supports_partial_indexes
+        if self.plain_fields is None and not partial:
+            return _nothing(schema_editor)
+        return super().remove_sql(model, schema_editor, **options)
+
+
+def _nothing(schema_editor: Any) -> str:
+    """Return a statement without effect, because the caller must return one."""
+    return f"SELECT 1{schema_editor.connection.features.bare_select_suffix}"

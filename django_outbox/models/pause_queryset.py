@@ -1,0 +1,179 @@
+"""Queryset methods that pause and resume; the SQL that postpones rows is in package ``sql``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from django.db import connections, models, router
+from django.db.models import Q
+
+from ..conf import current
+from ..events import ACTIVE
+from ..listeners.outcomes import UNSETTLED
+from ..signals import announce, delivery_paused, delivery_resumed
+from ..sql import dialect_of
+from ..sql.values import POSTPONED_FOR
+from .fields import DatabaseNow
+
+if TYPE_CHECKING:
+    from . import OutboxPause  # noqa: F401 - named in a string below
+
+BATCH: Final = 500  # events made due in one statement
+KEYS: Final = 200  # streams that are checked and woken together
+MAX_NAME_LENGTH: Final = 255  # characters of a pause's name, at most
+
+LATER: Final = Q(available_at__gt=DatabaseNow())
+LEASED: Final = Q(LATER, locked_by__isnull=False)
+POSTPONED: Final = Q(LATER, locked_by=None, locked_at__isnull=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The outcome of a resume."""
+
+    pauses: int  # that ended
+    events: int  # that were made due
+    streams: int  # that were made due
+
+
+class PauseQuerySet(models.QuerySet["OutboxPause"]):
+    """``pause`` adds a pause, ``resume`` ends these; workers apply both within about a second."""
+
+    def pause(self, kind: str, name: str, *, reason: str = "", by: str = "") -> bool:
+        """Pause an event type, a listener or a stream; return False if it is already paused.
+
+        ``kind`` is ``"event_type"``, ``"listener"`` (``name`` is its title: event type and name) or
+        ``"stream"`` (its key). Running deliveries finish. Waiting events cost no attempt.
+
+        Raises ``ValueError`` for a kind or name that cannot exist.
+        """
+        if fault := unfit(kind, name):
+            raise ValueError(fault)
+        _, is_new = self.using(self._write_alias()).get_or_create(
+            kind=kind,
+            name=name,
+            defaults={
+                "reason": reason,
+                "paused_by": by[:MAX_NAME_LENGTH],
+                "paused_at": DatabaseNow(),
+            },
+        )
+        if is_new:
+            announce(
+                delivery_paused, sender=self._write_alias(), kind=kind, name=name, reason=reason,
+                by=by,
+            )  # fmt: skip
+        return is_new
+
+    def resume(self) -> Resumed:
+        """End these pauses, and make the events that waited due now, batch by batch.
+
+        If it is interrupted, the remaining events become due by themselves within ten minutes.
+        """
+        alias, pauses, events, streams = self._write_alias(), 0, 0, 0
+        every = self.model.objects.using(alias)
+        for pk, kind, name in self.using(alias).order_by("pk").values_list("pk", "kind", "name"):
+            # This waits for a worker that is postponing rows; a later one finds the pause gone.
+            if not every.filter(pk=pk).delete()[0]:
+                continue
+            found = _Waiting(alias, kind, name)
+            count = (found.bring_back_events(), found.wake_streams())
+            pauses, events, streams = pauses + 1, events + count[0], streams + count[1]
+            announce(delivery_resumed, sender=alias, kind=kind, name=name, count=sum(count))
+        return Resumed(pauses=pauses, events=events, streams=streams)
+
+    def _write_alias(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+
+
+def of_pauses(alias: str) -> Q:
+    """Return the condition of events that are postponed, or will be by a worker's next poll."""
+    from . import OutboxPause
+
+    pauses = OutboxPause.objects.using(alias)
+    types = pauses.filter(kind="event_type").values("name")
+    keys = pauses.filter(kind="stream").values("name")
+    return Q(event_type__in=types) | Q(key__in=keys) | POSTPONED
+
+
+def unfit(kind: str, name: str) -> str | None:
+    """Return why this kind and name cannot be paused; None if they can."""
+    from . import OutboxPause
+
+    kinds = [*OutboxPause.Kind.values]
+    if kind not in kinds:
+        return f"The kind is {kind!r}; expected one of {', '.join(kinds)}."
+    if not name or "\0" in name or len(name) > MAX_NAME_LENGTH:
+        return f"The name of a {kind} is {name!r}; expected 1 to {MAX_NAME_LENGTH} characters."
+    if kind == "stream" and name == ACTIVE:
+        return f"{name!r} is not a stream: it is the lease of the mode single_node."
+    return None
+
+
+class _Waiting:
+    """Events and streams that waited for a pause that has ended, and may wait for others."""
+
+    def __init__(self, alias: str, kind: str, name: str) -> None:
+        self._alias, self._connection = alias, connections[alias]
+        self._kind, self._name = kind, name
+        self._dialect = dialect_of(self._connection)
+        now = self._dialect.clock(self._connection)
+        # No row was postponed beyond this, and a worker that postpones now sees the resume.
+        self._until = now + timedelta(seconds=max(POSTPONED_FOR, current().LEASE))
+
+    def bring_back_events(self) -> int:
+        """Make the events without a key due, except those whose event type is still paused."""
+        from . import OutboxEvent, OutboxPause
+
+        if self._kind == "stream":
+            return 0
+        rows = OutboxEvent.objects.using(self._alias).postponed()
+        rows = rows.filter(available_at__lte=self._until)
+        if self._kind == "event_type":
+            rows = rows.filter(event_type=self._name)
+        else:  # only workers know which events a listener gets
+            paused = OutboxPause.objects.using(self._alias).filter(kind="event_type")
+            rows = rows.exclude(event_type__in=paused.values("name"))
+        rows, count, low = rows.order_by("available_at", "event_id"), 0, None
+        while True:
+            batch = rows if low is None else rows.filter(available_at__gte=low)
+            # Another query reads the due time: PostgreSQL would sort all rows if it were selected.
+            ids = list(batch.values_list("pk", flat=True)[:BATCH])
+            if not ids:
+                return count
+            low = rows.filter(pk=ids[-1]).order_by().values_list("available_at", flat=True).first()
+            count += self._dialect.bring_back(self._connection, ids=ids)
+
+    def wake_streams(self) -> int:
+        """Make streams due whose first event waited; a new version undoes a late postponement."""
+        from . import OutboxStream
+
+        streams = OutboxStream.objects.using(self._alias).real()
+        if self._kind == "stream":
+            return self._wake([*streams.filter(pk=self._name).values_list("pk", flat=True)])
+        # Include leased streams: their worker may have read them while they were still paused.
+        waiting = streams.filter(due_at__gt=DatabaseNow(), due_at__lte=self._until)
+        keys = [*waiting.order_by("pk").values_list("pk", flat=True)]
+        return sum(
+            self._wake(self._with_heads(keys[start : start + KEYS]))
+            for start in range(0, len(keys), KEYS)
+        )
+
+    def _with_heads(self, keys: Sequence[str]) -> list[str]:
+        """Return those of these streams whose first event may have waited."""
+        from . import OutboxEvent
+
+        heads = self._dialect.heads(self._connection, keys=keys, statuses=UNSETTLED)
+        events = OutboxEvent.objects.using(self._alias).filter(pk__in=[*heads.values()])
+        if self._kind == "event_type":
+            events = events.filter(event_type=self._name)
+        found = {*events.values_list("pk", flat=True)}
+        return [key for key, event_id in heads.items() if event_id in found]
+
+    def _wake(self, keys: Sequence[str]) -> int:
+        if keys:
+            self._dialect.wake(self._connection, keys)
+        return len(keys)

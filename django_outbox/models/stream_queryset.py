@@ -1,0 +1,167 @@
+"""Queryset methods of streams; the SQL that leases streams is in package ``sql``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from django.db import connections, models, router, transaction
+from django.db.models import Exists, OuterRef, Q
+
+from ..conf import DAY, Settings, current
+from ..events import ACTIVE
+from ..listeners.outcomes import UNSETTLED, Status
+from ..sql import dialect_of
+from .event_queryset import OutboxQuerySet
+from .fields import DatabaseNow, IsIndexed, age
+from .retention import batches, unlocked
+
+if TYPE_CHECKING:
+    from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
+
+BACKLOG: Final = 1000  # events of one stream that a backlog counts, at most
+LONG: Final = ("payload", "headers", "result", "progress")  # long texts, not shown in lists
+HEADS: Final = 40  # streams per query for their first events
+SEARCHED: Final = 1000  # streams that oldest_head_age searches, oldest due first, at most
+IDLE: Final = DAY  # seconds without events before a purge; no writer is still busy with it then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The first event of a stream (its head) and the size of its backlog."""
+
+    head: OutboxEvent | None  # without the columns in LONG
+    backlog: int  # unsettled events, the head included if it is one; at most BACKLOG
+
+
+class StreamQuerySet(models.QuerySet["OutboxStream"]):
+    """Filters and bulk changes of streams, all by the database's clock."""
+
+    def due(self) -> StreamQuerySet:
+        """Return streams to claim next, oldest first."""
+        return self.real().filter(due_at__lte=DatabaseNow()).order_by("due_at")
+
+    def leased(self) -> StreamQuerySet:
+        """Return streams leased now."""
+        return self.real().filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
+
+    def blocked(self) -> StreamQuerySet:
+        """Return streams whose head blocks the events behind it: it waits for a try, or is dead."""
+        waiting = Q(locked_by=None, due_at__gt=DatabaseNow())
+        if current().ON_DEAD == "block":
+            waiting |= Q(locked_by=None, due_at=None, pk__in=self._dead_with_followers())
+        return self.real().filter(waiting)
+
+    def release(self) -> int:
+        """Release the leases of these: due now; return how many.
+
+        The previous owner can no longer settle their events. Use this for a worker that is known
+        to be gone.
+        """
+        held = self.real().filter(locked_by__isnull=False)
+        return held.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
+
+    def expired(self, settings: Settings | None = None) -> StreamQuerySet:
+        """Return streams that were idle for a day and have no pending or dead events."""
+        return self.real().filter(self.is_expired(settings or current()))
+
+    def is_expired(self, settings: Settings) -> Q:
+        """Return the condition of ``expired``."""
+        alias = self._write_alias()
+        limit = dialect_of(connections[alias]).clock(connections[alias]) - timedelta(seconds=IDLE)
+        idle = Q(due_at=None, locked_at__lt=limit)
+        if settings.MODE == "writer_only":  # no worker makes streams idle there
+            idle = Q(due_at__lt=limit)
+        return idle & ~Q(Exists(self._events()))
+
+    def purge(self) -> int:
+        """Delete all expired streams, not only these, batch by batch; return how many."""
+        return sum(self.purge_batches())
+
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
+        """Purge all expired streams, not only these; yield the size of each delete, which may be 0.
+
+        Each delete commits by itself. ``settings`` replaces the project's batch size. A writer
+        updates the row that is locked here, so no stream is deleted while it gets an event.
+        """
+        settings = settings or current()
+        every = self.model.objects.using(self._write_alias())
+        expired = every.expired(settings)
+        for batch in batches(every, settings.PURGE_BATCH_SIZE):
+            yield expired.filter(batch)._delete_unlocked()
+
+    def oldest_due_age(self) -> float | None:
+        """Return the seconds that the oldest due stream has waited; None if none is due.
+
+        In ``MODE`` "writer_only" the result is None, because no stream waits for a worker.
+        """
+        if current().MODE == "writer_only":
+            return None
+        row = self.due().annotate(now=DatabaseNow()).values_list("due_at", "now").first()
+        return None if row is None or row[0] is None else age(row[0], row[1])
+
+    def oldest_head_age(self, events: OutboxQuerySet) -> float | None:
+        """Return the seconds that the oldest due stream has waited whose head is in ``events``.
+
+        Return None if there is none among the ``SEARCHED`` streams due first.
+        """
+        due = self.due().annotate(now=DatabaseNow()).values_list("pk", "due_at", "now")
+        connection = connections[self._write_alias()]
+        for start in range(0, SEARCHED, HEADS):
+            some = list(due[start : start + HEADS])
+            keys = [key for key, *_ in some]
+            heads = dialect_of(connection).heads(connection, keys=keys, statuses=UNSETTLED)
+            mine = {*events.filter(pk__in=[*heads.values()]).values_list("pk", flat=True)}
+            for key, due_at, now in some:
+                if due_at is not None and heads.get(key) in mine:
+                    return age(due_at, now)
+            if len(some) < HEADS:
+                break
+        return None
+
+    def places(self, keys: Sequence[str]) -> dict[str, Place]:
+        """Return head and backlog of these streams, in a few queries however long they are."""
+        from . import OutboxEvent
+
+        alias = self._write_alias()
+        connection = connections[alias]
+        dialect, blocks = dialect_of(connection), current().ON_DEAD == "block"
+        statuses = [*UNSETTLED, Status.DEAD] if blocks else UNSETTLED
+        first = dialect.heads(connection, keys=keys, statuses=statuses) if keys else {}
+        backlogs = dialect.backlogs(connection, keys=keys, most=BACKLOG) if keys else {}
+        events = OutboxEvent.objects.using(alias).defer(*LONG).in_bulk([*first.values()])
+        return {
+            key: Place(head=events.get(first.get(key, "")), backlog=backlogs[key]) for key in keys
+        }
+
+    def _delete_unlocked(self) -> int:
+        connection = connections[self._write_alias()]
+        with transaction.atomic(using=connection.alias):
+            keys = unlocked(self, connection)
+            return dialect_of(connection).delete_streams(connection, keys=keys) if keys else 0
+
+    def _events(self) -> OutboxQuerySet:
+        """Return pending and dead events of the stream in the outer query."""
+        from . import OutboxEvent
+
+        return OutboxEvent.objects.filter(IsIndexed("status"), key=OuterRef("pk"))
+
+    def _dead_with_followers(self) -> models.QuerySet[OutboxEvent, str | None]:
+        """Return keys with a dead and a pending event.
+
+        Search from the dead events, which are few; idle streams may be many.
+        """
+        from . import OutboxEvent
+
+        indexed = OutboxEvent.objects.filter(IsIndexed("status"), key__isnull=False)
+        pending = indexed.filter(key=OuterRef("key")).pending()
+        return indexed.dead().filter(Exists(pending)).order_by().values_list("key", flat=True)
+
+    def real(self) -> StreamQuerySet:
+        """Leave out the row that is not a stream, but the lease of "single_node"."""
+        return self.using(self._write_alias()).exclude(pk=ACTIVE)
+
+    def _write_alias(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]

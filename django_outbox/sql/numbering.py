@@ -1,0 +1,87 @@
+"""Number the events of each stream (the events of one key) in the order of their commits.
+
+The upsert of a key's row blocks other writers of the key until commit. So the order of ``seq`` is
+the order of commits, whatever the clocks say. ``seq`` is also the stream's version: every change
+that makes an event pending raises it in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..conf import current
+from .statements import Statements
+from .values import marks
+
+Places = Sequence[tuple[str, int]]  # sorted keys, and how many numbers each needs
+
+KEYS = 400  # per statement: with two parameters each, below the limit of 999 in old SQLite
+
+# New due time of a stream that gets an event. Here a head that waits for its retry blocks it:
+UNLESS_SET = "COALESCE({row}due_at, {now})"
+# Here it does not, and only the due time of a lease is kept:
+UNLESS_LEASED = "CASE WHEN {row}locked_by IS NULL THEN {now} ELSE {row}due_at END"
+
+
+class Numbering(Statements):
+    def number(self, connection: BaseDatabaseWrapper, counts: Mapping[str, int]) -> dict[str, int]:
+        """Take ``counts[key]`` numbers in each stream and make it due; return the last of each.
+
+        A new stream starts at the clock, so that a key's numbers never go back after a purge.
+        """
+        last: dict[str, int] = {}
+        for places in _parts(counts):
+            last.update(self._number(connection, places))
+        return last
+
+    def wake(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
+        """Give streams a new version and make them due, even if purged or waiting for a retry."""
+        for places in _parts(dict.fromkeys(keys, 1)):
+            self._run(connection, *self._upsert(connection, places, due=UNLESS_LEASED))
+
+    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the isolation level if writers that waited for a key fail at it, else None."""
+        return None
+
+    def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
+        self._run(connection, *self._upsert(connection, places, due=due_of_followers()))
+        streams, key = self._streams(connection)
+        keys = [key for key, _ in places]
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {key}, seq FROM {streams} WHERE {key} IN ({marks(keys)})", keys)
+            return dict(cursor.fetchall())
+
+    def _upsert(
+        self, connection: BaseDatabaseWrapper, places: Places, *, due: str
+    ) -> tuple[str, list[Any]]:
+        """Return the statement and its parameters. It locks rows in the order of ``places``."""
+        streams, key = self._streams(connection)
+        rows = ", ".join([f"(%s, {self.micros} + %s, {self.now})"] * len(places))
+        sql = (
+            f"INSERT INTO {streams} AS st ({key}, seq, due_at) VALUES {rows} "
+            # The clock is constant within a statement, so it cancels out: the count remains.
+            f"ON CONFLICT ({key}) DO UPDATE SET seq = st.seq + 1 + EXCLUDED.seq - {self.micros}, "
+            f"due_at = {due.format(row='st.', now=self.now)}"
+        )
+        return sql, upsert_values(places)
+
+
+def upsert_values(places: Places) -> list[Any]:
+    return [value for key, count in places for value in (key, count - 1)]
+
+
+def due_of_followers() -> str:
+    settings = current()
+    if settings.MODE == "writer_only":  # no worker leases; the purge needs the last write's time
+        return UNLESS_LEASED
+    return UNLESS_SET if settings.STOP_ON_FIRST_FAILURE else UNLESS_LEASED
+
+
+def _parts(counts: Mapping[str, int]) -> Iterator[Places]:
+    """Split by statement. Keys are sorted: writers of the same keys wait instead of deadlocking."""
+    places = sorted(counts.items())
+    for start in range(0, len(places), KEYS):
+        yield places[start : start + KEYS]

@@ -1,0 +1,126 @@
+"""Deliver events in tests: in the test's own thread, or with a real worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from django.db import connections, router
+
+from .. import transactions
+from ..conf import current
+from ..events import Event
+from ..models import OutboxEvent
+from ..signals import event_settled
+from ..worker.drain import drain as _drain
+from ..worker.worker import Worker
+from ..writing.hot_queue import hot_queues
+
+
+def drain(using: str | None = None, limit: int | None = None, at: datetime | None = None) -> int:
+    """Deliver like ``outbox.drain``, but fail the test, with the errors, if a delivery fails."""
+    with _failing(_alias(using)):
+        return _drain(using, limit, at)
+
+
+@contextmanager
+def immediate_delivery(using: str | None = None) -> Iterator[None]:
+    """Deliver events written within the block at their commit, in the same thread.
+
+    In a ``TestCase`` nothing commits. Delivery then happens when ``captureOnCommitCallbacks``
+    executes the on-commit callbacks, or at the latest at the end of the block. At the end of the
+    block, failed deliveries fail the test, with their errors.
+    """
+    alias = _alias(using)
+    if alias in hot_queues.by_alias:
+        raise RuntimeError(f"A worker of this process delivers the events of {alias!r} already.")
+    with _failing(alias):
+        hot_queues.by_alias[alias] = queue = _Immediate(alias)
+        try:
+            yield
+            if connections[alias].in_atomic_block:
+                queue.poll()
+        finally:
+            del hot_queues.by_alias[alias]
+
+
+class _Immediate:
+    """Takes the place of a worker's hot queue; delivers offered events at once."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._in_thread = threading.local()
+
+    def offer(self, event: Event) -> bool:
+        self.poll()
+        return True
+
+    def poll(self) -> None:
+        if getattr(self._in_thread, "draining", False):
+            return  # a listener wrote this; the drain that called it goes on until nothing is due
+        if not current().ENABLED:
+            return
+        self._in_thread.draining = True
+        try:
+            _drain(self._alias)
+        finally:
+            self._in_thread.draining = False
+
+
+@contextmanager
+def _failing(alias: str) -> Iterator[None]:
+    """Raise ``AssertionError`` at the end of the block if a delivery failed within it."""
+    failed: dict[str, str] = {}  # event id: outcome
+
+    def note(*, sender: str, event: Event, outcome: str, **facts: Any) -> None:
+        if sender == alias and outcome in ("retry", "dead"):
+            failed[event.event_id] = outcome
+
+    event_settled.connect(note)
+    try:
+        yield
+    finally:
+        event_settled.disconnect(note)
+    if failed:
+        rows = OutboxEvent.objects.using(alias).filter(pk__in=failed)
+        said = [f"{row} ({failed[row.pk]}): {row.last_error}" for row in rows]
+        raise AssertionError("\n".join([f"{len(failed)} events failed:", *said]))
+
+
+@contextmanager
+def accept_test_transaction() -> Iterator[None]:
+    """Count the block that a ``TestCase`` opens as a transaction that allows writing events."""
+    token = transactions.test_blocks_count.set(True)
+    try:
+        yield
+    finally:
+        transactions.test_blocks_count.reset(token)
+
+
+@contextmanager
+def running_worker(using: str | None = None) -> Iterator[Worker]:
+    """Run a worker during the block; fail if a listener has to be abandoned at its end.
+
+    Its threads see only committed rows: use a ``TransactionTestCase`` (in pytest the fixture
+    ``transactional_db``), and a database that is not in memory.
+    """
+    worker = Worker(using=using, purge=False)
+    if connections[worker.alias].in_atomic_block:
+        raise RuntimeError(
+            f"A transaction is open on {worker.alias!r}, so that no worker sees what the test "
+            "writes. Use a TransactionTestCase (in pytest transactional_db), or drain()."
+        )
+    worker.start()
+    try:
+        yield worker
+    finally:
+        finished = worker.stop()
+    if not finished:
+        raise AssertionError("The worker was stopped, and a listener still runs.")
+
+
+def _alias(using: str | None) -> str:
+    return using or router.db_for_write(OutboxEvent)

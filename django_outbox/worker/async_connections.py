@@ -1,0 +1,172 @@
+"""Limits how many async deliveries of a worker have database connections open at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+from django.db import OperationalError, connections
+
+from ..clocks import monotonic
+from ..delivery.lease import Lease
+from .connection_cleanup import abandon, tidy
+
+
+class Slots:
+    """Lets as many deliveries connect as there are slots; the others wait, first come first served.
+
+    A delivery needs one slot for all its databases. With a slot per database, two deliveries that
+    had one each could wait for each other forever.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._free = number
+        self._waiting: deque[DeliveryThread] = deque()
+        self._closed = False
+        self._lock = threading.Lock()  # guards these, and the slot state in each DeliveryThread
+
+    def take(self, thread: DeliveryThread) -> bool:
+        """Wait for a slot; return False if the thread has one already. Call it in that thread.
+
+        Raises ``OperationalError`` if the delivery ends before a slot is free.
+        """
+        with self._lock:
+            if thread.has_slot:
+                return False
+            self._refuse(thread)
+            if self._free:
+                self._free -= 1
+                thread.has_slot = True
+                return True
+            thread.turn.clear()
+            self._waiting.append(thread)
+            thread.lease.queued_at = monotonic()
+        thread.turn.wait()
+        with self._lock:
+            lease = thread.lease
+            lease.queued += monotonic() - lease.queued_at
+            lease.queued_at = 0.0
+            if not thread.has_slot:
+                self._refuse(thread)
+        return True
+
+    def give_back(self, thread: DeliveryThread) -> None:
+        """Pass the thread's slot, if it has one, to the next thread that waits."""
+        with self._lock:
+            if not thread.has_slot:
+                return
+            thread.has_slot = False
+            if self._waiting:
+                following = self._waiting.popleft()
+                following.has_slot = True
+                following.turn.set()
+            else:
+                self._free += 1
+
+    def refuse(self, thread: DeliveryThread) -> None:
+        """End the thread's wait, and refuse it a slot while its ``refused`` is set."""
+        with self._lock:
+            thread.refused = True
+            if thread in self._waiting:
+                self._waiting.remove(thread)
+                thread.turn.set()
+
+    def close(self) -> None:
+        """End the wait of all threads: the event loop that would end it may be blocked."""
+        with self._lock:
+            self._closed = True
+            for thread in self._waiting:
+                thread.turn.set()
+            self._waiting.clear()
+
+    def _refuse(self, thread: DeliveryThread) -> None:
+        if thread.refused or self._closed:
+            raise OperationalError(
+                "The delivery ended before one of its worker's ASYNC_CONNECTIONS was free."
+            )
+
+
+class DeliveryThread(Executor):
+    """The thread in which Django runs the synchronous part of one async delivery, made on demand.
+
+    Before its first connection it waits for a slot, which it keeps until its connections are closed
+    after the listener. Owner of the slot's state: ``Slots``.
+    """
+
+    def __init__(self, slots: Slots, lease: Lease, *, alias: str) -> None:
+        self.lease = lease
+        self.has_slot = self.refused = False
+        self._slots, self._alias = slots, alias
+        self._pool: ThreadPoolExecutor | None = None
+        self._context = ThreadSensitiveContext()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._pool is None:
+            self.turn = threading.Event()
+            self._pool = ThreadPoolExecutor(
+                1, f"outbox-{self._alias}-async", initializer=self._guard_connections
+            )
+        return self._pool.submit(fn, *args, **kwargs)
+
+    async def __aenter__(self) -> DeliveryThread:
+        await self._context.__aenter__()  # type: ignore[no-untyped-call]
+        SyncToAsync.context_to_thread_executor[self._context] = self
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        try:
+            await self._close(last=True)
+        finally:
+            # asgiref starts a thread to join each executor that it finds here.
+            SyncToAsync.context_to_thread_executor.pop(self._context, None)
+            await self._context.__aexit__(*raised)  # type: ignore[no-untyped-call]
+            if self._pool is not None:
+                self._pool.shutdown(wait=False)
+
+    async def close_connections(self) -> None:
+        """Close the connections that a listener opened, before the next listener is called."""
+        await self._close(last=False)
+
+    async def _close(self, *, last: bool) -> None:
+        if self._pool is None:
+            return
+        # Calls that the listener left in the thread must end, instead of waiting for a slot.
+        self._slots.refuse(self)
+        closing = self._pool.submit(self._close_here, last)
+        await asyncio.shield(asyncio.wrap_future(closing))  # a cancellation must not prevent it
+        self.refused = last
+
+    # -- in the thread -----------------------------------------------------------------------------
+
+    def _guard_connections(self) -> None:
+        for connection in connections.all():
+            setattr(connection, CONNECT, partial(self._connect, getattr(connection, CONNECT)))
+
+    def _connect(self, connect: Callable[[Any], Any], parameters: Any) -> Any:
+        is_new = self._slots.take(self)
+        try:
+            return connect(parameters)
+        except BaseException:
+            if is_new:
+                self._slots.give_back(self)
+            raise
+
+    def _close_here(self, last: bool) -> None:
+        for connection in connections.all(initialized_only=True):
+            try:
+                tidy(connection, self.lease)
+                connection.close()
+            except Exception:  # noqa: BLE001 - too broken to be closed in order
+                abandon(connection)
+            if last:
+                vars(connection).pop(CONNECT, None)  # else only the garbage collector frees it
+        self._slots.give_back(self)
+
+
+CONNECT = "get_new_connection"  # the method by which every backend of Django connects

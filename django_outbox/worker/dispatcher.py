@@ -1,0 +1,261 @@
+"""The thread pool: each thread takes a lease, delivers its event and passes the decision on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+
+from ..clocks import monotonic
+from ..delivery.deliver import deliver, faulty, finish, is_async
+from ..delivery.lease import Lease
+from ..delivery.timeouts import TimedCall, WrittenOff
+from ..listeners.outcomes import Decision, Status
+from .broken_sessions import BrokenSessions
+from .connection_cleanup import ConnectionCleanup
+from .pauses import KnownPauses
+from .queues import Decisions, Held, Ready
+from .streams import Streams
+from .wakeup import Wakeup
+
+logger = logging.getLogger("django_outbox")
+
+# Seconds of listener time that a thread may be ahead of the settler. If the process dies, that much
+# is repeated, or one event per thread; without a limit, all that a group commit had gathered.
+RUN_AHEAD = 0.0005
+IDLE_WAIT = 1.0  # seconds after which an idle thread checks whether it should end
+
+Between = Callable[[Lease], bool]
+
+
+class Seat:
+    """A place in the pool: its thread, and the lease that the thread delivers."""
+
+    def __init__(
+        self, run: Callable[[Seat], None], name: str, inherited: TimedCall | None = None
+    ) -> None:
+        self.inherited = inherited  # a call that hangs; this thread finishes its delivery
+        self.lease: Lease | None = None  # what the thread delivers; only the thread sets it
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+
+    @property
+    def is_taken(self) -> bool:
+        """Return whether its thread runs, or has yet to be started for an inherited call."""
+        is_late = self.inherited is not None and self.thread.ident is None
+        return is_late or self.thread.is_alive()
+
+
+class Dispatcher:
+    """``WORKERS`` threads that deliver from the ready queue; those that hang are replaced.
+
+    A thread whose call exceeds its timeout is written off: another thread takes its place, and it
+    ends when the call returns. It is not interrupted: asynchronous exceptions leave locks held.
+    """
+
+    def __init__(
+        self,
+        *,
+        alias: str,
+        workers: int,
+        stuck_after: float,
+        held: Held,
+        ready: Ready,
+        decisions: Decisions,
+        wakeup: Wakeup,
+        to_loop: Callable[[Lease], None],
+        streams: Streams,
+        pausing: KnownPauses,
+        sessions: BrokenSessions,
+    ) -> None:
+        self._alias, self._held, self._ready, self._decisions = alias, held, ready, decisions
+        self._wakeup, self._to_loop = wakeup, to_loop
+        self._streams, self._pausing, self._sessions = streams, pausing, sessions
+        self._stuck_after = stuck_after  # seconds
+        self._stopping = threading.Event()
+        self._replacing = threading.Lock()  # guards the seats while a thread is replaced
+        self._seats = [
+            Seat(self._run, f"outbox-{alias}-worker-{number}") for number in range(workers)
+        ]
+        self._written_off: list[threading.Thread] = []  # changed only by the watchdog's thread
+        self._was_stuck = self._was_worn_out = False  # set only by the watchdog's thread
+
+    def start(self) -> None:
+        for seat in self._seats:
+            seat.thread.start()
+
+    def stop(self) -> None:
+        """Stop the threads from starting another event; may be called again."""
+        self._stopping.set()
+        self._ready.wake(len(self._seats))
+
+    def join(self, give_up: Callable[[], bool]) -> bool:
+        """Wait for running listeners, except those written off; return whether all ended."""
+        while self._is_busy() and not give_up():
+            time.sleep(0.005)
+        return not self._is_busy()
+
+    def fault(self, longest: float) -> str | None:
+        """Return why only a new process helps: threads hang, or ended without being told to.
+
+        A listener without a timeout may take as long as it needs.
+        """
+        if self.is_worn_out:
+            return f"{self._hanging()} threads hang in listeners past their timeouts"
+        ended = [each.thread.name for each in self._seats
+                 if each.thread.ident and not each.thread.is_alive()]  # fmt: skip
+        return f"{', '.join(ended)} ended" if ended and not self._stopping.is_set() else None
+
+    def trouble(self, longest: float) -> str | None:
+        """Return a reason if every thread has been in one call for ``STUCK_AFTER`` seconds."""
+        seconds, _ = self._stuck()
+        return f"every thread has been in one call for {seconds:.0f} s" if seconds else None
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Return whether as many threads hang as the pool has."""
+        return self._hanging() >= len(self._seats)
+
+    # -- for the watchdog ------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Write off calls past their timeouts; log when all threads are stuck or too many hang."""
+        now = monotonic()
+        for number, seat in enumerate(self._seats):
+            if seat.inherited is not None and seat.thread.ident is None:
+                seat.thread.start()  # an earlier start failed
+            lease = seat.lease
+            timed = lease.timed if lease is not None else None
+            if timed is not None and now > timed.ends_at:
+                self._replace(number, seat, timed)
+        self._written_off = [each for each in self._written_off if each.is_alive()]
+        self._report()
+
+    def _replace(self, number: int, seat: Seat, timed: TimedCall) -> None:
+        with self._replacing:
+            if not timed.write_off():  # it has returned in the meantime
+                return
+            self._written_off = [*self._written_off, seat.thread]
+            self._seats[number] = successor = Seat(self._run, seat.thread.name, timed)
+        successor.thread.start()
+
+    def _report(self) -> None:
+        seconds, leases = self._stuck()
+        if seconds and not self._was_stuck:
+            logger.error(
+                "every thread is in a call that does not end seconds=%.0f events=%s",
+                seconds, ", ".join(f"{each.event_id} ({each.event_type})" for each in leases),
+            )  # fmt: skip
+        self._was_stuck = seconds > 0
+        if self.is_worn_out and not self._was_worn_out:
+            logger.error(
+                "as many threads hang as the worker has, past the timeouts of their listeners; "
+                "only a new process helps threads=%d", self._hanging(),
+            )  # fmt: skip
+        self._was_worn_out = self.is_worn_out
+
+    def _hanging(self) -> int:
+        return sum(each.is_alive() for each in self._written_off)
+
+    def _stuck(self) -> tuple[float, list[Lease]]:
+        """Return how long (seconds) every thread has been in one call, and the leases of the calls.
+
+        Return 0.0 and no leases if that is not longer than ``STUCK_AFTER``.
+        """
+        leases = [seat.lease for seat in self._seats]
+        calls = [each for each in leases if each is not None and each.called_at]
+        latest = max((each.called_at for each in calls), default=0.0)
+        seconds = monotonic() - latest
+        if len(calls) < len(leases) or not latest or seconds <= self._stuck_after:
+            return 0.0, []
+        return seconds, calls
+
+    def _is_busy(self) -> bool:
+        with self._replacing:
+            return any(each.is_taken for each in self._seats)
+
+    # -- the threads -----------------------------------------------------------------------------
+
+    def _run(self, seat: Seat) -> None:
+        cleanup = ConnectionCleanup(self._held.lease, self._sessions)
+
+        def between(lease: Lease) -> bool:
+            cleanup.after(lease)
+            return self._held.is_current(lease) and not self._stopping.is_set()
+
+        try:
+            if seat.inherited is not None:
+                self._finish(seat, seat.inherited, cleanup, between)
+            self._work(seat, cleanup, between)
+        except WrittenOff:  # another thread now has the lease and all that is shared
+            assert seat.lease is not None
+            cleanup.close_half_made()
+            cleanup.after(seat.lease)
+        cleanup.close()
+
+    def _work(self, seat: Seat, cleanup: ConnectionCleanup, between: Between) -> None:
+        ahead = 0.0
+        follower: Lease | None = None  # the next event of the stream just delivered
+        while not self._stopping.is_set():
+            lease = follower or self._ready.take(IDLE_WAIT)
+            follower = None
+            self._wakeup.made_room()
+            if lease is None:
+                continue
+            if is_async(lease):
+                self._to_loop(lease)
+            elif self._may_start(lease):
+                decision = self._deliver(seat, lease, cleanup, between)
+                follower = self._streams.next(lease, decision)
+                self._pass_on(lease, decision, cleanup)
+                ahead += 0.0 if decision.written else lease.duration
+                if ahead > RUN_AHEAD:
+                    self._held.wait_settled(lease, self._stopping.is_set)
+                    ahead = 0.0
+
+    def _finish(
+        self, seat: Seat, timed: TimedCall, cleanup: ConnectionCleanup, between: Between
+    ) -> None:
+        """Finish what a written-off thread delivered: its call failed, other listeners follow."""
+        lease = seat.lease = timed.call.lease
+        try:
+            decision = copy_context().run(finish, timed, between=between)
+        except WrittenOff:
+            raise
+        except BaseException:
+            logger.exception("delivery failed event_id=%s", lease.event_id)
+            decision = faulty()
+        seat.lease = None
+        self._pass_on(lease, decision, cleanup)
+        self._held.wait_settled(lease, self._stopping.is_set)
+
+    def _pass_on(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> None:
+        self._decisions.put((lease, decision))
+        if decision.status is not Status.DONE:
+            cleanup.close_half_made()
+        cleanup.after(lease)
+
+    def _may_start(self, lease: Lease) -> bool:
+        if not self._held.is_current(lease):
+            self._held.wait_current(lease, self._stopping.is_set)
+        return not self._stopping.is_set() and self._held.start(lease)
+
+    def _deliver(
+        self, seat: Seat, lease: Lease, cleanup: ConnectionCleanup, between: Between
+    ) -> Decision:
+        try:
+            cleanup.before()
+            seat.lease = lease
+            # In a separate context, so that a language, a time zone or any other context variable
+            # that a listener sets is gone afterwards.
+            decision = copy_context().run(
+                deliver, lease, alias=self._alias, between=between, pauses=self._pausing.pauses
+            )
+        except WrittenOff:
+            raise
+        except BaseException:  # whatever it is, the thread must go on
+            logger.exception("delivery failed event_id=%s", lease.event_id)
+            decision = faulty()
+        seat.lease = None
+        return decision

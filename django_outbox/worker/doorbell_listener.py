@@ -1,0 +1,53 @@
+"""The listener connection: receives notifications of new events, and wakes the claimer."""
+
+from __future__ import annotations
+
+import logging
+
+from ..doorbell.ends import QUIET, Ear
+from .wakeup import Wakeup
+
+logger = logging.getLogger("django_outbox")
+
+WAIT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
+MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
+
+
+class DoorbellListener:
+    """Requests a poll at each notification, and again when quiet writers may notify again."""
+
+    def __init__(
+        self,
+        ear: Ear,
+        *,
+        interval: float,
+        wakeup: Wakeup,
+    ) -> None:
+        self._ear, self._quiet = ear, (interval + MARGIN, QUIET * interval + MARGIN)
+        self._wakeup = wakeup
+        self._open = False
+
+    def step(self) -> float:
+        try:
+            self._listen()
+        except BaseException:
+            self._open = False
+            self._wakeup.doorbell_is_reliable = False
+            raise
+        return 0.0
+
+    def _listen(self) -> None:
+        if not self._open:
+            self._ear.listen()
+            self._open = True
+            self._wakeup.poll()  # finds what was announced before
+        if self._ear.wait(WAIT):
+            self._wakeup.poll_again(self._quiet)
+            self._wakeup.poll()
+        self._wakeup.doorbell_is_reliable = self._ear.sure
+
+    def close(self) -> None:
+        try:
+            self._ear.close()
+        except Exception as error:  # noqa: BLE001 - stopping goes on
+            logger.warning("doorbell not closed error=%s", error)

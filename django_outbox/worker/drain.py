@@ -1,0 +1,313 @@
+"""``drain()``: delivers everything that is due, in the calling thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+from datetime import datetime
+
+from django.db import DatabaseError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..clocks import monotonic
+from ..conf import Settings, current
+from ..delivery.deliver import deliver, lost
+from ..delivery.interceptors import endings
+from ..delivery.lease import Lease, take
+from ..delivery.paused import PAUSED
+from ..events import as_utc
+from ..listeners.outcomes import Decision
+from ..models import OutboxEvent
+from ..signals import announce, events_claimed
+from ..sql import dialect_of, engine_connection, is_in_memory
+from ..sql.values import Claim, Past
+from .connection_cleanup import tidy
+from .leases import Heartbeat
+from .pauses import KnownPauses
+from .queues import Decisions, Held, Ready
+from .settler import Settled, by_kind, tell, write
+from .stream_claims import StreamClaims, note_rescue
+from .streams import Streams
+from .threads import Loop
+from .wakeup import Wakeup
+from .watermark import ScanningWatermark
+from .worker import new_owner
+
+logger = logging.getLogger("django_outbox")
+
+RECOVERY_BATCH = 8  # rows in one recovery batch, which claims what lost workers held
+GATHER, GATHER_FOR = 20, 0.1  # decisions, and seconds, after which they are settled
+PAUSES = (0.1, 0.5, 2.0)  # seconds before each further try of a settle
+ESCAPING = (KeyboardInterrupt,)  # ends the run; anything else that a listener raises is a failure
+
+
+def drain(using: str | None = None, limit: int | None = None, at: datetime | None = None) -> int:
+    """Deliver what is due, and what becomes due meanwhile; return the number of deliveries.
+
+    ``using`` is the alias (default: the router's), ``limit`` the most deliveries, ``at`` an instant
+    to use as the database's now. Outside a transaction, a heartbeat thread renews the leases.
+    Inside one (a ``TestCase``), everything runs on that connection, each delivery in a savepoint.
+    If ``OUTBOX["ENABLED"]`` is False, this is logged and nothing is delivered.
+
+    ``SystemExit`` from a listener is a failure like any other. ``KeyboardInterrupt`` ends the run:
+    the event is released, due at once and with no attempt counted; then the exception propagates.
+    """
+    alias = using or router.db_for_write(OutboxEvent)
+    if not current().ENABLED:
+        logger.warning('OUTBOX["ENABLED"] is False: nothing is delivered alias=%s', alias)
+        return 0
+    connection = connections[alias]
+    inside = connection.in_atomic_block or is_in_memory(connection)
+    return _Drain(alias, at=at and as_utc(at)).run(limit, inside=inside)
+
+
+class _Drain:
+    def __init__(self, alias: str, *, at: datetime | None) -> None:
+        self.alias, self.at = alias, at
+        self.settings: Settings = current()
+        self.me = new_owner()
+        self.held = Held(self.settings.LEASE)
+        self.later: dict[str, float] = {}  # total delay (seconds) given to each event so far
+        self.over: list[str] = []  # events that this drain does not claim again
+        self.in_use = [  # with open transactions of the caller, which must not be closed
+            each for each in connections.all(initialized_only=True) if each.in_atomic_block
+        ]
+        self.ready, self.unrun = Ready(), Decisions()
+        self.streams = Streams(
+            alias=alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
+            wakeup=Wakeup(),
+        )  # fmt: skip
+        self.pausing = KnownPauses()
+        self.decided = 0  # events so far, including paused ones that were claimed
+        self.horizon = 0.0  # seconds between the database's now and ``at``
+
+    def run(self, limit: int | None, *, inside: bool) -> int:
+        if inside:
+            return self._deliver_all(connections[self.alias], limit, chunk=1, inside=True)
+        own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
+        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, presence=None,
+                         streams=self.streams)  # fmt: skip
+        loop = Loop(
+            f"outbox-{self.alias}-drain-heartbeat", beat.step, alias=self.alias,
+            lock_wait=self.settings.LOCK_WAIT,
+        )  # fmt: skip
+        loop.start()
+        try:
+            return self._deliver_all(own, limit, chunk=self.settings.POLL_BATCH_SIZE, inside=False)
+        finally:
+            loop.stop()
+            loop.join()
+            own.close()
+
+    def _deliver_all(
+        self, connection: BaseDatabaseWrapper, limit: int | None, *, chunk: int, inside: bool
+    ) -> int:
+        if self.at is not None:
+            self.horizon = (self.at - dialect_of(connection).clock(connection)).total_seconds()
+        self.claims = StreamClaims(
+            alias=self.alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
+            decisions=self.unrun, streams=self.streams, pausing=self.pausing,
+            may_try=lambda: True, connect=lambda: connection, at=self.at,
+            watermark=ScanningWatermark(factor=0),
+        )  # fmt: skip
+        count, before = 0, -1
+        while self.decided > before and (limit is None or count < limit):
+            before = self.decided
+            room = chunk if limit is None else min(chunk, limit - count)
+            if leases := self._claim(connection, room):
+                count += self._deliver(connection, leases, inside=inside)
+            if room := chunk if limit is None else min(chunk, limit - count):
+                count += self._deliver_streams(connection, room, inside=inside)
+        return count
+
+    def _deliver_streams(self, connection: BaseDatabaseWrapper, room: int, *, inside: bool) -> int:
+        """Deliver at most ``room`` events of due streams, those of each stream in order."""
+        count, follower = 0, None
+        waiting: Settled = []
+        self._claim_streams(room)
+        try:
+            while count < room or waiting:
+                lease = follower if count < room else None
+                if lease is None and not waiting and count < room:
+                    lease = self._next_head(room)
+                    if lease is None:
+                        break
+                if lease is not None and (self.held.start(lease) or inside):
+                    decision = self._decide(lease, inside=inside)
+                    follower = self.streams.next(lease, decision)
+                    waiting.append((lease, decision))
+                    count += decision is not PAUSED
+                    if follower is not None and len(waiting) < GATHER:
+                        continue
+                part, waiting = waiting, []
+                self._settle_keyed(connection, part)
+        finally:
+            self._settle_keyed(connection, waiting)
+            self.claims.suspect = None
+            self.streams.release_all(connection)
+        return count
+
+    def _claim_streams(self, room: int) -> None:
+        """Claim until there is something to deliver, or until only paused streams are left."""
+        brought, more, before = 0, True, -1
+        while more and not brought and self.claims.postponed > before:
+            before = self.claims.postponed
+            brought, more = self.claims.claim(room)
+
+    def _next_head(self, room: int) -> Lease | None:
+        if self.streams.next_read() <= monotonic():
+            self.claims.read_again(monotonic(), room)
+        if not len(self.ready):
+            self.claims.run_suspect()
+        return next(iter(self.ready.take_all(1)), None)
+
+    def _settle_keyed(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
+        part = part + self.unrun.take_all(GATHER)
+        self._settle(connection, part)
+        self.streams.settled(part)
+        self.held.drop(lease for lease, _ in part)
+        self.streams.release(connection)
+
+    def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
+        """Lease due events; what lost workers held comes last, and each suspect alone."""
+        self.pausing.look(connection)
+        while not (room := self.pausing.clear(connection, limit)):
+            pass
+        for past, most in ((Past.CLEAN, room), (Past.LOST, RECOVERY_BATCH), (Past.SUSPECT, 1)):
+            claim = Claim(
+                me=self.me, lease=self.held.lease, limit=min(most, room), at=self.at,
+                exclude=self.over, past=past, most_bytes=self.settings.PREFETCH_BYTES // 2,
+            )  # fmt: skip
+            deadline = self.held.deadline(monotonic())
+            if rows := dialect_of(connection).claim(connection, claim).rows:
+                leases = [take(row, claim.columns, deadline=deadline, me=self.me) for row in rows]
+                new = self.held.add(leases)
+                announce(events_claimed, sender=self.alias, count=len(new), source="cold")
+                for lease in new:
+                    if lease.rescued:
+                        note_rescue(self.alias, lease)
+                return new
+        return []
+
+    def _deliver(
+        self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inside: bool
+    ) -> int:
+        count, since = 0, monotonic()
+        waiting: Settled = []
+        try:
+            for lease in leases:
+                if not (inside or self.held.wait_current(lease, lambda: False)):
+                    continue
+                decision = self._decide(lease, inside=inside)
+                waiting.append((lease, decision))
+                count += decision is not PAUSED
+                if len(waiting) >= GATHER or monotonic() - since > GATHER_FOR:
+                    part, waiting, since = waiting, [], monotonic()
+                    self._settle(connection, part)
+        finally:
+            self._settle(connection, waiting)
+            if rest := self.held.unstarted():
+                ids = [lease.event_id for lease in rest]
+                dialect_of(connection).release(connection, me=self.me, ids=ids)
+            self.held.drop(leases)
+        return count
+
+    def _decide(self, lease: Lease, *, inside: bool) -> Decision:
+        try:
+            decision = self._decision(lease, inside=inside)
+        except BaseException:
+            lease.started_at = 0.0  # it is released as if it had not started
+            raise
+        lease.started_at = monotonic()
+        self.decided += 1
+        self._note_delay(lease, decision)
+        return decision
+
+    def _decision(self, lease: Lease, *, inside: bool) -> Decision:
+        if lease.rescues >= self.settings.MAX_RESCUES:
+            return lost(lease.rescues)
+        if inside:
+            with Savepoint(connections[self.alias]) as savepoint:
+                return self._run(lease, savepoint.renew)
+        decision = self._run(lease, self._tidy)
+        self._tidy(lease)
+        return decision
+
+    def _run(self, lease: Lease, between: Callable[[Lease], bool]) -> Decision:
+        """Deliver in a separate context: a language or time zone that a listener sets is gone."""
+        context = copy_context()
+        context.run(endings.set, ESCAPING)
+        return context.run(
+            deliver, lease, alias=self.alias, escaping=ESCAPING, between=between,
+            pauses=self.pausing.pauses,
+        )  # fmt: skip
+
+    def _tidy(self, lease: Lease) -> bool:
+        """Close the connections that a listener broke; return whether the lease is current."""
+        for connection in connections.all(initialized_only=True):
+            if connection not in self.in_use:
+                tidy(connection, lease)
+        return self.held.is_current(lease)
+
+    def _note_delay(self, lease: Lease, decision: Decision) -> None:
+        """Exclude an event from further claims if it is due at once, paused or due after ``at``."""
+        if decision.delay is None:
+            return
+        event_id = lease.event_id
+        self.later[event_id] = self.later.get(event_id, 0.0) + decision.delay
+        beyond = self.at is not None and self.later[event_id] > self.horizon
+        if decision.delay == 0 or beyond or decision is PAUSED:
+            if lease.key is None:
+                self.over.append(event_id)
+            else:
+                self.claims.exclude.append(lease.key)
+
+    def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
+        """Write decisions; retry after database errors, so that the events need not run again."""
+        for part in by_kind(settled):
+            for pause in (*PAUSES, None):
+                try:
+                    write(part, connection=connection, me=self.me, settings=self.settings)
+                    break
+                except DatabaseError:
+                    if pause is None or connection.in_atomic_block:
+                        raise
+                    time.sleep(pause)
+            tell(part, alias=self.alias)
+
+
+class Savepoint:
+    """A savepoint around a listener; rolled back if the listener broke the transaction."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._sid: str | None = None
+
+    def __enter__(self) -> Savepoint:
+        connection = self._connection
+        if connection.in_atomic_block:
+            self._depth = len(connection.atomic_blocks)
+            self._names = len(connection.savepoint_ids)
+            connection.errors_occurred = False
+            self._sid = connection.savepoint() or ""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        connection, sid = self._connection, self._sid
+        if sid is None:
+            return
+        leaked = len(connection.atomic_blocks) > self._depth
+        del connection.atomic_blocks[self._depth :], connection.savepoint_ids[self._names :]
+        if leaked or connection.needs_rollback or connection.errors_occurred:
+            connection.needs_rollback = False
+            connection.savepoint_rollback(sid)
+        else:
+            connection.savepoint_commit(sid)
+
+    def renew(self, lease: Lease) -> bool:
+        """End the savepoint and begin another, so that two listeners do not affect each other."""
+        self.__exit__()
+        self.__enter__()
+        return True

@@ -1,0 +1,184 @@
+"""Runs ``async def`` listeners in one event loop, ``ASYNC_CONCURRENCY`` of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.db import connections
+
+from ..clocks import monotonic
+from ..conf import Settings
+from ..delivery.deliver import adeliver, faulty
+from ..delivery.lease import Lease
+from .async_connections import DeliveryThread, Slots
+from .blocked_loop import BlockedLoopWatch
+from .pauses import KnownPauses
+from .queues import AsyncLoad, Decisions, Held
+from .wakeup import Wakeup
+
+logger = logging.getLogger("django_outbox")
+
+SERVED: ContextVar[Lease] = ContextVar("django_outbox_served")  # inherited by a listener's tasks
+
+
+class EventLoop:
+    """One thread with a loop; everything but ``put`` and the life cycle happens in it."""
+
+    def __init__(
+        self, *, alias: str, settings: Settings, held: Held, decisions: Decisions,
+        pausing: KnownPauses, wakeup: Wakeup,
+    ) -> None:  # fmt: skip
+        self._alias, self._held, self._decisions, self._pausing = alias, held, decisions, pausing
+        self._wakeup = wakeup
+        self._slots = settings.ASYNC_CONCURRENCY
+        self._connections = Slots(settings.ASYNC_CONNECTIONS or 2 * settings.WORKERS)
+        self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
+        self._waiting: deque[Lease] = deque()  # bounded like all that is claimed
+        self._running: dict[asyncio.Task[None], Lease] = {}
+        self._cancelled: dict[str, str] = {}  # titles of listeners, by event id
+        self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"outbox-{alias}-loop", daemon=True)
+        self._watch = BlockedLoopWatch(
+            self._thread.name, stuck_after=settings.STUCK_AFTER, serves=self._serves
+        )
+
+    def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_task_factory(self._make_task)  # type: ignore[arg-type]
+        self._thread.start()
+
+    def load(self) -> AsyncLoad:
+        return AsyncLoad(self.waiting, len(self._running) >= self._slots)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many leases wait for one of the ``ASYNC_CONCURRENCY`` places."""
+        return len(self._waiting)
+
+    def put(self, lease: Lease) -> None:
+        """Queue a lease for delivery. Any thread may call it."""
+        self._waiting.append(lease)
+        self._loop.call_soon_threadsafe(self._fill)
+
+    def stop(self) -> None:
+        """Stop further listeners from starting."""
+        self._stopping = True
+
+    def join(self, give_up: Callable[[], bool]) -> bool:
+        """Wait for running listeners until ``give_up()``, then cancel them.
+
+        Return whether all ended by themselves.
+        """
+        if self._thread.ident is None:
+            return True
+        while self._running and not give_up():
+            time.sleep(0.005)
+        finished = not self._running
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join(1)
+        self._connections.close()
+        return finished
+
+    def fault(self, longest: float) -> str | None:
+        """Return a reason if its thread has ended without being told to."""
+        ended = self._thread.ident and not self._thread.is_alive() and not self._stopping
+        return f"{self._thread.name} has ended" if ended else None
+
+    def trouble(self, longest: float) -> str | None:
+        """Return a reason if the loop has been blocked for ``STUCK_AFTER`` seconds."""
+        return self._watch.trouble
+
+    def watch(self) -> None:
+        """Check whether the loop is blocked; the watchdog calls it a few times a second."""
+        if self._thread.is_alive():
+            self._watch.look(self._loop, self._thread)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+            connections.close_all()
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        """Create a task; remember the lease that a listener's task works for."""
+        task = asyncio.Task(coro, loop=loop, **options)
+        if (lease := SERVED.get(None)) is not None:
+            self._tasks[task] = lease
+        return task
+
+    def _serves(self, task: asyncio.Task[Any]) -> Lease | None:
+        return self._running.get(task) or self._tasks.get(task)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._slots and not self._stopping:
+            lease = self._waiting.popleft()
+            task = self._loop.create_task(self._deliver(lease), name=lease.event_id)
+            self._running[task] = lease
+            task.add_done_callback(self._finished)
+        self._wakeup.made_room()  # what waits here takes room from the next claim
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        lease = self._running.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("delivery failed event_id=%s", lease.event_id, exc_info=error)
+            self._decisions.put((lease, faulty()))
+        self._fill()
+
+    async def _deliver(self, lease: Lease) -> None:
+        if not await self._current(lease) or not self._held.start(lease):
+            return
+        SERVED.set(lease)
+        decision = None
+        try:
+            async with DeliveryThread(self._connections, lease, alias=self._alias) as thread:
+
+                async def between(lease: Lease) -> bool:
+                    await thread.close_connections()
+                    return self._held.is_current(lease) and not self._stopping
+
+                decision = await adeliver(
+                    lease, alias=self._alias, between=between, pauses=self._pausing.pauses
+                )
+        except asyncio.CancelledError:
+            if decision is None:
+                logger.warning(
+                    "listener cancelled, event handed back "
+                    "event_id=%s event_type=%s listener=%r seconds=%.1f",
+                    lease.event_id, lease.event_type, self._cancelled.get(lease.event_id, ""),
+                    monotonic() - lease.started_at,
+                )  # fmt: skip
+                lease.started_at = 0.0  # it has ended, so its lease can be released
+                raise
+        except RuntimeError:  # while the interpreter exits, no thread can be used
+            if decision is None:
+                raise
+        self._decisions.put((lease, decision))
+
+    async def _current(self, lease: Lease) -> bool:
+        while not self._stopping and not self._held.is_current(lease):
+            if not self._held.has(lease):
+                return False
+            await asyncio.sleep(0.05)
+        return not self._stopping
+
+    def _cancel(self) -> None:
+        for task, lease in self._running.items():
+            lease.cancelled = True
+            self._cancelled[lease.event_id] = lease.listener
+            task.cancel()
+        ending = asyncio.gather(*self._running, return_exceptions=True)
+        ending.add_done_callback(lambda _: self._loop.stop())

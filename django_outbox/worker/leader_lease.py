@@ -1,0 +1,91 @@
+"""A lease on work that one worker at a time does for all; its row stores the progress."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import connections
+
+from ..clocks import monotonic
+from ..models import OutboxLease
+from ..models.fields import DatabaseNow
+from ..sql import dialect_of
+from .queues import SAFE_PART
+
+logger = logging.getLogger("django_outbox")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A lease as read from the table."""
+
+    now: datetime  # by the database's clock
+    state: str | None = None  # as its last holder left it
+    taken_for: float = 0.0  # seconds until another worker's lease ends, unless it is renewed
+
+
+class Leader:
+    """Takes and renews the lease of one name, which ends by itself if its worker dies."""
+
+    def __init__(self, *, alias: str, me: str, name: str, lease: float) -> None:
+        """``lease``: seconds."""
+        self._alias, self._me, self._name, self._lease = alias, me, name, lease
+        self._until = self._renewed_at = 0.0  # monotonic; until when it is certainly ours
+        self._taken = False  # taken and not given back
+
+    @property
+    def holds(self) -> bool:
+        return monotonic() < self._until
+
+    def read(self) -> Note:
+        rows = OutboxLease.objects.using(self._alias).filter(pk=self._name)
+        found = rows.annotate(now=DatabaseNow()).values_list(
+            "now", "state", "locked_by", "locked_until"
+        )
+        for now, state, owner, until in found:
+            if owner in (None, self._me) or until is None:
+                return Note(now, state, 0.0)
+            return Note(now, state, (until - now).total_seconds())
+        connection = connections[self._alias]
+        return Note(dialect_of(connection).clock(connection))
+
+    def take(self) -> bool:
+        """Take the lease if it is free; return whether it is ours."""
+        connection, started = connections[self._alias], monotonic()
+        taken = dialect_of(connection).take_lease(
+            connection, name=self._name, me=self._me, lease=self._lease
+        )
+        return self._note(taken, started)
+
+    def keep(self, state: str) -> bool:
+        """Renew the lease and store the progress, if it is time; return whether that was done."""
+        started = monotonic()
+        if started < self._renewed_at + self._lease / 3:
+            return False
+        return self._note(self._write(state, self._lease), started)
+
+    def leave(self, state: str) -> None:
+        """Give the lease back and store the progress."""
+        if self._taken:
+            self._write(state, None)
+            self._note(False, 0.0)
+
+    def close(self, state: str) -> None:
+        """Give the lease back when the worker stops; an error is only logged."""
+        try:
+            self.leave(state)
+        except Exception as error:  # noqa: BLE001 - the lease ends by itself
+            logger.warning("release of a lease failed name=%s error=%s", self._name, error)
+
+    def _write(self, state: str, lease: float | None) -> bool:
+        connection = connections[self._alias]
+        return dialect_of(connection).note_lease(
+            connection, name=self._name, me=self._me, lease=lease, state=state
+        )
+
+    def _note(self, held: bool, started: float) -> bool:
+        self._taken, self._renewed_at = held, started
+        self._until = started + SAFE_PART * self._lease if held else 0.0
+        return held

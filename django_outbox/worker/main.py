@@ -1,0 +1,255 @@
+"""Runs the workers of ``outbox_worker`` until a signal, in one process or several."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from django.db import connections
+from django.utils.autoreload import (
+    DJANGO_AUTORELOAD_ENV,
+    file_changed,
+    get_child_arguments,
+    get_reloader,
+)
+
+from .health import Health, Report, Shown, together
+from .probes import Probes
+from .supervisor import Signals, Supervisor
+from .worker import Worker
+
+logger = logging.getLogger("django_outbox")
+
+AFTER = 1.0  # seconds until handed-back events are due; this process has ended by then
+RELOAD = 3  # exit code of a process that asks for a restart, as with runserver
+
+
+class Stoppable(Protocol):
+    """The server that ``Metrics`` returns; the standard library's have this interface."""
+
+    server_port: int
+
+    def shutdown(self) -> None:
+        """Stop serving requests."""
+
+    def server_close(self) -> None:
+        """Close the port."""
+
+
+Metrics = Callable[[], tuple[Stoppable, threading.Thread]]  # opens a port, served by a thread
+
+
+def run(
+    aliases: Sequence[str | None],
+    *,
+    processes: int = 1,
+    probes: Probes | None = None,
+    metrics: Metrics | None = None,
+    **options: Any,
+) -> int:
+    """Run workers until a signal; return 0 if all drained, 1 if work was abandoned.
+
+    Raises ``ImproperlyConfigured`` if the port or the file of ``probes`` cannot be opened.
+    """
+    signals = Signals()
+    signals.install()
+    shown = probes or Probes()
+    shown.open()
+    if processes == 1:
+        return serve(aliases, signals, shown, metrics=metrics, **options)
+    connections.close_all()  # a fork must not share database connections
+
+    def deliver(report: Report) -> int:
+        shown.close()
+        return _serve_as_child(aliases, signals, report, options)
+
+    def serve_metrics(report: Report) -> int:
+        """Serve metrics from a separate process: the supervisor forks, so it has no threads."""
+        shown.close()
+        _begin_as_child(signals)
+        with _serving(metrics):
+            while not signals.wait(report.tick):
+                report.show(Health)
+        return 0
+
+    mains = [*[deliver] * processes, *([serve_metrics] if metrics else [])]
+    return Supervisor(mains).run(signals, shown)
+
+
+def serve(
+    aliases: Sequence[str | None],
+    signals: Signals,
+    shown: Shown,
+    *,
+    metrics: Metrics | None = None,
+    **options: Any,
+) -> int:
+    """Run one worker per alias; return the exit code. The process must end right afterwards."""
+    workers = [Worker(using=alias, **options) for alias in aliases]
+    try:
+        with _serving(metrics):
+            finished = _work(workers, signals, shown)
+    finally:
+        _hand_back(workers)
+    return 0 if finished and not signals.hurry() else 1
+
+
+def _work(workers: Sequence[Worker], signals: Signals, shown: Shown) -> bool:
+    """Deliver until a signal, or until a worker must be replaced; return whether all drained."""
+
+    def look() -> Health:
+        return together(worker.health() for worker in workers)
+
+    spent = False
+    try:
+        for worker in workers:
+            worker.start()
+        while not signals.wait(shown.tick):
+            spent = any(each.is_spent for each in workers)
+            if spent or any(each.is_worn_out for each in workers):
+                break
+            shown.show(look)
+    finally:
+        since = None if spent and not signals.received else time.monotonic()
+        with ThreadPoolExecutor(len(workers)) as stopping:  # drain all at the same time
+            ends = [
+                stopping.submit(each.finish, _limit(signals, each.settings.DRAIN_TIMEOUT, since))
+                for each in workers
+            ]
+            while wait(ends, timeout=shown.tick).not_done:
+                shown.show(look)
+    is_worn_out = any(each.is_worn_out for each in workers)
+    return all(each.result() for each in ends) and not is_worn_out
+
+
+def _limit(signals: Signals, seconds: float, since: float | None) -> Callable[[], bool]:
+    """Return a function that returns whether to stop waiting for running listeners.
+
+    It returns True ``seconds`` after ``since`` (monotonic; None: the first signal), or after the
+    second signal.
+    """
+
+    def give_up() -> bool:
+        nonlocal since
+        if since is None and signals.received:
+            since = time.monotonic()
+        return signals.hurry() or (since is not None and time.monotonic() > since + seconds)
+
+    return give_up
+
+
+def _hand_back(workers: Sequence[Worker]) -> None:
+    """Give back what still runs; the process must do nothing else afterwards.
+
+    If one database does not answer, stop waiting before the events of another become due.
+    """
+    handing = ThreadPoolExecutor(len(workers))
+    ends = [handing.submit(worker.hand_back, AFTER) for worker in workers]
+    wait(ends, return_when=FIRST_COMPLETED)
+    wait(ends, timeout=AFTER / 2)
+    handing.shutdown(wait=False)
+
+
+@contextmanager
+def _serving(metrics: Metrics | None) -> Iterator[None]:
+    """Serve metrics from a thread during the ``with`` block."""
+    if metrics is None:
+        yield
+        return
+    server, thread = metrics()
+    logger.info("metrics port open port=%d", server.server_port)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _serve_as_child(
+    aliases: Sequence[str | None], signals: Signals, shown: Shown, options: dict[str, Any]
+) -> int:
+    _begin_as_child(signals)
+    return serve(aliases, signals, shown, **options)
+
+
+def _begin_as_child(signals: Signals) -> None:
+    """Handle signals in a child process; treat the parent's death as a signal.
+
+    The count of signals is kept, because one may have come right after the fork.
+    """
+    signals.install(ignore_interrupt=True)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        signals.receive()  # the supervisor was killed; nothing else would stop this process
+
+    threading.Thread(target=watch, name="outbox-parent-watch", daemon=True).start()
+
+
+def run_reloading(
+    aliases: Sequence[str | None],
+    *,
+    probes: Probes | None = None,
+    metrics: Metrics | None = None,
+    **options: Any,
+) -> int:
+    """Run one process that drains when code changes, and start it again then.
+
+    Django's own ``run_with_reloader`` kills its child when it receives a signal itself.
+    """
+    signals = Signals()
+    if os.environ.get(DJANGO_AUTORELOAD_ENV) == "true":
+        shown = probes or Probes()
+        shown.open()
+        return _serve_until_changed(aliases, signals, shown, {"metrics": metrics, **options})
+    signals.install()
+    code = RELOAD
+    while code == RELOAD and not signals.received:
+        environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
+        command = get_child_arguments()
+        code = _attend(subprocess.Popen(command, env=environment), signals)  # noqa: S603 - ours
+    return code
+
+
+def _attend(child: subprocess.Popen[bytes], signals: Signals) -> int:
+    """Wait for the child to end, and pass signals on; return its exit code."""
+    told = 0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            code = child.wait(0.1)
+            return 0 if told and code == -signal.SIGTERM else abs(code)  # ended before it began
+        if told < signals.received:
+            told = signals.received
+            child.terminate()
+
+
+def _serve_until_changed(
+    aliases: Sequence[str | None], signals: Signals, shown: Shown, options: dict[str, Any]
+) -> int:
+    changed = threading.Event()
+
+    def note(**kwargs: Any) -> bool:
+        if not changed.is_set():
+            changed.set()
+            signals.receive()
+        return True  # or the reloader calls sys.exit(), which ends only its own thread
+
+    file_changed.connect(note)
+    watch = threading.Thread(
+        target=get_reloader().run, args=(threading.main_thread(),), name="outbox-reloader",
+        daemon=True,
+    )  # fmt: skip
+    watch.start()
+    code = _serve_as_child(aliases, signals, shown, options)
+    return RELOAD if changed.is_set() else code

@@ -1,0 +1,160 @@
+"""Creates and connects the parts of one worker; ``Worker`` starts and stops them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import doorbell
+from ..conf import Settings
+from .broken_sessions import BrokenSessions
+from .claimer import Claimer
+from .dispatcher import Dispatcher
+from .doorbell_listener import DoorbellListener
+from .event_loop import EventLoop
+from .health import Part
+from .leases import Heartbeat
+from .pauses import KnownPauses
+from .purger import Purger
+from .queues import Decisions, Held, Offers, Ready
+from .settler import Settler
+from .single_node import ActiveLease
+from .statistics import Statistics
+from .stopping import LeaseReturner
+from .streams import Streams
+from .threads import Loop
+from .throttle import ClaimThrottle
+from .wakeup import Wakeup
+from .watchdog import Watchdog
+from .worker_registry import WorkerRow
+
+
+class Parts:
+    """The parts of a worker, each with the threads that it needs; none is started here."""
+
+    def __init__(
+        self, alias: str, me: str, settings: Settings, *, purge: bool, max_events: int | None
+    ) -> None:
+        self.alias, self.id, self.settings = alias, me, settings
+        self._purge, self._max_events = purge, max_events
+        self._assemble()
+
+    def _assemble(self) -> None:
+        settings, alias = self.settings, self.alias
+        self._wakeup = wakeup = Wakeup()
+        throttle = ClaimThrottle()
+        self._held = Held(settings.LEASE)
+        self._ready, self._decisions = Ready(on_idle=wakeup.made_room), Decisions()
+        pausing, self._offers = KnownPauses(), self._hot_queue()
+        self._sessions = BrokenSessions()
+        parts: dict[str, Any] = {"alias": alias, "held": self._held, "wakeup": wakeup}
+        self._streams = Streams(me=self.id, settings=settings, ready=self._ready, **parts)
+        if (active := self._single_node()) is not None:
+            self._active_loop = self._loop("active", active.step, close=active.release)
+        self._active = active
+        self._event_loop = EventLoop(
+            settings=settings, decisions=self._decisions, pausing=pausing, **parts,
+        )  # fmt: skip
+        self._claimer = Claimer(
+            me=self.id, settings=settings, offers=self._offers, ready=self._ready,
+            decisions=self._decisions, may_claim=self._may_claim,
+            settled=lambda: self._settler.settled, loop=self._event_loop.load,
+            streams=self._streams, pausing=pausing, throttle=throttle, **parts,
+        )  # fmt: skip
+        self._dispatcher = Dispatcher(
+            workers=settings.WORKERS, stuck_after=settings.STUCK_AFTER, ready=self._ready,
+            decisions=self._decisions, to_loop=self._event_loop.put,
+            streams=self._streams, pausing=pausing, sessions=self._sessions, **parts,
+        )  # fmt: skip
+        statistics = Statistics(alias=alias, me=self.id)
+        self._settler = Settler(
+            me=self.id, settings=settings, decisions=self._decisions, backlog=self._ready.__len__,
+            streams=self._streams, statistics=statistics, **parts,
+        )  # fmt: skip
+        heartbeat = Heartbeat(
+            me=self.id, presence=self._presence(), streams=self._streams, statistics=statistics,
+            throttle=throttle, alias=alias, held=self._held,
+        )  # fmt: skip
+        self._give_threads(heartbeat, statistics)
+
+    def _single_node(self) -> ActiveLease | None:
+        settings = self.settings
+        if settings.MODE != "single_node":
+            return None
+        return ActiveLease(
+            alias=self.alias, me=self.id, lease=settings.LEASE, poll=settings.POLL_INTERVAL
+        )
+
+    def _presence(self) -> WorkerRow:
+        return WorkerRow(
+            alias=self.alias, me=self.id, held=self._held, streams=self._streams,
+            mode=self.settings.MODE, wakeup=self._wakeup,
+        )  # fmt: skip
+
+    def _hot_queue(self) -> Offers:
+        settings = self.settings
+        return Offers(
+            settings.HOT_QUEUE_CAPACITY, most_bytes=settings.PREFETCH_BYTES, wakeup=self._wakeup,
+        )  # fmt: skip
+
+    def _give_threads(self, heartbeat: Heartbeat, statistics: Statistics) -> None:
+        settings = self.settings
+        self._watchdog = Watchdog(
+            self.alias, watch=[self._dispatcher.watch, self._event_loop.watch]
+        )
+        self._settler_loop = self._loop("settler", self._settler.step)
+        self._lease_returner = LeaseReturner(
+            heartbeat, alias=self.alias, me=self.id, held=self._held, streams=self._streams
+        )
+        self._heartbeat_loop = self._loop(
+            "heartbeat", self._lease_returner.step, close=self._lease_returner.close
+        )
+        self._claimer_loop = self._loop("claimer", self._claimer.step)
+        self._wakeup.wake = self._claimer_loop.wake
+        interval = settings.PURGE_INTERVAL if self._purge else None
+        self._purger = Purger(
+            alias=self.alias, me=self.id, lease=settings.LEASE, interval=interval,
+            statistics=statistics,
+        )  # fmt: skip
+        self._purger_loop = self._loop("purger", self._purger.step, close=self._purger.close)
+        self._doorbell_loop: Loop | None = None
+        if (ear := doorbell.ear(self.alias)) is not None:
+            listener = DoorbellListener(
+                ear, interval=settings.DOORBELL_INTERVAL, wakeup=self._wakeup
+            )
+            self._doorbell_loop = self._loop("doorbell", listener.step, close=listener.close)
+
+    def _loop(
+        self, name: str, step: Callable[[], float], close: Callable[[], None] = lambda: None
+    ) -> Loop:
+        return Loop(
+            f"outbox-{self.alias}-{name}", step, alias=self.alias,
+            lock_wait=self.settings.LOCK_WAIT, close=close, broke=self._sessions.broke,
+        )  # fmt: skip
+
+    def _threaded_parts(self) -> list[Part]:
+        """Return the parts with threads in start order: each after the parts that it feeds."""
+        if self.settings.MODE == "writer_only":
+            return []
+        parts: list[Part] = [
+            self._watchdog, self._event_loop, self._dispatcher, self._settler_loop,
+            self._heartbeat_loop,
+        ]  # fmt: skip
+        if self._active is not None:
+            parts.append(self._active_loop)
+        parts.append(self._claimer_loop)
+        if self._doorbell_loop is not None:
+            parts.append(self._doorbell_loop)
+        return parts
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether it has delivered ``max_events`` and should be replaced."""
+        return self._max_events is not None and self._settler.settled >= self._max_events
+
+    def _may_claim(self) -> bool:
+        return not self.is_spent and (self._active is None or self._active())
+
+    def poll(self) -> None:
+        """Have the claimer poll the table now."""
+        self._wakeup.poll()

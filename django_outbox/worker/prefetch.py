@@ -1,0 +1,102 @@
+"""Limits how many claimed events wait for a thread: those that start soon, not all that fit."""
+
+from __future__ import annotations
+
+from ..conf import Settings
+from .queues import Held, Ready
+
+SOON = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
+# Seconds; after shorter waits the limit doubles. Twice as many events wait twice as long, and idle
+# workers lack them.
+GROW_BELOW = 0.2
+AT_ONCE = 0.02  # seconds; after shorter waits eight times as many events will start soon, too
+BUSY_AFTER = 0.25  # seconds without a free thread after which other workers may be faster
+LEAST = 2  # times the threads: the smallest limit, however long listeners take
+RECOVERY_BATCH = 4  # times the threads: the events leased while those of lost workers are recovered
+CLAIMS = 4  # claims that it takes to fill a worker's memory with large payloads
+UNKNOWN = 1024  # bytes that a payload is expected to have before the first claim
+
+
+class Prefetch:
+    """Grows while events start soon after their claim, and shrinks otherwise. One thread only.
+
+    Claiming all that fit would leave other workers idle: 1,000 events of 0.2 s took 51 s with three
+    workers, because the first one had claimed them all; 22 s were possible.
+    """
+
+    def __init__(self, settings: Settings, *, held: Held, ready: Ready) -> None:
+        self._settings = settings
+        self._held, self._ready = held, ready
+        self._most = settings.COLD_QUEUE_CAPACITY
+        self._least = min(LEAST * settings.WORKERS, self._most)
+        self._in_flight = settings.WORKERS + settings.ASYNC_CONCURRENCY
+        self._mean = float(UNKNOWN)  # bytes of a payload
+        self.size = self._least
+
+    def adapt(self, *, backlog: bool) -> None:
+        """Adapt the limit to the waits of started events, once these are more than the threads.
+
+        The first ones start at once, however long their listeners take.
+        """
+        waited = self._held.longest_wait
+        if self._held.started <= self._settings.WORKERS and waited <= SOON:
+            return
+        self._held.forget_starts()
+        if waited > SOON:
+            self.size = max(self.size // 2, self._least)
+        elif backlog and waited < GROW_BELOW:
+            self.size = min((8 if waited < AT_ONCE else 2) * self.size, self._most)
+
+    def is_busy(self, now: float) -> bool:
+        """Return whether no thread was free for a while, so that a claimed event would wait."""
+        if self._ready.idle or not len(self._held):
+            return False
+        return now - self._held.last_start > BUSY_AFTER
+
+    def room(self, *, for_loop: int, followers: int) -> int:
+        """Return how many events to claim; 0 until that is a fair part of a batch.
+
+        ``for_loop`` events wait for the event loop, ``followers`` behind the first events of their
+        streams. The former take no room from the threads: a blocked loop must not stop them.
+        """
+        waiting, settings = len(self._ready), self._settings
+        room = min(
+            self.size - waiting,
+            max(self.size, settings.ASYNC_CONCURRENCY) - for_loop,
+            self._most - waiting - for_loop - followers,
+            2 * self._most + self._in_flight - len(self._held),  # or wait to be settled
+            self._affordable,
+        )
+        worthwhile = min(settings.POLL_BATCH_SIZE, self.size) // 2
+        return room if room >= worthwhile or (room > 0 and not waiting) else 0
+
+    def room_for_recovery(self, followers: int) -> int:
+        """Return the same for a recovery batch, which is small, of events that lost workers held.
+
+        What is in flight when a second worker is lost is tried alone later, so it must be little.
+        """
+        lot = min(RECOVERY_BATCH * self._settings.WORKERS, self._most)
+        out = len(self._held) - followers
+        room = min(lot - len(self._ready), lot + self._in_flight - out, self._affordable)
+        return room if room >= lot // 2 else 0
+
+    @property
+    def bytes_left(self) -> int:
+        """Return how many bytes of payload text one claim may bring.
+
+        That is part of what PREFETCH_BYTES leaves, since the driver keeps a second copy of the rows
+        while it returns them.
+        """
+        return max((self._settings.PREFETCH_BYTES - self._held.payload_bytes) // CLAIMS, 1)
+
+    @property
+    def _affordable(self) -> int:
+        """Return how many events of recent size a claim may bring; 0 if the memory is used up."""
+        if self._held.payload_bytes >= self._settings.PREFETCH_BYTES:
+            return 0
+        return max(int(self.bytes_left / self._mean), 1)
+
+    def note_sizes(self, count: int, total: int) -> None:
+        """Note that a claim brought ``count`` payloads of ``total`` bytes."""
+        if count:
+            self._mean = max(total / count, self._mean / 2, 1.0)

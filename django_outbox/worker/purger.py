@@ -1,0 +1,216 @@
+"""Deletes rows past their retention, batch by batch; one worker at a time does it for all.
+
+Its thread also measures the age of the oldest due event, because that query may take a while.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from math import inf
+from typing import Any
+
+from django.db import DatabaseError, connections
+
+from ..clocks import monotonic
+from ..conf import DAY
+from ..models.purging import (
+    purge_events,
+    purge_inbox,
+    purge_statistics,
+    scan_events,
+    scan_streams,
+)
+from ..models.retention import Batch
+from ..signals import announce, events_purged
+from ..sql import dialect_of
+from .leader_lease import Leader
+from .statistics import Statistics
+from .throttle import Throttle
+
+logger = logging.getLogger("django_outbox")
+
+MAX_RUN = 15.0  # seconds for one table in a run; after a pause of at most as long it continues
+SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
+SCAN_RATE = 1000  # rows that a full scan reads per second
+SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of the purge, stored in its lease; times are by the database's clock."""
+
+    ran_at: datetime | None = None  # when the last finished run began
+    rest_until: datetime | None = None  # no run starts before
+    scanned_at: datetime | None = None  # when the last full scan began
+    scan: tuple[str, str] | None = None  # table and key where it continues; None: it is finished
+
+    @classmethod
+    def of(cls, text: str | None) -> Progress:
+        """Parse stored progress; if it cannot be parsed, start anew."""
+        try:
+            given = json.loads(text or "{}")
+            instants = {
+                name: datetime.fromisoformat(given[name])
+                for name in ("ran_at", "rest_until", "scanned_at")
+                if given.get(name)
+            }
+            table, after = given.get("scan") or (None, "")
+            scan = (table, str(after)) if table in SCANS else None
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+        return cls(**instants, scan=scan)
+
+    def text(self) -> str:
+        given = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(given, default=datetime.isoformat)
+
+    def run_in(self, now: datetime, interval: float) -> float:
+        """Return the seconds until the next run."""
+        if self.ran_at is None or self.ran_at > now:  # never, or the clock was wrong
+            return 0.0
+        rest = 0.0 if self.rest_until is None else (self.rest_until - now).total_seconds()
+        return max(interval - (now - self.ran_at).total_seconds(), rest, 0.0)
+
+    def scan_in(self, now: datetime, interval: float) -> float:
+        """Return the seconds until the next full scan, or the next part of one."""
+        if self.scan is not None or self.scanned_at is None or self.scanned_at > now:
+            return 0.0
+        return max(max(SCAN_INTERVAL, interval) - (now - self.scanned_at).total_seconds(), 0.0)
+
+
+class Purger:
+    """Makes one run every ``PURGE_INTERVAL`` and one slow full scan a day, in one of all workers.
+
+    A run that exceeds its time continues soon where it stopped, because the iterator over each
+    table is kept. A scan continues where any worker stopped.
+    """
+
+    def __init__(
+        self, *, alias: str, me: str, lease: float, interval: float | None, statistics: Statistics
+    ) -> None:
+        """``interval``: seconds between two runs; None: no runs."""
+        self._alias, self._interval, self._statistics = alias, interval or inf, statistics
+        self._leader = Leader(alias=alias, me=me, name="purge", lease=lease)
+        self._cut_for = min(MAX_RUN, self._interval, lease / 3)  # seconds; the lease is kept
+        self._progress = Progress()
+        self._next_at = 0.0 if interval else inf  # monotonic
+        self._began_at: datetime | None = None  # when the unfinished run began
+        self._cut: dict[str, Iterator[int]] = {}  # unfinished iterators, by what they purge
+        # While a snapshot is open, a run reads all rows that were deleted since it was taken.
+        self._throttle = Throttle()
+        self._found: Counter[str] = Counter()  # rows deleted by the scan and not reported yet
+        self.stopping = False
+
+    def step(self) -> float:
+        pause = self._statistics.look()
+        if monotonic() >= self._next_at:
+            rest = self.run()
+            self._next_at = monotonic() + rest
+        return max(min(pause, self._next_at - monotonic()), 0.001)
+
+    def run(self) -> float:
+        """Purge what is due, unless another worker does; return the seconds to the next call."""
+        if not self._leader.holds:
+            self._cut, self._began_at = {}, None
+            note = self._leader.read()
+            self._progress = Progress.of(note.state)
+            if (wait := max(note.taken_for, self._due_in(note.now))) > 0:
+                return min(wait, self._interval) * random.uniform(1.0, 1.1)
+            if not self._leader.take():
+                return random.uniform(1.0, 2.0)
+            self._progress = Progress.of(self._leader.read().state)  # now only we change it
+        now, pause = self._clock(), 0.0
+        if self._cut or self._progress.run_in(now, self._interval) <= 0:
+            pause = self._run(now)
+        elif self._progress.scan_in(now, self._interval) <= 0:
+            pause = self._scan(now)
+        if self._cut or (wait := self._due_in(self._clock())) <= 0:
+            self._keep()
+            return pause
+        self._report()
+        self._leader.leave(self._progress.text())
+        return wait
+
+    def close(self) -> None:
+        """Let another worker continue. Call it in the thread of ``step``."""
+        self._report()
+        self._leader.close(self._progress.text())
+
+    def _due_in(self, now: datetime) -> float:
+        run_in = self._progress.run_in(now, self._interval)
+        return min(run_in, self._progress.scan_in(now, self._interval))
+
+    def _run(self, now: datetime) -> float:
+        """Purge what has become old enough since the last run; return the pause in seconds."""
+        started, self._began_at = monotonic(), self._began_at or now
+        if events := self._purge("events", partial(purge_events, since=self._progress.ran_at)):
+            _report_events(self._alias, events)
+        if messages := self._purge("messages", purge_inbox):
+            logger.info("purged received_messages=%d", messages)
+        self._trim_statistics()
+        if self._cut:
+            return self._cut_for
+        self._throttle.after(started)
+        rest = timedelta(seconds=max(self._throttle.until - monotonic(), 0.0))
+        self._progress.rest_until = self._clock() + rest
+        self._progress.ran_at, self._began_at = self._began_at, None
+        return 0.0
+
+    def _trim_statistics(self) -> None:
+        try:
+            self._purge("statistics", purge_statistics)
+        except DatabaseError as error:  # it must not make the whole run repeat
+            logger.warning("statistics could not be trimmed error=%s", error)
+
+    def _purge(self, what: str, begin: Callable[[str], Iterator[int]]) -> int:
+        walk, total = self._cut.pop(what, None) or begin(self._alias), 0
+        until = monotonic() + MAX_RUN
+        for count in walk:
+            total += count
+            if self.stopping or monotonic() > until:
+                self._cut[what] = walk
+                break
+            self._keep()
+        return total
+
+    def _scan(self, now: datetime) -> float:
+        """Read the next batch of the full scan; return the pause in seconds."""
+        progress = self._progress
+        if progress.scan is None:
+            progress.scanned_at, progress.scan = now, (next(iter(SCANS)), "")
+        table, after = progress.scan
+        if batch := SCANS[table](self._alias, after=after, most=SCAN_RATE):
+            self._found[table] += batch.deleted
+            progress.scan = table, batch.last
+            return batch.rows / SCAN_RATE
+        names = [*SCANS]
+        following = names[names.index(table) + 1 :]
+        progress.scan = (following[0], "") if following else None
+        return 0.0
+
+    def _keep(self) -> None:
+        if self._leader.keep(self._progress.text()):
+            self._report()
+
+    def _report(self) -> None:
+        found, self._found = self._found, Counter()
+        if events := found["events"]:
+            _report_events(self._alias, events)
+        if streams := found["streams"]:
+            logger.info("purged streams=%d", streams)
+
+    def _clock(self) -> datetime:
+        connection: Any = connections[self._alias]
+        return dialect_of(connection).clock(connection)
+
+
+def _report_events(alias: str, count: int) -> None:
+    logger.info("purged events=%d", count)
+    announce(events_purged, sender=alias, count=count)

@@ -1,0 +1,268 @@
+"""What connects a worker's threads: queues of offers, leases and decisions, and all leases."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import inf
+from queue import Empty, SimpleQueue
+from typing import Generic, NamedTuple, TypeVar
+
+from ..clocks import monotonic
+from ..delivery.lease import Lease
+from ..events import Event
+from ..listeners.outcomes import Decision
+from .wakeup import Wakeup
+
+T = TypeVar("T")
+
+logger = logging.getLogger("django_outbox")
+
+WARN_EVERY = 60.0  # seconds between two warnings that the hot queue is full
+SAFE_PART = 0.8  # of a lease's length; nothing is started after it without a renewal
+
+
+class Waiting(Generic[T]):
+    """A queue from which threads take one item or a batch; it does not limit its own size."""
+
+    def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
+        """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._on_idle = on_idle
+        self._idle: deque[None] = deque()  # one for each thread that waits; its methods are atomic
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
+    @property
+    def idle(self) -> int:
+        """Return how many threads wait for an item."""
+        return len(self._idle)
+
+    def put(self, item: T) -> None:
+        self._queue.put(item)
+
+    def take(self, timeout: float) -> T | None:
+        """Return the next item, or None after ``timeout`` seconds or when woken to stop."""
+        try:
+            return self._queue.get_nowait()
+        except Empty:
+            self._idle.append(None)
+        try:
+            self._on_idle()
+            return self._queue.get(timeout=timeout)
+        except Empty:
+            return None
+        finally:
+            self._idle.pop()
+
+    def take_all(self, most: int) -> list[T]:
+        """Return the items that are queued now, at most ``most``, without waiting."""
+        found: list[T] = []
+        while len(found) < most:
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                break
+            if item is not None:
+                found.append(item)
+        return found
+
+    def wake(self, takers: int = 1) -> None:
+        """End the wait of that many threads; their ``take`` returns None."""
+        for _ in range(takers):
+            self._queue.put(None)
+
+
+class Offers:
+    """The hot queue: events that this process committed and not yet claimed. It never blocks."""
+
+    def __init__(self, capacity: int, *, most_bytes: int, wakeup: Wakeup) -> None:
+        """Limit it to ``capacity`` events, and to about ``most_bytes`` of payload text."""
+        self._capacity, self._most_bytes = capacity, most_bytes
+        self._bytes = 0  # guarded by the lock below, as several writers offer at once
+        self._counting = threading.Lock()
+        self._events: deque[Event] = deque()  # appended by writers, taken by the claimer
+        self._open = True
+        self._warn_at = 0.0  # monotonic; the earliest time of the next warning
+        self._wakeup = wakeup
+        self.poll = wakeup.poll
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def offer(self, event: Event) -> bool:
+        if not self._open:
+            return False
+        if len(self._events) >= self._capacity or self._bytes > self._most_bytes:
+            self._warn(monotonic())
+            return False
+        with self._counting:
+            self._bytes += payload_bytes(event)
+        self._events.append(event)
+        self._wakeup.wake()
+        return True
+
+    def take(self, most: int) -> list[Event]:
+        found: list[Event] = []
+        while self._events and len(found) < most:
+            found.append(self._events.popleft())
+        taken = sum(map(payload_bytes, found))
+        with self._counting:
+            self._bytes -= taken
+        return found
+
+    def close(self) -> None:
+        self._open = False
+
+    def _warn(self, now: float) -> None:
+        if now >= self._warn_at:  # two writers at once may both log it
+            self._warn_at = now + WARN_EVERY
+            logger.warning(
+                "hot queue full; what it refuses arrives by the cold route capacity=%d",
+                self._capacity,
+            )
+
+
+def payload_bytes(event: Event) -> int:
+    """Return the size of the event's payload text in characters, as nearly all are ASCII."""
+    return len(event._text or "")
+
+
+class Held:
+    """All leases of this worker, each from its claim to its settle."""
+
+    def __init__(self, lease: float) -> None:
+        self.lease = lease  # seconds
+        self._leases: dict[str, Lease] = {}
+        self.awaited = 0  # threads that wait for a settle
+        self.payload_bytes = 0  # of all leases
+        self.last_start = 0.0  # monotonic; when a lease was last started
+        # Starts since the last ``forget_starts``, and the longest wait (seconds) before one.
+        self.started, self.longest_wait = 0, -inf
+        self.changed = threading.Condition()  # guards the dict and every deadline in it
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def deadline(self, since: float) -> float:
+        """Return until when a lease requested at ``since`` is certainly ours (both monotonic)."""
+        return since + SAFE_PART * self.lease
+
+    def add(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Add leases; return the new ones. If we have a lease already, the claim only renewed it.
+
+        A row that we did not own is new: it was settled and became due again before its old lease
+        was dropped.
+        """
+        new = []
+        with self.changed:
+            for lease in leases:
+                known = self._leases.get(lease.event_id)
+                if known is None or not lease.renewal:
+                    self._leases[lease.event_id] = lease
+                    self.payload_bytes += lease.payload_bytes - (
+                        known.payload_bytes if known else 0
+                    )
+                    new.append(lease)
+                else:
+                    known.deadline = lease.deadline
+            self.changed.notify_all()
+        return new
+
+    def drop(self, leases: Iterable[Lease]) -> None:
+        """Remove leases that are settled, released or lost; a newer one of the same event stays."""
+        with self.changed:
+            for lease in leases:
+                if self.has(lease):
+                    del self._leases[lease.event_id]
+                    self.payload_bytes -= lease.payload_bytes
+            self.changed.notify_all()
+
+    def to_renew(self, now: float) -> list[Lease]:
+        """Return the leases of rows (not streams) that are older than a third of their length."""
+        limit = now + SAFE_PART * self.lease - self.lease / 3
+        with self.changed:
+            return [each for each in self._leases.values()
+                    if each.key is None and each.deadline <= limit]  # fmt: skip
+
+    def renewed(self, leases: Iterable[Lease], deadline: float) -> None:
+        with self.changed:
+            for lease in leases:
+                lease.deadline = deadline
+            self.changed.notify_all()
+
+    def is_current(self, lease: Lease) -> bool:
+        """Return whether the lease may be started now."""
+        return self.has(lease) and monotonic() < lease.deadline
+
+    def start(self, lease: Lease) -> bool:
+        """Start a lease if it is current; return whether it was. Then it is no longer released."""
+        with self.changed:
+            if not self.is_current(lease):
+                return False
+            lease.started_at = self.last_start = now = monotonic()
+            wait = now - (lease.handed_out_at or lease.taken_at)
+            self.started += 1
+            if wait > self.longest_wait:
+                self.longest_wait = wait
+            return True
+
+    def forget_starts(self) -> None:
+        """Reset the count of starts and the longest wait."""
+        with self.changed:
+            self.started, self.longest_wait = 0, -inf
+
+    def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
+        """Wait until the lease is current (True), lost (False) or ``give_up()`` is true (False)."""
+        with self.changed:
+            while self.has(lease) and not give_up():
+                if monotonic() < lease.deadline:
+                    return True
+                self.changed.wait(0.1)
+        return False
+
+    def wait_settled(self, lease: Lease, give_up: Callable[[], bool]) -> None:
+        """Wait until the lease is settled or ``give_up()`` is true."""
+        with self.changed:
+            self.awaited += 1
+            while self.has(lease) and not give_up():
+                self.changed.wait(0.1)
+            self.awaited -= 1
+
+    def wait_empty(self, timeout: float) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: not self._leases, timeout)
+
+    def unstarted(self) -> list[Lease]:
+        """Return the leases of rows (not streams) that are neither started nor decided."""
+        with self.changed:
+            return [each for each in self._leases.values()
+                    if each.key is None and each.is_waiting]  # fmt: skip
+
+    def waiting_since(self, before: float) -> list[Lease]:
+        """Return the unstarted leases of rows that were claimed before ``before`` (monotonic)."""
+        with self.changed:
+            waiting = [each for each in self._leases.values() if each.is_waiting]
+            return [each for each in waiting if each.key is None and each.taken_at < before]
+
+    def running(self) -> list[Lease]:
+        with self.changed:
+            return [each for each in self._leases.values() if each.started_at]
+
+    def has(self, lease: Lease) -> bool:
+        """Return whether this worker still has the lease."""
+        return self._leases.get(lease.event_id) is lease
+
+
+class AsyncLoad(NamedTuple):
+    """How busy the event loop is."""
+
+    waiting: int  # leases that wait for one of its places
+    is_full: bool
+
+
+Ready = Waiting[Lease]
+Decisions = Waiting[tuple[Lease, Decision]]

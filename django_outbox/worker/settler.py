@@ -1,0 +1,220 @@
+"""The settler: one thread writes all waiting decisions, one statement per kind (group commit)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import DataError, IntegrityError, OperationalError
+
+from ..clocks import monotonic
+from ..conf import Settings
+from ..delivery.lease import Lease
+from ..listeners.outcomes import DONE, LOST, Decision, Status
+from ..models import OutboxEvent
+from ..models.retention import unlocked
+from ..signals import announce, event_dead, event_settled, lease_lost
+from ..sql import dialect_of
+from ..sql.values import Hold
+from .queues import Decisions, Held
+from .statistics import Statistics
+from .streams import Streams
+from .wakeup import Wakeup
+
+logger = logging.getLogger("django_outbox")
+
+BATCH = 1000  # decisions settled in one step, at most
+GATHER = 250  # decisions for which a batch waits while more events are to be delivered
+GATHER_FOR = 0.02  # seconds that a batch waits for them, at most
+IDLE_WAIT = 1.0  # seconds that a step waits for a decision
+
+Settled = list[tuple[Lease, Decision]]
+
+
+class Settler:
+    """Settles without a fixed interval: at once under light load, in batches under heavy load.
+
+    After a database error it keeps the decisions and tries again; no listener runs again for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        alias: str,
+        me: str,
+        settings: Settings,
+        held: Held,
+        decisions: Decisions,
+        wakeup: Wakeup,
+        backlog: Callable[[], int],
+        streams: Streams,
+        statistics: Statistics,
+    ) -> None:
+        self._alias, self._me, self._settings = alias, me, settings
+        self._held, self._decisions, self._wakeup = held, decisions, wakeup
+        self._backlog = backlog
+        self._streams, self._statistics = streams, statistics
+        self.settled = 0  # deliveries so far; only its thread changes it
+        self._waiting: Settled = []  # not written yet; only its thread changes it
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not len(self._decisions)
+
+    def step(self) -> float:
+        if not self._waiting:
+            first = self._decisions.take(IDLE_WAIT)
+            if first is None:
+                self._streams.release(connections[self._alias])
+                return 0.0
+            self._waiting = [first]
+            self._gather()
+        self._waiting += self._decisions.take_all(BATCH - len(self._waiting))
+        locked: OperationalError | None = None
+        for part in by_kind(self._waiting):
+            locked = self._settle(part) or locked
+        self._streams.release(connections[self._alias])
+        if locked is not None:
+            raise locked
+        return 0.0
+
+    def _gather(self) -> None:
+        """Let the batch grow while events wait for a thread; otherwise settle at once.
+
+        A commit for every few decisions costs the database more than the rest of the deliveries.
+        """
+        until = monotonic() + GATHER_FOR
+        while self._backlog() and not self._held.awaited and monotonic() < until:
+            if len(self._decisions) >= GATHER:
+                break
+            time.sleep(0.001)
+
+    def _settle(self, part: Settled) -> OperationalError | None:
+        """Write decisions of one kind; if only some rows are locked, skip those, return the error.
+
+        Raises ``OperationalError`` if all are locked, or if the connection is unusable.
+        """
+        connection, locked = connections[self._alias], None
+        try:
+            refused = write(part, connection=connection, me=self._me, settings=self._settings)
+        except OperationalError as error:
+            free = self._unlocked(part, connection) if connection.is_usable() else []
+            if not 0 < len(free) < len(part):
+                raise
+            part, locked = free, error
+            refused = write(part, connection=connection, me=self._me, settings=self._settings)
+        if refused:
+            self._look_for_lost(part)
+        self._finish(part)
+        return locked
+
+    def _unlocked(self, part: Settled, connection: BaseDatabaseWrapper) -> Settled:
+        """Return decisions whose rows are unlocked: an idle session must not hold up other rows."""
+        ids = [lease.event_id for lease, _ in part]
+        with transaction.atomic(using=self._alias):
+            rows = OutboxEvent.objects.using(self._alias).filter(pk__in=ids)
+            free = {*unlocked(rows, connection)}
+        return [each for each in part if each[0].event_id in free]
+
+    def _look_for_lost(self, part: Settled) -> None:
+        """Drop lost streams after a refused settle: none of their events may start any more."""
+        streams = [each for lease, _ in part if (each := self._streams.get(lease.key))]
+        self._streams.renew(connections[self._alias], streams)
+
+    def _finish(self, part: Settled) -> None:
+        written = {lease.event_id for lease, _ in part}
+        self._waiting = [each for each in self._waiting if each[0].event_id not in written]
+        self._streams.settled(part)
+        self._held.drop(lease for lease, _ in part)
+        self.settled += len(part)
+        delays = [each.delay for lease, each in part if each.delay is not None and not lease.key]
+        if delays:
+            self._wakeup.expect(min(delays))
+        self._wakeup.made_room()
+        self._statistics.add(part)
+        tell(part, alias=self._alias)
+
+
+def by_kind(batch: Settled) -> list[Settled]:
+    """Split a batch by kind of decision and kind of lease.
+
+    First come decisions that an atomic listener has committed, then plain DONE, then the rest. This
+    keeps the order of a stream, where no decision follows one that is not a plain DONE.
+    """
+    kinds: dict[tuple[int, Hold], Settled] = {}
+    for lease, decision in batch:
+        kind = 0 if decision.written else 1 if decision is DONE else 2
+        kinds.setdefault((kind, lease.hold), []).append((lease, decision))
+    return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
+
+
+def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
+    """Write decisions; return how many were refused because their rows have another owner.
+
+    If the database rejects a value, write them one by one, so that it affects no other decision.
+    """
+    try:
+        return _write(batch, connection=connection, me=me, settings=settings)
+    except (DataError, IntegrityError):
+        if len(batch) == 1:
+            return _write([_plainer(batch[0])], connection=connection, me=me, settings=settings)
+        return sum(write([each], connection=connection, me=me, settings=settings) for each in batch)
+
+
+def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
+    if batch[0][1].written:
+        refused = sum(decision is LOST for _, decision in batch)
+    else:
+        refused = len(batch) - dialect_of(connection).settle_all(
+            connection,
+            me=me,
+            decisions=[(lease.event_id, decision) for lease, decision in batch],
+            hold=batch[0][0].hold,
+            delete_done=settings.RETENTION_DONE == 0,
+        )
+    if refused > 0:  # this worker was considered lost, and they run again
+        logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))
+        announce(lease_lost, sender=connection.alias, count=refused)
+    return refused
+
+
+def _plainer(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
+    """Return the decision with its error text in ASCII, which any database accepts."""
+    lease, decision = each
+    logger.error("settle refused, error text dropped event_id=%s", lease.event_id)
+    error = decision.error and decision.error.encode("ascii", "replace").decode()
+    return lease, Decision(
+        status=decision.status, delay=decision.delay, spent=decision.spent, error=error,
+        outcome=decision.outcome,
+    )  # fmt: skip
+
+
+def tell(settled: Settled, *, alias: str) -> None:
+    """Log what was settled, and send the signals."""
+    listened = bool(event_settled.receivers)
+    for lease, decision in settled:
+        if decision.status is not Status.DONE:
+            _log(lease, decision)
+        if decision.status is Status.DEAD:
+            announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
+        if listened:
+            announce(
+                event_settled, sender=alias, event=lease.event, outcome=decision.outcome,
+                duration=lease.duration, lag=lease.lag + lease.waited,
+            )  # fmt: skip
+
+
+def _log(lease: Lease, decision: Decision) -> None:
+    """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
+    level = {"dead": logging.ERROR, "retry": logging.WARNING}.get(decision.outcome, logging.INFO)
+    logger.log(
+        level,
+        "%s event_id=%s event_type=%s attempt=%d error=%s",
+        decision.outcome, lease.event_id, lease.event_type,
+        lease.event.attempts + decision.spent, decision.kind,
+    )  # fmt: skip
+    if decision.error:
+        logger.debug("error text event_id=%s text=%s", lease.event_id, decision.error)

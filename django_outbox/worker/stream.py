@@ -1,0 +1,116 @@
+"""``Stream``: the events of one key that a worker has leased; ``InFlight``: all such streams."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+
+from ..conf import Settings
+from ..delivery.lease import Lease
+from ..sql.values import Release
+from .queues import Held, Ready
+from .wakeup import Wakeup
+
+READ_WAITS = (0.01, 0.2)  # seconds before an unreleased stream is read again: at first, and at most
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A leased stream; its fields are guarded by ``Held``'s lock."""
+
+    key: str
+    deadline: float  # monotonic; none of its events starts after it without a renewal
+    careful: int = 0  # events to run one by one, because a worker was lost with this stream
+    seq: int = 0  # its version when it was read
+    waiting: deque[Lease] = field(default_factory=deque)
+    out: list[Lease] = field(default_factory=list)  # handed out and not settled
+    due: float = inf  # monotonic; when it is due after its release; inf: idle
+    read_at: float = 0.0  # monotonic; when it is to be read; inf: it has been read
+    pause: float = READ_WAITS[0]  # seconds until the next read if it cannot be released
+    leaving: bool = False  # it is released for other workers to claim
+
+
+class InFlight:
+    """All streams of a worker, and queries of their state; ``Streams`` adds the changes to it."""
+
+    def __init__(
+        self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
+        wakeup: Wakeup,
+    ) -> None:  # fmt: skip
+        self._alias, self._me, self._settings = alias, me, settings
+        self._held, self._ready, self._wakeup = held, ready, wakeup
+        self._changed = held.changed
+        self._streams: dict[str, Stream] = {}
+        self._over: list[Stream] = []  # to be released
+        self._uncounted: list[str] = []  # events whose counted rescue is to be undone
+        self._left: dict[str, float] = {}  # monotonic; until when only others claim these keys
+        self.followers = 0  # events that wait behind the one that is out
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def left_out(self, now: float) -> list[str]:
+        """Return the keys that a claim leaves out.
+
+        These are streams of ours whose leases may have ended, and those left to other workers.
+        """
+        with self._changed:
+            self._left = {key: until for key, until in self._left.items() if until > now}
+            outdated = [key for key, each in self._streams.items() if each.deadline < now]
+            return [*self._left, *outdated]
+
+    def next_end(self) -> float:
+        """Return when (monotonic) a claim may include streams again that were left to others."""
+        with self._changed:
+            return min(self._left.values(), default=inf)
+
+    def next_read(self) -> float:
+        """Return when (monotonic) the next stream is to be read."""
+        with self._changed:
+            return min((each.read_at for each in self._streams.values()), default=inf)
+
+    def to_read(self, now: float, most: int) -> list[Stream]:
+        with self._changed:
+            return [each for each in self._streams.values() if each.read_at <= now][:most]
+
+    def to_renew(self, now: float) -> list[Stream]:
+        """Return the streams whose leases are older than a third of their length."""
+        limit = self._held.deadline(now) - self._held.lease / 3
+        with self._changed:
+            return [each for each in self._streams.values() if each.deadline <= limit]
+
+    def get(self, key: str | None) -> Stream | None:
+        return self._streams.get(key) if key is not None else None
+
+    def _pop(self, stream: Stream) -> Lease:
+        lease = stream.waiting.popleft()
+        self.followers -= 1
+        stream.out.append(lease)
+        return lease
+
+    def _clear(self, stream: Stream) -> None:
+        self.followers -= len(stream.waiting)
+        self._held.drop(stream.waiting)
+        stream.waiting.clear()
+
+    def _put_back(self, stream: Stream) -> bool:
+        """Add a stream again; return False if it has been claimed anew in the meantime."""
+        return self._streams.setdefault(stream.key, stream) is stream
+
+    def _prolong(self, stream: Stream, deadline: float) -> None:
+        stream.deadline = deadline
+        for lease in (*stream.waiting, *stream.out):
+            lease.deadline = deadline
+
+
+def unstarted(stream: Stream) -> list[Lease]:
+    return [*stream.waiting, *(each for each in stream.out if each.is_waiting)]
+
+
+def release_of(stream: Stream, now: float) -> Release:
+    if stream.due == inf:
+        return Release(stream.key, stream.seq, None)
+    delay = max(stream.due - now, 0.0)
+    # If it is due at once, its next claim reads what was written in the meantime.
+    return Release(stream.key, stream.seq if delay else None, delay)

@@ -1,0 +1,247 @@
+"""Claims the streams that are due, reads their events and plans how to run them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import takewhile
+from math import ceil, inf
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..clocks import monotonic
+from ..conf import Settings
+from ..delivery.deliver import lost
+from ..delivery.lease import Lease, take
+from ..delivery.paused import is_paused
+from ..events import stored_instant
+from ..listeners.outcomes import Status
+from ..signals import announce, event_rescued, events_claimed
+from ..sql import dialect_of
+from ..sql.values import KEYED, POSTPONED_FOR, Found, Read, StreamClaim
+from .pauses import KnownPauses
+from .queues import Decisions, Held, Ready
+from .stream import Stream
+from .streams import Streams
+from .watermark import ScanningWatermark
+
+logger = logging.getLogger("django_outbox")
+
+MAX_EVENTS = 32  # events of one stream that are read at a time
+SUSPECT_AGAIN = 1.0  # seconds after which a suspect that was not tried is due again
+SEQ, STATUS, RESCUES = (KEYED.index(name) for name in ("seq", "status", "rescues"))
+DELIVER_AT = KEYED.index("deliver_at")
+OF_A_PAUSE = [KEYED.index(name) for name in ("event_type", "aggregate_type", "progress", "key")]
+FIRST_DUE, CREATED = KEYED.index("first_due_at"), KEYED.index("created_at")
+
+
+class StreamClaims:
+    """Leases streams and reads their events. One thread only: the claimer's or ``drain()``'s."""
+
+    def __init__(
+        self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
+        decisions: Decisions, streams: Streams, pausing: KnownPauses, may_try: Callable[[], bool],
+        connect: Callable[[], BaseDatabaseWrapper], watermark: ScanningWatermark,
+        at: datetime | None = None,
+    ) -> None:  # fmt: skip
+        self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
+        self._held, self._ready, self._decisions = held, ready, decisions
+        self.streams, self._pausing, self._may_try = streams, pausing, may_try
+        self.watermark = watermark
+        self._at = at  # instead of the database's now, for drain()
+        self.exclude: list[str] = []  # keys that are not claimed again
+        self.postponed = 0  # streams so far whose first events are paused
+        self._share = 2  # events that a stream is expected to bring
+        self.suspect: tuple[Stream, Lease] | None = None  # to be run when nothing is in flight
+        self._met_at = -inf  # monotonic; when a suspect was found that could not be tried
+
+    def claim(self, room: int) -> tuple[int, bool]:
+        """Claim due streams; return how many events they brought, and whether more are due."""
+        most = max(room // self._share, min(room, self._settings.WORKERS))
+        now = monotonic()
+        deadline = self._held.deadline(now)
+        left_out = [*self.exclude, *self.streams.left_out(now)]
+        found = self._dialect.claim_streams(
+            self._connection,
+            StreamClaim(
+                me=self._me, lease=self._held.lease, limit=most, at=self._at, exclude=left_out,
+                since=self.watermark.age(),
+            ),
+        )  # fmt: skip
+        self.watermark.note(found, skipped=bool(left_out))  # the next claim must find them
+        new = self.streams.claimed(
+            Stream(key, deadline, careful=0 if was in (None, self._me) else MAX_EVENTS)
+            for key, was in found.rows
+        )
+        count = self._read([each for key in new if (each := self.streams.get(key))], room)
+        if new:
+            self._share = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
+        return count, found.more
+
+    def read_again(self, now: float, room: int) -> None:
+        """Read streams again that could not be released, or that run event by event."""
+        self._read(self.streams.to_read(now, room), room)
+
+    def _read(self, wanted: Sequence[Stream], room: int) -> int:
+        if not wanted:
+            return 0
+        settings, keys = self._settings, [each.key for each in wanted]
+        limit = max(min(room // len(keys), MAX_EVENTS), 1)
+        read = Read(
+            me=self._me, keys=keys, limit=limit, dead_too=settings.ON_DEAD == "block",
+            only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
+        )  # fmt: skip
+        streams = self._dialect.read_streams(self._connection, read)
+        retries: dict[str, datetime] = {}
+        if read.only_due_retries and streams:
+            retries = self._dialect.next_retries(self._connection, read)
+        mine = {each.key for each in streams}
+        self.streams.lose(each for each in wanted if each.key not in mine)
+        if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
+            # A resume after our read makes a new version of the stream, so its release is refused.
+            self._pausing.read(self._connection)
+        careful: list[tuple[Stream, Found, Lease, float]] = []
+        count = 0
+        for found in streams:
+            stream = self.streams.get(found.key)
+            if stream is None:
+                continue
+            leases, due = self._plan(stream, found, limit, retries.get(found.key))
+            if leases and (stream.careful or leases[0].rescues):
+                careful.append((stream, found, leases[0], due))
+            else:
+                innocent = [*takewhile(lambda each: not each.rescues, leases)]
+                if len(innocent) < len(leases):
+                    due = 0.0  # an event that may have killed a worker becomes the first
+                self.streams.take_in(stream, found.seq, innocent, due)
+                count += len(innocent)
+        self._run_carefully(careful)
+        self.streams.release(self._connection)
+        count += len(careful)
+        announce(events_claimed, sender=self._alias, count=count, source="cold")
+        return count
+
+    def _plan(
+        self, stream: Stream, found: Found, limit: int, retry: datetime | None
+    ) -> tuple[list[Lease], float]:
+        """Return the events to run now, and when (monotonic) the stream is due again."""
+        now, started = self._at or stored_instant(found.now), monotonic()
+        assert now is not None
+        leases: list[Lease] = []
+        due = inf if retry is None else started + (retry - now).total_seconds()
+        for row in found.rows:
+            if row[STATUS] == Status.DEAD:
+                return leases, due  # it blocks the events behind it, not a retry before it
+            if self._is_paused(row):
+                return leases, started + (0.0 if leases else self._postpone(stream))
+            next_try = stored_instant(row[DELIVER_AT])
+            if next_try is not None and next_try > now:
+                return leases, started + (next_try - now).total_seconds()
+            leases.append(self._lease(row, stream, found.now, next_try))
+        if len(found.rows) == limit and found.rows[-1][SEQ] != found.seq:
+            due = 0.0
+        return leases, due
+
+    def _is_paused(self, row: Sequence[Any]) -> bool:
+        pauses = self._pausing.pauses
+        return bool(pauses) and is_paused(pauses, *(row[place] for place in OF_A_PAUSE))
+
+    def _postpone(self, stream: Stream) -> float:
+        """Return for how many seconds to leave a stream alone whose first event is paused."""
+        self.postponed += 1
+        if self._at is not None:  # it may be due again by then
+            self.exclude.append(stream.key)
+        return POSTPONED_FOR
+
+    def _lease(
+        self, row: Sequence[Any], stream: Stream, now: Any, next_try: datetime | None
+    ) -> Lease:
+        due = next_try or row[FIRST_DUE] or row[CREATED]
+        was = "a lost worker" if stream.careful else None
+        return take((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
+
+    # -- events that a worker was lost with ------------------------------------------------------
+
+    def _run_carefully(self, heads: Sequence[tuple[Stream, Found, Lease, float]]) -> None:
+        """Run these one event at a time, each counted before it starts, settled before the next.
+
+        An event that two workers were lost with is a suspect, which runs alone.
+        """
+        starting = []
+        for stream, found, lease, ends in heads:
+            stream.careful = max(stream.careful - 1, 0)
+            lease.rescues += 1
+            due = min(ends, monotonic())  # at once, for the events behind it
+            if lease.rescues >= self._settings.MAX_RESCUES:
+                note_rescue(self._alias, lease)
+                self._bury(stream, found.seq, lease, due)
+            elif lease.rescues == 1:
+                starting.append((stream, found.seq, lease, due))
+            elif self.suspect is None and self._may_try():
+                self.suspect = (stream, lease)
+                self.streams.park(stream, found.seq, due)
+            else:  # one suspect at a time, and another process may be idle sooner
+                self._met_at = monotonic()
+                self.streams.take_in(stream, found.seq, [], self._later)
+        self._start([lease for _, _, lease, _ in starting])
+        for stream, seq, lease, due in starting:
+            self.streams.take_in(stream, seq, [lease], due)
+
+    def run_suspect(self) -> bool:
+        """Start the suspect while nothing is in flight; return whether there was one."""
+        if self.suspect is None:
+            return False
+        (stream, lease), self.suspect = self.suspect, None
+        if self.streams.get(stream.key) is not stream:
+            return False
+        self._start([lease])
+        self.streams.take_in(stream, stream.seq, [lease], stream.due)
+        return True
+
+    @property
+    def suspect_waits(self) -> bool:
+        """Return whether a suspect was found lately and could not be tried; it comes again soon."""
+        return monotonic() - self._met_at < 2 * SUSPECT_AGAIN
+
+    def drop_suspect(self) -> None:
+        """Give up the suspect, because other events stayed in flight."""
+        if self.suspect is not None:
+            (stream, _), self.suspect = self.suspect, None
+            self._met_at = monotonic()
+            self.streams.take_in(stream, stream.seq, [], self._later)
+            self.streams.release(self._connection)
+
+    @property
+    def _later(self) -> float:
+        """Return when (monotonic) an untried suspect is due again, in this worker or another."""
+        return monotonic() + min(self._held.lease, SUSPECT_AGAIN)
+
+    def _start(self, leases: Sequence[Lease]) -> None:
+        if leases:
+            ids = [each.event_id for each in leases]
+            self._dialect.note_starts(self._connection, me=self._me, ids=ids)
+            for each in leases:
+                each.counted = True
+                note_rescue(self._alias, each)
+
+    def _bury(self, stream: Stream, seq: int, lease: Lease, due: float) -> None:
+        self.streams.bury(stream, seq, lease, due)
+        self._decisions.put((lease, lost(lease.rescues)))
+
+    @property
+    def _connection(self) -> BaseDatabaseWrapper:
+        return self._connect()
+
+    @property
+    def _dialect(self) -> Any:
+        return dialect_of(self._connection)
+
+
+def note_rescue(alias: str, lease: Lease) -> None:
+    logger.warning(
+        "rescued event_id=%s event_type=%s rescues=%d",
+        lease.event_id, lease.event_type, lease.rescues,
+    )  # fmt: skip
+    announce(event_rescued, sender=alias, event=lease.event, rescues=lease.rescues)

@@ -1,0 +1,67 @@
+"""Throttles for work that costs the database something each time: full scans, small claims."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from ..clocks import monotonic
+
+FULL_SCAN_FACTOR = 50.0  # a full scan is followed by a pause that many times as long
+LONGEST_PAUSE = 300.0  # seconds after a full scan
+
+CLAIM_INTERVAL = 0.005  # seconds for each small claim, on average: a load arrives a few at a time
+BURST = 0.1  # seconds by which small claims may be ahead of that average
+LONGEST_WAIT = 0.2  # seconds that one poll may delay the next, however many workers there are
+
+
+class Throttle:
+    """Limits one kind of work to a small share of the time."""
+
+    def __init__(self, factor: float = FULL_SCAN_FACTOR) -> None:
+        """``factor``: the pause is about that many times as long as the work; 0: no pause."""
+        self._factor = factor
+        self._last = 0.0  # seconds
+        self.until = 0.0  # monotonic
+
+    def after(self, started: float) -> None:
+        """Begin the pause after work that ``started`` (monotonic) and ends now.
+
+        The work counts as long as the shorter of the last two: one may have waited for a
+        connection. The pause varies a little, so that workers do not stay in step.
+        """
+        ended = monotonic()
+        took, self._last = min(ended - started, self._last), ended - started
+        self.until = ended + min(self._factor * took, LONGEST_PAUSE) * random.uniform(0.8, 1.2)
+
+
+class ClaimThrottle:
+    """Spaces out claims of few events, and staggers polls between workers.
+
+    A small claim costs a writer on this machine as much as several events do. One notification
+    wakes all workers, but only about one at a time should poll.
+    """
+
+    def __init__(self) -> None:
+        self.others = 0  # other live workers; set by the heartbeat's thread
+        self._over = 0.0  # monotonic; the end of the claims so far, at CLAIM_INTERVAL each
+        self._turn = 0.0  # monotonic; when each other worker has polled as often as this one
+
+    def count(self) -> None:
+        """Count a claim of few events."""
+        self._over = max(self._over, monotonic()) + CLAIM_INTERVAL
+
+    def count_poll(self, took: float) -> None:
+        """Count a poll of ``took`` seconds that left nothing due."""
+        theirs = took * self.others * random.uniform(0, 2)  # or all would poll at the same time
+        self._turn = max(self._turn, monotonic()) + min(theirs, LONGEST_WAIT)
+
+    def next_poll(self) -> float:
+        """Return when (monotonic) it is this worker's turn to poll."""
+        return self._turn - BURST
+
+    def wait(self) -> None:
+        """Sleep before the next claim if many small ones preceded it."""
+        ahead = self._over - monotonic() - BURST
+        if ahead > 0:
+            time.sleep(ahead)

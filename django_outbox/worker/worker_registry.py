@@ -1,0 +1,86 @@
+"""The row that shows a worker to users and to other workers; correctness does not depend on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from datetime import timedelta
+from typing import Any
+
+import django
+from django.db import connections
+
+from ..clocks import monotonic
+from ..models import OutboxWorker
+from ..models.fields import DatabaseNow
+from ..sql import dialect_of
+from .queues import Held
+from .streams import Streams
+from .wakeup import Wakeup
+
+SHOWN = 5  # running events that the row lists, at most
+LOST_AFTER = 10  # leases without a heartbeat until a lost worker's row is removed
+
+
+class WorkerRow:
+    """Updates this worker's row, recreates it if it was removed, deletes rows of lost workers."""
+
+    def __init__(
+        self, *, alias: str, me: str, held: Held, streams: Streams, wakeup: Wakeup, mode: str
+    ) -> None:
+        self._alias, self._me, self._held, self._streams = alias, me, held, streams
+        self._wakeup = wakeup
+        self._info = {
+            "mode": mode,
+            "django": django.get_version(),
+            "python": sys.version.split()[0],
+        }
+
+    def show(self) -> None:
+        rows = OutboxWorker.objects.using(self._alias)
+        leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._streams)}
+        if self._wakeup.suspect_waits:
+            leases["suspect_waits"] = True
+        info = json.dumps({**self._info, **leases, "running": self._running()})
+        if not rows.filter(pk=self._me).update(heartbeat_at=DatabaseNow(), info=info):
+            rows.create(
+                id=self._me,
+                hostname=socket.gethostname()[:255],
+                pid=os.getpid(),
+                started_at=DatabaseNow(),
+                heartbeat_at=DatabaseNow(),
+                info=info,
+            )
+        connection = connections[self._alias]
+        now = dialect_of(connection).clock(connection)
+        silent = now - timedelta(seconds=LOST_AFTER * self._held.lease)
+        rows.filter(heartbeat_at__lt=silent).delete()
+
+    def others(self) -> list[int]:
+        """Return how many streams each other live worker had when it last wrote its row."""
+        if self._info["mode"] == "single_node":
+            return []  # they stand by
+        connection = connections[self._alias]
+        lately = dialect_of(connection).clock(connection) - timedelta(seconds=self._held.lease)
+        rows = OutboxWorker.objects.using(self._alias).exclude(pk=self._me)
+        shown = rows.filter(heartbeat_at__gt=lately).values_list("info", flat=True)
+        said = [json.loads(info).get("streams") for info in shown if info]
+        return [each for each in said if each is not None]  # an older release does not say
+
+    def _running(self) -> list[dict[str, Any]]:
+        """Return the events that have run longest, so that users see where a worker hangs."""
+        now = monotonic()
+        longest = sorted(self._held.running(), key=lambda each: each.started_at)[:SHOWN]
+        return [
+            {
+                "event_type": each.event_type,
+                "event_id": each.event_id,
+                "seconds": round(now - each.started_at, 1),
+            }
+            for each in longest
+        ]
+
+    def leave(self) -> None:
+        OutboxWorker.objects.using(self._alias).filter(pk=self._me).delete()

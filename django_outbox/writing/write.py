@@ -1,0 +1,210 @@
+"""Write events: validate them, serialise them once, insert them in the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from asgiref.sync import sync_to_async
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .. import hooks, transactions
+from ..conf import current
+from ..events import ABSENT, GLOBAL, Event, aggregate_key, check_text, declared, encode_headers
+from ..exceptions import DuplicateEvent, InvalidEvent
+from ..sql import dialect_of
+from .on_commit import follow
+
+if TYPE_CHECKING:
+    from ..models import OutboxEvent
+
+Row = tuple[Event, str, str | None]  # event, payload text, headers text
+
+
+def write(
+    event_type: Any,
+    payload: Any = None,
+    *,
+    aggregate: Any = None,
+    aggregate_type: Any = None,
+    aggregate_id: str | None = None,
+    tenant_id: str | None = None,
+    headers: Any = None,
+    key: Any = None,
+    event_id: Any = None,
+    occurred_at: datetime | None = None,
+    available_at: datetime = ABSENT,  # type: ignore[assignment]
+    deliver_after: float | timedelta = ABSENT,  # type: ignore[assignment]
+    unique_key: str | None = None,
+    on_duplicate: Literal["raise", "ignore"] = "raise",
+    using: str | None = None,
+) -> str | None:
+    """Write one event in the current transaction; return its id, or None if a hook suppressed it.
+
+    ``event_type`` is a str, an enum member, an ``Event``, or an instance of a class declared with
+    ``@event``, which supplies payload, key and headers. ``deliver_after`` is seconds or a
+    timedelta. ``using`` is the database alias; default: the router's for ``OutboxEvent``.
+
+    Before any SQL, raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, and
+    ``InvalidEvent`` (or its subclass ``PayloadTooLarge``) if the event cannot be stored. Raises
+    ``DuplicateEvent`` if the ``event_id`` or ``unique_key`` exists; with ``on_duplicate="ignore"``
+    returns the existing event's id instead. The transaction stays usable after each of them.
+    """
+    if on_duplicate not in ("raise", "ignore"):
+        raise ValueError(f"on_duplicate is {on_duplicate!r}; expected 'raise' or 'ignore'.")
+    event = _event(event_type, {
+        "payload": payload, "aggregate": aggregate, "aggregate_type": aggregate_type,
+        "aggregate_id": aggregate_id, "tenant_id": tenant_id, "headers": headers, "key": key,
+        "event_id": event_id, "occurred_at": occurred_at, "available_at": available_at,
+        "deliver_after": deliver_after, "unique_key": unique_key,
+    })  # fmt: skip
+    ids = _write([event], using, on_duplicate)
+    return ids[0] if ids else None
+
+
+def write_many(events: Iterable[Any], *, using: str | None = None) -> list[str]:
+    """Write events in the current transaction, all or none; return their ids in order.
+
+    Pass ``Event`` instances, or instances of classes declared with ``@event``. Uses one INSERT (in
+    parts of at most 4 MB) and one on-commit callback. Raises the same errors as ``write``.
+    """
+    return _write([_ready(each) for each in events], using, "raise")
+
+
+# Only the API is async: both run in Django's thread-sensitive thread. Open a transaction there.
+awrite = sync_to_async(write)
+awrite_many = sync_to_async(write_many)
+
+
+def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[str]:
+    connection = _connection(using)
+    transactions.require(connection, "An event was written")
+    rows = _rows(events)
+    if not rows:
+        return []
+    try:
+        _insert(connection, rows)
+    except DuplicateEvent:
+        if on_duplicate == "raise":
+            raise
+        return [_existing(connection, rows[0][0])]
+    for event in events:
+        event.stored()
+    follow(connection, rows)
+    return [event.event_id for event, _, _ in rows]
+
+
+def _connection(using: str | None) -> BaseDatabaseWrapper:
+    return connections[router.db_for_write(_model()) if using is None else using]
+
+
+def _model() -> type[OutboxEvent]:
+    # Imported here, because users import write in their own models.py, while apps load.
+    from ..models import OutboxEvent
+
+    return OutboxEvent
+
+
+def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
+    """Create an event from the arguments that were given; for a due time, None counts as given."""
+    given = {
+        name: value
+        for name, value in fields.items()
+        if value is not (ABSENT if name in ("available_at", "deliver_after") else None)
+    }
+    if not isinstance(event_type, Event):
+        return Event(event_type=event_type, **given)
+    if given:
+        raise InvalidEvent("write got an Event and further fields; expected them in the Event.")
+    return event_type
+
+
+def _ready(given: Any) -> Event:
+    if isinstance(given, Event):
+        return given
+    if declared(type(given)) is None:
+        raise InvalidEvent(
+            f"write_many got {given!r}; expected Event instances, or instances of classes declared "
+            "with @event."
+        )
+    return Event(event_type=given)
+
+
+def _rows(events: list[Event]) -> list[Row]:
+    """Apply context providers and writer hooks, then serialise; runs before any SQL."""
+    if context := hooks.context():
+        events = [event.amended(headers={**context, **event.headers}) for event in events]
+    told = hooks.writer_hooks()
+    if told is not None:
+        events = told.change(events)
+    if len(events) > 1 and len({event.event_id for event in events}) < len(events):
+        raise DuplicateEvent(
+            "Two events of one write have the same event_id; nothing was written. Expected ids "
+            'that differ: dataclasses.replace(event, event_id="") gives a copy one of its own.'
+        )
+    return [_row(event) for event in events]
+
+
+def _row(event: Event) -> Row:
+    event = _in_stream(event)
+    return event, *texts(event)
+
+
+def texts(event: Event) -> tuple[str, str | None]:
+    """Return payload and headers as stored; raise ``InvalidEvent`` if they cannot be."""
+    text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
+    most = current().MAX_PAYLOAD_BYTES
+    check_text(text, most=most)
+    return text, encode_headers(event.headers, most=most)
+
+
+def _in_stream(event: Event) -> Event:
+    """Set the key of an event without one in MODE "ordered", unless it is delayed."""
+    settings = current()
+    if settings.MODE != "ordered" or event.key is not None or event.is_delayed:
+        return event
+    if settings.ORDERING == "global":
+        return event.amended(key=GLOBAL)
+    return event.amended(key=aggregate_key(event.aggregate_type, event.aggregate_id))
+
+
+def _may_clash(event: Event) -> bool:
+    return event._own_id or event.unique_key is not None
+
+
+def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
+    """Insert all or none; ``DuplicateEvent`` changes no stream and keeps the transaction usable."""
+    clashing = [event for event, _, _ in rows if _may_clash(event)]
+    touches_more = len(rows) > 1 or rows[0][0].key is not None
+    undoable = (
+        transaction.atomic(using=connection.alias) if clashing and touches_more else nullcontext()
+    )
+    with undoable:
+        count = dialect_of(connection).insert(connection, rows, may_clash=bool(clashing))
+        if count < len(rows):
+            raise _duplicate(clashing)
+
+
+def _existing(connection: BaseDatabaseWrapper, event: Event) -> str:
+    rows = _model().objects.using(connection.alias)
+    found = rows.filter(event_id=event.event_id).values_list("pk", flat=True).first()
+    if found is None and event.unique_key is not None:
+        found = rows.filter(unique_key=event.unique_key).values_list("pk", flat=True).first()
+    if found is None:  # committed after the snapshot of a REPEATABLE READ transaction
+        raise _duplicate([event])
+    return str(found)
+
+
+def _duplicate(events: list[Event]) -> DuplicateEvent:
+    names = ", ".join(
+        f"event_id {event.event_id!r}" if event.unique_key is None
+        else f"unique_key {event.unique_key!r} (event_id {event.event_id!r})"
+        for event in events[:5]
+    )  # fmt: skip
+    return DuplicateEvent(
+        f"An event with the same identity is already stored; nothing was written. Given: {names}. "
+        'Expected identities that are new, or on_duplicate="ignore".'
+    )
