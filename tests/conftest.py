@@ -1,4 +1,4 @@
-"""What every test gets: the database's name in the header, and nothing left running behind it."""
+"""Hooks and fixtures for all tests; a test that leaves threads or processes running fails."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from django.db import connections
 
 from tests import databases
 
-# A shell has its background jobs ignore SIGINT, and so would the processes that tests start.
+# A shell makes its background jobs ignore SIGINT; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ONCE = "any_database"  # the mark
 LEFT_OUT = pytest.StashKey[int]()
-REASON = 25  # lines of a failure that is shown though the test passed later
-GRACE = 5  # seconds for what is ending already when its test returns
+REASON = 25  # lines shown of a failure whose test passed when run again
+GRACE = 5  # seconds for threads and processes that are ending when their test returns
 
 
 def pytest_report_header() -> str:
@@ -30,7 +30,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to SQLite what comes out the same on every database."""
+    """Run tests that do not depend on the database only on SQLite."""
     if databases.vendor() == "sqlite":
         return
     once = [each for each in items if each.get_closest_marker(ONCE)]
@@ -41,20 +41,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Each process of the run leaves out the same, and tells nobody but us."""
+    """Note how many tests were left out; each process of the run reports the same number."""
     told = getattr(node, "workeroutput", {}).get("left out", 0)
     node.config.stash[LEFT_OUT] = max(told, node.config.stash.get(LEFT_OUT, 0))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse the mark to what asks for the run's database."""
+    """Fail a test that has the mark but uses the run's database."""
     fixtures = {"db", "transactional_db"} & {*getattr(item, "fixturenames", ())}
     if item.get_closest_marker(ONCE) and (fixtures or item.get_closest_marker("django_db")):
         pytest.fail(f"marked {ONCE}, yet it asks for one", pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out, and why something ran again: what passed left no traceback."""
+    """Report tests left out, and why tests ran again: those that then passed show no traceback."""
     if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
         terminalreporter.line(f"{count} tests marked {ONCE} were left to the run on SQLite")
     for report in terminalreporter.stats.get("rerun", ()):
@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def database_env(transactional_db: None) -> dict[str, str]:
-    """Return the environment in which a child process meets this test's databases."""
+    """Return the environment in which a child process uses this test's databases."""
     settings = {alias: connections[alias].settings_dict for alias in connections}
     return {
         **os.environ,
@@ -86,19 +86,19 @@ def nothing_left_running() -> Iterator[None]:
 def _threads_left(before: set[threading.Thread]) -> list[str]:
     new = set(threading.enumerate()) - before - _threads_of_asgiref()
     if new:
-        gc.collect()  # async_to_sync leaves an executor, whose thread ends with it
+        gc.collect()  # async_to_sync leaves an executor; collecting it ends its thread
     for thread in new:
         thread.join(GRACE)
     return [f"thread {thread.name}" for thread in new if thread.is_alive()]
 
 
 def _threads_of_asgiref() -> set[threading.Thread]:
-    """``sync_to_async`` keeps one thread for the life of the process."""
+    """Return the one thread that ``sync_to_async`` keeps for the life of the process."""
     return set(SyncToAsync.single_thread_executor._threads)
 
 
 def _children_left(before: set[psutil.Process]) -> list[str]:
-    """Name what still runs, then end it: the next test shall not pay for this one."""
+    """Name the processes that still run, then kill them so that they do not disturb other tests."""
     _, alive = psutil.wait_procs(set(_children()) - before, timeout=GRACE)
     left = [f"process {child.pid} {' '.join(child.cmdline())}" for child in alive]
     for child in alive:
@@ -108,10 +108,10 @@ def _children_left(before: set[psutil.Process]) -> list[str]:
 
 
 def _children() -> list[psutil.Process]:
-    """Return the living children; to look at all processes of the machine costs 4 ms."""
+    """Return the living children; listing all processes of the machine takes 4 ms."""
     if hasattr(os, "waitid"):
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return []  # none at all
+            return []  # no children
     return psutil.Process().children(recursive=True)

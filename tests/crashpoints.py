@@ -1,7 +1,7 @@
-"""Deterministic deaths: ``OUTBOX_CRASH_AT=point[:N]`` ends a worker process there, the N-th time.
+"""Crash points: ``OUTBOX_CRASH_AT=point[:N]`` ends a worker process there, the N-th time.
 
-``testapp`` installs this in processes that have the variable; the package itself knows nothing of
-it. A point whose function is gone fails at the start, so that no test passes for lack of a crash.
+``testapp`` installs this in processes that have the variable; the package itself does not know it.
+A point whose function is gone fails at the start, so that no test passes for lack of a crash.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 VARIABLE = "OUTBOX_CRASH_AT"
 KILLED = 137  # the exit code of a process that SIGKILL ended, as a shell sees it
-SOME = 3  # decisions that wait when the process dies in the middle of settling them: one a thread
+SOME = 3  # decisions that must wait before a crash in the middle of settling them: one per thread
 
 
 def install() -> None:
-    """Lay the fuse that the environment names, if it names one."""
+    """Install the crash point that the environment names, if any."""
     if named := os.environ.get(VARIABLE):
         point, _, nth = named.partition(":")
         POINTS[point](Fuse(int(nth or 1)))
 
 
 class Fuse:
-    """Ends the process when it is lit for the N-th time."""
+    """Ends the process at the N-th call of ``light()``, which any thread may call."""
 
     def __init__(self, nth: int) -> None:
         self._left = nth
@@ -46,7 +46,7 @@ def around(
     before: Callable[..., object] | None = None,
     after: Callable[[Any], object] | None = None,
 ) -> None:
-    """Have ``before`` called with a method's arguments, ``after`` with what it returned."""
+    """Wrap a method: call ``before`` with its arguments and ``after`` with its result."""
     method = getattr(owner, name)
 
     @wraps(method)
@@ -62,7 +62,7 @@ def around(
 
 
 def after_claim(fuse: Fuse) -> None:
-    """Leases are committed, and nobody in this process knows of them yet."""
+    """Crash when leases are committed but no thread of this process has them yet."""
 
     def after(rows: Any) -> None:
         if rows:
@@ -72,7 +72,7 @@ def after_claim(fuse: Fuse) -> None:
 
 
 def after_hot_claim(fuse: Fuse) -> None:
-    """The same with leases of events that this process itself wrote."""
+    """Crash at the same point, with leases of events that this process itself wrote."""
     claims = threading.local()
 
     def before(self: Any, connection: Any, claim: Any) -> None:
@@ -92,39 +92,39 @@ def before_listener(fuse: Fuse) -> None:
 
 
 def after_listener(fuse: Fuse) -> None:
-    """The effect is there, and nobody knows what the listener answered."""
+    """Crash when the effect is there but the listener's outcome is not known yet."""
     from django_outbox.delivery.call import Call
 
     around(Call, "_answer", after=lambda answer: fuse.light())
 
 
 def in_atomic_settle(fuse: Fuse) -> None:
-    """An atomic listener's effect and its decision are written and not committed."""
+    """Crash when an atomic listener's effect and decision are written but not committed."""
     from django_outbox.delivery.call import Call
 
     around(Call, "_write", after=lambda written: fuse.light())
 
 
 def before_settle(fuse: Fuse) -> None:
-    from django_outbox.engine import settler
+    from django_outbox.worker import settler
 
     around(settler, "write", before=lambda *args, **kwargs: fuse.light())
 
 
 def after_settle(fuse: Fuse) -> None:
-    """The decisions are committed, and this process still holds the leases."""
-    from django_outbox.engine import settler
+    """Crash when the decisions are committed but this process still holds the leases."""
+    from django_outbox.worker import settler
 
     around(settler, "write", after=lambda nothing: fuse.light())
 
 
 def mid_batch(fuse: Fuse) -> None:
-    """What is done is settled; the retries of the same batch are not."""
-    from django_outbox.engine.settler import Settler
+    """Crash when the DONE events of a batch are settled but its retries are not."""
+    from django_outbox.worker.settler import Settler
 
     def wait_for_some(self: Any) -> None:
         while len(self._decisions) < SOME:
-            time.sleep(0.005)  # between two looks at what waits
+            time.sleep(0.005)  # between two checks
 
     around(Settler, "step", before=wait_for_some)
     finish = Settler._finish
@@ -138,7 +138,7 @@ def mid_batch(fuse: Fuse) -> None:
 
 
 def in_heartbeat(fuse: Fuse) -> None:
-    """Leases are renewed and not committed."""
+    """Crash when leases are renewed but not committed."""
     renewing = threading.local()
 
     def begin(*args: Any, **kwargs: Any) -> None:
@@ -156,17 +156,17 @@ def in_heartbeat(fuse: Fuse) -> None:
 
 
 def in_purge(fuse: Fuse) -> None:
-    """One batch is deleted, the next is not."""
-    from django_outbox.engine import purger
+    """Crash when one batch is deleted and the next is not."""
+    from django_outbox.worker import purger
 
-    batches = vars(purger)["purge_batches"]
+    batches = vars(purger)["purge_events"]
 
-    def until_the_fuse(alias: str) -> Iterator[int]:
-        for count in batches(alias):
+    def until_the_fuse(alias: str, **given: Any) -> Iterator[int]:
+        for count in batches(alias, **given):
             fuse.light()
             yield count
 
-    vars(purger)["purge_batches"] = until_the_fuse
+    vars(purger)["purge_events"] = until_the_fuse
 
 
 POINTS: dict[str, Callable[[Fuse], None]] = {
@@ -179,9 +179,9 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
 
 
 def _dialect() -> Any:
-    """The class whose statements the worker runs."""
+    """Return the dialect class whose statements the worker runs."""
     from django.db import connection
 
-    from django_outbox import dialects
+    from django_outbox.sql import dialect_of
 
-    return type(dialects.of(connection))
+    return type(dialect_of(connection))

@@ -126,10 +126,10 @@ def main(processes: int) -> int:
 
     django.setup()
 
-    from django_outbox.engine import serving, supervisor
+    from django_outbox.worker import main, supervisor
 
     supervisor.BACKOFF = (0.0, 0.0)
-    return serving.run([None], processes=processes, purge=False)
+    return main.run([None], processes=processes, purge=False)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Keyed events under kills, pauses, a database restart, slow commits and wrong clocks.
 
-``python -m tests.ordered_chaos`` runs it at full size on a server of its own, which
-``OUTBOX_TEST_DB`` names; the suite runs it small.
+``python -m tests.ordered_chaos`` runs it at full size on a private server of the vendor in
+``OUTBOX_TEST_DB``; the test suite runs it at a small size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psutil
 from tests.fleet import REPOSITORY, Fleet
 from tests.waiting import wait_until
 
-SKEWS = ("-600", "600", "0")  # seconds; of the writers' and the workers' clocks, in turn
+SKEWS = ("-600", "600", "0")  # seconds; clock errors of writers and workers, in turn
 LEASE = 2.0
 OUTBOX = {
     "LEASE": LEASE,
@@ -39,7 +39,7 @@ OUTBOX = {
 
 
 class Chaos:
-    """One run: writers write, workers deliver, faults strike; then the witness is heard."""
+    """One run: writers write, workers deliver, faults happen; then the witness file is checked."""
 
     def __init__(self, fleet: Fleet, environment: dict[str, str], *, seed: int) -> None:
         self.fleet, self.environment = fleet, environment
@@ -73,7 +73,7 @@ class Chaos:
         strikes = ["kill"] * kills + ["pause"] * pauses + ["restart"] * bool(restart)
         self.random.shuffle(strikes)
         for strike in strikes:
-            time.sleep(self.random.uniform(0.3, 1.2))  # the faults' own time-table
+            time.sleep(self.random.uniform(0.3, 1.2))  # the random time between faults
             self.faults[strike] += 1
             if strike == "restart" and restart is not None:
                 restart()
@@ -122,7 +122,7 @@ class Chaos:
             return False
 
     def _left(self) -> str:
-        """What is pending; a stuck stream is one that is neither leased nor due."""
+        """Return what is pending; a stuck stream is one that is neither leased nor due."""
         from django_outbox.models import OutboxEvent, OutboxStream
 
         keys = OutboxEvent.objects.pending().values("key")
@@ -131,7 +131,7 @@ class Chaos:
         return f"{left.count()} streams have pending events, stuck: {[*stuck.values_list('pk')]}"
 
     def _hear(self) -> dict[str, Any]:
-        """Count what is lost, and the starts of events before an earlier one of the key ended."""
+        """Count lost events, and events that started before an earlier one of their key ended."""
         from django_outbox.models import OutboxEvent
 
         rows = OutboxEvent.objects.filter(event_type="order.chaos")
@@ -167,7 +167,7 @@ class Chaos:
 
 
 class Shifted(datetime):
-    """Goes by ``time.time()``, which ``clockshift`` has put off."""
+    """A ``datetime`` that goes by ``time.time()``, which ``clockshift`` has shifted."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
@@ -175,13 +175,13 @@ class Shifted(datetime):
 
 
 def write(events: int, keys: int, seed: str) -> int:
-    """Write in transactions of one to three keys, some slow, some rolled back; return how many."""
+    """Write in transactions of 1 to 3 keys, some slow, some rolled back; return how many events."""
     from django.db import Error, connection, transaction
 
     import django_outbox as outbox
-    from django_outbox.events import event
+    from django_outbox.events import arguments
 
-    event.datetime = Shifted  # type: ignore[attr-defined]  # so that they are dated by the wrong clock
+    arguments.datetime = Shifted  # type: ignore[attr-defined]  # the wrong clock dates events
     luck, committed = random.Random(seed), 0
     while committed < events:
         chosen = sorted({f"key-{luck.randrange(keys)}" for _ in range(luck.choice((1, 1, 2, 3)))})
@@ -194,7 +194,7 @@ def write(events: int, keys: int, seed: str) -> int:
                     time.sleep(luck.random() * 0.02)  # a slow business transaction
                 transaction.set_rollback(rollback)
         except Error:
-            connection.close()  # the server is down; the event may be there or not
+            connection.close()  # the server is down; the commit may have succeeded or not
             time.sleep(0.2)
         else:
             committed += 0 if rollback else len(chosen)
@@ -222,7 +222,7 @@ def main() -> None:
 
 
 def run_alone(options: argparse.Namespace, place: Path) -> None:
-    """Run on a server of its own, which is restarted on the way."""
+    """Run on a private server, which is restarted during the run."""
     from tests import databases, servers
 
     vendor = databases.vendor()

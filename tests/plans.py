@@ -9,6 +9,11 @@ from typing import Any
 
 from django.db import connection, models, transaction
 
+EXPLAIN = {
+    "postgresql": "EXPLAIN",
+    "sqlite": "EXPLAIN QUERY PLAN",
+    "mysql": "EXPLAIN FORMAT=TRADITIONAL",  # MySQL 9 would answer with a tree
+}
 LARGE = 400  # rows: what a statement about 50 may look at, of 5,000
 
 
@@ -75,9 +80,9 @@ def _rows_read() -> int | None:
 
 
 def explain(sql: str, params: Any) -> list[dict[str, Any]]:
-    prefix = {"postgresql": "EXPLAIN (FORMAT JSON)", "sqlite": "EXPLAIN QUERY PLAN"}
+    json_too = " (FORMAT JSON)" * (connection.vendor == "postgresql")
     with connection.cursor() as cursor:
-        cursor.execute(f"{prefix.get(connection.vendor, 'EXPLAIN')} {sql}", params)
+        cursor.execute(f"{EXPLAIN[connection.vendor]}{json_too} {sql}", params)
         if connection.vendor == "postgresql":
             (answer,) = cursor.fetchone()
             return nodes((answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from django_outbox import registry
+from django_outbox.listeners import registry
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(

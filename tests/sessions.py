@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from django.db import connection
+from django.db import OperationalError, connection
 
 
 def terminate_other_sessions() -> int:
@@ -23,9 +23,27 @@ def terminate_other_sessions() -> int:
         )
         ids = [int(each[0]) for each in cursor.fetchall()]
         for number in ids:
-            with suppress(connection.Database.OperationalError):  # gone meanwhile
+            with suppress(OperationalError):  # gone meanwhile
                 cursor.execute(f"KILL {number}")
         return len(ids)
+
+
+def waiters(table: str = "") -> int:
+    """How many sessions wait for somebody's lock in this database, in statements on that table."""
+    is_mariadb = getattr(connection, "mysql_is_mariadb", False)
+    queries = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock' AND position(%s IN query) > 0",
+        "mysql": "SELECT count(*) FROM performance_schema.data_lock_waits JOIN "
+        "performance_schema.data_locks ON engine_lock_id = requesting_engine_lock_id "
+        "WHERE object_schema = database() AND locate(%s, object_name) > 0",
+        # innodb_trx would answer from its cache for as long as it is asked again and again.
+        "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE db = database() AND "
+        "command = 'Query' AND id <> connection_id() AND time_ms > 200 AND locate(%s, info) > 0",
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(queries["mariadb" if is_mariadb else connection.vendor], [table])
+        return int(cursor.fetchone()[0])
 
 
 def sessions() -> int:

@@ -1,4 +1,4 @@
-"""The event table as a test wants it: rows put in, looked at, locked and stolen."""
+"""Functions with which tests insert, read, lock and steal rows of the event table."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from django.db.models import F, Model
 from django.db.models.functions import Coalesce
 
 import django_outbox as outbox
-from django_outbox import dialects, registry
-from django_outbox.dialects.vocabulary import FULL, LIGHT, TAIL, Claim
-from django_outbox.engine.purger import Purger
-from django_outbox.engine.statistics import Statistics
-from django_outbox.events import new_id
+from django_outbox.events import least_id, new_id
+from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import FULL, LIGHT, TAIL, Claim
+from django_outbox.worker.purger import Purger
+from django_outbox.worker.statistics import Statistics
 
 T = TypeVar("T")
 
@@ -28,18 +29,25 @@ PLACED = "order.placed"
 
 
 def now() -> datetime:
-    """The database's clock."""
-    return dialects.of(connection).clock(connection)
+    """Return the time of the database's clock."""
+    return dialect_of(connection).clock(connection)
 
 
 def insert(
-    count: int = 1, *, due: float | None = 0.0, counted: str = "", **columns: Any
-) -> list[str]:
-    """Put rows in, due that many seconds from now (None: not at all); return their ids.
+    count: int = 1, *, due: float | None = 0.0, counted: str = "", made: float | None = None,
+    **columns: Any,
+) -> list[str]:  # fmt: skip
+    """Insert rows, due that many seconds from now (None: not at all); return their ids.
 
-    They are alike, but for the column ``counted``, which goes on counting from the first.
+    All rows are equal except for the column ``counted``, which counts up from the first row.
+    Their ids date from ``made`` seconds ago.
     """
     clock = now()
+    made_at = least_id(clock - timedelta(seconds=made or 0))[:10]
+
+    def next_id() -> str:
+        return new_id() if made is None else made_at + new_id()[10:]
+
     at = None if due is None else clock + timedelta(seconds=due)
     given = {
         "event_type": PLACED,
@@ -52,13 +60,13 @@ def insert(
     }
     if not count:
         return []
-    first = OutboxEvent(**{"event_id": new_id(), **given})
-    others = [new_id() for _ in range(count - 1)]
+    first = OutboxEvent(**{"event_id": next_id(), **given})
+    others = [next_id() for _ in range(count - 1)]
     multiply(first, others, counted=counted)
     return [first.event_id, *others]
 
 
-# A list in JSON as rows of a value and its number, from 1.
+# A JSON list as rows of a value and its number, from 1.
 LISTED = {
     "sqlite": "(SELECT value, key + 1 AS n FROM json_each(%s)) AS given",
     "postgresql": "json_array_elements_text(CAST(%s AS json)) WITH ORDINALITY AS given(value, n)",
@@ -68,9 +76,9 @@ LISTED = {
 
 
 def multiply(row: Model, others: Sequence[str], *, counted: str = "") -> None:
-    """Put a row in, and copies under these primary keys; the ORM needs seconds for thousands.
+    """Insert a row, and copies under these primary keys; the ORM would need seconds for thousands.
 
-    In one transaction: a worker that claimed the first would have its lease copied.
+    One transaction, because a worker could claim the first row and its lease would be copied.
     """
     meta, quote = row._meta, connection.ops.quote_name
     columns = {each.column: f"model.{quote(each.column)}" for each in meta.concrete_fields}
@@ -91,7 +99,7 @@ def multiply(row: Model, others: Sequence[str], *, counted: str = "") -> None:
 
 
 def keyed(key: str, count: int = 1, *, due: float | None = 0.0, **columns: Any) -> list[str]:
-    """Put events of a key in as a write would; an idle stream is due that many seconds from now."""
+    """Insert events of a key as a write would; an idle stream is due that many seconds from now."""
     streams = OutboxStream.objects
     with transaction.atomic():
         stream, _ = streams.select_for_update().get_or_create(key=key, defaults={"seq": 0})
@@ -107,14 +115,14 @@ def stream(key: str) -> OutboxStream:
 
 
 def stream_due_in(key: str) -> float:
-    """Seconds from the database's now to the due time, or lease end, of a stream."""
+    """Return the seconds from the database's now to the due time, or lease end, of a stream."""
     due = stream(key).due_at
     assert due is not None
     return (due - now()).total_seconds()
 
 
 def end_stream_leases(*keys: str) -> None:
-    """Let the leases of these streams end now, as if their time had passed."""
+    """End the leases of these streams now, as if their time had passed."""
     OutboxStream.objects.filter(key__in=keys).update(due_at=now() - timedelta(seconds=1))
 
 
@@ -123,24 +131,24 @@ def row(event_id: str) -> OutboxEvent:
 
 
 def statuses() -> dict[str, int]:
-    """The number of rows by status, without the statuses that none has."""
+    """Return the number of rows by status, without statuses that no row has."""
     return {name: n for name, n in OutboxEvent.objects.counts_by_status().items() if n}
 
 
 def lease_ends_in(event_id: str) -> float:
-    """Seconds from the database's now to the due time, or lease end, of a row."""
+    """Return the seconds from the database's now to the due time, or lease end, of a row."""
     due = row(event_id).available_at
     assert due is not None
     return (due - now()).total_seconds()
 
 
 def end_leases(ids: Sequence[str]) -> None:
-    """Let the leases of these rows end now, as if their time had passed."""
+    """End the leases of these rows now, as if their time had passed."""
     OutboxEvent.objects.filter(pk__in=ids).update(available_at=now() - timedelta(seconds=1))
 
 
 def steal(event_id: str, *, owner: str = "thief") -> None:
-    """Give a lease to another owner, as a claim after its end would."""
+    """Give a lease to another owner, as a claim after the lease's end would."""
     OutboxEvent.objects.filter(pk=event_id).update(locked_by=owner)
 
 
@@ -148,7 +156,7 @@ def claim(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any)
     """Claim on this thread's connection; return one dict per row."""
     wanted = Claim(me=me, lease=lease, limit=limit, **more)
     names = (*(FULL if wanted.ids is None else LIGHT), *TAIL)
-    found = dialects.of(connection).claim(connection, wanted).rows
+    found = dialect_of(connection).claim(connection, wanted).rows
     return [dict(zip(names, each, strict=True)) for each in found]
 
 
@@ -169,7 +177,7 @@ def write(count: int = 1, event_type: str = PLACED, **fields: Any) -> list[str]:
 
 @contextmanager
 def listening(call: Callable[..., Any], event_type: str = PLACED, **options: Any) -> Iterator[None]:
-    """Have a listener registered for the length of a block."""
+    """Register a listener for the duration of a block."""
     registry.listener(event_type, **options)(call)
     try:
         yield
@@ -195,7 +203,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 
 @contextmanager
 def elsewhere(work: Callable[[], object]) -> Iterator[None]:
-    """Keep a transaction, which has done ``work``, open in another session during a block."""
+    """Keep a transaction that has done ``work`` open in another session during a block."""
     begun, end = threading.Event(), threading.Event()
 
     def transact() -> None:
@@ -217,7 +225,7 @@ def elsewhere(work: Callable[[], object]) -> Iterator[None]:
 
 
 def sessions() -> int:
-    """How many sessions the server has on this database; open files of it on SQLite."""
+    """Return the number of sessions on this database; on SQLite, of its open files."""
     return len(_sessions())
 
 
@@ -240,7 +248,15 @@ def _sessions() -> list[Any]:
         return list(cursor.fetchall())
 
 
-def purging(interval: float) -> Purger:
-    """A purger of this database."""
-    statistics = Statistics(alias="default", me="me")
-    return Purger(alias="default", interval=interval, statistics=statistics)
+def rest_of(purger: Purger) -> float:
+    """Run a purger until it has nothing left to do; return the seconds until its next run."""
+    pause = purger.run()
+    while purger._leader.holds:
+        pause = purger.run()
+    return pause
+
+
+def purging(interval: float, *, me: str = "me", lease: float = 30.0) -> Purger:
+    """Return a purger of this database."""
+    statistics = Statistics(alias="default", me=me)
+    return Purger(alias="default", me=me, lease=lease, interval=interval, statistics=statistics)

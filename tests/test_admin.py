@@ -1,4 +1,4 @@
-"""Events in the admin: who may do what, what is shown, and what it costs."""
+"""Events in the admin: permissions, actions, what the pages show, and their number of queries."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox import registry
-from django_outbox.admin import display, listing, states, walking
+from django_outbox.admin import bulk_actions, changelist, display, state_filter
 from django_outbox.admin.event_admin import OutboxEventAdmin
 from django_outbox.events import least_id, new_id
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.outcomes import Status
 from tests import table
 
 pytestmark = pytest.mark.django_db
@@ -41,7 +41,7 @@ VERBS = ("replay", "discard")
 
 
 def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
-    """Put an event into the table in the state that the engine would leave it in."""
+    """Insert an event in the state that the engine would leave it in."""
     finished = status in (Status.DONE, Status.DEAD)
     values: dict[str, Any] = {
         "event_id": f"event-{OutboxEvent.objects.count():04}",
@@ -61,7 +61,7 @@ def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
 
 
 def visitor(*codenames: str, is_staff: bool = True, **options: Any) -> Client:
-    """Return the browser of somebody with these permissions for events."""
+    """Return the client of a user with these permissions on events."""
     user = User.objects.create_user(f"user-{User.objects.count()}", is_staff=is_staff)
     wanted = [f"{codename}_outboxevent" for codename in codenames]
     found = Permission.objects.filter(codename__in=wanted, content_type__app_label="django_outbox")
@@ -80,20 +80,20 @@ def boss(admin_user: User) -> Client:
 
 
 def act(client: Client, verb: str, *events: OutboxEvent | str, **more: Any) -> Any:
-    """Tick the events in the list, run the action, and say yes to the page that asks."""
+    """Select the events in the list, run the action, and confirm it."""
     ids = [getattr(event, "pk", event) for event in events]
     asked = {"outbox_event": ids, "outbox_confirmed": "yes"}
     return tick(client, verb, *ids, **asked, **more)
 
 
 def tick(client: Client, verb: str, *ids: str, **more: Any) -> Any:
-    """Tick the events in the list and run the action, which asks."""
+    """Select the events in the list and run the action, which asks for confirmation."""
     data = {"action": verb, "_selected_action": ids, "index": "0", "select_across": "0", **more}
     return client.post(reverse(LIST), data)
 
 
 def say_yes(client: Client, page: Any) -> Any:
-    """Send the form of a page that asks."""
+    """Submit the form of a confirmation page."""
     text = page.content.decode()
     fields = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', text)
     data: dict[str, list[str]] = {}
@@ -104,7 +104,7 @@ def say_yes(client: Client, page: Any) -> Any:
 
 
 def press(client: Client, verb: str, event_id: str) -> Any:
-    """Press the button on the event's own page."""
+    """Press the button on the page of the event."""
     return client.post(url_of(verb, event_id))
 
 
@@ -123,14 +123,14 @@ def body(client: Client, url: str, **query: Any) -> str:
 
 
 def listed(client: Client, **query: Any) -> list[str]:
-    """Return the ids of the list's rows, in its order."""
+    """Return the ids in the list, in its order."""
     return re.findall(
         r'<span class="outbox-id">([^<]+)</span>', body(client, reverse(LIST), **query)
     )
 
 
 def checksum() -> str:
-    """Digest every row of the table, every column of it."""
+    """Return a digest of every column of every row."""
     rows = OutboxEvent.objects.order_by("pk").values_list()
     return hashlib.sha256(repr(list(rows)).encode()).hexdigest()
 
@@ -236,7 +236,7 @@ def test_offers_what_the_visitor_may_do() -> None:
 
 
 def test_a_get_of_every_page_changes_nothing(boss: Client) -> None:
-    """Follow all links of the admin, those of forms and buttons too (fault class 11)."""
+    """A GET of every link, form and button of the admin changes no row and logs nothing."""
     for status in Status:
         make(status)
     make(Status.RETRY, locked_by="worker", available_at=NOW + timedelta(hours=1))
@@ -250,7 +250,7 @@ def test_a_get_of_every_page_changes_nothing(boss: Client) -> None:
 
 
 def crawl(client: Client, start: str) -> list[str]:
-    """Get every page within the admin that a page links to, once, and return their URLs."""
+    """Get every page of the admin that is linked to, once, and return the URLs."""
     waiting, seen, places = [start], [], {start}
     while waiting:
         seen.append(url := waiting.pop())
@@ -258,9 +258,9 @@ def crawl(client: Client, start: str) -> list[str]:
         assert response.status_code in (200, 403, 405), url
         links = re.findall(r'(?:href|action|formaction)="([^"]*)"', response.content.decode())
         for link in (urljoin(url, html.unescape(each)).partition("#")[0] for each in links):
-            # The way back and the sorting of a list make no other page of it.
+            # The link back and the sort order of a list do not make a different page.
             place = re.sub(r"(?<=[?&])(_changelist_filters|next|o)=[^&]*&?", "", link)
-            # One page of each list that is not ours, one value of a filter, one filter at a time.
+            # One page of each foreign list, one value of a filter, one filter at a time.
             if "/auth/" in place or "/all/" in place:
                 place = urlsplit(place).path
             if place.count("=") > 1:
@@ -277,7 +277,7 @@ def crawl(client: Client, start: str) -> list[str]:
 
 @pytest.fixture
 def listen() -> Iterator[Callable[[Callable[[outbox.Event], Any]], None]]:
-    """Register listeners of ``order.placed``; forget them at the end."""
+    """Register listeners of ``order.placed``; remove them at the end."""
     calls: list[Callable[..., Any]] = []
 
     def register(call: Callable[[outbox.Event], Any]) -> None:
@@ -291,7 +291,7 @@ def listen() -> Iterator[Callable[[Callable[[outbox.Event], Any]], None]]:
 
 @pytest.mark.parametrize("way", ["action by POST", "button by POST"])
 def test_a_replayed_event_is_delivered_as_if_new(listen: Any, way: str) -> None:
-    """Rows 32, 467, 468, 470, 472: it died, is replayed by a person, and arrives."""
+    """A dead event that is replayed in the admin is delivered, and its attempts start at zero."""
     seen: list[outbox.Event] = []
     broken = True
 
@@ -329,7 +329,7 @@ def test_a_replayed_event_is_delivered_as_if_new(listen: Any, way: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_nothing_is_done_before_a_page_has_asked(verb: str) -> None:
-    """It tells the count and what is left out, and names the events; its form does it."""
+    """The confirmation page counts and names the events and what it leaves out; its form acts."""
     dead, done = [make() for _ in range(2)], make(Status.DONE)
     before = checksum()
     client = visitor("view", verb)
@@ -337,7 +337,7 @@ def test_nothing_is_done_before_a_page_has_asked(verb: str) -> None:
     text = html.unescape(page.content.decode())
     assert (checksum(), traces()) == (before, [])
     assert f"{verb.title()} 2 events?" in text
-    assert "2 that you chose are left out" in text
+    assert "2 of your selection are left out" in text
     assert all(each.pk in text for each in dead)
     response = say_yes(client, page)
     assert response.status_code == 302
@@ -356,12 +356,12 @@ def test_where_nothing_can_be_done_the_page_offers_nothing() -> None:
     client = visitor("view", "replay")
     for page in (tick(client, "replay", event.pk), client.get(url_of("replay", event.pk))):
         text = page.content.decode()
-        assert "There is nothing to be done." in text
+        assert "There is nothing to do." in text
         assert "outbox_confirmed" not in text
 
 
 def test_what_waits_runs_now() -> None:
-    """Scheduled and failed ones, with attempts kept; what is dead or leased is left."""
+    """Scheduled and retrying events become due, attempts kept; dead and leased ones stay."""
     later = NOW + HOUR
     waiting = [make(Status.NEW, available_at=later), make(Status.RETRY, available_at=later)]
     rest = [make(), make(Status.NEW, available_at=later, locked_by="w"), make(Status.DONE)]
@@ -430,7 +430,7 @@ def test_acting_twice_counts_once(verb: str, way: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_an_event_revived_between_look_and_lock_is_left_alone(verb: str) -> None:
-    """Somebody else is faster: what they did is neither undone nor logged as ours."""
+    """An event that another user replays first is skipped: not undone, and not logged as ours."""
     ours, theirs = make(), make()
     client = visitor("view", verb)
 
@@ -457,8 +457,8 @@ def test_an_event_that_has_left_the_filtered_list_is_accounted_for() -> None:
 
 
 def test_all_that_match_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 465: the page tells filter and count; the rest of the table is left alone."""
-    monkeypatch.setattr(walking, "BATCH", 2)
+    """The page names the filter and the count, and events that do not match stay unchanged."""
+    monkeypatch.setattr(bulk_actions, "BATCH", 2)
     events = [make(event_type="a") for _ in range(5)]
     others = [make(event_type="b").pk, make(Status.DONE, event_type="a").pk]
     client = visitor("view", "replay")
@@ -483,9 +483,9 @@ def all_url(verb: str) -> str:
 
 
 def test_a_walk_goes_on_from_page_to_page_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 465, J21: though its events die again and new ones die; it can be left and taken up."""
-    monkeypatch.setattr(walking, "BATCH", 2)
-    monkeypatch.setattr(walking, "STEP", 0)
+    """It ends although its events die again and new ones die, and it can be resumed."""
+    monkeypatch.setattr(bulk_actions, "BATCH", 2)
+    monkeypatch.setattr(bulk_actions, "STEP", 0)
     events = [make(done_at=NOW - HOUR) for _ in range(5)]
     client = visitor("view", "replay")
     page = client.get(all_url("replay"))
@@ -513,7 +513,7 @@ def test_a_walk_that_was_not_begun_here_is_refused() -> None:
 
 
 def test_what_somebody_else_has_locked_is_left_to_them() -> None:
-    """The rest is done, and nobody waits."""
+    """Rows that another transaction has locked are skipped, so that the action does not wait."""
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database has no SKIP LOCKED")
     assert "SKIP LOCKED" in " ".join(
@@ -573,7 +573,7 @@ def test_the_way_back_keeps_the_list_s_filters() -> None:
 
 
 def test_the_list_says_what_is_stuck() -> None:
-    """Rows 102, +40: type, id, aggregate, status, attempts, times, first line of the error."""
+    """The list shows type, id, aggregate, status, attempts, times and the error's first line."""
     make(last_error="builtins.KeyError: 'sku'\n  File …", event_id="01DEAD", payload='"secret"')
     page = body(visitor("view"), reverse(LIST))
     row = re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL)
@@ -640,7 +640,7 @@ def test_the_page_shows_everything_the_event_has() -> None:
         assert part in page
     for part in ("acme", "order-17", "Traceback (most recent call last):\n  File", "host:1:abc"):
         assert part in page
-    assert page.count("2026-01-02 08:49:05.678+05:45") == 6  # also of the lease, twice
+    assert page.count("2026-01-02 08:49:05.678+05:45") == 6  # the lease accounts for two of them
     assert "<th>done</th>" not in page
 
 
@@ -671,7 +671,7 @@ def fan_out(**entries: dict[str, Any]) -> str:
 
 
 def test_a_shared_event_shows_what_each_listener_has_reached(boss: Client) -> None:
-    """Rows 96, +29: of a dead event one sees whom a replay will call."""
+    """The page of a dead event shows which listeners a replay will call."""
     at = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
     event = make(progress=fan_out(
         stock={"state": "done"},
@@ -705,7 +705,7 @@ def test_an_event_of_one_listener_shows_no_progress(boss: Client) -> None:
 
 
 EVIL = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>{{ 7 }}"
-EVIL_ID = "<b>'\"><script>alert(3)</script>"  # 36 characters are room enough
+EVIL_ID = "<b>'\"><script>alert(3)</script>"  # 36 characters are enough for it
 TEXT_COLUMNS = "event_type tenant_id payload headers last_error result locked_by key unique_key"
 
 
@@ -793,12 +793,12 @@ def test_newest_first_and_by_the_primary_key() -> None:
     client = visitor("view", "replay")
     assert listed(client) == events[::-1]
     assert listed(client, o="1") == events
-    for column in range(9):  # no other one can be made to sort the table
+    for column in range(9):  # no other column sorts the table
         assert listed(client, o=f"-{column}") == events[::-1]
 
 
 def test_filter_by_state() -> None:
-    """Each state by itself; of what is to come, the next one first."""
+    """Each state lists only its own events, and pending events in the order of delivery."""
     later, lease = NOW + timedelta(hours=1), {"locked_by": "w", "available_at": NOW + HOUR / 2}
     expected = {
         "due": [make(Status.NEW, available_at=NOW - HOUR).pk, make(Status.RETRY).pk],
@@ -819,42 +819,64 @@ def test_filter_by_state() -> None:
 
 
 def keyed_events(key: str, *statuses: Status) -> list[str]:
-    """Put in a stream whose head waits for its next try."""
+    """Insert events of a stream whose head waits for its next attempt."""
     OutboxStream.objects.create(key=key, seq=len(statuses), due_at=NOW + HOUR)
     places = enumerate(statuses, 1)
     return [make(each, key=key, seq=seq, available_at=None).pk for seq, each in places]
 
 
 def test_a_state_is_looked_up_to_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "FIRST", 3)
+    monkeypatch.setattr(state_filter, "FIRST", 3)
     dead = [make().pk for _ in range(5)]
     due = [make(Status.NEW).pk for _ in range(4)]
     client = visitor("view")
     assert listed(client, state="due") == due[:3]
     page = body(client, reverse(LIST), state="due")
-    assert "Only the first 3 events were looked at." in page
+    assert "Only the first 3 events were searched." in page
     assert listed(client, state="dead") == dead[:1:-1]
     page = body(client, reverse(LIST), state="dead")
-    assert "Only the newest 3 events were looked at." in page
+    assert "Only the newest 3 events were searched." in page
     older = re.search(r'href="(\?[^"]*up_to=[^"]*)"', page)
     assert older is not None
     found = body(client, reverse(LIST) + html.unescape(older[1]))
     assert re.findall(r'<span class="outbox-id">([^<]+)', found) == dead[2::-1]
-    assert "were looked at" not in found
+    assert "were searched" not in found
 
 
 def test_what_no_index_finds_is_sought_among_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter never reads the whole table; one may go on to older events."""
-    monkeypatch.setattr(listing, "NEWEST", 4)
+    """A filter never reads the whole table; a link leads on to older events."""
+    monkeypatch.setattr(changelist, "NEWEST", 4)
     events = [make(event_type="a" if n % 2 else "b").pk for n in range(8)]
     client = visitor("view")
     assert listed(client) == events[::-1]
-    assert "were looked at" not in body(client, reverse(LIST))
+    assert "were searched" not in body(client, reverse(LIST))
     for query in ({"event_type": "a"}, {"q": "17"}, {"state": "done"}, {"attempts": "3"}):
         assert "Only the newest 4 events" in body(client, reverse(LIST), **query)
     assert listed(client, event_type="a") == [events[7], events[5]]
     assert listed(client, event_type="a", up_to=events[3]) == [events[3], events[1]]
-    assert "were looked at" not in body(client, reverse(LIST), up_to=events[3], event_type="a")
+    assert "were searched" not in body(client, reverse(LIST), up_to=events[3], event_type="a")
+
+
+@pytest.mark.parametrize("state", ["due", "leased", "scheduled", "retrying", "blocked", "dead"])
+def test_a_state_and_a_time_together(state: str) -> None:
+    """Both filters apply, whichever of them an index serves."""
+    soon, held = table.now() + HOUR, {"locked_by": "w", "locked_at": NOW}
+    fields: dict[str, Any] = {
+        "due": {"status": Status.NEW},
+        "leased": {"status": Status.NEW, "available_at": soon, **held},
+        "scheduled": {"status": Status.NEW, "available_at": soon},
+        "retrying": {"status": Status.RETRY, "available_at": soon},
+        "blocked": {"status": Status.NEW, "available_at": None, "key": "k"},
+        "dead": {"status": Status.DEAD},
+    }[state]
+    if state == "blocked":
+        OutboxStream.objects.create(key="k", seq=9, due_at=soon)
+    ids = [least_id(datetime(2026, month, 5, tzinfo=timezone.utc)) for month in (1, 2, 3)]
+    for number, pk in enumerate(ids):
+        make(event_id=pk, seq=number if state == "blocked" else None, **fields)
+    client = visitor("view")
+    assert {*listed(client, state=state)} == {*ids}
+    assert listed(client, state=state, written="2026-02") == [ids[1]]
 
 
 def test_when_events_were_written(settings: Any) -> None:
@@ -879,12 +901,12 @@ def test_when_events_were_written(settings: Any) -> None:
 
 
 def test_filter_by_type(listen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It offers what somebody listens to, what is recent, and what is chosen."""
-    monkeypatch.setattr(listing, "RECENT", 2)
+    """The filter offers types with listeners, recent types, and the selected one."""
+    monkeypatch.setattr(changelist, "RECENT", 2)
     old, *recent = (make(event_type=f"type-{n}").pk for n in range(3))
     listen(lambda event: None)
     client = visitor("view", "replay")
-    heard = {  # the test app's and the package's own, but no patterns
+    heard = {  # those of the test app and of the package, without patterns
         each.event_type for each in registry.listeners() if "*" not in each.event_type
     }
     offered = offered_types(body(client, reverse(LIST)))
@@ -988,10 +1010,10 @@ def test_the_list_costs_few_queries(django_assert_max_num_queries: Any) -> None:
     with django_assert_max_num_queries(10) as done:
         assert len(listed(client)) == OutboxEventAdmin.list_per_page
     rows = [each["sql"] for each in done.captured_queries if "outbox_event" in each["sql"]]
-    assert len(rows) == 5  # whether one page is enough, count, types, page, the first event
+    assert len(rows) == 5  # page test, count, types, page, first event
     assert all("LIMIT" in sql for sql in rows)
     assert not any("payload" in sql or "DISTINCT" in sql for sql in rows)
-    with django_assert_max_num_queries(10):  # nor for "show counts" beside the filters
+    with django_assert_max_num_queries(10):  # nor do "show counts" facets add queries
         body(client, reverse(LIST), _facets="True")
 
 
@@ -1006,7 +1028,7 @@ def test_the_list_costs_few_queries(django_assert_max_num_queries: Any) -> None:
 def test_a_short_list_is_read_once(
     query: Any, column: str, django_assert_max_num_queries: Any
 ) -> None:
-    """Where no index helps, the table is not read again to count what was found."""
+    """Without a usable index, the table is not read a second time to count the results."""
     make()
     client = visitor("view", *VERBS)
     with django_assert_max_num_queries(10) as done:
@@ -1039,17 +1061,17 @@ def test_the_list_counts_no_further_than_its_limit(monkeypatch: pytest.MonkeyPat
     fill(120)
     client = visitor("view", "replay")
     assert "There are more than" not in body(client, reverse(LIST))
-    monkeypatch.setattr(listing, "LIMIT", 119)
+    monkeypatch.setattr(changelist, "LIMIT", 119)
     page = body(client, reverse(LIST))
     assert "There are more than 119 events here" in page
     assert len(listed(client, p="3")) == 19
     assert client.get(reverse(LIST), {"p": "4"}).status_code == 302
-    monkeypatch.setattr(listing, "LIMIT", 120)
+    monkeypatch.setattr(changelist, "LIMIT", 120)
     assert "There are more than" not in body(client, reverse(LIST))
 
 
 class ReplicaRouter:
-    """Reads events from a replica that lags behind (here: is empty)."""
+    """Reads events from a replica that lags behind (here it is empty)."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         return "other" if model is OutboxEvent else None
@@ -1071,7 +1093,7 @@ def test_a_replica_is_never_asked(settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_database_errors_are_raised() -> None:
-    """Row 466: an outage is never shown as an empty list or as nothing to do."""
+    """An outage raises; it is never shown as an empty list or as nothing to do."""
     event = make()
     client = visitor("view", "replay")
     name = OutboxEvent._meta.db_table

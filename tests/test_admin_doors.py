@@ -1,4 +1,4 @@
-"""Every door of the admin of events and streams: who may open it, and what a forged knock does."""
+"""Every page of the admin of events and streams: who may open it, what forged requests do."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from django_outbox.admin import walking
+from django_outbox.admin import bulk_actions
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.outcomes import Status
 from tests.table import now
 from tests.test_admin import EVIL, EVIL_ID, LIST, acting_id, checksum, make, tick, traces, visitor
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 READ = ("changelist", "change", "history", "groups")
 REPLAY = ("replay", "replay_all", "run_now", "run_now_all")
 DISCARD = ("discard", "discard_all", "skip")
-NOBODY = ("add", "delete")  # of a row, as Django would
+NOBODY = ("add", "delete")  # Django's pages for rows, closed to all
 
 
 def doors() -> Iterator[tuple[str, str]]:
@@ -31,14 +31,17 @@ def doors() -> Iterator[tuple[str, str]]:
     for model, object_id in rows.items():
         prefix = f"{model._meta.app_label}_{model._meta.model_name}_"
         for each in site.get_model_admin(model).get_urls():
-            if each.name is None:  # the old address of a page, which leads to the new one
+            if each.name is None:  # Django's old URL of a page, which redirects
                 continue
             takes = [object_id] if "object_id" in each.pattern.converters else []
             yield each.name.removeprefix(prefix), reverse(f"admin:{each.name}", args=takes)
 
 
 def person(*codenames: str) -> Client:
-    """Somebody of the staff, strict about tokens, who sees events and streams, and has these."""
+    """Return a client that checks CSRF tokens, logged in as staff with these permissions.
+
+    With any of them, the user may view events and streams, too.
+    """
     user = User.objects.create_user(f"person-{User.objects.count()}", is_staff=True)
     views = ["view_outboxevent", "view_outboxstream"] if codenames else []
     wanted = [f"{each}_outboxevent" for each in codenames if each != "view"]
@@ -48,12 +51,12 @@ def person(*codenames: str) -> Client:
     return client
 
 
-def stranger() -> Client:
+def unknown_name() -> Client:
     return Client(enforce_csrf_checks=True)
 
 
 ACTORS: dict[str, tuple[Callable[[], Client], tuple[str, ...] | None]] = {
-    "anonymous": (stranger, None),
+    "anonymous": (unknown_name, None),
     "staff without rights": (person, ()),
     "view": (lambda: person("view"), READ),
     "replay": (lambda: person("view", "replay"), (*READ, *REPLAY)),
@@ -80,7 +83,7 @@ def test_each_door_opens_to_its_permission_alone(actor: str) -> None:
 
 
 def test_markup_is_escaped_on_pages_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walking, "STEP", 0)
+    monkeypatch.setattr(bulk_actions, "STEP", 0)
     texts = dict.fromkeys(["event_type", "payload", "headers", "last_error", "tenant_id"], EVIL)
     event = make(event_id=EVIL_ID, aggregate_type=EVIL[:64], **texts)
     make(Status.RETRY, event_id=f"{EVIL_ID[:-1]}2", available_at=now(), **texts)

@@ -1,4 +1,4 @@
-"""Hidden values, edit and replay, and the story of an event."""
+"""The admin: hidden values, edit and replay, and the history of an event."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from django.urls import reverse
 
 import django_outbox as outbox
 from django_outbox.admin import editing, redaction
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
-from django_outbox.outcomes import Status
 from tests.table import listening, now
 from tests.test_admin import PAGE, body, checksum, make, press, said, traces, url_of, visitor
 
@@ -84,7 +84,7 @@ def form_of(client: Any, event: OutboxEvent) -> dict[str, str]:
 
 
 def test_an_edited_event_is_delivered_with_its_new_text() -> None:
-    """The old value stands in the log; numbers keep their digits."""
+    """The log keeps the old value, and numbers keep their digits."""
     event = make(payload='{"sku":"teapto","price":1.10}', headers='{"region":"eu"}', event_type="e")
     client = visitor("view", "edit")
     assert url_of("edit", event.pk) in body(client, reverse(PAGE, args=[event.pk]))
@@ -121,10 +121,10 @@ def test_an_edited_event_is_delivered_with_its_new_text() -> None:
         ("payload", '"' + "x" * 3000 + '"', "at most 2000"),
         ("payload", "[" * 150 + "]" * 150, "nested deeper than 100"),
         ("payload", "[" * 5000, "This is not JSON"),
-        ("headers", "[]", "no JSON object"),
-        ("headers", '{"a": 1}', "is no text"),
-        ("headers", '{"a": "1", "a": "2"}', "names all differ"),
-        ("headers", '{"a": null}', "is no text"),
+        ("headers", "[]", "must be a JSON object"),
+        ("headers", '{"a": 1}', "is not text"),
+        ("headers", '{"a": "1", "a": "2"}', "unique keys"),
+        ("headers", '{"a": null}', "is not text"),
         ("headers", "{", "are not JSON"),
         ("headers", '{"a": "\\ud800"}', "lone surrogate"),
     ],
@@ -169,7 +169,7 @@ def test_a_mask_that_would_show_a_value_or_be_saved_is_refused(change: tuple[str
     data = form_of(client, event)
     data["payload"] = data["payload"].replace(*change)
     response = client.post(url_of("edit", event.pk), data)
-    assert "holds a mask" in response.content.decode()
+    assert "contains a mask" in response.content.decode()
     assert checksum() == before
 
 
@@ -208,7 +208,7 @@ def test_editing_needs_its_own_permission() -> None:
     assert checksum() == before
 
 
-# --- the story ------------------------------------------------------------------------------------
+# --- the history ----------------------------------------------------------------------------------
 
 
 def test_the_page_tells_what_happened_in_order() -> None:
@@ -238,7 +238,7 @@ def test_the_page_tells_who_holds_an_event_and_whether_it_lives() -> None:
     client = visitor("view")
     pages = [reverse(PAGE, args=[each.pk]) for each in (event, keyed)]
     for page in pages:
-        assert "No worker shows itself by this name" in body(client, page)
+        assert "No live worker has this name" in body(client, page)
     OutboxWorker.objects.create(
         id="host:1:x", hostname="host", pid=17, started_at=now(), heartbeat_at=now()
     )

@@ -10,9 +10,9 @@ from datetime import timedelta
 import pytest
 from django.urls import reverse
 
-from django_outbox.admin import states
+from django_outbox.admin import state_filter
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import Status
 from tests.table import now
 from tests.test_admin import EVIL, all_url, body, listed, make, said, say_yes, traces, visitor
 
@@ -64,8 +64,8 @@ def test_groups_are_of_the_newest_and_say_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "No event is dead." in body(visitor("view"), reverse(GROUPS))
     for _ in range(4):
         make()
-    monkeypatch.setattr(states, "FIRST", 3)
-    assert "Only the newest 3 dead events were looked at." in body(visitor("view"), reverse(GROUPS))
+    monkeypatch.setattr(state_filter, "FIRST", 3)
+    assert "Only the newest 3 dead events were searched." in body(visitor("view"), reverse(GROUPS))
 
 
 def test_groups_are_seen_by_permission_and_escaped() -> None:

@@ -1,4 +1,4 @@
-"""Pauses in the admin: who may pause and resume, what is shown, what is noted."""
+"""Pauses in the admin: who may pause and resume, what is shown and logged."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_page_has_a_button_that_resumes(boss: Client) -> None:
     assert OutboxPause.objects.exists()
     assert boss.post(url).status_code == 302
     assert not OutboxPause.objects.exists()
-    assert "It is not paused any more." in said(boss.post(url))
+    assert "It is no longer paused." in said(boss.post(url))
 
 
 @pytest.mark.django_db(transaction=True)

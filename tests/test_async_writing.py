@@ -1,4 +1,4 @@
-"""Writing from async code: ``awrite``, and the unit of work under ``sync_to_async`` (row +6)."""
+"""Writing from async code: ``awrite``, and the unit of work under ``sync_to_async``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from django_outbox import (
     write,
     write_many,
 )
+from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.testapp.models import Order
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Undone(Exception):
-    """The business code fails."""
+    """Raised by the business code."""
 
 
 def stored() -> list[str]:
@@ -43,7 +44,7 @@ def stored() -> list[str]:
 
 
 def in_async(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Run async code as a sync server does: this thread is its thread-sensitive one."""
+    """Run async code as a sync server does, with this thread as the thread-sensitive one."""
 
     async def run() -> Any:
         return await work()
@@ -160,7 +161,7 @@ def test_an_async_listener_may_write_with_a_unit_of_work() -> None:
             write("x")
         outbox.drain(limit=1)
     finally:
-        outbox.registry.remove(listen)  # type: ignore[attr-defined]
+        registry.remove(listen)
     assert stored() == ["x", "followed"]
 
 

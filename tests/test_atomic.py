@@ -1,4 +1,4 @@
-"""``atomic=True``: a listener, what it changed and DONE commit together, or nothing of it does."""
+"""``atomic=True``: a listener, its changes and DONE commit together, or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ended(**expected: int) -> None:
 
 
 def test_26_effects_and_done_commit_together(settings: Any) -> None:
-    """Whoever looks sees both or neither: one statement asks for the two of them."""
+    """Other sessions see both or neither: a single statement queries both."""
     settings.OUTBOX = {}
     changed, go_on = threading.Event(), threading.Event()
 
@@ -82,7 +82,7 @@ def test_26_a_failing_listener_leaves_nothing(settings: Any) -> None:
 
 
 def test_a_failed_statement_is_a_failure_and_spoils_nothing_else(settings: Any) -> None:
-    """The listener swallows its own database error; the broken transaction cannot commit."""
+    """The listener swallows its own database error, but the broken transaction cannot commit."""
     settings.OUTBOX = {}
 
     def listener(event: outbox.Event) -> None:
@@ -174,7 +174,7 @@ def test_26_a_lease_that_was_lost_undoes_everything(settings: Any) -> None:
 
     def listener(event: outbox.Event) -> None:
         leave(event)
-        if connection.vendor == "sqlite":  # one writer at a time: nobody else could steal it now
+        if connection.vendor == "sqlite":  # one writer at a time: no other could steal it now
             steal(event.event_id)
         else:
             in_thread(lambda: steal(event.event_id)).result(15)
@@ -209,7 +209,7 @@ def repeatable_read() -> dict[str, Any]:
 def test_a_renewed_lease_breaks_no_repeatable_read(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heartbeat changes the row after the listener's first look at the database."""
+    """The heartbeat changes the row after the listener's first query, which fixed its snapshot."""
     if connection.vendor == "sqlite":
         pytest.skip("one writer at a time: no heartbeat renews beside a transaction that wrote")
     monkeypatch.setitem(connections.settings["default"], "OPTIONS", repeatable_read())
@@ -238,7 +238,7 @@ def test_w13_a_timeout_undoes_an_awaited_atomic_listener_and_counts(settings: An
 
     async def listener(event: outbox.Event) -> None:
         await Effect.objects.acreate(event_id=event.event_id, pid=0, phase="once")
-        while not event.attempts and not go_on.is_set():  # noqa: ASYNC110 - told by a thread
+        while not event.attempts and not go_on.is_set():  # noqa: ASYNC110 - set by a thread
             await asyncio.sleep(0.01)
 
     with listening(listener, atomic=True, timeout=0.2, retry=TWICE), outbox.Worker():
@@ -272,7 +272,7 @@ def test_what_runs_after_the_commit_is_told_only_then(settings: Any) -> None:
 def test_exactly_once_in_the_same_database_whatever_is_killed(
     database_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Workers are killed amid their work, one after the other; another takes over each time."""
+    """Workers are killed while they deliver, one by one, and another takes over each time."""
     count = 300 if connection.vendor == "sqlite" else 1000
     site, kills = Site(database_env, tmp_path), 4
     few = {"COLD_QUEUE_CAPACITY": 20, "POLL_BATCH_SIZE": 20, "WORKERS": 4, "ASYNC_CONCURRENCY": 1}
@@ -298,9 +298,9 @@ def test_exactly_once_in_the_same_database_whatever_is_killed(
             running.append(start())
         wait_until(lambda: done() == count, within=60, what=f"{count} done")
         for each in running:
-            each.says("worker started")  # only then a signal finds its receiver
+            each.says("worker started")  # only then is the signal handled
         assert [each.stop() for each in running] == [0, 0]
-    assert OutboxEvent.objects.filter(rescues__gt=0).exists()  # the kills did hit their work
+    assert OutboxEvent.objects.filter(rescues__gt=0).exists()  # the kills did interrupt deliveries
     effects = Counter(Effect.objects.values_list("event_id", flat=True))
     assert effects == Counter(ids)
     assert statuses() == {"DONE": count}

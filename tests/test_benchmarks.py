@@ -125,11 +125,15 @@ def test_parts_of_a_run_are_put_together_and_the_latest_counts() -> None:
     assert [each["seconds"] for each in report.merged([first, second])["results"]] == [3, 2, 4]
 
 
-def test_the_shortlist_has_a_column_for_each_database() -> None:
+def test_the_shortlist_has_a_column_for_each_database_that_ran() -> None:
     beside = figure(references=[1.0] * 3, reference="x").as_dict()
-    text = report.shortlist(
-        run(result(figures=[figure().as_dict()]), result(database="postgres", figures=[beside]))
-    )
+    found = [
+        result(figures=[figure().as_dict()]),
+        result("write", database="mysql"),
+        result(database="postgres", figures=[beside]),
+    ]
+    text = report.shortlist(run(*found))
+    assert "|  | PostgreSQL | MySQL | SQLite |" in text
     assert "| drain, beside x | 2.00 events/s (2.00 ×) |  | 2.00 events/s |" in text
 
 

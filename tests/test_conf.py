@@ -1,4 +1,4 @@
-"""The one dict ``OUTBOX`` (rows 50, 186, 408, 409, 414-417, 452, 493; J22, J24)."""
+"""The ``OUTBOX`` dict: its defaults and faults, table names and dotted paths."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ DEFAULTS: dict[str, Any] = {
     "WORKERS": 4,
     "PROCESSES": 1,
     "ASYNC_CONCURRENCY": 100,
+    "ASYNC_CONNECTIONS": None,
+    "LISTENER_TIMEOUT": None,
+    "STUCK_AFTER": 600,
+    "PREFETCH_BYTES": 64 * 1024**2,
     "HOT_QUEUE_CAPACITY": 1000,
     "COLD_QUEUE_CAPACITY": 1000,
     "FAIRNESS": (2, 1),
-    "MAX_ATTEMPTS": 10,
+    "MAX_ATTEMPTS": 20,
     "RETRY": None,
     "POLL_INTERVAL": 5,
     "POLL_BATCH_SIZE": 500,
@@ -68,8 +72,8 @@ NO_COUNT = [0, -1, 1.5, "5", True, None, math.nan]
 NO_FLAG = [1, 0, "yes", None]
 NO_PATHS = ["a.b", [1], {"a"}, None, 5]
 COUNTS = """WORKERS PROCESSES ASYNC_CONCURRENCY HOT_QUEUE_CAPACITY COLD_QUEUE_CAPACITY MAX_ATTEMPTS
-POLL_BATCH_SIZE PURGE_BATCH_SIZE MAX_PAYLOAD_BYTES""".split()
-ABOVE_ZERO = "POLL_INTERVAL PROBE_INTERVAL LEASE LOCK_WAIT PURGE_INTERVAL".split()
+POLL_BATCH_SIZE PURGE_BATCH_SIZE MAX_PAYLOAD_BYTES PREFETCH_BYTES""".split()
+ABOVE_ZERO = "POLL_INTERVAL PROBE_INTERVAL LEASE LOCK_WAIT PURGE_INTERVAL STUCK_AFTER".split()
 FROM_ZERO = "SKIP_RECENT DRAIN_TIMEOUT UNROUTABLE_GRACE DOORBELL_INTERVAL".split()
 OPTIONAL = "RETENTION_DONE RETENTION_DEAD RETENTION_INBOX RETENTION_UNIQUE".split()
 FLAGS = "ENABLED EMBEDDED SIGNAL_BRIDGE STOP_ON_FIRST_FAILURE".split()
@@ -86,6 +90,8 @@ BAD: dict[str, list[Any]] = {
     **{name: ["nonsense", None, 5, ["dead"]] for name in CHOICES},
     **dict.fromkeys(PATHS, NO_PATHS),
     "DEFER_LIMIT": [*NO_NUMBER, 0],
+    "LISTENER_TIMEOUT": [*NO_NUMBER, 0],
+    "ASYNC_CONNECTIONS": [0, -1, 1.5, "5", True],
     "MAX_RESCUES": [1, 0, -1, 2.5, "5", None],
     "FAIRNESS": [(1,), (1, 2, 3), (0, 1), (2, 0), "21", 2, None, (1.5, 1)],
     "DOORBELL": [5, {}, {"directory": "x"}, ["local"], True],
@@ -106,6 +112,8 @@ GOOD: dict[str, list[Any]] = {
     "ORDERING": ["aggregate", "global"],
     "ON_DEAD": ["continue", "block"],
     "DEFER_LIMIT": [None, 1, 0.5],
+    "LISTENER_TIMEOUT": [None, 1, 0.5],
+    "ASYNC_CONNECTIONS": [None, 1, 50],
     "MAX_RESCUES": [2, 5],
     "FAIRNESS": [(2, 1), [1, 1]],
     "DOORBELL": [None, "auto", "local", {"kind": "local", "directory": "x"}],
@@ -127,19 +135,17 @@ def cases(table: dict[str, list[Any]]) -> list[Any]:
 
 
 def test_every_default_is_the_designs() -> None:
-    """Rows 50, 73, 195, 198, 199, 200, 203, 243, 244, 245, 261, 405, 409, 419, 453, 459."""
     made = {each.name: getattr(Settings(), each.name) for each in dataclasses.fields(Settings)}
     assert made == DEFAULTS
 
 
 def test_every_setting_has_its_good_and_bad_values_here() -> None:
     assert {*GOOD} == {*DEFAULTS}
-    assert {*BAD} == {*DEFAULTS} - {"RETRY", "SERIALIZER"}  # those are resolved, see test_checks
+    assert {*BAD} == {*DEFAULTS} - {"RETRY", "SERIALIZER"}  # these are resolved, see test_checks
 
 
 @pytest.mark.parametrize(("name", "value"), cases(BAD))
 def test_an_unfit_value_is_a_problem_that_names_it(name: str, value: Any) -> None:
-    """Rows 186, 350, 408, 452, J24."""
     with override_settings(OUTBOX={name: value}):
         [problem] = problems()
         assert problem.message.startswith(f'OUTBOX["{name}"] is {value!r}; expected ')
@@ -150,7 +156,6 @@ def test_an_unfit_value_is_a_problem_that_names_it(name: str, value: Any) -> Non
 
 @pytest.mark.parametrize(("name", "value"), cases(GOOD))
 def test_a_fit_value_is_in_force(name: str, value: Any) -> None:
-    """Row 408."""
     with override_settings(OUTBOX={name: value}):
         assert problems() == []
         assert getattr(current(), name) == value
@@ -168,7 +173,6 @@ def test_a_fit_value_is_in_force(name: str, value: Any) -> None:
     ],
 )
 def test_an_unknown_key_is_a_problem_with_the_nearest_name(key: Any, hint: str) -> None:
-    """Rows 50, 408, J24."""
     with override_settings(OUTBOX={key: 1}):
         [problem] = problems()
         assert problem.message == f"OUTBOX[{key!r}] is not a setting."
@@ -192,7 +196,6 @@ def test_every_fault_is_told_at_once() -> None:
 
 
 def test_settings_are_read_late_once_and_again_after_a_change() -> None:
-    """Rows 415, 416."""
     with override_settings(OUTBOX={"WORKERS": 7}):
         assert current().WORKERS == 7
         assert current() is current()
@@ -203,14 +206,12 @@ def test_settings_are_read_late_once_and_again_after_a_change() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    """Rows 50, 415."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         current().WORKERS = 5  # type: ignore[misc]
     assert not hasattr(current(), "__dict__")
 
 
 def test_no_outbox_at_all_is_every_default(settings: Any) -> None:
-    """Rows 48, 194."""
     if hasattr(settings, "OUTBOX"):
         del settings.OUTBOX
     assert current() == Settings()
@@ -231,7 +232,6 @@ def test_no_outbox_at_all_is_every_default(settings: Any) -> None:
     ids=str,
 )
 def test_prefix_and_schema_move_the_tables(outbox: dict[str, Any], name: str) -> None:
-    """Rows 77, 493."""
     with override_settings(OUTBOX=outbox):
         assert table_name("outbox_event") == name
 
@@ -239,14 +239,14 @@ def test_prefix_and_schema_move_the_tables(outbox: dict[str, Any], name: str) ->
 @pytest.mark.parametrize("value", ['ev"; drop table ev; --', "a b", "a.b", 5, ["x"]], ids=repr)
 @pytest.mark.parametrize("key", ["TABLE_PREFIX", "SCHEMA"])
 def test_an_unfit_name_never_reaches_a_table_name(key: str, value: Any) -> None:
-    """Rows 183, 186, 452, E22: Django's quote_name does not escape."""
+    """Django's ``quote_name`` does not escape, so an unsafe name must not be used."""
     with override_settings(OUTBOX={key: value}):
         assert table_name("outbox_event") == "outbox_event"
         assert len(problems()) == 1
 
 
 def test_index_names_differ_with_the_prefix_and_stay_short() -> None:
-    """Design 4: index names are global in PostgreSQL and SQLite."""
+    """Index names are global in PostgreSQL and SQLite, so two prefixes need different names."""
     made = set()
     for outbox in ({}, {"TABLE_PREFIX": "a_"}, {"TABLE_PREFIX": "b_"}, {"SCHEMA": "a_"},
                    {"TABLE_PREFIX": "x" * 40}):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Context that travels with an event: log context, language, time zone (rows 387, 388; G11)."""
+"""Context that travels with an event: log context, language, time zone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from django.utils import timezone, translation
 from django.utils.module_loading import import_string
 
 import django_outbox as outbox
-from django_outbox import registry
 from django_outbox.contrib import locale, logs
+from django_outbox.listeners import registry
 from tests import samples
 from tests.table import PLACED, listening, statuses, write
 from tests.waiting import wait_until
@@ -36,7 +36,7 @@ logger = logging.getLogger("tests.shop")
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    """What the shop's log says, line by line, with its context."""
+    """Collect the lines of the shop's log, with their context."""
     found: list[str] = []
 
     class Handler(logging.Handler):
@@ -64,7 +64,6 @@ def deliver(where: str, count: int) -> None:
 # -- log lines -------------------------------------------------------------------------------------
 
 
-# Row 388.
 @everywhere
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_388_a_session_key_set_at_write_is_in_the_listeners_lines_and_gone_afterwards(
@@ -127,7 +126,7 @@ def test_lines_say_which_listener_and_which_attempt(
 
 
 def test_what_a_listener_writes_carries_the_context_on(settings: Any, lines: list[str]) -> None:
-    """The first writer's part of it; whose event it was is said anew."""
+    """The first writer's context is passed on; the event's own fields are set anew."""
     settings.OUTBOX = BOTH
 
     def listen(event: outbox.Event) -> None:
@@ -189,7 +188,7 @@ def test_structlogs_own_context_travels(settings: Any, where: str) -> None:
 
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
-    """Whether structlog is installed is found out again, before and after."""
+    """Forget whether structlog is installed, before and after the test."""
     logs._structlog.cache_clear()
     yield
     logs._structlog.cache_clear()
@@ -204,7 +203,7 @@ def test_without_structlog_it_does_without(
 
 
 def test_structlog_is_imported_with_the_first_context() -> None:
-    """It brings half a second of imports, and every worker has the formatter at hand."""
+    """Importing it takes half a second, and every worker imports this module for its formatter."""
     pytest.importorskip("structlog")
     script = """
 import sys
@@ -285,7 +284,7 @@ def test_a_time_zone_without_a_name_and_no_language_are_not_remembered() -> None
 def test_the_samples_of_the_how_to(
     settings: Any, monkeypatch: pytest.MonkeyPatch, client: Any
 ) -> None:
-    """Rows 224, 387: a provider and an interceptor of one's own, and those that are shipped."""
+    """A custom provider and interceptor work together with those of the package."""
     seen: list[tuple[Any, ...]] = []
     shop = type(sys)("shop_context")
     monkeypatch.setitem(sys.modules, "shop_context", shop)

@@ -1,4 +1,4 @@
-"""A worker dies at a named point of a delivery, another one finishes: nothing is lost or left."""
+"""A worker dies at a named point of a delivery; another one finishes, and no event is lost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import Status
 from tests.crashpoints import KILLED, POINTS, VARIABLE
 from tests.fleet import Fleet, Line, wait_for_end_of
 from tests.table import insert, now, statuses, write
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 EXPIRED = 40  # rows that a purge deletes
 
-# Each point at its first passage, and where it matters in the middle of the work too.
+# Each crash point the first time it is reached and, where it matters, in the middle of the work.
 PLACES = [
     "after_claim:1",
     "after_claim:3",
@@ -63,7 +63,8 @@ def test_every_point_is_passed() -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_death_costs_nothing_but_what_was_in_hand(fleet: Fleet, place: str) -> None:
-    expired = {*insert(EXPIRED, due=None, status=Status.DONE, done_at=now() - timedelta(days=30))}
+    month_ago = {"done_at": now() - timedelta(days=30), "made": 31 * 86400}
+    expired = {*insert(EXPIRED, due=None, status=Status.DONE, **month_ago)}
     placed = [write(payload=payload(n))[0] for n in range(24)]
     booked = write(12, "order.booked")
     worker = fleet.start(**{VARIABLE: place})
@@ -86,30 +87,30 @@ def test_a_death_costs_nothing_but_what_was_in_hand(fleet: Fleet, place: str) ->
 
 
 def payload(n: int) -> dict[str, object]:
-    """The first two are slow enough for a heartbeat to come in between."""
+    """Return a payload; the first two listeners are slow enough for a heartbeat meanwhile."""
     return {"seconds": 0.5 if n < 2 else 0.02, "fails": n % 3 == 0, "follow": n % 4 == 1}
 
 
 def rows() -> dict[str, int]:
-    """The attempts of each event in the table."""
+    """Return the attempts of each event in the table."""
     return dict(OutboxEvent.objects.values_list("event_id", "attempts"))
 
 
 def in_hand() -> set[str]:
-    """What the dead worker held."""
+    """Return the ids of the events that the dead worker had leased."""
     return {*OutboxEvent.objects.exclude(locked_by=None).values_list("event_id", flat=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """What a dead worker left."""
+    """The state that a dead worker left."""
 
     in_hand: set[str]
     before: list[Line]
     expired: int
 
     def check(self, place: str) -> None:
-        """See that it died where it should have: the test would pass without a death too."""
+        """Check that it died at the right point: the test would pass without a crash too."""
         started = {line.id for line in self.before if line.phase == "start"}
         through = {line.id for line in self.before if line.phase != "start"}
         settled = {*OutboxEvent.objects.done().values_list("event_id", flat=True)}
@@ -144,7 +145,7 @@ def retried() -> set[str]:
 
 
 def check_oracle(lines: list[Line], in_hand: set[str]) -> None:
-    """Lost, stuck, ghosts and done without effect: none. Twice: only what was in hand, once."""
+    """No event is lost, stuck, a ghost or done without effect; only leased ones ran twice."""
     finished = [line.id for line in lines if line.phase == "end"]
     assert statuses() == {"DONE": len(rows())}
     assert not OutboxEvent.objects.exclude(available_at=None, locked_by=None).exists()

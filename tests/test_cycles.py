@@ -1,4 +1,4 @@
-"""Workers are started and stopped many times, from several threads: nothing is left."""
+"""Workers are started and stopped many times from several threads, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ import pytest
 from django.db import connection, connections
 
 import django_outbox as outbox
-from django_outbox import dialects, hooks
-from django_outbox.engine.event_loop import EventLoop
 from django_outbox.models import OutboxEvent
+from django_outbox.worker import worker as worker_module
+from django_outbox.worker.event_loop import EventLoop
+from django_outbox.writing.hot_queue import hot_queues
 from tests import databases
 from tests.table import in_thread, listening, sessions, statuses, write
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-# A thousand where a session is a file; they are the same threads on a server, which forks for each.
+# Fewer on a server, which forks for each session; the threads are the same on all databases.
 CYCLES = 1000 if databases.vendor() == "sqlite" else 250
 THREADS = 4
-WITHIN = 240  # seconds on a busy machine, half a minute on an idle one; later: a deadlock
-QUIET = {"DOORBELL": None, "POLL_INTERVAL": 60}  # an ear at the doorbell takes 0.2 s to end
+WITHIN = 240  # seconds; half a minute on an idle machine, and more than this is a deadlock
+QUIET = {"DOORBELL": None, "POLL_INTERVAL": 60}  # a listener connection takes 0.2 s to end
 
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Fail if threads, file descriptors or database sessions are more than before."""
-    cycle("default", idle)  # what is opened once per process is open now
+    """Fail if there are more threads, file descriptors or database sessions than before."""
+    cycle("default", idle)  # opens what is opened once per process
     cycle("other", idle)
     before = resources()
     yield
     wait_until(lambda: all(a <= b for a, b in zip(resources(), before, strict=True)),
                what=f"{resources()} (threads, files, sessions), not {before},")  # fmt: skip
-    assert not hooks.slot.queues
+    assert not hot_queues.by_alias
 
 
 def resources() -> tuple[int, int, int]:
-    connections.close_all()  # SQLite keeps the files of others open as long as one is
+    connections.close_all()  # SQLite keeps the files of closed connections while one is open
     connection.ensure_connection()
     return threading.active_count(), psutil.Process().num_fds(), sessions()
 
 
 def cycle(alias: str, meanwhile: Callable[[], object]) -> bool:
-    """Start and stop a worker; return False where another thread's is running."""
+    """Start and stop a worker; return False if another thread's worker is running."""
     worker = outbox.Worker(using=alias, workers=1)
     try:
         worker.start()
@@ -63,13 +64,13 @@ def cycle(alias: str, meanwhile: Callable[[], object]) -> bool:
 
 
 def idle() -> None:
-    """Stop the worker at once, whatever it was about to do."""
+    """Do nothing, so that the worker stops at once."""
 
 
 @pytest.fixture
 def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give other threads the time to get into the middle of a start."""
-    delay(monkeypatch, dialects, "is_in_memory")
+    """Slow down a start, so that other threads act in the middle of it."""
+    delay(monkeypatch, worker_module, "is_in_memory")
     delay(monkeypatch, EventLoop, "start")
 
 
@@ -77,14 +78,14 @@ def delay(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     call = getattr(owner, name)
 
     def slowly(*args: Any) -> Any:
-        time.sleep(0.003)  # the race's own time-table; nothing is waited for
+        time.sleep(0.003)  # makes the race likely; nothing is waited for
         return call(*args)
 
     monkeypatch.setattr(owner, name, slowly)
 
 
 def in_threads(*works: Callable[[], object]) -> list[Any]:
-    """Run all at the same time; return what they returned."""
+    """Run all works at the same time; return their results."""
     together = threading.Barrier(len(works))
 
     def begin(work: Callable[[], object]) -> object:
@@ -135,7 +136,7 @@ def test_cycles_with_a_doorbell(nothing_left: None) -> None:
 def test_one_worker_started_and_stopped_by_all_at_once(
     settings: Any, nothing_left: None, slow_start: None
 ) -> None:
-    """Whoever comes first: once a stop has returned, nothing runs and nothing will."""
+    """Once a stop has returned, nothing runs and nothing can start, in whatever order they came."""
     settings.OUTBOX = QUIET
 
     def start(worker: outbox.Worker) -> None:
@@ -147,7 +148,7 @@ def test_one_worker_started_and_stopped_by_all_at_once(
     for turn in range(50):
         worker = outbox.Worker(workers=1)
         works = [partial(start, worker), worker.stop, worker.stop]
-        # The last to come goes first, as a rule.
+        # Usually the last one created runs first.
         in_threads(*works if turn % 2 else reversed(works))
         assert not [each for each in threading.enumerate() if each.name.startswith("outbox-")]
         assert worker.stop()

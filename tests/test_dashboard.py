@@ -1,4 +1,4 @@
-"""The dashboard of the admin: what it shows, to whom, at what cost (row +41)."""
+"""The dashboard of the admin: what it shows, to whom, at what cost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from django.test import Client
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin import overview
 from django_outbox.admin.charts import PERIODS, shown
-from django_outbox.admin.overview import look
+from django_outbox.inspection import overview
+from django_outbox.inspection.overview import look
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
     OutboxEvent,
     OutboxPause,
@@ -26,7 +27,6 @@ from django_outbox.models import (
     OutboxWorker,
 )
 from django_outbox.models.statistics import BOUNDS, SPANS
-from django_outbox.outcomes import Status
 from tests.browser import scene
 from tests.plans import analyze, large_steps
 from tests.table import PLACED, insert, keyed, listening, multiply, now
@@ -52,7 +52,7 @@ def body(client: Client, **query: str) -> str:
 
 
 def part(text: str, name: str) -> str:
-    """One section of the page, as text without markup."""
+    """Return one section of the page, as text without markup."""
     section = text.partition(f'id="outbox-{name}"')[2].partition("</section>")[0]
     return " ".join(re.sub(r"<[^>]+>", " ", section).split())
 
@@ -69,7 +69,7 @@ def data(text: str) -> Any:
 
 
 def order(text: str) -> list[str]:
-    """The sections in the order of the page."""
+    """Return the names of the sections, in the order of the page."""
     return re.findall(r'<section [^>]*id="outbox-(\w+)"', text)
 
 
@@ -82,7 +82,7 @@ def alive(*, age: float = 1, **columns: Any) -> OutboxWorker:
 
 
 def minute(back: int, **columns: Any) -> None:
-    """Put in what one worker wrote of a minute that many minutes ago."""
+    """Store the statistics of one worker for the minute that began ``back`` minutes ago."""
     start = now().replace(second=0, microsecond=0) - timedelta(minutes=back)
     given = {"span": 60, "started_at": start, "owner": "me", "event_type": PLACED}
     OutboxStatistics.objects.create(**{**given, **columns})
@@ -129,7 +129,7 @@ def test_41_all_is_well(boss: Client) -> None:
     text = body(boss)
     assert verdict(text) == ["All is well"]
     assert order(text)[0] == "charts"
-    assert part(text, "backlog").endswith("Nothing waits.")
+    assert part(text, "backlog").endswith("No events are waiting.")
     assert part(text, "dead").endswith("No event is dead.")
 
 
@@ -141,8 +141,14 @@ def test_41_without_a_worker_it_says_so_first(boss: Client) -> None:
 
 
 def test_41_nobody_delivers_in_writer_only_mode(boss: Client, settings: Any) -> None:
+    """No event is late in that mode either: rows stay as they are until the purge."""
     settings.OUTBOX = {"MODE": "writer_only"}
     assert verdict(body(boss)) == ["All is well"]
+    insert(3, due=-7200)
+    assert verdict(body(boss)) == ["All is well"]
+    settings.OUTBOX = {}
+    assert "No worker is alive." in verdict(body(boss))
+    assert any("has waited for" in each for each in verdict(body(boss)))
 
 
 def test_41_a_silent_worker_is_named(boss: Client, settings: Any) -> None:
@@ -217,8 +223,8 @@ def test_41_more_than_is_counted_is_said_to_be(
     insert(1)
     insert(1, due=None, status=Status.DEAD, done_at=now(), last_error="ValueError: no")
     text = body(boss)
-    assert "There are more: counted are those that were due first." in part(text, "backlog")
-    assert "Counted are the newest 3 dead events." in part(text, "dead")
+    assert "There are more: only those due first are counted." in part(text, "backlog")
+    assert "Only the newest 3 dead events are counted." in part(text, "dead")
     assert "3+ events are dead." in verdict(text)
 
 
@@ -264,7 +270,7 @@ def test_41_what_is_paused_comes_right_after_the_workers(boss: Client) -> None:
     alive()
     OutboxPause.objects.pause("event_type", "order.paid", reason="courier down", by="ann")
     text = body(boss)
-    assert verdict(text)[1:] == ["1 pause is in force."]
+    assert verdict(text)[1:] == ["1 pause is active."]
     assert re.search(r"event type order\.paid \d s ann courier down", part(text, "paused"))
     assert order(text)[:3] == ["workers", "paused", "charts"]
 
@@ -304,7 +310,7 @@ def test_41_charts_are_data_for_the_script_and_text_for_people(boss: Client) -> 
     assert BOUNDS[2] < value("wait") < value("wait", 1) < value("wait", 2) <= BOUNDS[3]
     assert value("run") == pytest.approx(0.00125)
     assert (value("lag"), value("workers")) == (2.5, 2)
-    assert charts["throughput"]["series"][0]["values"][at - 1] is None  # no worker wrote
+    assert charts["throughput"]["series"][0]["values"][at - 1] is None  # no worker ran
     assert "done 60/min highest 60/min" in part(text, "charts")
     assert text.count('<th scope="row">20') == PERIODS["1h"].steps
 
@@ -375,7 +381,7 @@ def test_41_it_costs_few_queries(
 
 @pytest.mark.django_db(transaction=True)  # MariaDB's ANALYZE commits
 def test_41_every_look_uses_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 5,000 rows, half of them with a key, 50 of any kind that is asked for."""
+    """There are 5,000 rows, half of them with a key, and 50 of each kind that a query selects."""
     monkeypatch.setattr(overview, "NEWEST", 100)
     clock = now()
     done = {"due": None, "status": Status.DONE, "done_at": clock}
@@ -399,7 +405,7 @@ def test_41_every_look_uses_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
         "blocked": lambda: overview._blocked("default"),
     }
     steps = large_steps(works)
-    # Of a walk down the primary key MariaDB does not tell that a LIMIT ends it.
+    # MariaDB's plan does not show that a LIMIT ends a scan of the primary key.
     walks = [each for each in steps.pop("dead", []) if each.get("key") == "PRIMARY"]
     assert all(each["type"] == "index" for each in walks)
     assert not any("filesort" in each["Extra"] for each in walks)

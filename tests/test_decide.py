@@ -1,4 +1,4 @@
-"""Answers and exceptions against decisions, a pure step (rows 212-221, 303-313, +24; J14)."""
+"""Answers and exceptions become decisions, in a pure step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from django_outbox import (
     Exponential,
     Fixed,
     PayloadError,
-    Recoverable,
     RetryAfter,
     RetryPolicy,
     Unrecoverable,
 )
-from django_outbox.delivery import decide
-from django_outbox.delivery.decide import ERROR_LENGTH, clean, describe
-from django_outbox.outcomes import Decision, Status
+from django_outbox.delivery.decide import ERROR_LENGTH, clean, decide, describe
+from django_outbox.listeners.outcomes import Decision, Status
 
 pytestmark = pytest.mark.any_database
 
@@ -41,38 +39,37 @@ def summary(made: Decision) -> tuple[Status, float | None, int, str]:
     return made.status, made.delay, made.spent, made.outcome
 
 
-class Own(Recoverable):
-    """An error of the listener's."""
+class Own(Exception):
+    """An error raised by the listener."""
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (None, (DONE, None, 0, "done")),  # rows 212, 234
-        (Done(), (DONE, None, 0, "done")),  # row 214
-        ("anything", (DONE, None, 0, "done")),  # row 234
+        (None, (DONE, None, 0, "done")),
+        (Done(), (DONE, None, 0, "done")),
+        ("anything", (DONE, None, 0, "done")),
         (0, (DONE, None, 0, "done")),
         (False, (DONE, None, 0, "done")),
-        (Dead, (DONE, None, 0, "done")),  # a class is no answer
-        (Defer(0), (NEW, 0.0, 0, "deferred")),  # rows 215, 313
+        (Dead, (DONE, None, 0, "done")),  # a class is not an answer
+        (Defer(0), (NEW, 0.0, 0, "deferred")),
         (Defer(90), (NEW, 90.0, 0, "deferred")),
         (Defer(timedelta(minutes=1)), (NEW, 60.0, 0, "deferred")),
-        (Dead(), (DEAD, None, 0, "dead")),  # rows 216, 221
+        (Dead(), (DEAD, None, 0, "dead")),
         (Dead("sold out"), (DEAD, None, 0, "dead")),
-        (RetryAfter(0), (RETRY, 0.0, 1, "retry")),  # rows 217, 307
+        (RetryAfter(0), (RETRY, 0.0, 1, "retry")),
         (RetryAfter(90), (RETRY, 90.0, 1, "retry")),
-        (Unrecoverable("never"), (DEAD, None, 0, "dead")),  # rows 219, 308
-        (PayloadError("unfit"), (DEAD, None, 0, "dead")),  # row 309
-        (ValueError("no"), (RETRY, 0.2, 1, "retry")),  # rows 218, 312
+        (Unrecoverable("never"), (DEAD, None, 0, "dead")),
+        (PayloadError("unfit"), (DEAD, None, 0, "dead")),
+        (ValueError("no"), (RETRY, 0.2, 1, "retry")),
         (Own(), (RETRY, 0.2, 1, "retry")),
-        (SystemExit(1), (RETRY, 0.2, 1, "retry")),  # design 3: a failure like any other
+        (SystemExit(1), (RETRY, 0.2, 1, "retry")),  # a failure like any other
         (KeyboardInterrupt(), (RETRY, 0.2, 1, "retry")),
         (GeneratorExit(), (RETRY, 0.2, 1, "retry")),
     ],
     ids=repr,
 )
 def test_every_answer_and_exception(answer: Any, expected: tuple[Any, ...]) -> None:
-    """J14, rows 221, +24."""
     assert summary(decision(answer)) == expected
 
 
@@ -89,13 +86,12 @@ def test_every_answer_and_exception(answer: Any, expected: tuple[Any, ...]) -> N
     ],
 )
 def test_attempts_end_in_dead(attempts: int, expected: tuple[Any, ...]) -> None:
-    """Rows 218, 197, 322; design 12: the last execution counts."""
+    """The last execution counts as an attempt, too."""
     made = decision(ValueError("no"), attempts=attempts)
     assert summary(made) == (expected[0], pytest.approx(expected[1]), *expected[2:])
 
 
 def test_retry_after_is_dead_once_the_attempts_are_spent() -> None:
-    """Rows 217, 307, J14: up to the limit."""
     assert decision(RetryAfter(5), attempts=8).status is RETRY
     assert summary(decision(RetryAfter(5), attempts=9)) == (DEAD, None, 1, "dead")
 
@@ -108,7 +104,7 @@ def test_retry_after_is_dead_once_the_attempts_are_spent() -> None:
 def test_the_policys_own_limit_decides(
     own: int | None, setting: int, attempts: int, status: Status
 ) -> None:
-    """Rows 197, 322; design 12: MAX_ATTEMPTS feeds policies that give none."""
+    """MAX_ATTEMPTS applies only to policies that set no limit themselves."""
     made = decision(ValueError(), attempts=attempts, policy=Fixed(max_attempts=own),
                     max_attempts=setting)  # fmt: skip
     assert made.status is status
@@ -121,7 +117,7 @@ def test_an_error_that_the_policy_gives_up_on_is_dead_and_counted() -> None:
 
 
 def test_retry_after_asks_no_policy() -> None:
-    """Row 217: the listener knows better."""
+    """The listener's own delay overrides the policy."""
     policy = Fixed(retry_on=(KeyError,))
     assert summary(decision(RetryAfter(7), policy=policy)) == (RETRY, 7.0, 1, "retry")
 
@@ -130,7 +126,7 @@ def test_retry_after_asks_no_policy() -> None:
     ("age", "limit", "status"), [(10, None, NEW), (10, 10, NEW), (10.1, 10, DEAD), (1e9, None, NEW)]
 )
 def test_endless_deferral_ends(age: float, limit: float | None, status: Status) -> None:
-    """Row 215; design 12: DEFER_LIMIT."""
+    """DEFER_LIMIT bounds the age up to which an event may be deferred."""
     made = decision(Defer(5), age=age, defer_limit=limit)
     assert made.status is status
     assert made.spent == 0
@@ -138,7 +134,7 @@ def test_endless_deferral_ends(age: float, limit: float | None, status: Status) 
 
 
 class Broken:
-    """A policy with a fault of its own."""
+    """A policy with a bug."""
 
     max_attempts = None
 
@@ -161,7 +157,7 @@ class Odd(Broken):
 
 
 def test_a_policy_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) -> None:
-    """Row 288: the engine survives."""
+    """A policy that raises is logged, and the event is retried with the default delay."""
     made = decision(ValueError(), policy=Broken())
     assert made.status is RETRY
     assert made.delay is not None
@@ -170,7 +166,7 @@ def test_a_policy_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) ->
 
 
 class Boundless(Odd):
-    """A policy whose limit cannot be read, or is none."""
+    """A policy whose limit cannot be read, or is not a number."""
 
     def __init__(self, limit: Any) -> None:
         super().__init__(3)
@@ -189,7 +185,7 @@ class Boundless(Odd):
 def test_a_limit_that_cannot_be_read_is_that_of_the_settings(
     limit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row 329: logged, and the default used; else the event would come again for ever."""
+    """The fault is logged and the setting applies, so that the event does not come back forever."""
     assert decision(ValueError(), policy=Boundless(limit), attempts=8).status is RETRY
     assert decision(ValueError(), policy=Boundless(limit), attempts=9).status is DEAD
     assert "retry policy failed" in caplog.text
@@ -206,7 +202,6 @@ def test_a_policy_that_answers_nonsense_gives_a_due_time_all_the_same(delay: Any
 
 
 def test_deciding_changes_nothing_and_repeats() -> None:
-    """Rows 481, +24: pure."""
     error = ValueError("no")
     assert decision(error, attempts=3) == decision(error, attempts=3)
 
@@ -215,7 +210,7 @@ def test_deciding_changes_nothing_and_repeats() -> None:
 
 
 def raised(error: Exception, *, causes: int = 0) -> Exception:
-    """Raise it, so that it has a traceback, after that many other errors."""
+    """Raise the error, so that it has a traceback, with a chain of that many causes."""
     try:
         raise error from (raised(KeyError(causes), causes=causes - 1) if causes else None)
     except Exception as caught:  # noqa: BLE001
@@ -234,7 +229,6 @@ def raised(error: Exception, *, causes: int = 0) -> Exception:
     ids=repr,
 )
 def test_the_error_names_class_and_message(answer: Any, begins: str) -> None:
-    """Rows 90, 185, 216, G16."""
     assert (decision(answer).error or "").startswith(begins)
 
 
@@ -248,7 +242,7 @@ def test_a_dead_answer_without_reason_says_who_gave_up() -> None:
 
 
 def test_the_end_of_the_traceback_is_kept() -> None:
-    """Row 185: at most 4000 characters."""
+    """At most 4000 characters are stored."""
     text = describe(raised(ValueError("the cause"), causes=100))
     assert len(text) == ERROR_LENGTH == 4000
     assert text.startswith("ValueError: the cause\n")
@@ -258,7 +252,6 @@ def test_the_end_of_the_traceback_is_kept() -> None:
 
 
 def test_a_long_message_leaves_room_for_the_traceback() -> None:
-    """Row 185, J11."""
     text = describe(raised(ValueError("x" * 100_000 + "end")))
     assert len(text) == 4000
     assert text.startswith("ValueError: xxx")
@@ -266,7 +259,6 @@ def test_a_long_message_leaves_room_for_the_traceback() -> None:
 
 
 def test_a_cause_is_shown() -> None:
-    """G16."""
     try:
         try:
             raise KeyError("first")
@@ -279,7 +271,7 @@ def test_a_cause_is_shown() -> None:
 
 
 def test_nul_and_lone_surrogates_are_stripped() -> None:
-    """Row 90: a NUL in a message made the settle itself fail on PostgreSQL."""
+    """A NUL in a message would make the settle itself fail on PostgreSQL."""
     assert clean("a\0b\ud800c") == "ab?c"
     text = decision(raised(ValueError("a\0b\ud800c"))).error or ""
     assert text.startswith("ValueError: ab?c")
@@ -289,8 +281,6 @@ def test_nul_and_lone_surrogates_are_stripped() -> None:
 
 
 def test_an_error_that_cannot_be_printed_is_settled_all_the_same() -> None:
-    """Row 288."""
-
     class Mute(Exception):
         def __str__(self) -> str:
             raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""One event from taken to decided: every answer, every exception, every row that cannot be read."""
+"""Delivery of one event: every return value, every exception and every unreadable row."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 from django.db import connection
 
 import django_outbox as outbox
-from django_outbox import dialects, signals
-from django_outbox.delivery import Lease, adeliver, deliver, is_async, take
-from django_outbox.dialects.vocabulary import FULL, Claim
+from django_outbox import signals
+from django_outbox.delivery.deliver import adeliver, deliver, is_async
+from django_outbox.delivery.lease import Lease, take
+from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import DONE, Decision, Status
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import FULL, Claim
 from tests.table import PLACED, insert, listening, now, row, write
 from tests.waiting import wait_until
 
@@ -27,12 +29,12 @@ def leases(limit: int = 100) -> list[Lease]:
     """Claim what is due."""
     claim = Claim(me="me", lease=30, limit=limit)
     deadline = time.monotonic() + 24
-    rows = dialects.of(connection).claim(connection, claim).rows
+    rows = dialect_of(connection).claim(connection, claim).rows
     return [take(each, FULL, deadline=deadline, me="me") for each in rows]
 
 
 def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Decision:
-    """Deliver the one row that is due to ``listener``; return the decision."""
+    """Deliver the one due row to ``listener``; return the decision."""
     with listening(listener, event_type, **options):
         (lease,) = leases()
         return deliver(lease, alias="default")
@@ -49,7 +51,7 @@ def raising(error: BaseException) -> Any:
     return listener
 
 
-# -- answers ---------------------------------------------------------------------------------------
+# -- what a listener returns -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_j14_answers(answer: Any, expected: Any) -> None:
 
 
 def test_a_returned_exception_is_done() -> None:
-    """Only what is raised is a failure; any other return value counts as Done."""
+    """Only a raised exception is a failure; any other return value counts as Done."""
     insert()
     assert delivered(lambda event: ValueError("returned")) is DONE
 
@@ -89,7 +91,7 @@ def test_216_the_reason_of_dead_is_kept() -> None:
     [
         (outbox.RetryAfter(11), (Status.RETRY, 11.0, 1)),
         (outbox.RetryAfter(0), (Status.RETRY, 0.0, 1)),
-        (outbox.Recoverable("soon"), (Status.RETRY, 3.0, 1)),
+        (OSError("soon"), (Status.RETRY, 3.0, 1)),
         (ValueError("no"), (Status.RETRY, 3.0, 1)),
         (outbox.Unrecoverable("never"), (Status.DEAD, None, 0)),
         (SystemExit(1), (Status.RETRY, 3.0, 1)),
@@ -131,7 +133,6 @@ def test_max_attempts_of_the_settings_feeds_policies_without_a_limit(
     assert delivered(raising(ValueError()), retry=policy).status is Status.DEAD
 
 
-# Rows 332, 333.
 def test_333_the_listeners_policy_then_the_settings_then_the_default(settings: Any) -> None:
     settings.OUTBOX = {"RETRY": {"policy": "fixed", "delay": 7}}
     insert()
@@ -145,7 +146,6 @@ def test_333_the_listeners_policy_then_the_settings_then_the_default(settings: A
     assert 0.1 <= delay <= 0.3
 
 
-# Row 336.
 def test_336_number_and_pause_can_be_set_for_all_and_for_one(settings: Any) -> None:
     settings.OUTBOX = {"RETRY": {"policy": "linear", "step": 2, "max_attempts": 3}}
     own = outbox.Linear(step=30, max_attempts=4)
@@ -199,7 +199,6 @@ def test_what_escapes_is_not_an_answer() -> None:
 # -- what the listener sees ------------------------------------------------------------------------
 
 
-# Rows 252, 259.
 def test_180_the_event_as_it_was_written() -> None:
     (event_id,) = write(
         event_type="order.paid", payload={"sku": "☕", "n": 1.5}, headers={"trace": "7"},
@@ -218,7 +217,7 @@ def test_180_the_event_as_it_was_written() -> None:
     assert (event.attempts, event.source, event.is_delayed) == (4, "cold", False)
     assert event.occurred_at == stored.occurred_at
     assert (event.created_at, event.first_due_at) == (stored.created_at, stored.first_due_at)
-    assert event.available_at == stored.first_due_at  # the due time, not the lease's end
+    assert event.available_at == stored.first_due_at  # the due time, not the end of the lease
     with pytest.raises(TypeError):
         event.headers["trace"] = "8"  # type: ignore[index]
     with pytest.raises(AttributeError):
@@ -237,7 +236,7 @@ def test_j16_a_delayed_event_knows_it() -> None:
 
 
 def test_what_waits_to_be_settled_holds_no_decoded_payload() -> None:
-    """A drain's memory, and the garbage collector's work, would grow with it."""
+    """Otherwise a drain's memory, and the garbage collector's work, would grow with every event."""
     insert(payload='{"deep": [[1]]}')
     seen: list[outbox.Event] = []
     with listening(seen.append):
@@ -265,10 +264,9 @@ def test_event_started_names_event_and_listener() -> None:
     assert heard == [(PLACED, "order.*")]
 
 
-# -- rows that cannot be read ----------------------------------------------------------------------
+# -- unreadable rows -------------------------------------------------------------------------------
 
 
-# Rows 253, 461.
 @pytest.mark.parametrize(
     "damage",
     [
@@ -291,7 +289,7 @@ def test_j18_a_damaged_row_is_dead_and_the_others_delivered(damage: dict[str, st
     assert called == [before, after]
     assert outcome(decisions[damaged]) == (Status.DEAD, None, 0)
     assert "PayloadError" in (decisions[damaged].error or "")
-    assert dialects.of(connection).settle_all(
+    assert dialect_of(connection).settle_all(
         connection, me="me", decisions=[*decisions.items()]
     ) == 3  # fmt: skip
     kept = row(damaged)
@@ -314,16 +312,14 @@ def unroutable(settings: Any, age: float, **options: Any) -> Decision:
     return delivered(lambda event: None)
 
 
-# Rows 210, 211.
 def test_x4_unroutable_waits_for_the_grace(settings: Any) -> None:
     decision = unroutable(settings, 599, UNROUTABLE_GRACE=600)
     assert (decision.status, decision.spent) == (Status.NEW, 0)
     assert decision.delay is not None
-    assert 0 < decision.delay <= 1.5  # it comes again about when the grace ends
+    assert 0 < decision.delay <= 1.5  # due again at about the end of the grace period
     assert "nobody.listens" in (decision.error or "")
 
 
-# Rows 210, 461.
 def test_unroutable_past_the_grace_is_dead_and_says_what_is_known(
     settings: Any,
 ) -> None:
@@ -333,18 +329,15 @@ def test_unroutable_past_the_grace_is_dead_and_says_what_is_known(
     assert PLACED in (decision.error or "")
 
 
-# Row 210.
 def test_unroutable_without_grace_is_dead_at_once(settings: Any) -> None:
     assert unroutable(settings, 0, UNROUTABLE_GRACE=0).status is Status.DEAD
 
 
-# Rows 210, 211.
 def test_unroutable_retry_counts(settings: Any) -> None:
     decision = unroutable(settings, 0, UNROUTABLE="retry", RETRY=outbox.Fixed(delay=3))
     assert outcome(decision) == (Status.RETRY, 3.0, 1)
 
 
-# Row 210.
 def test_unroutable_ignore_is_done(settings: Any) -> None:
     assert unroutable(settings, 0, UNROUTABLE="ignore") is DONE
 
@@ -353,10 +346,10 @@ def test_unroutable_ignore_is_done(settings: Any) -> None:
 
 
 def kept_error(error: BaseException) -> str:
-    """Return last_error as the database keeps it."""
+    """Return last_error as the database stores it."""
     (event_id,) = insert()
     decision = delivered(raising(error), retry=outbox.Fixed())
-    dialects.of(connection).settle_all(connection, me="me", decisions=[(event_id, decision)])
+    dialect_of(connection).settle_all(connection, me="me", decisions=[(event_id, decision)])
     return row(event_id).last_error or ""
 
 

@@ -1,4 +1,4 @@
-"""The doorbell: a commit in one process wakes the workers of the others; it costs latency only."""
+"""The doorbell: a commit wakes the workers of other processes; its loss costs only latency."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from django.db import connection, transaction
 from django.test import TestCase
 
 import django_outbox as outbox
-from django_outbox import dialects, doorbell, hooks
+from django_outbox import doorbell
 from django_outbox.doorbell.ends import QUIET, database_identity
-from django_outbox.engine import claimer
+from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.worker import claimer
+from django_outbox.writing.hot_queue import hot_queues
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, statuses, write
 from tests.testapp.models import Effect
@@ -31,9 +33,9 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}  # only a ring is quicker
+FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}  # seconds; only a notification is quicker
 REDIS = "redis://127.0.0.1:6379/0"
-CLOSED = "redis://127.0.0.1:1/0"  # nobody listens there
+CLOSED = "redis://127.0.0.1:1/0"  # no server listens there
 
 
 def redis_client() -> Any:
@@ -58,7 +60,7 @@ def delivered(ids: list[str]) -> Callable[[], bool]:
 
 @contextmanager
 def an_ear(directory: Path) -> Iterator[Callable[[], int]]:
-    """Hang a socket of the test's own among those of the workers; the block counts its rings."""
+    """Add a socket among those of the workers; yield a function that counts its notifications."""
     ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     ear.setblocking(False)
     ear.bind(str(directory / f"{database_identity('default')}.test"))
@@ -85,7 +87,7 @@ def local(directory: Path) -> dict[str, str]:
 
 @pytest.fixture
 def bells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory for sockets, whose paths may have 108 bytes only."""
+    """Yield a directory for sockets, whose paths may have at most 108 bytes."""
     with tempfile.TemporaryDirectory(prefix="bells") as directory:
         yield Path(directory)
 
@@ -94,7 +96,7 @@ def bells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def rings_at(kind: str, directory: Path) -> dict[str, Any]:
-    """What ``DOORBELL`` is for a kind, where this database and machine have it."""
+    """Return the ``DOORBELL`` setting for a kind; skip the test where it is not available."""
     if kind == "postgres":
         needs_postgres()
         return {"kind": "postgres"}
@@ -105,7 +107,7 @@ def rings_at(kind: str, directory: Path) -> dict[str, Any]:
 
 
 def ears(kind: str, directory: Path) -> int:
-    """How many workers listen."""
+    """Return how many workers listen."""
     if kind == "postgres":
         return len(listeners())
     if kind == "redis":
@@ -116,7 +118,7 @@ def ears(kind: str, directory: Path) -> int:
 
 
 def listeners() -> list[int]:
-    """The server's process ids of the sessions that LISTEN."""
+    """Return the server's process ids of the sessions that LISTEN."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pid FROM pg_stat_activity "
@@ -147,7 +149,7 @@ def test_484_a_commit_is_heard_by_the_workers_of_other_processes(
 def test_488_the_last_of_a_burst_is_not_missed(
     settings: Any, database_env: dict[str, str], tmp_path: Path, bells: Path, kind: str
 ) -> None:
-    """Most of the commits ring nothing, for one rang just before them."""
+    """Most of these commits send no notification, because one was sent just before."""
     bell = rings_at(kind, bells)
     settings.OUTBOX = {"DOORBELL": bell, "DOORBELL_INTERVAL": 0.05}
     site = Site(database_env, tmp_path)
@@ -160,7 +162,7 @@ def test_488_the_last_of_a_burst_is_not_missed(
         assert child.stop() == 0
 
 
-# -- rings -----------------------------------------------------------------------------------------
+# -- notifications ---------------------------------------------------------------------------------
 
 
 def test_w19_one_transaction_rings_once_and_only_after_its_commit(
@@ -187,7 +189,7 @@ def test_488_a_burst_is_coalesced(settings: Any, bells: Path) -> None:
 
 
 class Slow:
-    """A doorbell that takes its time."""
+    """A doorbell whose notifications are slow."""
 
     waits = True
     rings = 0
@@ -199,11 +201,14 @@ class Slow:
         threading.Event().wait(0.01)
         type(self).rings += 1
 
+    def ear(self) -> Any:
+        raise NotImplementedError
+
 
 def test_488_slow_rings_come_seldom(
     settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
 ) -> None:
-    """They take a twentieth of a writer's time, unless they would be too seldom by that."""
+    """Notifications take a twentieth of a writer's time; the pause is at most QUIET intervals."""
     monkeypatch.setattr(Slow, "rings", 0)
     for interval, least in ((0.01, 0.04), (0.08, 0.2), (1.0, 1.0)):
         settings.OUTBOX = {
@@ -220,8 +225,8 @@ def test_488_slow_rings_come_seldom(
 def test_488_what_slow_rings_keep_quiet_about_is_not_missed(
     settings: Any, bells: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer may be quiet for longer than the interval; a worker looks then, too."""
-    monkeypatch.setattr(claimer, "PROBATION", 0.0)  # else a look of its own, soon after its start
+    """A writer may send none for longer than the interval; workers poll again after that time."""
+    monkeypatch.setattr(claimer, "PROBATION", 0.0)  # else it polls soon after its start
     settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 0.2, **FAR}
     seen: list[float] = []
     with listening(lambda event: seen.append(time.monotonic())), outbox.Worker():
@@ -235,7 +240,7 @@ def test_488_what_slow_rings_keep_quiet_about_is_not_missed(
 
 
 def test_delayed_events_ring_too(settings: Any, bells: Path) -> None:
-    """A worker is to know the new due time."""
+    """A worker must learn the new due time."""
     settings.OUTBOX = {"DOORBELL": local(bells)}
     with an_ear(bells) as rings:
         with transaction.atomic():
@@ -279,17 +284,17 @@ def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
     needs_postgres()
     settings.OUTBOX = {"DOORBELL": "postgres", "DOORBELL_INTERVAL": 0}
     me = connection.connection.info.backend_pid if connection.connection else None
-    own = dialects.engine_connection("default", lock_wait=1)
+    own = engine_connection("default", lock_wait=1)
     try:
         bell = doorbell._button("default").doorbell  # type: ignore[union-attr]
-        dialects.of(own).listen(own, bell.channel)  # type: ignore[attr-defined]
+        dialect_of(own).listen(own, bell.channel)  # type: ignore[attr-defined]
         with transaction.atomic():
             outbox.write(PLACED)
             me = connection.connection.info.backend_pid
             assert not [*own.connection.notifies(timeout=0.05)]
         (heard,) = own.connection.notifies(timeout=10, stop_after=1)
         assert (heard.pid, heard.payload) == (me, "")
-        with connection.cursor() as cursor:  # what the ring set was for its statement alone
+        with connection.cursor() as cursor:  # changed for the notification only
             cursor.execute("SHOW synchronous_commit")
             assert cursor.fetchone() == ("on",)
     finally:
@@ -298,7 +303,7 @@ def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=False)
 def test_inside_a_test_case_nobody_is_rung(settings: Any, bells: Path) -> None:
-    """Nothing of it will ever be committed."""
+    """A TestCase never commits, so there is nothing to deliver."""
     settings.OUTBOX = {"DOORBELL": local(bells)}
     with an_ear(bells) as rings:
         with TestCase.captureOnCommitCallbacks(execute=True) as callbacks:
@@ -327,7 +332,7 @@ def test_486_a_failed_ring_is_logged_once_and_costs_nothing(
 
 
 class Moody:
-    """A doorbell of the user's own, by dotted path; it works when it likes to."""
+    """A custom doorbell, given by dotted path, that fails unless ``works`` is set."""
 
     works = False
     rings = 0
@@ -339,6 +344,9 @@ class Moody:
         if not type(self).works:
             raise ConnectionError("not today")
         type(self).rings += 1
+
+    def ear(self) -> Any:
+        raise NotImplementedError
 
 
 def test_486_a_failed_ring_is_tried_again_later_and_told_once(
@@ -366,7 +374,7 @@ def test_486_a_failed_ring_is_tried_again_later_and_told_once(
         assert len(failures(caplog)) == 1
         Moody.works = False
         write()
-        assert len(failures(caplog)) == 2  # a failure of its own
+        assert len(failures(caplog)) == 2  # a new failure, logged again
 
 
 @pytest.mark.parametrize(
@@ -393,7 +401,7 @@ def test_none_starts_no_ear(settings: Any) -> None:
 
 
 def test_18_a_lost_listen_session_is_made_again(settings: Any) -> None:
-    """Meanwhile the probe delivers; afterwards the ring does."""
+    """The probe delivers meanwhile; afterwards notifications do."""
     needs_postgres()
     settings.OUTBOX = {"DOORBELL": "postgres", "POLL_INTERVAL": 60, "PROBE_INTERVAL": 0.2}
     seen: list[str] = []
@@ -423,16 +431,16 @@ def test_18_what_was_written_while_nobody_listened_is_caught_up(settings: Any) -
                     "WHERE query LIKE 'LISTEN%%' AND datname = current_database()",
                     [],
                 )
-            (event_id,) = insert()  # and nobody rings
+            (event_id,) = insert()  # without a notification
             wait_until(lambda event_id=event_id: event_id in seen, within=20, what="caught up")
 
 
-# -- the local one's directory ---------------------------------------------------------------------
+# -- the directory of local doorbells --------------------------------------------------------------
 
 
 @pytest.fixture
 def temporary(bells: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the private directory is made."""
+    """Return where the private directory will be created."""
     monkeypatch.setattr(tempfile, "tempdir", str(bells))
     return bells / f"django_outbox_{os.getuid()}"
 
@@ -441,7 +449,8 @@ def test_19_the_directory_is_private(settings: Any, temporary: Path) -> None:
     settings.OUTBOX = {"DOORBELL": "local", **FAR}
     seen: list[str] = []
     with listening(lambda event: seen.append(event.event_id)), outbox.Worker():
-        (path,) = wait_until(lambda: temporary.exists() and [*temporary.iterdir()], what="a socket")
+        # Its name begins with a dot until it can be notified.
+        (path,) = wait_until(lambda: [*temporary.glob("[!.]*")], what="a socket")
         assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
         assert stat.S_ISSOCK(path.stat().st_mode)
         (event_id,) = insert()
@@ -495,12 +504,13 @@ def test_19_a_killed_workers_socket_is_removed_by_the_next_ring(
 
 
 def test_a_socket_that_was_removed_is_made_again(settings: Any, bells: Path) -> None:
-    """As by a cleaner of temporary files."""
+    """For example by a cleaner of temporary files."""
     settings.OUTBOX = {"DOORBELL": local(bells), **FAR}
     with listening(lambda event: None), outbox.Worker():
-        (first,) = wait_until(lambda: [*bells.iterdir()], what="a socket")
+        # Its name begins with a dot until the worker listens.
+        (first,) = wait_until(lambda: [*bells.glob("[!.]*")], what="a socket")
         first.unlink()
-        wait_until(lambda: [each for each in bells.iterdir() if each != first], what="another")
+        wait_until(lambda: {*bells.glob("[!.]*")} - {first}, what="another")
         insert()
         doorbell.ring(connection)
         wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery")
@@ -515,11 +525,11 @@ def test_a_fork_rings_by_itself(settings: Any, bells: Path) -> None:
         doorbell.ring(connection)
         assert rings() == 1
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests' pools
+            warnings.simplefilter("ignore", DeprecationWarning)  # other tests' pools left threads
             pid = os.fork()
         if not pid:
             try:
-                doorbell.ring(connection)  # the parent's interval is not its own
+                doorbell.ring(connection)  # the parent's interval does not apply to the child
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
@@ -550,4 +560,4 @@ def test_redis_after_a_fork_uses_a_connection_of_its_own(settings: Any) -> None:
         wait_until(heard, what="the child's ring")
         doorbell.ring(connection)
         wait_until(heard, what="the parent's again")
-    assert not hooks.slot.queues
+    assert not hot_queues.by_alias

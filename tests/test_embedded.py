@@ -24,9 +24,9 @@ from django.core.checks import run_checks
 from django.db import OperationalError, connection
 
 import django_outbox as outbox
-from django_outbox import hooks
-from django_outbox.engine import embedded
 from django_outbox.models import OutboxEvent
+from django_outbox.worker import embedded
+from django_outbox.writing.hot_queue import hot_queues
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left
 from tests.table import listening, statuses, write
 from tests.testapp.models import Effect
@@ -45,12 +45,12 @@ SERVERS = {
     "uvicorn workers": ("uvicorn", ASGI, "--port", "{port}", "--workers", "2"),
     "runserver": ("django", "runserver", "{address}"),
 }
-# No worker looks at the table but once at its start: only the hot route is that quick.
+# Workers poll only at their start, so only the hot queue delivers quickly.
 FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60, "DOORBELL": None}
 
 
 class Server:
-    """A web server that runs the site, and requests to it."""
+    """A web server that runs the site, and a client for it."""
 
     def __init__(self, child: Child, port: int) -> None:
         self.child, self._url = child, f"http://127.0.0.1:{port}"
@@ -127,7 +127,7 @@ def test_39_a_request_is_followed_by_its_listener_in_the_same_process(
         event_id: pid for event_id, pid in writers.items()
         if found[event_id].pid == pid and found[event_id].phase == "hot"
     }  # fmt: skip
-    # A look that is just under way, of any process, may be faster than the offer.
+    # A poll that runs at that moment, in any process, may be faster than the hot queue.
     assert 2 * len(own) > len(writers) and {*own.values()} == {*writers.values()}
     share_no_session(first + answers, found)
     nothing_is_left()
@@ -149,7 +149,7 @@ def pids_by_event(answers: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def share_no_session(answers: list[dict[str, Any]], done: dict[str, Effect]) -> None:
-    """No database session is seen in two processes: none was opened before a fork."""
+    """Check that no database session is used by two processes: none was opened before a fork."""
     users: dict[str, set[int]] = {}
     for each in answers:
         users.setdefault(each["session"], set()).add(each["pid"])
@@ -161,7 +161,7 @@ def share_no_session(answers: list[dict[str, Any]], done: dict[str, Effect]) -> 
 
 
 def stop(server: Server) -> str:
-    """End the server as its user would, and wait until nothing of it runs."""
+    """Stop the server as a user would, and wait until all its processes have ended."""
     everyone = server.processes
     if "development server" in server.child.output:
         server.child.tell(signal.SIGINT, group=True)  # Ctrl-C in a terminal
@@ -194,7 +194,7 @@ def test_39_nothing_is_started_or_opened_before_the_fork(
 def test_39_the_first_request_starts_the_worker_though_it_writes_nothing(
     database_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """What an earlier process left due is then delivered, without a write in this one."""
+    """So events left by an earlier process are delivered without a write in this one."""
     (left,) = write(event_type="reach.noted")
     with serving("gunicorn", database_env, tmp_path) as server:
         answer = server.get("threads")
@@ -216,7 +216,7 @@ def test_39_the_first_request_starts_the_worker_though_it_writes_nothing(
 def test_at_exit_what_runs_is_finished_and_the_rest_released(
     name: str, database_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """One thread, twenty events: one runs when the server is told to end, the others wait."""
+    """One thread, twenty events: when the server is stopped, one runs and the others wait."""
     with serving(name, database_env, tmp_path, WORKERS=1, **FAR) as server:
         ids = server.write(type="reach.slow", seconds=0.05, count=20)["ids"]
         wait_until(lambda: effects("start"), what="a start")
@@ -232,7 +232,7 @@ def test_at_exit_what_runs_is_finished_and_the_rest_released(
 def test_an_awaited_listener_may_finish_at_exit(
     database_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Its database calls go through a thread pool, which must not be closed before it."""
+    """Its database calls use a thread pool, which must stay open until it has finished."""
     with serving("gunicorn", database_env, tmp_path, **FAR) as server:
         server.write(type="reach.awaited", seconds=0.5)
         wait_until(lambda: effects("start"), what="a start")
@@ -265,15 +265,15 @@ def test_17_a_forked_child_has_no_worker(settings: Any) -> None:
     settings.OUTBOX = {"DOORBELL": None}
     asked: list[str] = []
     with listening(lambda event: None), outbox.Worker():
-        assert hooks.slot.queues
-        assert in_child(lambda: [*hooks.slot.queues]) == []
-        hooks.slot.start = asked.append
+        assert hot_queues.by_alias
+        assert in_child(lambda: [*hot_queues.by_alias]) == []
+        hot_queues.start_worker = asked.append
         try:
-            hooks.slot.queue("default")  # this process has a worker and asks for none
-            assert in_child(lambda: hooks.slot.queue("default") or asked) == ["default"]
+            hot_queues.of("default")  # this process has a worker and starts no other
+            assert in_child(lambda: hot_queues.of("default") or asked) == ["default"]
         finally:
-            hooks.slot.start = None
-            hooks.slot._asked.clear()
+            hot_queues.start_worker = None
+            hot_queues._started.clear()
         write()
         wait_until(lambda: statuses() == {"DONE": 1}, what="the parent's worker goes on")
     assert asked == []
@@ -287,7 +287,7 @@ def test_17_a_fork_inherits_no_lock_of_a_worker(settings: Any) -> None:
     def listener(event: outbox.Event) -> None:
         Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
         inside.set()
-        time.sleep(0.5)  # it takes its time, and the one write lock
+        time.sleep(0.5)  # it keeps SQLite's only write lock meanwhile
 
     def writes() -> str:
         connection.settings_dict["OPTIONS"]["timeout"] = 3
@@ -308,15 +308,15 @@ def test_17_a_fork_inherits_no_lock_of_a_worker(settings: Any) -> None:
             wait_until(lambda: statuses() == {"DONE": 2}, what="the parent's worker is back")
         finally:
             embedded.stop()
-    assert in_child(lambda: [*hooks.slot.queues]) == []
-    assert not hooks.slot.queues  # what was stopped stays so
+    assert in_child(lambda: [*hot_queues.by_alias]) == []
+    assert not hot_queues.by_alias  # the stopped worker is not started again
 
 
 def in_child(answer: Any) -> Any:
-    """Return what a fork of this process answers."""
+    """Return the result of ``answer``, called in a fork of this process."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: the very point
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what we test
         pid = os.fork()
     if not pid:
         try:
@@ -340,4 +340,4 @@ def test_a_check_says_that_traffic_alone_delivers_nothing_late(settings: Any) ->
 
 
 def test_39_off_by_default() -> None:
-    assert hooks.slot.start is None
+    assert hot_queues.start_worker is None

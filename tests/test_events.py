@@ -1,4 +1,4 @@
-"""``Event``: every rule that needs no database (J22, X12; rows 38, 102-149, +3, +4)."""
+"""``Event``: every rule that needs no database."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class Plain(str, Enum):
 
 
 def test_only_the_type_is_required() -> None:
-    """Rows 104, 106, 107, 108, 109, 110, 118, 132."""
     event = Event(event_type="order.placed")
 
     assert event.event_type == "order.placed"
@@ -73,19 +72,17 @@ def test_only_the_type_is_required() -> None:
 
 
 def test_fields_are_keywords_only() -> None:
-    """Rows 120, 124."""
     with pytest.raises(TypeError):
         Event("order.placed")  # type: ignore[misc]
 
 
 def test_it_is_frozen_and_slotted() -> None:
-    """Row 120."""
     event = Event(event_type="x")
 
     with pytest.raises(dataclasses.FrozenInstanceError):
         event.payload = 1  # type: ignore[misc]
     assert not hasattr(event, "__dict__")
-    assert {"key", "attempts", "headers", "occurred_at"} <= set(Event.__slots__)  # row 297
+    assert {"key", "attempts", "headers", "occurred_at"} <= set(Event.__slots__)
 
 
 @pytest.mark.parametrize("name", ["aggregate", "deliver_after"])
@@ -99,13 +96,12 @@ def test_arguments_that_only_fill_others_are_no_attributes(name: str) -> None:
     [
         (Kind.PLACED, "order.placed"),
         (Plain.PLACED, "order.placed"),
-        (Colour.RED, "RED"),  # its value is no str: its name
+        (Colour.RED, "RED"),  # its value is not a str, so its name
         (mark_safe("order.placed"), "order.placed"),
     ],
 )
 @pytest.mark.parametrize("column", ["event_type", "aggregate_type"])
 def test_enum_members_name_types(column: str, member: Any, text: str) -> None:
-    """Rows 130, 131, 133."""
     event = Event(**{"event_type": "x", column: member})
 
     assert getattr(event, column) == text
@@ -115,14 +111,13 @@ def test_enum_members_name_types(column: str, member: Any, text: str) -> None:
 @pytest.mark.parametrize("value", [None, 5, b"x", ["x"]])
 @pytest.mark.parametrize("column", ["event_type", "aggregate_type"])
 def test_other_type_names_are_invalid(column: str, value: Any) -> None:
-    """Rows 104, 106."""
     with pytest.raises(InvalidEvent, match=f"{column} is .*expected a str or an enum member"):
         Event(**{"event_type": "x", column: value})
 
 
 @pytest.mark.parametrize("column", LENGTHS)
 def test_a_column_takes_exactly_its_length(column: str) -> None:
-    """Rows 78, 79, 80-82, 104; X12: limit plus and minus one."""
+    """The limit itself passes; one character more is refused."""
     limit = LENGTHS[column]
 
     assert getattr(Event(**{"event_type": "x", column: "é" * limit}), column) == "é" * limit
@@ -133,7 +128,7 @@ def test_a_column_takes_exactly_its_length(column: str) -> None:
 @pytest.mark.parametrize("column", LENGTHS)
 @pytest.mark.parametrize("value", ["\0", "a\0b", "\ud800", "trailing ", " ", "\t\n"], ids=repr)
 def test_a_column_refuses_what_some_database_would_change(column: str, value: str) -> None:
-    """Row +4, X12: NUL, lone surrogate, trailing space, blank."""
+    """NUL, lone surrogates, trailing spaces and blanks are refused."""
     with pytest.raises(InvalidEvent, match=column):
         Event(**{"event_type": "x", column: value})
 
@@ -156,19 +151,16 @@ def test_a_column_holds_exact_str_for_drivers(column: str) -> None:
 @pytest.mark.parametrize("column", ["event_id", "key"])
 @pytest.mark.parametrize("value", [7, UUID(int=7)])
 def test_ints_and_uuids_stand_for_their_text(column: str, value: Any) -> None:
-    """Row 78."""
     assert getattr(Event(**{"event_type": "x", column: value}), column) == str(value)
 
 
 @pytest.mark.parametrize("value", [False, True, 1.5, b"x"], ids=repr)
 def test_an_own_id_that_is_no_text_is_invalid(value: Any) -> None:
-    """Row 103."""
     with pytest.raises(InvalidEvent, match="event_id"):
         Event(event_type="x", event_id=value)
 
 
 def test_str_names_the_event_in_one_line_without_payload() -> None:
-    """Row 102."""
     event = Event(event_type="t", payload="secret", event_id="01", aggregate_type="a",
                   aggregate_id="7")  # fmt: skip
     assert str(event) == "t 01 (a 7)"
@@ -178,13 +170,11 @@ def test_str_names_the_event_in_one_line_without_payload() -> None:
 
 
 def test_an_instance_fills_type_and_id() -> None:
-    """Row 107."""
     event = Event(event_type="x", aggregate=Order(pk=42))
     assert (event.aggregate_type, event.aggregate_id) == ("testapp.Order", "42")
 
 
 def test_an_instance_without_a_key_is_invalid() -> None:
-    """Row 107: was open."""
     with pytest.raises(InvalidEvent, match=r"testapp\.Order without a primary key"):
         Event(event_type="x", aggregate=Order())
 
@@ -199,7 +189,6 @@ def test_only_instances_are_aggregates(value: Any) -> None:
 
 @pytest.mark.parametrize("also", [{"aggregate_type": "a"}, {"aggregate_id": "1"}], ids=str)
 def test_an_instance_excludes_the_other_form(also: dict[str, str]) -> None:
-    """Row 107: was open."""
     with pytest.raises(InvalidEvent, match="together"):
         Event(event_type="x", aggregate=Order(pk=1), **also)
 
@@ -208,7 +197,6 @@ def test_an_instance_excludes_the_other_form(also: dict[str, str]) -> None:
 
 
 def test_headers_are_a_read_only_copy() -> None:
-    """Rows 109, 120."""
     mine = {"a": "1"}
     event = Event(event_type="x", headers=mine)
     mine["a"] = "2"
@@ -224,7 +212,6 @@ def test_headers_are_a_read_only_copy() -> None:
     ids=repr,
 )  # fmt: skip
 def test_headers_are_str_to_str(value: Any) -> None:
-    """Rows 121, 392."""
     with pytest.raises(InvalidEvent, match="header"):
         Event(event_type="x", headers=value)
 
@@ -235,19 +222,16 @@ def test_header_text_is_exact_str() -> None:
 
 
 def test_no_headers_are_stored_as_null() -> None:
-    """Rows 84, 392."""
     assert encode_headers(Event(event_type="x", headers={}).headers, most=100) is None
 
 
 @pytest.mark.parametrize("text", [None, "", "null", "{}"])
 def test_stored_nothings_are_no_headers(text: str | None) -> None:
-    """Row 391."""
     assert decode_headers(text) == {}
 
 
 @pytest.mark.parametrize("text", ["[]", '{"a": 1}', '{"a"', '{"a": null}', "7", "[" * 5000])
 def test_damaged_headers_are_a_payload_error(text: str) -> None:
-    """Row 129."""
     with pytest.raises(PayloadError, match="headers cannot be decoded"):
         decode_headers(text)
 
@@ -256,14 +240,13 @@ def test_damaged_headers_are_a_payload_error(text: str) -> None:
 
 
 def test_occurred_at_is_now_by_default() -> None:
-    """Row 105."""
     before = datetime.now(timezone.utc)
     event = Event(event_type="x")
     assert before <= event.occurred_at <= datetime.now(timezone.utc)
 
 
 def test_a_naive_datetime_warns_with_time_zone_support() -> None:
-    """Row 105: Django's usual rule."""
+    """This is Django's own rule."""
     with pytest.warns(RuntimeWarning, match="naive datetime"):
         event = Event(event_type="x", occurred_at=datetime(2030, 1, 1, 12))  # noqa: DTZ001
     assert event.occurred_at == datetime(2030, 1, 1, 6, 15, tzinfo=timezone.utc)  # Kathmandu
@@ -271,13 +254,11 @@ def test_a_naive_datetime_warns_with_time_zone_support() -> None:
 
 @override_settings(USE_TZ=False, TIME_ZONE="America/New_York")
 def test_a_naive_datetime_is_local_without_time_zone_support() -> None:
-    """Rows 101, 105."""
     event = Event(event_type="x", available_at=datetime(2030, 1, 1, 12))  # noqa: DTZ001
     assert event.available_at == datetime(2030, 1, 1, 17, tzinfo=timezone.utc)
 
 
 def test_times_are_utc() -> None:
-    """Row 101."""
     given = datetime(2030, 1, 1, 20, tzinfo=timezone(timedelta(hours=8)))
     event = Event(event_type="x", occurred_at=given, available_at=given)
     assert event.occurred_at == event.available_at == NOON
@@ -299,13 +280,11 @@ def test_times_are_utc() -> None:
     ids=str,
 )
 def test_instants_outside_every_calendar_are_invalid(name: str, value: Any) -> None:
-    """Row +4."""
     with pytest.raises(InvalidEvent, match=name):
         Event(**{"event_type": "x", name: value})
 
 
 def test_available_at_is_a_due_time() -> None:
-    """Rows 112, 118."""
     event = Event(event_type="x", available_at=NOON)
     assert event.available_at == event.deliver_at == NOON
     assert event.is_delayed
@@ -313,20 +292,18 @@ def test_available_at_is_a_due_time() -> None:
 
 @pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)], ids=repr)
 def test_deliver_after_counts_from_the_databases_now(delay: Any) -> None:
-    """Row 113: without ``occurred_at`` there is no due time yet."""
+    """Without ``occurred_at`` there is no due time until the database supplies one."""
     event = Event(event_type="x", deliver_after=delay)
     assert (event.available_at, event._delay, event.is_delayed) == (None, 90.0, True)
 
 
 def test_deliver_after_counts_from_occurred_at_if_given() -> None:
-    """Row 113: was open."""
     event = Event(event_type="x", deliver_after=90, occurred_at=NOON)
     assert event.available_at == event.deliver_at == NOON + timedelta(seconds=90)
     assert (event._delay, event.is_delayed) == (None, True)
 
 
 def test_both_due_times_are_invalid() -> None:
-    """Row 114."""
     with pytest.raises(InvalidEvent, match="both given"):
         Event(event_type="x", available_at=NOON, deliver_after=1)
 
@@ -338,7 +315,6 @@ def test_both_due_times_are_invalid() -> None:
     ids=repr,
 )  # fmt: skip
 def test_deliver_after_is_a_duration_above_zero(delay: Any) -> None:
-    """Row 115."""
     with pytest.raises(InvalidEvent, match="deliver_after"):
         Event(event_type="x", deliver_after=delay)
 
@@ -351,27 +327,24 @@ def test_deliver_after_may_not_leave_the_calendar() -> None:
 
 
 def test_available_at_before_occurred_at_is_invalid() -> None:
-    """Row 116."""
     with pytest.raises(InvalidEvent, match="lies before occurred_at"):
         Event(event_type="x", occurred_at=NOON, available_at=NOON - timedelta(microseconds=1))
     assert Event(event_type="x", occurred_at=NOON, available_at=NOON).available_at == NOON
 
 
 def test_a_past_due_time_alone_is_due_at_once() -> None:
-    """Design 5: where both were given."""
+    """Only an explicit ``occurred_at`` makes an earlier due time invalid."""
     past = datetime(2001, 1, 1, tzinfo=timezone.utc)
     assert Event(event_type="x", available_at=past).available_at == past
 
 
 @pytest.mark.parametrize("name", ["available_at", "deliver_after"])
 def test_an_explicit_none_is_no_due_time(name: str) -> None:
-    """Row 117."""
-    with pytest.raises(TypeError, match="explicit None"):
+    with pytest.raises(TypeError, match="None is not a due time"):
         Event(**{"event_type": "x", name: None})
 
 
 def test_an_explicit_none_is_no_error_for_occurred_at() -> None:
-    """Row 105."""
     assert Event(event_type="x", occurred_at=None).occurred_at is not None  # type: ignore[arg-type]
 
 
@@ -394,7 +367,7 @@ LATER = NOON + timedelta(days=1)
     ids=lambda fields: "-".join(fields) or "plain",
 )
 def test_a_copy_is_equal_and_a_change_changes_nothing_else(fields: dict[str, Any]) -> None:
-    """Row 148: what a hook returns is usually a changed copy."""
+    """A write hook usually returns a changed copy, so copying must keep the rest."""
     event = Event(event_type="x", payload={"a": 1}, **fields)
     copy = dataclasses.replace(event)
     assert copy == event
@@ -468,9 +441,9 @@ class Level(IntEnum):
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        (None, "null"),  # row 110
-        ({"b": 1, "a": -0.0}, '{"b":1,"a":-0.0}'),  # row 83: order and sign stay
-        ([1, "x", None, {"y": [2.5]}], '[1,"x",null,{"y":[2.5]}]'),  # row 399
+        (None, "null"),
+        ({"b": 1, "a": -0.0}, '{"b":1,"a":-0.0}'),  # order and sign are kept
+        ([1, "x", None, {"y": [2.5]}], '[1,"x",null,{"y":[2.5]}]'),
         ("☃😀\0", '"☃😀\\u0000"'),
         (Line(more=[Line("x")]), '{"sku":"tea","price":"1.10","more":[{"sku":"x","price":"1.10","more":[]}]}'),  # noqa: E501
         (Slotted(), '{"at":"2030-01-02"}'),
@@ -486,7 +459,6 @@ class Level(IntEnum):
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
 def test_what_json_can_hold(payload: Any, text: str) -> None:
-    """Row 110."""
     assert encode(payload) == text
 
 
@@ -522,7 +494,6 @@ UNFIT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_what_json_cannot_hold_is_invalid(name: str) -> None:
-    """Row +4, E7."""
     with pytest.raises(InvalidEvent, match="cannot be written as JSON"):
         encode(UNFIT[name]())
 
@@ -548,7 +519,6 @@ def nested(depth: int, *, inside: Any = 1) -> Any:
 
 
 def test_nesting_of_one_hundred_passes_and_one_more_is_invalid() -> None:
-    """Row +4, X12."""
     check_text(encode(nested(100)), most=10**6)
     check_text(encode([nested(99), []]), most=10**6)
     with pytest.raises(InvalidEvent, match="deeper than 100"):
@@ -565,7 +535,7 @@ def test_siblings_are_no_nesting() -> None:
 
 @pytest.mark.parametrize("depth", [20_000, 100_000])
 def test_any_depth_is_invalid_and_no_crash(depth: int) -> None:
-    """E7: nesting 20000 was a RecursionError."""
+    """Deep nesting must not end in a RecursionError, which 20,000 levels used to raise."""
     with pytest.raises(InvalidEvent, match="deeper than 100"):
         check_text(encode(nested(depth)), most=10**7)
 
@@ -574,14 +544,12 @@ def test_any_depth_is_invalid_and_no_crash(depth: int) -> None:
     "payload", ["\ud800", {"\udfff": 1}, [{"a": "x\ud83d"}]], ids=["value", "key", "inside"]
 )
 def test_a_lone_surrogate_is_invalid(payload: Any) -> None:
-    """Row +4, X12."""
     with pytest.raises(InvalidEvent, match="lone surrogate"):
         check_text(encode(payload), most=10**6)
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "😀"])
 def test_exactly_the_limit_of_utf8_bytes_passes(letter: str) -> None:
-    """Row 119, X12."""
     text = encode(letter * 3)
     size = len(text.encode())
 
@@ -609,7 +577,7 @@ VALUES = st.recursive(
 @given(VALUES)
 @settings(deadline=None, max_examples=200)
 def test_what_is_encoded_comes_back_equal(payload: Any) -> None:
-    """Rows 83, 122, 399: nothing passes that listeners could not read."""
+    """Everything that can be written can be read back by a listener."""
     text = encode(payload)
     check_text(text, most=10**7)
     assert decode(text) == payload == json.loads(text)
@@ -619,7 +587,7 @@ def test_what_is_encoded_comes_back_equal(payload: Any) -> None:
 
 
 class Loads:
-    """A decoder that counts."""
+    """A decoder that counts its calls."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -630,12 +598,11 @@ class Loads:
 
 
 def stored(text: str, loads: Any = decode) -> Event:
-    """An event as it comes from a row."""
+    """Return an event as it is read from a row."""
     return leased(("x", text), {"event_type": 0, "payload": 1}, loads)
 
 
 def test_a_stored_payload_is_decoded_at_first_sight_and_once() -> None:
-    """Row 123."""
     loads = Loads()
     event = stored('{"a": 1}', loads)
 
@@ -645,7 +612,7 @@ def test_a_stored_payload_is_decoded_at_first_sight_and_once() -> None:
 
 
 def test_both_routes_decode_the_same_text() -> None:
-    """Rows 122, G10: the hot listener sees what a cold one sees, not what the writer passed."""
+    """A hot listener receives what a cold one receives, not the object that the writer passed."""
     mine = {1: (2, 3), "at": NOON}
     written = Event(event_type="x", payload=mine)
     text = encode(mine)
@@ -657,7 +624,6 @@ def test_both_routes_decode_the_same_text() -> None:
 
 
 def test_a_hot_event_keeps_every_other_field() -> None:
-    """Row 180."""
     written = Event(event_type="x", aggregate=Order(pk=1), tenant_id="t", headers={"a": "b"},
                     unique_key="u", deliver_after=5, occurred_at=NOON)  # fmt: skip
     hot = written.written("null", decode)
@@ -671,7 +637,6 @@ def test_a_hot_event_keeps_every_other_field() -> None:
 
 
 def test_a_damaged_payload_is_a_payload_error() -> None:
-    """Row 129."""
     event = stored("{")
     with pytest.raises(PayloadError, match="cannot be decoded"):
         _ = event.payload
@@ -689,22 +654,19 @@ def test_an_unknown_attribute_is_an_attribute_error() -> None:
 
 
 def test_payload_as_gives_an_instance() -> None:
-    """Row 123."""
     event = Event(event_type="x", payload={"sku": "tea", "price": "1.10", "more": [1]})
     assert event.payload_as(Line) == Line("tea", "1.10", [1])
 
 
 def test_payload_as_refuses_what_does_not_fit() -> None:
-    """Row 309."""
     event = Event(event_type="x", payload={"sku": 5})
     with pytest.raises(PayloadError, match=r"x .* does not fit Line: .*sku"):
         event.payload_as(Line)
-    with pytest.raises(PayloadError, match="does not fit int"):
+    with pytest.raises(PayloadError, match=r"does not fit int \| None"):  # Union, from Python 3.14
         event.payload_as(int | None)  # type: ignore[arg-type]
 
 
 def test_from_json_keeps_the_exact_text() -> None:
-    """Rows 110, 125."""
     event = Event.from_json("x", ' {"b": 1.0,  "a": 1e2}', tenant_id="t")
 
     assert event._text == ' {"b": 1.0,  "a": 1e2}'
@@ -724,10 +686,9 @@ def test_from_json_refuses_what_is_no_json(text: Any) -> None:
 
 
 def test_a_new_id_is_a_ulid_of_now() -> None:
-    """Row 103."""
     from ulid import ULID
 
-    new_id.forget()  # another test may have met another clock
+    new_id.forget()  # another test may have changed the clock
     event_id = Event(event_type="x").event_id
 
     assert len(event_id) == 26
@@ -735,7 +696,7 @@ def test_a_new_id_is_a_ulid_of_now() -> None:
 
 
 def test_new_ids_rise_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 103: a thread in the midst of drawing holds the others up."""
+    """A thread that is drawing an id makes the others wait."""
     inside, go_on, drawn, urandom = threading.Event(), threading.Event(), [], os.urandom
 
     def slow(size: int) -> bytes:
@@ -771,7 +732,6 @@ def test_ids_drawn_at_once_by_many_threads_differ() -> None:
 
 
 def test_new_ids_rise_when_the_clock_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 103, +1."""
     before = new_id()
     monkeypatch.setattr("time.time_ns", lambda: 0)
     drawn = [new_id() for _ in range(10)]
@@ -780,13 +740,13 @@ def test_new_ids_rise_when_the_clock_steps_back(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads of other tests
 def test_a_forked_child_draws_ids_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 103: rising after a fork too, and never the parent's next ones."""
+    """After a fork ids still rise, and never repeat those of the parent."""
     now = time.time_ns()
     monkeypatch.setattr("time.time_ns", lambda: now)  # all within one instant
     before = new_id()
     read, write = os.pipe()
     child = os.fork()
-    if child == 0:  # nothing of pytest may run here
+    if child == 0:  # no pytest code may run here
         try:
             os.write(write, " ".join(new_id() for _ in range(100)).encode())
         finally:

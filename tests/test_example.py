@@ -1,4 +1,4 @@
-"""The example project: its own tests (G14) and its demonstration, each in a process of its own."""
+"""The example project: its own tests and its demonstration, each in a separate process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.any_database  # it has a SQLite of its own
+pytestmark = pytest.mark.any_database  # the example has its own SQLite
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 100  # far more than a busy machine needs; without it a hang would hold the suite
+SECONDS = 100  # far more than a busy machine needs; ends a hang
 
 
 def run(*arguments: str, scratch: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def second(scratch: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_database", "two_databases"])
 def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the example's own test run says, one line per test."""
+    """Return the output of the example's own test run, one line per test."""
     scratch = tmp_path_factory.mktemp("example")
     more = second(scratch) if request.param == 2 else {}
     arguments = ("example_project/manage.py", "test", "example_project", "-v2")
@@ -70,7 +70,6 @@ def test_g14_no_case_is_left_out(cases: str) -> None:
     assert re.search(r"^OK$", cases, re.MULTILINE), cases
 
 
-# Rows 56, 498.
 @pytest.mark.parametrize(
     "options", [[], ["--two-databases"]], ids=["one_database", "two_databases"]
 )
@@ -85,9 +84,9 @@ def test_demo(tmp_path: Path, options: list[str]) -> None:
     assert "http://127.0.0.1:8000/admin/" in done.stdout
 
 
-@pytest.mark.timeout(400)  # four commands, each a Python that starts
+@pytest.mark.timeout(400)  # four commands, each a new Python process
 def test_load_with_a_worker_beside_it(tmp_path: Path) -> None:
-    """All that is ordered is delivered; nothing is left, nothing is dead."""
+    """All events of the orders are delivered and none is dead."""
     for arguments in (["migrate", "-v0"], ["seed"]):
         assert run("example_project/manage.py", *arguments, scratch=tmp_path).returncode == 0
     url = f"sqlite:///{tmp_path / 'example.sqlite3'}"
@@ -112,7 +111,6 @@ def test_no_migration_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Row 498.
 def test_498_the_outbox_is_migrated_to_where_the_shop_is(tmp_path: Path) -> None:
     for alias in ("default", "shop"):
         arguments = ("example_project/manage.py", "migrate", "--database", alias, "-v0")

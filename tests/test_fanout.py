@@ -1,4 +1,4 @@
-"""Several listeners of one event: each with its own retries, next time, transaction and end."""
+"""Several listeners of one event: each has its own retries, due time, transaction and outcome."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from django.db.models import F
 from django.utils import translation
 
 import django_outbox as outbox
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import Status
 from tests import samples
 from tests.table import PLACED, insert, lease_ends_in, listening, now, row, statuses, write
 from tests.testapp.models import Effect, Order
 from tests.waiting import wait_until
 
-# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+# Runs a test twice: inside a transaction that is rolled back, as in a TestCase, and outside.
 both = pytest.mark.parametrize(
     "outside",
     [
@@ -43,7 +43,7 @@ Work = Callable[[outbox.Event], Any]
 
 
 class Listener:
-    """Notes the events that it gets, and does with each what it is told to."""
+    """Records the events that it gets and calls ``work`` with each."""
 
     def __init__(self, name: str, work: Work, **options: Any) -> None:
         self.name, self.work, self.options = name, work, options
@@ -59,7 +59,7 @@ class Listener:
 
 
 def nothing(event: outbox.Event) -> None:
-    """Be done."""
+    """Succeed."""
 
 
 def fails(event: outbox.Event) -> None:
@@ -100,10 +100,9 @@ def states(event_id: str) -> dict[str, str]:
     return {title: entry["state"] for title, entry in progress(event_id).items()}
 
 
-# -- the end of the row ----------------------------------------------------------------------------
+# -- the outcome of the event ----------------------------------------------------------------------
 
 
-# Rows 96, 235.
 @both
 def test_an_event_is_done_when_all_its_listeners_are(outside: bool) -> None:
     (event_id,) = write()
@@ -120,7 +119,6 @@ def test_an_event_is_done_when_all_its_listeners_are(outside: bool) -> None:
     assert row(event_id).attempts == 0
 
 
-# Row +29.
 @both
 def test_29_who_succeeded_is_not_run_again_when_another_fails(outside: bool) -> None:
     (event_id,) = write()
@@ -135,7 +133,6 @@ def test_29_who_succeeded_is_not_run_again_when_another_fails(outside: bool) -> 
     assert bad.attempts == [0, 1, 2]
 
 
-# Row 96.
 @both
 def test_an_event_is_dead_only_when_none_can_go_on(outside: bool) -> None:
     (event_id,) = write()
@@ -162,7 +159,7 @@ def test_a_failure_on_record_is_one_though_who_is_left_only_waits(outside: bool)
 
 @both
 def test_a_dead_event_tells_the_error_of_a_listener_that_died(outside: bool) -> None:
-    """Not the later one of a listener that recovered from it."""
+    """``last_error`` is not the later error of a listener that succeeded in the end."""
     (event_id,) = write()
     hopeless = Listener("", fails, retry=ONCE)
     slow = Listener("mail", fails_first(1), retry=SOON)
@@ -198,7 +195,7 @@ def test_defer_among_several(outside: bool) -> None:
     assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "due"}
 
 
-# -- to each its own -------------------------------------------------------------------------------
+# -- retries and due times -------------------------------------------------------------------------
 
 
 @both
@@ -244,7 +241,7 @@ def test_each_comes_again_at_its_own_time(outside: bool) -> None:
         outbox.drain(limit=1, at=now() + timedelta(seconds=150))
         assert (len(soon.seen), len(late.seen)) == (2, 1)
         outbox.drain(limit=1, at=now() + timedelta(seconds=1200))
-        assert (len(soon.seen), len(late.seen)) == (3, 1)  # it is the next of the two again
+        assert (len(soon.seen), len(late.seen)) == (3, 1)  # the earlier one is due again first
 
 
 @both
@@ -259,7 +256,7 @@ def test_drain_at_follows_the_times_of_each(outside: bool) -> None:
 
 @both
 def test_a_row_whose_due_time_was_moved_is_run(outside: bool) -> None:
-    """Whoever makes a row due means it: the listener that would be next has its turn now."""
+    """If you make a row due by hand, the listener that is next in line runs now."""
     (event_id,) = write()
     soon, late = Listener("soon", fails, retry=FAR), Listener("late", fails)
     late.options["retry"] = outbox.Fixed(5000, max_attempts=9)
@@ -273,7 +270,7 @@ def test_a_row_whose_due_time_was_moved_is_run(outside: bool) -> None:
 
 @both
 def test_each_gets_a_payload_of_its_own(outside: bool) -> None:
-    """What one listener does to its payload is not seen by the next."""
+    """A listener that changes its payload does not affect the next one."""
     write(payload={"lines": [1]})
     first = Listener("", lambda event: event.payload["lines"].append(2))
     second = Listener("mail", nothing)
@@ -349,7 +346,6 @@ def test_two_listeners_that_progress_could_not_tell_apart_are_refused() -> None:
 # -- replay ----------------------------------------------------------------------------------------
 
 
-# Row +29; design 12.
 @both
 def test_a_replay_runs_only_what_has_not_succeeded(outside: bool) -> None:
     (event_id,) = write()
@@ -363,7 +359,7 @@ def test_a_replay_runs_only_what_has_not_succeeded(outside: bool) -> None:
         assert statuses() == {"RETRY": 1}
         bad.work = nothing
         drain()
-    assert bad.attempts == [0, 1, 0, 1]  # all of its attempts again
+    assert bad.attempts == [0, 1, 0, 1]  # it has all its attempts again
     assert statuses() == {"DONE": 1}
     assert len(good.seen) == 1
 
@@ -386,7 +382,7 @@ def test_a_listener_that_is_added_gets_what_is_pending(outside: bool) -> None:
 
 @both
 def test_a_first_listener_that_is_joined_by_others_begins_anew(outside: bool) -> None:
-    """Before there was only the row's count, which tells nobody whose failures they were."""
+    """The row's earlier count does not say which listener failed, so it is not used."""
     (event_id,) = write()
     alone, new = Listener("", fails_first(9), retry=SOON), Listener("audit", nothing)
     with registered(alone):
@@ -398,7 +394,7 @@ def test_a_first_listener_that_is_joined_by_others_begins_anew(outside: bool) ->
         assert statuses() == {"RETRY": 1}
     assert alone.attempts == [0, 1, 0]
     assert len(new.seen) == 1
-    assert row(event_id).attempts == 2  # of the row: the most it ever had
+    assert row(event_id).attempts == 2  # of the row: the highest count so far
 
 
 @both
@@ -450,7 +446,7 @@ def test_an_event_whose_last_listener_is_gone_is_unroutable(outside: bool, setti
     assert states(event_id)[PLACED] == "done"  # so a replay will not run it again
 
 
-# -- what a row may hold ---------------------------------------------------------------------------
+# -- the column progress ---------------------------------------------------------------------------
 
 
 @pytest.mark.django_db
@@ -509,7 +505,7 @@ def test_progress_keeps_the_line_of_an_error_that_names_it() -> None:
 
 @both
 def test_an_atomic_one_commits_its_own_part(outside: bool) -> None:
-    """Its effects stay though another fails, and are not made twice."""
+    """Its effects stay although another listener fails, and are not repeated."""
     (event_id,) = write()
     booked = Listener("book", effect, atomic=True)
     bad = Listener("mail", fails_first(2), retry=SOON)
@@ -538,7 +534,7 @@ def test_an_atomic_one_that_fails_leaves_nothing_and_harms_no_other(outside: boo
 
 @both
 def test_what_an_atomic_one_committed_outlives_the_end_of_the_caller(outside: bool) -> None:
-    """Its part of the progress is in the table before the next listener is called."""
+    """Its progress is committed before the next listener is called."""
     (event_id,) = write()
 
     def interrupted(event: outbox.Event) -> None:
@@ -549,7 +545,7 @@ def test_what_an_atomic_one_committed_outlives_the_end_of_the_caller(outside: bo
     with registered(booked, last):
         with pytest.raises(KeyboardInterrupt):
             drain()
-        if outside:  # inside, the savepoint goes with it
+        if outside:  # inside, its savepoint is undone too
             assert states(event_id) == {f"{PLACED} book": "done"}
         last.work = nothing
         OutboxEvent.objects.update(available_at=now(), locked_by=None)
@@ -621,7 +617,6 @@ def test_with_retention_of_nothing_the_row_goes_when_all_are_done(
 # -- in a worker -----------------------------------------------------------------------------------
 
 
-# Row +29.
 @outside_alone
 def test_29_in_a_worker_with_retries_and_a_replay(settings: Any) -> None:
     settings.OUTBOX = {}
@@ -714,7 +709,7 @@ def test_the_timeout_of_one_is_not_that_of_the_next(
             wait_until(lambda: second.seen)
             first_end = row(event_id).available_at
             assert first_end is not None
-            # Two renewals: the heartbeat has looked at what runs.
+            # After two renewals the heartbeat has checked what runs.
             wait_until(
                 lambda: row(event_id).available_at > first_end + timedelta(seconds=0.2),  # type: ignore[operator]
                 what="renewals",
@@ -730,7 +725,7 @@ def test_the_timeout_of_one_is_not_that_of_the_next(
 
 
 class Crowd(Listener):
-    """Many of it wait at the same time."""
+    """An async listener that counts how many of its calls run at the same time."""
 
     inside = most = 0
 
@@ -753,7 +748,7 @@ def test_those_that_are_all_async_occupy_no_thread(settings: Any) -> None:
         ids = write(50)
         wait_until(lambda: statuses() == {"DONE": 50}, what="50 DONE")
     assert (len(first.seen), len(second.seen)) == (100, 50)
-    assert Crowd.most > 10  # one thread alone would come to 1
+    assert Crowd.most > 10  # calls in the one thread would reach 1
     assert {title for each in ids for title in states(each)} == {f"{PLACED} a", f"{PLACED} b"}
 
 

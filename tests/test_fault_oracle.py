@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import struct
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +14,16 @@ from typing import Any
 import pytest
 
 import django_outbox
+from tests.faults import log
 from tests.faults.mutants import MUTANTS, Mutant, apply
 from tests.faults.oracle import (
+    HAND_BACK,
+    WRITE_OFF,
     Deed,
     Evidence,
     Fault,
     Intent,
+    Rescue,
     Row,
     Verdict,
     executions,
@@ -24,7 +32,8 @@ from tests.faults.oracle import (
     percentile,
     recoveries,
 )
-from tests.faults.witness import Line
+from tests.faults.scenarios.stops import ideal
+from tests.faults.witness import Line, running
 
 pytestmark = pytest.mark.any_database
 
@@ -225,6 +234,170 @@ WELL["discarded"] = evidence(
 )  # fmt: skip
 
 
+def handed_back(at: float, until: float, pid: int = ONE, event_id: str = "a") -> Fault:
+    return Fault(kind=HAND_BACK, at=at, until=until, pids=frozenset({pid}),
+                 held=frozenset({event_id}))  # fmt: skip
+
+
+def written_off(at: float, pid: int = ONE, event_id: str = "a") -> Fault:
+    return Fault(kind=WRITE_OFF, at=at, until=at, pids=frozenset({pid}),
+                 held=frozenset({event_id}))  # fmt: skip
+
+
+def lost_with(at: float, *held: str, kind: str = "kill", pid: int = ONE) -> Fault:
+    return Fault(kind=kind, at=at, until=at, pids=frozenset({pid}), held=frozenset(held))
+
+
+def rescued(*times: float, event_id: str = "a") -> list[Rescue]:
+    return [Rescue(event_id=event_id, at=at) for at in times]
+
+
+# Stops: what is handed back runs again from the start, and counts as nothing else.
+WELL["handed back in the middle of it"] = evidence(
+    ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)],
+)  # fmt: skip
+WELL["handed back as it ended, before its settle"] = evidence(
+    ran(1, 1.9), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)],
+)  # fmt: skip
+WELL["cancelled by a stop"] = evidence(
+    ran(1, 1.9, phase="failed"), ran(2.1, 5, pid=TWO), faults=[handed_back(2, 2)],
+)  # fmt: skip
+WELL["handed back twice"] = evidence(
+    ran(1, None), ran(4, None, pid=TWO), ran(8, 9, pid=33), pids={ONE, TWO, 33},
+    faults=[handed_back(2, 2.5), handed_back(6, 6.5, pid=TWO)],
+)  # fmt: skip
+ILL["a repeat without a hand-over"] = (
+    evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[Fault(kind="SIGTERM", at=2, until=3)]),
+    {"unexplained": 1, "overlaps": 1},  # for all that is known, the first still runs
+)
+ILL["a repeat though another event was handed back"] = (
+    evidence(ran(1, 2), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5, event_id="b")]),
+    {"unexplained": 1},
+)
+ILL["a repeat though another worker handed it back"] = (
+    evidence(ran(1, 2), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5, pid=TWO)]),
+    {"unexplained": 1},
+)
+ILL["a repeat of what ended long before the stop"] = (
+    evidence(ran(1, 2), ran(6, 7, pid=TWO), faults=[handed_back(5, 5.5)]),
+    {"unexplained": 1},
+)
+ILL["a repeat before the hand-over"] = (
+    evidence(ran(1, 2), ran(3, 4, pid=TWO), faults=[handed_back(3.5, 3.6)]),
+    {"unexplained": 1},
+)
+ILL["handed back, and run before the process was gone"] = (
+    evidence(ran(1, None), ran(2.4, 5, pid=TWO), faults=[handed_back(2, 2.5)]),
+    {"overlaps": 1},
+)
+ILL["an attempt counted by a stop"] = (
+    evidence(ran(1, None), ran(4, 5, attempts=1, pid=TWO), faults=[handed_back(2, 2.5)]),
+    {"false_attempts": 1},
+)
+ILL["an attempt counted by a crash"] = (
+    evidence(ran(1, None), ran(4, 5, attempts=1, pid=TWO), faults=[kill(2)]),
+    {"false_attempts": 1},
+)
+ILL["an attempt in the row alone"] = (
+    evidence(ran(1, 2), rows=[row(attempts=1)]),
+    {"false_attempts": 1},
+)
+ILL["two attempts for one failure"] = (
+    evidence(ran(1, 2, phase="failed"), ran(3, 4, attempts=2)),
+    {"false_attempts": 1},
+)
+
+# Rescues: one for each worker that was lost with the event, or with its key.
+WELL["rescued after a crash"] = evidence(
+    ran(1, None), ran(4, 5, pid=TWO), faults=[lost_with(2)], rescues=rescued(3.9),
+    rows=[row(rescues=1)],
+)  # fmt: skip
+WELL["rescued before its first run"] = evidence(
+    ran(4, 5, pid=TWO), faults=[lost_with(2, "a")], rescues=rescued(3.9),
+)  # fmt: skip
+WELL["rescued with its key"] = evidence(
+    ran(4, 5, pid=TWO), faults=[lost_with(2, "k")], rescues=rescued(3.9), intents=[intent(key="k")],
+)  # fmt: skip
+WELL["of a key, rescued again after a failure"] = evidence(
+    ran(4, 5, pid=TWO, phase="failed"), ran(6, 7, pid=TWO, attempts=1), faults=[lost_with(2, "k")],
+    rescues=rescued(3.9, 5.9), intents=[intent(key="k")],
+)  # fmt: skip
+WELL["rescued from a worker that was stopped, by whatever it held"] = evidence(
+    ran(4, 5, pid=TWO), faults=[stop(1, 3, ONE)], rescues=rescued(3.9),
+)  # fmt: skip
+ILL["a rescue after an orderly stop"] = (
+    evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)], rescues=rescued(3.9)),
+    {"false_rescues": 1},
+)
+ILL["a rescue after an orderly stop, in the row alone"] = (
+    evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)],
+             rows=[row(rescues=1)]),
+    {"false_rescues": 1},
+)  # fmt: skip
+ILL["two rescues for one crash"] = (
+    evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[lost_with(2)], rescues=rescued(3.9, 5.9)),
+    {"false_rescues": 1},
+)
+ILL["a rescue before the crash"] = (
+    evidence(ran(1, 1.5), faults=[lost_with(2)], rescues=rescued(1.2)),
+    {"false_rescues": 1},
+)
+ILL["a rescue though the lost worker had something else"] = (
+    evidence(ran(4, 5, pid=TWO), faults=[lost_with(2, "b")], rescues=rescued(3.9)),
+    {"false_rescues": 1},
+)
+
+# Timeouts: the call has failed, once; what its thread does later comes beside the retry.
+WELL["written off"] = evidence(
+    ran(1, None), ran(2, 3, attempts=1), rows=[row(attempts=1)], faults=[written_off(1.5)],
+)  # fmt: skip
+WELL["written off, and late"] = evidence(
+    ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), rows=[row(attempts=1)], faults=[written_off(1.5)],
+)  # fmt: skip
+WELL["atomic, written off, and late"] = evidence(
+    ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), faults=[written_off(1.5)],
+    intents=[intent(kind="charged")], bookings={"a": 1},
+)  # fmt: skip
+ILL["a retry before it was written off"] = (
+    evidence(ran(1, None), ran(1.4, 3, attempts=1, pid=TWO), faults=[written_off(1.5)]),
+    {"overlaps": 1},
+)
+ILL["a retry of what had ended well long before"] = (
+    evidence(ran(1, 2), ran(6, 7, attempts=1), faults=[written_off(5)]),
+    {"unexplained": 1},
+)
+ILL["a retry that counts no attempt"] = (
+    evidence(ran(1, 2.5), ran(3, 4, pid=TWO), faults=[written_off(1.5)]),
+    {"unexplained": 1},
+)
+ILL["two attempts for one timeout"] = (
+    evidence(ran(1, None), ran(2, 3, attempts=2), faults=[written_off(1.5)]),
+    {"false_attempts": 1},
+)
+ILL["a third run after a late end"] = (
+    evidence(ran(1, 2.5), ran(2, 3, attempts=1), ran(4, 5, attempts=1), faults=[written_off(1.5)]),
+    {"unexplained": 1},
+)
+ILL["atomic, written off, and committed after all"] = (
+    evidence(ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), faults=[written_off(1.5)],
+             intents=[intent(kind="charged")], bookings={"a": 2}),
+    {"booked_twice": 1},
+)  # fmt: skip
+WELL["suspended on the way into a listener"] = evidence(
+    ran(0.1, 0.2, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
+    intents=[intent(), intent("b")], rows=[row(), row("b")],
+    faults=[Fault(kind="suspend", at=1, until=3, pids=frozenset({TWO}))],
+)  # fmt: skip
+ILL["a lease not looked at after a suspension"] = (
+    evidence(
+        ran(0.5, 3.05, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
+        intents=[intent(), intent("b")], rows=[row(), row("b")],
+        faults=[Fault(kind="suspend", at=1, until=3, pids=frozenset({TWO}))],
+    ),
+    {"unexplained": 1},
+)  # fmt: skip
+
+
 # Row 500.
 @pytest.mark.parametrize("name", WELL)
 def test_500_what_is_well_is_no_violation(name: str) -> None:
@@ -252,6 +425,41 @@ def test_recovery_is_counted_from_the_last_worker_that_held_the_event(held: str)
     assert recoveries(found, executions(found, Verdict())) == ([], [2.0])
 
 
+SAID = log.read(
+    """\
+1.000 11 WARNING listener still runs, event handed back event_id=a event_type=t listener='t' seconds=9
+1.100 11 WARNING listener cancelled, event handed back event_id=b event_type=t listener='t' seconds=9
+Traceback (most recent call last):
+1.200 22 WARNING listener runs longer than its timeout event_id=c event_type=t listener='t' seconds=1
+1.300 22 WARNING retry event_id=c event_type=t attempt=1 error=django_outbox.exceptions.ListenerTimeout
+1.400 22 WARNING listener runs longer than its timeout event_id=d event_type=t listener='t' seconds=1
+1.500 22 WARNING retry event_id=d event_type=t attempt=1 error=ValueError
+1.600 22 WARNING rescued event_id=e event_type=t rescues=1
+"""  # noqa: E501 - as they are written
+)
+
+
+def test_the_log_says_what_was_handed_back() -> None:
+    found = [*log.hand_backs(SAID, {ONE: 1.75})]
+    assert found == [handed_back(1.0, 1.75), handed_back(1.1, 1.1, event_id="b")]
+    assert [each.until for each in log.hand_backs(SAID, {})] == [1.0, 1.1]
+
+
+def test_the_log_says_what_was_written_off_and_not_merely_late() -> None:
+    assert [*log.write_offs(SAID)] == [written_off(1.2, TWO, "c")]
+
+
+def test_the_log_says_what_was_rescued() -> None:
+    assert [*log.rescues(SAID)] == rescued(1.6, event_id="e")
+
+
+def test_the_ideal_time_counts_the_workers_that_are_there() -> None:
+    assert ideal(10, [5.0]) == 10
+    assert ideal(10, [5.0, 9.0]) == 7  # 4 seconds of one, 3 of both
+    assert ideal(10, [9.0, 5.0, 9.0]) == 6
+    assert ideal(3, [5.0, 9.0]) == 3
+
+
 def test_latency_counts_from_the_commit_or_the_due_time() -> None:
     found = evidence(
         ran(1, 2), ran(3, 4, event_id="b"), intents=[intent(at=0.5), intent("b", at=0.5, due=2.5)]
@@ -269,3 +477,21 @@ def test_every_mutant_still_finds_what_it_takes_away(mutant: Mutant, tmp_path: P
         text = (tmp_path / "package" / name).read_text()
         assert new in text
         compile(text, name, "exec")
+
+
+def test_what_runs_now_has_begun_and_not_ended() -> None:
+    lines = [*ran(1, 2), *ran(3, None, pid=TWO), *ran(1, 2, event_id="b"),
+             *ran(1, None, event_id="c")]  # fmt: skip
+    assert running(sorted(lines, key=lambda line: line.at)) == {"a": TWO, "c": ONE}
+
+
+def test_monotonic_time_stands_still_while_a_process_is_suspended(tmp_path: Path) -> None:
+    still = tmp_path / "still"
+    still.write_bytes(struct.pack("d", 3600.0))
+    asked = "import time; print(time.clock_gettime(time.CLOCK_MONOTONIC) - time.monotonic())"
+    path = Path(__file__).parent / "clockshift"
+    told = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(path), "OUTBOX_TEST_STILL": str(still)},
+    )  # fmt: skip
+    assert float(told.stdout) == pytest.approx(3600, abs=1)

@@ -1,4 +1,4 @@
-"""Live and ready: what real worker processes answer, and what a probe may do to them."""
+"""Health of real worker processes: live and ready, and what a probe can do to them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox import Worker
-from django_outbox.engine import worker as worker_room
-from django_outbox.engine.health import Health, Report, together
-from django_outbox.engine.loops import Loop
-from django_outbox.engine.probes import Probes
+from django_outbox.worker import worker as worker_room
+from django_outbox.worker.health import Health, Report, together
+from django_outbox.worker.probes import Probes
+from django_outbox.worker.threads import Loop
 from tests import databases
 from tests.reach.children import Child, Site, is_alive, workers_show
 from tests.relay import Relay
@@ -55,7 +55,7 @@ class Answer:
 
 
 def ask(port: int, path: str, *, host: str = "127.0.0.1", method: str = "GET") -> Answer | None:
-    """Ask as a probe does; None if nobody answers."""
+    """Send a request as a probe does; return None without an answer."""
     connection = HTTPConnection(host, port, timeout=5)
     try:
         connection.request(method, path)
@@ -88,7 +88,6 @@ def wait_for(port: int, path: str, code: int, *, within: float = 20) -> Answer:
 
 
 def test_a_worker_is_live_and_then_ready_until_it_drains(site: Site) -> None:
-    """Issue of operating, 7."""
     with site.worker(*PORT, DRAIN_TIMEOUT=20) as child:
         port = port_of(child)
         assert wait_for(port, "/ready", 200).body == {"status": "ok"}
@@ -117,7 +116,7 @@ def test_without_its_database_a_worker_lives_but_is_not_ready(site: Site, proces
             relay.cut()
             away = wait_for(port, "/ready", 503)
             assert "failed" in away.reasons
-            assert "Error" in away.reasons  # its class; its text might tell who may log in
+            assert "Error" in away.reasons  # only its class; its text may contain a user name
             assert "127.0.0.1" not in away.reasons
             assert ask(port, "/live") == Answer(200, {"status": "ok"})
             relay.open()
@@ -169,14 +168,14 @@ def test_children_do_not_keep_the_port_of_a_killed_supervisor(site: Site) -> Non
         child.tell(signal.SIGKILL)
         child.wait()
         with socket.socket() as taken:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # but not of who listens
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # no port in use
             taken.bind(("127.0.0.1", port))
         assert any(map(is_alive, processes))
         wait_until(lambda: not any(map(is_alive, processes)), what="an end of the children")
 
 
 def test_the_standby_of_single_node_is_ready(site: Site) -> None:
-    """It polls, and takes over: a rollout that waits for it would wait for ever otherwise."""
+    """The standby polls and takes over; if it were not ready, a rollout would wait for ever."""
     with site.worker(*PORT, MODE="single_node", **QUICK) as active:
         wait_for(port_of(active), "/ready", 200)
         active.says(r"active id=")
@@ -222,11 +221,11 @@ def test_a_heartbeat_file_that_cannot_be_is_told(site: Site, tmp_path: Path) -> 
         assert "Traceback" not in child.output
 
 
-# -- a port, without a process ---------------------------------------------------------------------
+# -- the port, in this process ---------------------------------------------------------------------
 
 
 class Front:
-    """Probes of this process, answered in a thread as a worker's main thread would."""
+    """Answers probes in a thread of this process, as a worker's main thread does."""
 
     def __init__(self, look: Any, host: str = "127.0.0.1", file: Path | None = None) -> None:
         self.probes = Probes(health_port=(host, 0), heartbeat_file=file)
@@ -285,7 +284,7 @@ def test_who_asks_badly_holds_up_nobody_for_long(front: Front, sent: bytes) -> N
 
 def test_a_byte_now_and_then_does_not_hold_the_thread_that_hears_signals(front: Front) -> None:
     slow = socket.create_connection(("127.0.0.1", front.port))
-    slow.sendall(b"GET /live HTTP/1.1\r\n")  # and no end
+    slow.sendall(b"GET /live HTTP/1.1\r\n")  # the request never ends
     started = time.monotonic()
     assert ask(front.port, "/live") == Answer(200, {"status": "ok"})
     assert time.monotonic() - started < 4
@@ -315,7 +314,7 @@ def test_a_file_is_not_touched_for_the_dead(tmp_path: Path) -> None:
 def test_a_file_whose_directory_is_gone_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_outbox.engine.probes.TOUCH_EVERY", 0)
+    monkeypatch.setattr("django_outbox.worker.probes.TOUCH_EVERY", 0)
     directory = tmp_path / "run"
     directory.mkdir()
     probes = Probes(heartbeat_file=directory / "alive")
@@ -327,7 +326,7 @@ def test_a_file_whose_directory_is_gone_is_logged_once(
     assert caplog.text.count("heartbeat file not touched") == 1
 
 
-# -- what threads show of themselves ---------------------------------------------------------------
+# -- what threads report ---------------------------------------------------------------------------
 
 
 def test_health_of_many() -> None:
@@ -341,7 +340,7 @@ def test_health_of_many() -> None:
 def test_the_latest_word_counts_and_a_full_pipe_holds_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_outbox.engine.health.TELL_EVERY", 0)
+    monkeypatch.setattr("django_outbox.worker.health.REPORT_INTERVAL", 0)
     report = Report()
     assert report.hear() is None
     for n in range(5000):  # more than a pipe holds
@@ -350,9 +349,9 @@ def test_the_latest_word_counts_and_a_full_pipe_holds_nobody(
     report.show(lambda: Health(dead=("last",)))
     assert report.hear() == Health(dead=("last",))
     assert report.hear() is None
-    report.keep_mouth()  # nobody hears any more
+    report.keep_writer()  # there is no reader any more
     report.show(Health)
-    os.close(report._mouth)
+    os.close(report._write_end)
 
 
 @pytest.fixture
@@ -378,7 +377,9 @@ DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 
 
 @DIES
-@pytest.mark.parametrize("machine", ["_claiming", "_settling", "_beating", "_purging"])
+@pytest.mark.parametrize(
+    "machine", ["_claimer_loop", "_settler_loop", "_heartbeat_loop", "_purger_loop"]
+)
 def test_a_thread_that_has_ended_is_death(worker: Worker, machine: str) -> None:
     worker.start()
     ready(worker)
@@ -410,9 +411,9 @@ def test_a_step_that_lasts_too_long_is_trouble_and_then_death(
     go_on = threading.Event()
     worker.start()
     ready(worker)
-    step = worker._claiming._step
-    worker._claiming._step = lambda: go_on.wait(60) and 0.0  # type: ignore[assignment]
-    worker._claiming.wake()
+    step = worker._claimer_loop._step
+    worker._claimer_loop._step = lambda: go_on.wait(60) and 0.0  # type: ignore[assignment]
+    worker._claimer_loop.wake()
     try:
         monkeypatch.setattr(worker_room, "LATE", 0)
         wait_until(lambda: not worker.health().is_ready, what="trouble")
@@ -421,7 +422,7 @@ def test_a_step_that_lasts_too_long_is_trouble_and_then_death(
         wait_until(lambda: not worker.health().is_live, what="death")
         assert "has been in one step for" in worker.health().dead[0]
     finally:
-        worker._claiming._step = step
+        worker._claimer_loop._step = step
         go_on.set()
     monkeypatch.undo()
     ready(worker)

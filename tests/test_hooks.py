@@ -1,4 +1,4 @@
-"""Writer hooks: order, change, suppress, and every way a transaction can end (rows 66, 148-156)."""
+"""Writer hooks: their order, changed and suppressed events, every end of a transaction."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ import django_outbox as outbox
 from django_outbox import DuplicateEvent, Event, InvalidEvent, hooks, signals, write, write_many
 from django_outbox.models import OutboxEvent
 from tests import samples
-from tests.databases import vendor
 from tests.table import in_thread
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-heard: list[Any] = []  # what the hooks of this module were told, in order
+heard: list[Any] = []  # the calls of this module's hooks, in order
 
 
 def types(events: list[Event]) -> str:
@@ -35,7 +34,7 @@ def types(events: list[Event]) -> str:
 
 
 class Telling:
-    """Says everything it hears."""
+    """Records every call."""
 
     def before_write(self, events: list[Event]) -> list[Event]:
         heard.append(("before_write", types(events)))
@@ -52,7 +51,7 @@ class Telling:
 
 
 class Ends:
-    """Hears of commits and rollbacks alone."""
+    """Records commits and rollbacks only."""
 
     def after_commit(self, events: list[Event]) -> None:
         heard.append(("committed", types(events)))
@@ -72,7 +71,7 @@ class Renaming:
 
 
 class Auditing:
-    """Puts an event of its own beside each."""
+    """Adds an audit event for each event."""
 
     def before_write(self, events: list[Event]) -> list[Event]:
         audits = [replace(each, event_type="audit", event_id="") for each in events]
@@ -116,7 +115,7 @@ class Failing:
 
 
 class Undone(Exception):
-    """The business code fails."""
+    """Stands for an error in business code."""
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +133,7 @@ def use(settings: Any, *classes: type, **more: Any) -> None:
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Let a transaction, or a savepoint in one, end in an error."""
+    """Roll back a transaction, or a savepoint in one, by raising an error."""
     with suppress(Undone), transaction.atomic():
         yield
         raise Undone
@@ -162,7 +161,6 @@ def events(*names: str) -> list[Event]:
 # --- when they are called -------------------------------------------------------------------------
 
 
-# Row 155, J19.
 @pytest.mark.parametrize("ends", ["after_commit", "after_rollback"])
 def test_the_order_of_everything(settings: Any, ends: str) -> None:
     use(settings, Telling)
@@ -189,7 +187,6 @@ def test_the_order_of_everything(settings: Any, ends: str) -> None:
     ]
 
 
-# J19: several writes in one transaction; design 12: on commit.
 def test_the_writes_of_a_transaction_are_told_of_together_at_its_end(settings: Any) -> None:
     use(settings, Telling)
     with transaction.atomic():
@@ -203,7 +200,6 @@ def test_the_writes_of_a_transaction_are_told_of_together_at_its_end(settings: A
     ]  # fmt: skip
 
 
-# J19: an empty list.
 def test_nothing_written_is_nothing_told(settings: Any) -> None:
     use(settings, Telling)
     with transaction.atomic():
@@ -218,7 +214,6 @@ def test_hooks_are_called_in_the_order_of_the_setting(settings: Any) -> None:
     assert heard[2:] == [("committed", "x"), ("after_commit", "x")]
 
 
-# Row 156.
 @pytest.mark.parametrize("hook", [OnlyWritten, OnlyCommitted, OnlyRolledBack, Stamping])
 def test_a_hook_may_define_any_of_the_methods(settings: Any, hook: type) -> None:
     use(settings, hook)
@@ -232,7 +227,6 @@ def test_a_hook_may_define_any_of_the_methods(settings: Any, hook: type) -> None
 
 
 def test_hooks_see_what_was_stored_whatever_becomes_of_the_callers_objects(settings: Any) -> None:
-    """Row 120."""
     use(settings, OnlyWritten, OnlyCommitted)
     payload = {"n": (1, 2)}
     with transaction.atomic():
@@ -254,7 +248,7 @@ def test_a_write_on_each_alias_ends_with_its_own_transaction(settings: Any) -> N
     assert heard[1:] == [("committed", "there")]
 
 
-# Row 417 and writer_only: what follows the commit is off, the hooks are not.
+# These settings switch off delivery after the commit, but not hooks.
 @pytest.mark.parametrize("more", [{"ENABLED": False}, {"MODE": "writer_only"}], ids=str)
 def test_hooks_are_told_where_nothing_is_delivered(
     settings: Any, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -285,7 +279,6 @@ def test_a_duplicate_that_is_ignored_is_not_told_as_written(settings: Any) -> No
 # --- before the write -----------------------------------------------------------------------------
 
 
-# Row 148, J19.
 def test_before_write_may_change_events(settings: Any) -> None:
     use(settings, Stamping, Renaming)
     with transaction.atomic():
@@ -322,7 +315,6 @@ def test_events_that_a_hook_adds_are_all_or_none(settings: Any) -> None:
     assert Order.objects.exists()
 
 
-# Rows 148, 149, J19.
 @pytest.mark.parametrize("nothing", [None, [], ()], ids=repr)
 def test_before_write_may_suppress(settings: Any, nothing: Any) -> None:
     use(settings, Answering, Telling)
@@ -344,7 +336,6 @@ def test_before_write_may_suppress_some(settings: Any) -> None:
     assert heard[-1] == ("committed", "x y")
 
 
-# Row 153, J19.
 def test_an_error_before_the_write_reaches_the_caller_and_nothing_is_inserted(
     settings: Any,
 ) -> None:
@@ -398,7 +389,6 @@ def test_hooks_are_not_asked_about_what_cannot_be_written(settings: Any) -> None
 # --- errors afterwards ----------------------------------------------------------------------------
 
 
-# Row 152, J19.
 def test_errors_after_the_write_are_logged_and_swallowed(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -430,7 +420,7 @@ def test_hooks_are_told_of_a_commit_though_the_hand_over_fails(
     assert heard == [("committed", "x")]
 
 
-# --- the ends of transactions: row 66 -------------------------------------------------------------
+# --- the ends of transactions ---------------------------------------------------------------------
 
 
 def test_set_rollback_is_a_rollback(settings: Any) -> None:
@@ -513,7 +503,7 @@ def by_sql(sid: str) -> None:
 def test_a_raw_savepoint_is_unknown_to_django_and_so_to_hooks(
     settings: Any, undo: Callable[[str], None]
 ) -> None:
-    """As with any on-commit callback: documented, and no ghost is delivered (test_hot)."""
+    """This holds for every on-commit callback; test_hot shows that nothing undone is delivered."""
     use(settings, Ends)
     with transaction.atomic():
         sid = connection.savepoint()
@@ -526,7 +516,7 @@ def test_a_raw_savepoint_is_unknown_to_django_and_so_to_hooks(
 
 
 def test_a_commit_that_the_database_refuses_is_a_rollback(settings: Any) -> None:
-    """A deferred constraint on PostgreSQL and SQLite; MariaDB refuses the INSERT."""
+    """PostgreSQL and SQLite check the constraint at the commit; MariaDB refuses the INSERT."""
     use(settings, Ends)
     with pytest.raises(IntegrityError), transaction.atomic():
         write("x")
@@ -537,13 +527,13 @@ def test_a_commit_that_the_database_refuses_is_a_rollback(settings: Any) -> None
 
 def kill() -> None:
     """End this test's session as a lost network or a restarted server would."""
-    if vendor() == "sqlite":
+    if connection.vendor == "sqlite":
         connection.connection.close()
         return
     ask, end = {
-        "postgres": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)"),
-        "mariadb": ("SELECT connection_id()", "KILL %s"),
-    }[vendor()]
+        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)"),
+        "mysql": ("SELECT connection_id()", "KILL %s"),
+    }[connection.vendor]
     with connection.cursor() as cursor:
         cursor.execute(ask)
         session = cursor.fetchone()
@@ -572,7 +562,7 @@ def test_a_connection_killed_before_the_commit_is_told_as_a_rollback(settings: A
 def test_a_commit_without_an_answer_is_told_as_a_rollback(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What after_rollback means is: not known to be committed. Here it was."""
+    """``after_rollback`` means that the commit is not known to have succeeded; here it has."""
     use(settings, Ends)
     commit = connection._commit
 
@@ -606,7 +596,7 @@ def failing() -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["flat", "savepoint"])
 def test_somebodys_failing_callback_is_no_rollback(settings: Any, inside: bool) -> None:
-    """Design 12: a robust callback at the head marks the transaction committed first."""
+    """A robust callback, first in the list, marks the transaction as committed."""
     use(settings, Ends)
     with pytest.raises(Undone) as caught, transaction.atomic():
         transaction.on_commit(failing)
@@ -615,9 +605,9 @@ def test_somebodys_failing_callback_is_no_rollback(settings: Any, inside: bool) 
             with transaction.atomic():
                 write("y")
         write("z")
-    del caught  # it held the frame in which Django held the callbacks that did not run
+    del caught  # its traceback keeps alive the callbacks that Django did not run
     gc.collect()
-    assert heard == []  # Django ran nothing after the failure: nobody is told anything
+    assert heard == []  # Django ran no callback after the failure, so no hook was called
     assert "x" in stored()
 
 
@@ -695,7 +685,7 @@ def test_without_hooks_somebodys_callback_is_left_alone(settings: Any) -> None:
 def test_a_captured_block_already_begun_is_not_shifted(
     settings: Any, django_capture_on_commit_callbacks: Any
 ) -> None:
-    """Design 12: the block counts the callbacks there were when it began."""
+    """The block skips as many callbacks as there were when it began: none may be inserted."""
     use(settings, Ends)
     with transaction.atomic():
         transaction.on_commit(partial(heard.append, "somebody's"))
@@ -719,7 +709,7 @@ def test_a_captured_block_that_was_run_hides_no_rollback_after_it(
 
 
 class InATestCase(TestCase):
-    """Run by the tests below: its rollback comes when a test is over."""
+    """Run by the tests below; Django rolls back when each test ends."""
 
     def test_captured(self) -> None:
         with self.captureOnCommitCallbacks(execute=True) as captured, transaction.atomic():
@@ -793,7 +783,7 @@ def test_what_a_testcase_undoes_is_told_as_a_rollback_when_it_is_over(settings: 
 
 
 class Asking:
-    """Wants to know something while Django rolls back."""
+    """Queries and writes while Django rolls back."""
 
     def after_rollback(self, events: list[Event]) -> None:
         for alias in ("other", "default"):
@@ -809,7 +799,6 @@ class Asking:
 def test_queries_on_the_alias_are_refused_inside_after_rollback(
     settings: Any, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Design 12."""
     use(settings, Asking)
     if level == "transaction":
         with undone():

@@ -1,6 +1,6 @@
-"""Hostile input: whatever is given to ``write``, it is stored exactly or refused by name.
+"""Hostile input: ``write`` stores each value exactly or refuses it with an error of its own.
 
-``OUTBOX_EXAMPLES=50000`` tries that many instead of a few.
+``OUTBOX_EXAMPLES=50000`` tries 50,000 examples instead of 60.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 import django_outbox as outbox
 from django_outbox import Worker, write
 from django_outbox.exceptions import PayloadTooLarge
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import Status
 from tests.table import PLACED, insert, listening, row, statuses
 from tests.testapp.models import Order
 from tests.waiting import wait_until
@@ -32,9 +32,9 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EXAMPLES = int(os.environ.get("OUTBOX_EXAMPLES", "60"))
-MOST = 20_000  # MAX_PAYLOAD_BYTES here, so that examples reach it
+MOST = 20_000  # bytes; MAX_PAYLOAD_BYTES here, so that examples reach it
 
-# --- whatever is given ----------------------------------------------------------------------------
+# --- generated input ------------------------------------------------------------------------------
 
 # Surrogates and NULs too, which st.text() leaves out or seldom draws.
 hostile = st.text(st.characters() | st.sampled_from("\0\ud800\udfff\u2028\\'\"%{};\x1b\x7f﻿"))
@@ -108,7 +108,6 @@ def bound() -> Iterator[None]:
         yield
 
 
-# Rows 145, 402; design section 5.
 @pytest.mark.filterwarnings("ignore:The outbox received a naive datetime")
 @often
 @example("x", 1, {"headers": {"h": "a" * (MOST + 1)}})
@@ -129,7 +128,7 @@ def test_what_is_refused_is_refused_by_name_and_before_any_sql(
             except TypeError:
                 event_id = None
                 times = fields.get("available_at", 1), fields.get("deliver_after", 1)
-                if None not in times:  # which is refused as an argument, not as an event
+                if None not in times:  # None is refused as an argument, not as an event
                     raise
         assert bool(sent.captured_queries) == (event_id is not None)
         Order.objects.create(sku="the transaction is usable")
@@ -140,7 +139,7 @@ def test_what_is_refused_is_refused_by_name_and_before_any_sql(
 
 
 def as_json(payload: Any) -> Any:
-    """What JSON makes of a payload: lists of tuples, texts of keys."""
+    """Return what JSON makes of a payload: tuples become lists, keys become texts."""
     return json.loads(json.dumps(payload, default=lambda value: None))
 
 
@@ -170,7 +169,7 @@ class Delivered:
             return [self._found.pop(str(each)) for each in ids]
 
 
-# Row 500; design section 5: serialised once; that text is inserted and handed over.
+# A payload is serialised once; that text is inserted and handed over.
 def test_what_is_accepted_arrives_equal_by_every_route() -> None:
     cases: list[tuple[Any, dict[str, str]]] = []
 
@@ -179,7 +178,7 @@ def test_what_is_accepted_arrives_equal_by_every_route() -> None:
     def collect(payload: Any, headers: dict[str, str]) -> None:
         cases.append((payload, headers))
 
-    collect()  # before there are threads, which draw random numbers as hypothesis does
+    collect()  # before any thread runs, since threads draw random numbers too
     delivered, routes = Delivered(), Counter[str]()
     with listening(delivered), Worker():
         for payload, headers in cases:
@@ -205,7 +204,6 @@ DAMAGED: list[dict[str, str]] = [
 ] + [{"headers": text} for text in ("{", "[]", "1", '{"a":1}', '{"a":null}', '"a"', "[" * 5000)]
 
 
-# Row 402.
 def test_402_rows_damaged_by_hand_stop_no_batch() -> None:
     good = [insert(3) for _ in DAMAGED]
     bad = [insert(1, **columns)[0] for columns in DAMAGED]
@@ -253,7 +251,7 @@ def test_large_headers_are_refused_before_they_cost_the_transaction(megabytes: i
 
 
 def test_the_largest_of_everything_is_written() -> None:
-    """What an escape doubles, too."""
+    """This includes text whose size doubles when it is escaped."""
     payload, headers = '"' * (2**19 - 1), {"n": "\\" * (2**19 - 10)}
     with override_settings(OUTBOX={}), transaction.atomic():
         ids = outbox.write_many(

@@ -1,4 +1,4 @@
-"""The hot route: from the commit to the listener within one process, and what keeps it honest."""
+"""The hot route, from the commit to a listener in the same process, and its safeguards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from django.test import Client
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.engine import news
 from django_outbox.models import OutboxEvent, OutboxWorker
+from django_outbox.worker import queues, throttle
+from django_outbox.worker.throttle import ClaimThrottle
+from django_outbox.worker.wakeup import Wakeup
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, now, row, statuses, write
 from tests.testapp.models import Effect
@@ -26,11 +28,11 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-FAR = 60.0  # seconds: no poll and no probe explains what a test sees
+FAR = 60.0  # seconds: no poll and no probe can explain what a test observes
 
 
 class Calls:
-    """A listener that keeps what it was given."""
+    """A listener that keeps the events it received."""
 
     def __init__(self, then: Callable[[outbox.Event], object] = lambda event: None) -> None:
         self.events: list[outbox.Event] = []
@@ -54,7 +56,7 @@ class Calls:
 
 @contextmanager
 def hearing(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    """Collect what a signal says during a block."""
+    """Collect what a signal sends during a block."""
     heard: list[dict[str, Any]] = []
 
     def receive(**facts: Any) -> None:
@@ -69,7 +71,7 @@ def hearing(signal: Any) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def engine_statements() -> Iterator[list[tuple[str, Any]]]:
-    """Collect the statements of every connection that is made in other threads."""
+    """Collect the statements of every connection that other threads open."""
     seen: list[tuple[str, Any]] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -88,14 +90,14 @@ def engine_statements() -> Iterator[list[tuple[str, Any]]]:
 
 
 def quiet(**more: Any) -> dict[str, Any]:
-    """Settings under which a worker looks at the table only when it is told to."""
+    """Return settings under which a worker polls only when it is notified."""
     return {"DOORBELL": None, "POLL_INTERVAL": FAR, "PROBE_INTERVAL": FAR, **more}
 
 
 def at_rest(worker: outbox.Worker) -> bool:
-    """Whether the worker's first look is behind it: from now on only news makes it look."""
+    """Wait until the worker's first poll is over; from then on only a wakeup makes it poll."""
     return wait_until(
-        lambda: worker._claimer._look_at > time.monotonic() + FAR / 2, what="a worker at rest"
+        lambda: worker._claimer._poll_at > time.monotonic() + FAR / 2, what="a worker at rest"
     )
 
 
@@ -113,11 +115,10 @@ def settled(count: int) -> Callable[[], bool]:
 # -- from the commit to the listener ---------------------------------------------------------------
 
 
-# Rows 188, 487.
 def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(
     settings: Any,
 ) -> None:
-    """The row is changed between the write and the commit: only who reads it can tell."""
+    """The row changes between the write and the commit, so a second read would show."""
     settings.OUTBOX = quiet()
     calls = Calls()
     with engine_statements() as seen, listening(calls), resting():
@@ -127,7 +128,7 @@ def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(
         wait_until(settled(1), what="DONE")
     (event,) = calls.events
     assert (event.source, event.payload) == ("hot", {"sku": "in memory"})
-    claims = [sql for sql, params in seen if event_id in repr(params)]  # PostgreSQL's are arrays
+    claims = [sql for sql, params in seen if event_id in repr(params)]  # PostgreSQL takes arrays
     assert claims
     assert not [sql for sql in claims if "payload" in sql]
 
@@ -148,7 +149,6 @@ def test_232_hot_and_cold_events_are_equal_but_for_their_source(settings: Any) -
         assert getattr(hot, name) == getattr(cold, name), name
 
 
-# Rows 151, 157.
 def test_j5_one_callback_for_everything_a_transaction_wrote(settings: Any) -> None:
     settings.OUTBOX = quiet()
     calls = Calls()
@@ -174,12 +174,11 @@ def by_sql(sid: str) -> None:
         cursor.execute(connection.ops.savepoint_rollback_sql(sid))
 
 
-# Row 207; J23.
 @pytest.mark.parametrize("undo", [by_api, by_sql])
 def test_65_a_raw_savepoint_rollback_makes_no_ghost(
     settings: Any, undo: Callable[[str], None]
 ) -> None:
-    """Django knows nothing of it, so the undone event is offered; its claim finds no row."""
+    """Django does not notice it, so the undone event is offered; its claim finds no row."""
     settings.OUTBOX = quiet()
     calls = Calls()
     with hearing(signals.event_queued) as offered, listening(calls), resting():
@@ -189,7 +188,7 @@ def test_65_a_raw_savepoint_rollback_makes_no_ghost(
             undo(sid)
             real = outbox.write(PLACED)
         wait_until(settled(1), what="DONE")
-        last = write()[0]  # had the ghost been claimed, it would have run before this one
+        last = write()[0]  # a claimed ghost would have run before this one
         wait_until(settled(2), what="DONE")
     assert ghost in [each["event"].event_id for each in offered]
     assert calls.ids == [real, last]
@@ -226,10 +225,9 @@ def test_a_rolled_back_transaction_offers_nothing(settings: Any) -> None:
     assert [each["event"].event_id for each in offered] == calls.ids == [kept]
 
 
-# -- what stands in the way ------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
-# Rows 30, 159, 160, 204, 356, 514.
 def test_j3_a_full_hot_queue_is_no_error_and_loses_nothing(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,9 +256,8 @@ def test_j3_a_full_hot_queue_is_no_error_and_loses_nothing(
     assert any("hot queue" in each.getMessage() for each in caplog.records)
 
 
-# Row 76; J23.
 def test_x6_a_foreign_callback_that_raises_before_ours(settings: Any) -> None:
-    """Django drops the callbacks behind one that raised; the table still has the event."""
+    """Django drops the callbacks that follow one that raised; the table still has the event."""
     settings.OUTBOX = quiet(PROBE_INTERVAL=0.1)
 
     def fail() -> None:
@@ -275,7 +272,7 @@ def test_x6_a_foreign_callback_that_raises_before_ours(settings: Any) -> None:
         assert calls.ids == [event_id]
         with pytest.raises(LookupError), transaction.atomic():
             outbox.write(PLACED)
-            transaction.on_commit(fail)  # behind ours
+            transaction.on_commit(fail)  # after ours
         wait_until(settled(2), what="DONE")
     assert len({*calls.ids}) == len(calls.ids) == 2
 
@@ -327,10 +324,43 @@ def test_x6_durable_blocks(settings: Any) -> None:
     assert calls.ids == [event_id]
 
 
+# -- a full queue ----------------------------------------------------------------------------------
+
+
+def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 5000.0
+    monkeypatch.setattr(queues, "monotonic", lambda: now)
+    one, other = (queues.Offers(2, most_bytes=10**6, wakeup=Wakeup()) for _ in range(2))
+
+    def offer(queue: queues.Offers, count: int) -> int:
+        """Offer events; return the number of log lines so far."""
+        with caplog.at_level(logging.WARNING, "django_outbox"):
+            for _ in range(count):
+                queue.offer(outbox.Event(event_type=PLACED))
+        lines = [each.getMessage() for each in caplog.records]
+        assert {*lines} <= {
+            "hot queue full; what it refuses arrives by the cold route capacity=2"
+        }  # fmt: skip
+        return len(lines)
+
+    assert offer(one, 2) == 0
+    assert offer(one, 50) == 1
+    now += 59
+    assert offer(one, 50) == 1
+    assert offer(other, 3) == 2  # each queue logs separately
+    now += 1
+    assert offer(one, 50) == 3
+    assert offer(other, 1) == 3
+    one.take(1)
+    now += 60
+    assert offer(one, 1) == 3  # the queue has capacity again
+
+
 # -- delays ----------------------------------------------------------------------------------------
 
 
-# Row 157.
 @pytest.mark.parametrize(("poll", "delay"), [(FAR, 0.5), (0.1, 0.5)])
 def test_g12_a_delayed_event_is_not_offered_and_not_early_and_not_late(
     settings: Any, poll: float, delay: float
@@ -367,7 +397,7 @@ def test_158_a_nearer_due_time_wakes_the_claimer_that_waits_for_a_later_one(
 def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
     settings: Any,
 ) -> None:
-    """No ring tells of it, so the one look that finds it coming is what wakes the claimer."""
+    """No notification announces it, so the poll that sees it coming must schedule the wakeup."""
     settings.OUTBOX = quiet()
     (event_id,) = insert(due=1.0)
     calls = Calls()
@@ -379,9 +409,8 @@ def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
 # -- sharing ---------------------------------------------------------------------------------------
 
 
-# Row 226.
 def test_j15_hot_and_cold_share_two_to_one(settings: Any) -> None:
-    """One place and one thread: every claim takes one event, so the claims show in the order."""
+    """With one slot and one thread each claim takes one event, so the order shows the claims."""
     settings.OUTBOX = quiet(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1)
     started, go_on = threading.Event(), threading.Event()
 
@@ -397,19 +426,18 @@ def test_j15_hot_and_cold_share_two_to_one(settings: Any) -> None:
             assert started.wait(15)
             insert(30)
             write(60)
-            worker.look()
+            worker.poll()
         finally:
             go_on.set()
         wait_until(settled(91), within=40, what="DONE")
     assert len({*calls.ids}) == len(calls.ids)
-    mixed = calls.sources[6:66]  # while both waited, but for what was claimed at the gate
+    mixed = calls.sources[6:66]  # both had events; without those claimed during the hold
     assert 36 <= mixed.count("hot") <= 44
     runs = "".join(each[0] for each in mixed)
     assert "hhhh" not in runs
     assert "ccc" not in runs
 
 
-# Row 226.
 def test_35_neither_route_waits_for_the_other_when_it_is_alone(settings: Any) -> None:
     settings.OUTBOX = quiet(FAIRNESS=(1, 50), PROBE_INTERVAL=0.05)
     calls = Calls()
@@ -421,9 +449,8 @@ def test_35_neither_route_waits_for_the_other_when_it_is_alone(settings: Any) ->
     assert len({*calls.ids}) == len(calls.ids)
 
 
-# Rows 195, 240.
 def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
-    """Both routes see every event: the claimer looks at the table without a pause."""
+    """Both routes see every event, because the claimer polls without a pause."""
     settings.OUTBOX = quiet(PROBE_INTERVAL=0.001, POLL_INTERVAL=0.001)
     calls = Calls()
     with listening(calls), outbox.Worker():
@@ -432,7 +459,6 @@ def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
     assert calls.once_each(ids)
 
 
-# Rows 240, 300, 357.
 def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp_path: Any) -> None:
     site = Site(database_env, tmp_path)
     small = {"POLL_BATCH_SIZE": 5, "COLD_QUEUE_CAPACITY": 5, "WORKERS": 2}
@@ -453,9 +479,9 @@ def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp
 def test_under_a_steady_load_events_are_claimed_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The claim after one of few waits a little: what is written meanwhile comes along."""
-    monkeypatch.setattr(news, "PACE", 2.0)
-    monkeypatch.setattr(news, "AT_ONCE", 0.0)
+    """After a claim of few events the next claim waits briefly, so that it finds more."""
+    monkeypatch.setattr(throttle, "CLAIM_INTERVAL", 2.0)
+    monkeypatch.setattr(throttle, "BURST", 0.0)
     counts: list[int] = []
 
     def note(count: int, **more: Any) -> None:
@@ -469,7 +495,7 @@ def test_under_a_steady_load_events_are_claimed_some_at_a_time(
             wait_until(lambda: statuses() == {"DONE": 1}, what="the first, at once")
             for _ in range(4):
                 write()
-                then = time.monotonic() + 0.05  # long enough for a claim of its own
+                then = time.monotonic() + 0.05  # long enough for a separate claim
                 wait_until(lambda then=then: time.monotonic() > then, what="the next")  # type: ignore[misc]
             wait_until(lambda: statuses() == {"DONE": 5}, what="the others")
     finally:
@@ -477,46 +503,46 @@ def test_under_a_steady_load_events_are_claimed_some_at_a_time(
     assert counts == [1, 4]
 
 
-# -- whose turn it is ------------------------------------------------------------------------------
+# -- polls take turns ------------------------------------------------------------------------------
 
 
-def test_workers_of_one_table_look_about_one_at_a_time() -> None:
-    """A ring wakes them all: fifty would ask as much of the database as thousands of events."""
-    alone, among_four = news.Pace(), news.Pace()
+def test_workers_of_one_table_poll_about_one_at_a_time() -> None:
+    """A notification wakes all workers; fifty polls cost the database as much as many events."""
+    alone, among_four = ClaimThrottle(), ClaimThrottle()
     among_four.others = 3
     began = time.monotonic()
     for _ in range(1000):
-        alone.count_look(0.01)
-        among_four.count_look(0.01)
-    assert alone.next_look() < time.monotonic()
-    assert 25 < among_four.next_look() - began < 35  # seconds, for 10 of its own
+        alone.count_poll(0.01)
+        among_four.count_poll(0.01)
+    assert alone.next_poll() < time.monotonic()
+    assert 25 < among_four.next_poll() - began < 35  # seconds, for 10 s of polling of its own
 
 
-def test_a_look_that_a_lock_held_up_makes_no_worker_deaf() -> None:
-    pace = news.Pace()
-    pace.others = 49
-    pace.count_look(60.0)
-    assert pace.next_look() <= time.monotonic() + news.LONGEST
+def test_a_poll_that_waited_for_a_lock_delays_the_next_only_briefly() -> None:
+    throttled = ClaimThrottle()
+    throttled.others = 49
+    throttled.count_poll(60.0)
+    assert throttled.next_poll() <= time.monotonic() + throttle.LONGEST_WAIT
 
 
-def test_a_worker_hears_from_its_heartbeat_how_many_others_there_are() -> None:
+def test_the_heartbeat_tells_a_worker_how_many_others_there_are() -> None:
     OutboxWorker.objects.create(
         id="other", hostname="elsewhere", pid=1, started_at=now(), heartbeat_at=now(),
         info='{"streams": 0}',
     )  # fmt: skip
     with outbox.Worker() as worker:
-        wait_until(lambda: worker._claimer.pace.others == 1, what="the other is known")
+        wait_until(lambda: worker._claimer._throttle.others == 1, what="the other is known")
 
 
-def test_only_looks_wait_for_a_turn_not_what_was_offered(settings: Any) -> None:
+def test_polls_wait_for_their_turn_but_offered_events_do_not(settings: Any) -> None:
     settings.OUTBOX = quiet()
     with listening(lambda event: None), outbox.Worker() as worker:
         at_rest(worker)
-        worker._claimer.pace._turn = time.monotonic() + FAR
+        worker._claimer._throttle._turn = time.monotonic() + FAR
         insert(due=-1)
-        worker.look()
+        worker.poll()
         write(2)
         wait_until(lambda: statuses() == {"NEW": 1, "DONE": 2}, what="what was offered, at once")
-        worker._claimer.pace._turn = 0.0
-        worker.look()
+        worker._claimer._throttle._turn = 0.0
+        worker.poll()
         wait_until(lambda: statuses() == {"DONE": 3}, what="the rest in its turn")

@@ -1,4 +1,4 @@
-"""The inbox: a message that arrives twice has its effect once."""
+"""The inbox: a message that arrives twice takes effect once."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests import samples
 from tests.consumer import POINTS
 from tests.crashpoints import KILLED, VARIABLE
 from tests.fleet import REPOSITORY, Fleet, wait_for_end_of
+from tests.sessions import waiters
 from tests.table import elsewhere, in_thread, listening, now, purging, write
 from tests.testapp.models import Effect, Order
 from tests.waiting import wait_until
@@ -38,7 +39,7 @@ SQLITE = connection.vendor == "sqlite"
 
 
 def receive(message: Any = "m1", source: str = "bank", **options: Any) -> bool:
-    """Receive a message in a transaction of its own, with an effect if it is the first."""
+    """Receive a message in its own transaction, and leave an effect if it is the first time."""
     with transaction.atomic(**options), inbox.once(source, message, **options) as first:
         if first:
             leave_effect(str(message))
@@ -76,7 +77,7 @@ def test_within_one_transaction_too() -> None:
 def test_source_and_message_together_are_the_identity() -> None:
     assert receive("m1", "bank")
     assert receive("m1", "shop")
-    assert receive("M1", "bank")  # MySQL's own collation takes them for the same
+    assert receive("M1", "bank")  # equal to m1 in MySQL's default collation
     assert receive("m2", "bank")
     assert receive("☕", "bank")
     assert not receive("☕", "bank")
@@ -126,7 +127,7 @@ def test_a_rollback_forgets() -> None:
 
 @outside
 def test_an_error_in_the_block_undoes_the_block_alone() -> None:
-    """Whoever catches it keeps a usable transaction, and the message comes again."""
+    """If the caller catches the error, the transaction stays usable; the message can come again."""
     with transaction.atomic():
         leave_effect("before")
         with pytest.raises(ZeroDivisionError), inbox.once("bank", "m1"):
@@ -197,7 +198,7 @@ def test_a_bad_source_is_found_before_any_sql(bad: Any, django_assert_num_querie
 @outside
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_the_second_consumer_waits_for_the_first(end: str) -> None:
-    """It decides by what became of it, and its own transaction is none the worse."""
+    """It answers by the first one's outcome, and its own transaction stays usable."""
     received, finish = threading.Event(), threading.Event()
 
     def first_consumer() -> None:
@@ -221,7 +222,7 @@ def test_the_second_consumer_waits_for_the_first(end: str) -> None:
     one = in_thread(first_consumer)
     assert received.wait(30)
     two = in_thread(second_consumer)
-    if not SQLITE:  # there it waits for the file, before its first statement
+    if not SQLITE:  # SQLite waits for the file, before the first statement
         wait_until(lambda: two.done() or lock_waits(), what="the second one's wait")
     assert not two.done()
     finish.set()
@@ -231,19 +232,8 @@ def test_the_second_consumer_waits_for_the_first(end: str) -> None:
 
 
 def lock_waits() -> bool:
-    """Say whether a session of the server waits for a lock in the inbox."""
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
-                "AND wait_event_type = 'Lock' AND query LIKE '%outbox_inbox%'"
-            )
-        else:
-            cursor.execute(
-                "SELECT 1 FROM information_schema.processlist WHERE db = database() "
-                "AND info LIKE 'INSERT INTO `outbox_inbox`%' AND time_ms > 100"
-            )
-        return cursor.fetchone() is not None
+    """Return whether a session of the server waits for a lock in the inbox."""
+    return waiters("outbox_inbox") > 0
 
 
 @outside
@@ -265,7 +255,7 @@ def test_of_many_at_once_one_is_the_first() -> None:
 
 @outside
 def test_in_a_listener_that_is_run_again() -> None:
-    """The first run commits and then fails; the second finds that done."""
+    """The first run commits and then fails; the second finds the message received."""
     calls: list[bool] = []
 
     def reserve(event: outbox.Event) -> None:
@@ -299,7 +289,7 @@ def test_in_a_drain_within_a_test_case() -> None:
 
 
 class Broker:
-    """Delivers each message until it is acknowledged, and twice at least."""
+    """Delivers each message at least twice, and until it is acknowledged."""
 
     def __init__(self) -> None:
         self.waiting = [{"id": f"m{n // 2}", "sku": f"s{n // 2}"} for n in range(6)]
@@ -314,7 +304,6 @@ class Broker:
 
 @outside
 def test_474_479_the_samples_of_the_how_to() -> None:
-    """Rows 474, 479."""
     with samples.run("how-to/receive-messages.md", Order=Order) as names:
         broker = Broker()
         names["consume"](broker)
@@ -343,7 +332,7 @@ def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(database_env, tmp_path, LEASE=0.8, DRAIN_TIMEOUT=0.5, POLL_INTERVAL=0.2)
     yield fleet
     fleet.kill_all()
-    sys.stdout.write(fleet.log.read_text()[-6000:])  # pytest shows it where the test failed
+    sys.stdout.write(fleet.log.read_text()[-6000:])  # pytest shows it when the test fails
 
 
 MESSAGES = 40
@@ -353,7 +342,7 @@ MESSAGES = 40
 def test_exactly_once_from_end_to_end_whatever_dies(
     fleet: Fleet, database_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """A broker repeats, consumers die, workers die: each message has its effect once."""
+    """Each message takes effect once, although the broker repeats and consumers and workers die."""
     spool, acknowledged = tmp_path / "spool", tmp_path / "acknowledged"
     spool.write_text("\n".join(f"m{n}" for n in range(MESSAGES)))
     acknowledged.touch()
@@ -372,7 +361,7 @@ def test_exactly_once_from_end_to_end_whatever_dies(
         dying = fleet.start(**{VARIABLE: place})
         assert wait_for_end_of(dying) == KILLED, fleet.log.read_text()
     worker = fleet.start()
-    both = [consume(), consume()]  # and so the same message twice at a time
+    both = [consume(), consume()]  # the same message may arrive twice at the same time
     assert [each.wait(60) for each in both] == [0, 0]
     assert {*acknowledged.read_text().split()} == {f"m{n}" for n in range(MESSAGES)}
     wait_until(lambda: not OutboxEvent.objects.pending().exists(), what="an event pending")
@@ -382,11 +371,11 @@ def test_exactly_once_from_end_to_end_whatever_dies(
     assert OutboxEvent.objects.done().count() == MESSAGES
     assert effects() == dict.fromkeys(OutboxEvent.objects.values_list("pk", flat=True), 1)
     repeated = {key for key, count in fleet.starts().items() if count > 1}
-    assert repeated  # the deaths did hit
+    assert repeated  # the kills did cause repeats
 
 
 def events() -> Counter[str]:
-    """How many events were written for each message."""
+    """Return how many events were written for each message."""
     payloads = OutboxEvent.objects.values_list("payload", flat=True)
     return Counter(json.loads(each)["message"] for each in payloads)
 
@@ -395,7 +384,7 @@ def events() -> Counter[str]:
 
 
 def received(count: int, *, days: float) -> list[int]:
-    """Put received messages of that age in; return their keys."""
+    """Insert received messages of that age; return their keys."""
     at = now() - timedelta(days=days)
     first = OutboxInbox.objects.count()
     made = [
@@ -457,7 +446,7 @@ def test_a_purge_stops_when_told() -> None:
     run = purging(100)
     run.stopping = True
     run.run()
-    assert OutboxInbox.objects.count() == 0  # one batch is all there was
+    assert OutboxInbox.objects.count() == 0  # a single batch was enough
     received(1500, days=8)
     run.run()
     assert OutboxInbox.objects.count() == 1000
@@ -474,7 +463,7 @@ def test_a_purge_waits_for_nobody() -> None:
             pass
 
     def purge() -> int:
-        with connection.cursor() as cursor:  # far below the database's own patience
+        with connection.cursor() as cursor:  # far below the database's own timeout
             limit = {"postgresql": "SET lock_timeout = 1000"}
             cursor.execute(limit.get(connection.vendor, "SET innodb_lock_wait_timeout = 1"))
         return OutboxInbox.objects.purge()

@@ -1,4 +1,4 @@
-"""Interceptors: context managers around each call of a listener (rows 202, 208, 213, 222-224)."""
+"""Interceptors: context managers around each call of a listener."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from django.core.checks import run_checks
 from django.db import transaction
 
 import django_outbox as outbox
-from django_outbox import hooks, registry
+from django_outbox import hooks
+from django_outbox.listeners import registry
 from tests.table import PLACED, listening, row, statuses, write
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
-# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+# Runs a test twice: inside a transaction that is rolled back, as in a TestCase, and outside.
 both = pytest.mark.parametrize(
     "outside",
     [
@@ -33,7 +34,7 @@ outside_alone = pytest.mark.django_db(transaction=True)
 ONCE = outbox.Fixed(0, max_attempts=1)
 SESSION: ContextVar[str] = ContextVar("SESSION", default="none")
 
-trace: list[str] = []  # what happened, in its order; emptied before each test
+trace: list[str] = []  # what happened, in order; emptied before each test
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def tracing(name: str) -> Callable[[outbox.Event], Any]:
 
         def __exit__(self, kind: object, raised: BaseException | None, where: object) -> bool:
             trace.append(f"{name} saw {saw(raised)}")
-            return True  # that it swallows the error: it cannot
+            return True  # asks to swallow the error, which must not work
 
     return Tracing
 
@@ -65,7 +66,7 @@ outer, inner = tracing("outer"), tracing("inner")
 
 @contextmanager
 def session(event: outbox.Event) -> Iterator[None]:
-    """Put what the writer knew where the listener finds it."""
+    """Set ``SESSION`` from the header that the writer stored."""
     token = SESSION.set(event.headers.get("session", "unknown"))
     try:
         yield
@@ -77,7 +78,7 @@ def session(event: outbox.Event) -> Iterator[None]:
 def swallowing(event: outbox.Event) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - what it would like to
+    except Exception as error:  # noqa: BLE001 - it tries to swallow the error
         trace.append(f"swallowed {saw(error)}")
 
 
@@ -111,6 +112,12 @@ def exiting(event: outbox.Event) -> Iterator[None]:
     raise SystemExit(5)
 
 
+@contextmanager
+def interrupting(event: outbox.Event) -> Iterator[None]:
+    yield
+    raise KeyboardInterrupt
+
+
 def no_manager(event: outbox.Event) -> str:
     return "a str"
 
@@ -141,7 +148,7 @@ async def afails(event: outbox.Event) -> None:
 
 
 def deliver(listener: Callable[..., Any], where: str, count: int = 1, **options: Any) -> str:
-    """Have events delivered to the listener; return the id of the last."""
+    """Write events and deliver them to the listener; return the id of the last."""
     with listening(listener, **options):
         if where == "worker":
             with outbox.Worker():
@@ -168,7 +175,6 @@ either_kind = pytest.mark.parametrize(
 # -- the order -------------------------------------------------------------------------------------
 
 
-# Rows 202, 208, 213.
 @outside_alone
 @everywhere
 @either_kind
@@ -187,7 +193,6 @@ def test_213_entered_in_order_and_left_in_reverse(
     assert statuses() == {"DONE": 1}
 
 
-# Row 213.
 @outside_alone
 @everywhere
 @either_kind
@@ -214,7 +219,6 @@ def test_an_answer_is_not_theirs_to_see_or_change(
     assert statuses() == {"DEAD": 1}
 
 
-# Row 222.
 @outside_alone
 @everywhere
 @either_kind
@@ -242,7 +246,6 @@ def test_what_is_no_context_manager_is_such_an_error_too(
     assert "returned 'a str'; expected a context manager" in str(row(event_id).last_error)
 
 
-# Row 223.
 @outside_alone
 @everywhere
 @either_kind
@@ -259,7 +262,6 @@ def test_223_an_error_on_the_way_out_is_logged_and_swallowed(
     assert "PermissionError" in caplog.text
 
 
-# Row 223.
 @outside_alone
 @everywhere
 @either_kind
@@ -282,19 +284,27 @@ def test_what_would_end_a_worker_does_not(settings: Any, good: Any, bad: Any) ->
 
 
 @outside_alone
-def test_in_a_drain_it_ends_the_caller(settings: Any) -> None:
+def test_in_a_drain_what_would_end_the_caller_does_not(settings: Any) -> None:
     settings.OUTBOX = intercepted("outer", "exiting")
     write()
-    with listening(note), pytest.raises(SystemExit):
+    with listening(note):
+        assert outbox.drain() == 1
+    assert statuses() == {"DONE": 1}
+
+
+@outside_alone
+def test_in_a_drain_an_interrupt_ends_the_caller(settings: Any) -> None:
+    settings.OUTBOX = intercepted("outer", "interrupting")
+    write()
+    with listening(note), pytest.raises(KeyboardInterrupt):
         outbox.drain()
-    assert trace[-1] == "outer saw SystemExit"
+    assert trace[-1] == "outer saw KeyboardInterrupt"
     assert statuses() == {"NEW": 1}
 
 
 # -- around what -----------------------------------------------------------------------------------
 
 
-# Design 12: once per call of a listener.
 @both
 def test_with_several_listeners_once_around_each(outside: bool, settings: Any) -> None:
     settings.OUTBOX = intercepted("outer")
@@ -354,7 +364,7 @@ def transacting(event: outbox.Event) -> Iterator[None]:
 
 @outside_alone
 def test_of_an_atomic_listener_they_are_inside_its_transaction(settings: Any) -> None:
-    """What one writes shares the listener's fate."""
+    """What an interceptor writes is rolled back with the listener."""
     settings.OUTBOX = intercepted("transacting")
     deliver(fails, "drain", atomic=True, retry=ONCE)
     assert trace == ["atomic True"]
@@ -364,7 +374,6 @@ def test_of_an_atomic_listener_they_are_inside_its_transaction(settings: Any) ->
 # -- context variables -----------------------------------------------------------------------------
 
 
-# Rows 387, 388; G11.
 @outside_alone
 @everywhere
 def test_g11_what_one_sets_reaches_the_listener_and_is_gone_afterwards(
@@ -391,7 +400,7 @@ def test_g11_what_one_sets_reaches_the_listener_and_is_gone_afterwards(
 def test_g11_awaited_listeners_each_have_their_own(
     settings: Any, where: str, timeout: float | None
 ) -> None:
-    """Many are inside at once, and some of what they do runs in a thread."""
+    """Many of them run at the same time, and part of each runs in a thread."""
     settings.OUTBOX = {**intercepted("session"), "ASYNC_CONCURRENCY": 20}
     heard: dict[str, set[str]] = {}
 
@@ -437,7 +446,7 @@ def test_a_listener_past_its_timeout_is_seen_as_that(settings: Any, where: str) 
 # -- the setting -----------------------------------------------------------------------------------
 
 
-# Row 224: a function with @contextmanager is enough, and so is any callable.
+# Any callable will do, such as a class or a function with @contextmanager.
 @pytest.mark.parametrize("name", ["session", "outer"])
 def test_224_it_may_be_any_callable_by_its_path(settings: Any, name: str) -> None:
     settings.OUTBOX = intercepted(name)
@@ -446,7 +455,6 @@ def test_224_it_may_be_any_callable_by_its_path(settings: Any, name: str) -> Non
     assert hooks.interceptors() == ()
 
 
-# J24.
 @pytest.mark.parametrize(
     ("paths", "says"),
     [

@@ -1,4 +1,4 @@
-"""The test kit, used as a user's tests would use it; and its plugin, in a pytest of its own."""
+"""The testing helpers as a user's tests call them, and the pytest plugin in a separate pytest."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from django.db import transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 
 import django_outbox as outbox
-from django_outbox import hooks, inbox
+from django_outbox import inbox
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream
-from django_outbox.outcomes import Status
 from django_outbox.testing import (
     accept_test_transaction,
     assert_event_written,
@@ -33,6 +33,7 @@ from django_outbox.testing import (
     running_worker,
     wait_until,
 )
+from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
 from tests.table import PLACED, claim, in_thread, insert, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
@@ -41,7 +42,7 @@ pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+# Run each test inside a transaction that is rolled back, as in a TestCase, and outside one.
 both = pytest.mark.parametrize(
     "outside",
     [
@@ -58,7 +59,7 @@ class Shop(enum.Enum):
 
 
 def place(sku: str = "teapot", **fields: Any) -> str:
-    """The business code under test."""
+    """Place an order: the business code under test."""
     with transaction.atomic():
         order = Order.objects.create(sku=sku)
         return str(outbox.write(PLACED, {"sku": sku}, aggregate=order, **fields))
@@ -79,7 +80,6 @@ def fail(event: outbox.Event) -> None:
 # -- capture_events --------------------------------------------------------------------------------
 
 
-# Row 517.
 @both
 def test_captured_events_in_order_as_listeners_see_them(outside: bool) -> None:
     place("before")
@@ -98,7 +98,6 @@ def test_captured_events_in_order_as_listeners_see_them(outside: bool) -> None:
     assert events == [*events]
 
 
-# Row 517.
 @both
 def test_what_was_rolled_back_is_not_captured(outside: bool) -> None:
     with capture_events() as events:
@@ -145,7 +144,6 @@ def test_captures_by_alias() -> None:
 # -- assert_event_written --------------------------------------------------------------------------
 
 
-# Row 517.
 @both
 def test_the_event_that_fits_is_returned(outside: bool) -> None:
     place("kettle")
@@ -218,7 +216,7 @@ def test_an_unknown_field_is_named() -> None:
 
 
 def test_an_event_for_a_listener_needs_no_database() -> None:
-    """Row 517: the test has no access to one."""
+    """``make_event`` makes no query: this test has no access to a database."""
     event = make_event(
         Shop.PLACED, {"on": date(2026, 11, 21), "parts": (1,)}, attempts=2,
         headers={"locale": "en"}, aggregate_type="shop.Order", aggregate_id="7",
@@ -277,7 +275,6 @@ def test_a_made_event_is_checked_like_a_written_one(payload: Any) -> None:
 # -- drain -----------------------------------------------------------------------------------------
 
 
-# Row 517.
 @both
 def test_drain_delivers_in_this_thread(outside: bool) -> None:
     threads: list[int] = []
@@ -302,21 +299,21 @@ def test_drain_fails_with_what_the_listener_raised(outside: bool) -> None:
         pass_time(60)
         with pytest.raises(AssertionError, match=r"\(dead\): ValueError"):
             drain()
-        assert drain() == 0  # it tells of its own deliveries alone
+        assert drain() == 0  # it reports only its own deliveries
 
 
 # -- immediate_delivery ----------------------------------------------------------------------------
 
 
 class InATestCase(TestCase):
-    """Row 517: on_commit callbacks wait for captureOnCommitCallbacks, or the end of the block."""
+    """``on_commit`` callbacks run in captureOnCommitCallbacks, or at the end of our block."""
 
     def test_at_the_end_of_the_block(self) -> None:
         with listening(ship), immediate_delivery():
             place()
             assert shipped() == 0
         assert shipped() == 1
-        assert hooks.slot.queues == {}
+        assert hot_queues.by_alias == {}
 
     def test_when_callbacks_are_executed(self) -> None:
         with listening(ship), immediate_delivery():
@@ -327,7 +324,7 @@ class InATestCase(TestCase):
             assert len(callbacks) == 1
             with self.captureOnCommitCallbacks(execute=True):
                 place()
-                transaction.on_commit(place)  # business code that goes on after the commit
+                transaction.on_commit(place)  # business code that writes again after the commit
             assert shipped() == 3
         assert shipped() == 3
 
@@ -335,13 +332,13 @@ class InATestCase(TestCase):
         failure = pytest.raises(AssertionError, match="the van has no fuel")
         with listening(fail), failure, immediate_delivery():
             place()
-        assert hooks.slot.queues == {}
+        assert hot_queues.by_alias == {}
 
     def test_an_error_of_the_block_comes_first(self) -> None:
         with listening(fail), pytest.raises(ZeroDivisionError), immediate_delivery():
             place()
             raise ZeroDivisionError
-        assert hooks.slot.queues == {}
+        assert hot_queues.by_alias == {}
         assert statuses() == {"NEW": 1}
 
     def test_a_forgotten_transaction_is_found_unless_the_test_asks_otherwise(self) -> None:
@@ -395,7 +392,7 @@ class InATransactionTestCase(TransactionTestCase):
         with listening(chain), immediate_delivery(), transaction.atomic():
             outbox.write(PLACED, 1)
         assert statuses() == {"DONE": 20}
-        assert max(deepest) == 1  # one after the other, not one inside the other
+        assert max(deepest) == 1  # one after another, not nested
 
     def test_what_is_not_due_waits(self) -> None:
         with listening(ship), immediate_delivery():
@@ -421,13 +418,12 @@ class InATransactionTestCase(TransactionTestCase):
         refused = pytest.raises(RuntimeError, match="delivers the events of 'default'")
         with running_worker(), refused, immediate_delivery():
             pytest.fail("entered")
-        assert hooks.slot.queues == {}
+        assert hot_queues.by_alias == {}
 
 
 # -- real workers ----------------------------------------------------------------------------------
 
 
-# Rows 518, W23.
 @outside_alone
 def test_w23_write_wait_for_the_fact_and_assert() -> None:
     with listening(ship), running_worker() as worker, capture_events() as events:
@@ -465,7 +461,6 @@ def test_waiting_has_a_deadline() -> None:
 # -- pass_time -------------------------------------------------------------------------------------
 
 
-# Row 520.
 @both
 def test_time_moves_what_is_delayed(outside: bool) -> None:
     with listening(ship):
@@ -512,7 +507,7 @@ def test_time_moves_retries_and_each_listeners_own(outside: bool) -> None:
 
 @both
 def test_time_moves_ages(outside: bool) -> None:
-    """The grace of what nobody listens to, retentions, and the inbox."""
+    """``pass_time`` also applies to UNROUTABLE_GRACE, the retentions and the inbox."""
     event_id = place()
     assert drain() == 1
     assert row(event_id).status == Status.NEW
@@ -546,14 +541,14 @@ def test_time_moves_streams_and_leaves_leases_alone(outside: bool) -> None:
 @outside_alone
 def test_time_wakes_a_running_worker(settings: Any) -> None:
     slow = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
-    settings.OUTBOX = {**slow, "LEASE": 0.5, "DRAIN_TIMEOUT": 0.4}  # and so a short probation
+    settings.OUTBOX = {**slow, "LEASE": 0.5, "DRAIN_TIMEOUT": 0.4}  # keeps the probation short
     with listening(ship), running_worker() as worker:
         place(deliver_after=3600)
         claimer = worker._claimer
         wait_until(
             lambda: (
-                not claimer.news.rung
-                and min(claimer._look_at, claimer.news.next()) > time.monotonic() + 400
+                not claimer._wakeup.poll_wanted
+                and min(claimer._poll_at, claimer._wakeup.next()) > time.monotonic() + 400
             ),
             what="a claimer at rest",
         )
@@ -569,8 +564,8 @@ def test_time_does_not_run_backwards(bad: Any) -> None:
 
 # -- the plugin ------------------------------------------------------------------------------------
 
-# Each project here has a SQLite of its own.
-# The plugin by its module, whether or not this package's entry points are installed here.
+# Each project here has its own SQLite database.
+# Load the plugin by its module, whether or not the package's entry points are installed.
 PLUGIN = ("-p", "no:django_outbox", "-p", "django_outbox.pytest_plugin", "-p", "no:randomly")
 
 PROJECT = """
@@ -587,7 +582,7 @@ USE_TZ = True
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A Django project with a test suite of its own."""
+    """Create a Django project with its own test suite."""
     pytester.makepyfile(project_settings=PROJECT)
     pytester.makeini("[pytest]\nDJANGO_SETTINGS_MODULE = project_settings\n")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{pytester.path}")
@@ -626,7 +621,6 @@ def test_without_a_database(outbox_events):
 """
 
 
-# Row +50.
 @pytest.mark.any_database
 def test_the_fixtures(project: pytest.Pytester) -> None:
     project.makepyfile(FIXTURES)
@@ -670,7 +664,6 @@ def test_a_thread_of_somebody_else():
 """
 
 
-# Row +50.
 @pytest.mark.any_database
 def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
     project.makepyfile(LEAKS)
@@ -682,7 +675,7 @@ def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
 
 @pytest.mark.any_database
 def test_an_embedded_worker_may_stay(project: pytest.Pytester) -> None:
-    """EMBEDDED starts one for the life of the process."""
+    """EMBEDDED starts a worker for the whole life of the process, which is not a leak."""
     project.makepyfile(project_settings=f'{PROJECT}\nOUTBOX = {{"EMBEDDED": True}}')
     project.makepyfile("""
         import threading
@@ -708,7 +701,6 @@ def test_nothing_of_django_is_imported():
 """
 
 
-# Row +50.
 @pytest.mark.any_database
 def test_without_django_it_costs_nothing(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\n")
@@ -718,7 +710,7 @@ def test_without_django_it_costs_nothing(project: pytest.Pytester) -> None:
 
 @pytest.mark.any_database
 def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
-    """The worker's fixture says what it lacks, and only to those who ask for it."""
+    """Only tests that request ``outbox_worker`` fail, and the error names the missing fixture."""
     project.makeini("[pytest]\n")
     project.makepyfile("""
         import os
@@ -742,10 +734,9 @@ def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(["*fixture 'transactional_db' not found*"])
 
 
-# Row +50.
 @pytest.mark.any_database
 def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the entry point that pyproject.toml declares, as an installed package would have it."""
+    """pytest finds the plugin by the entry point in pyproject.toml, as in an installed package."""
     declared = declared_entry_points()
     info = project.mkdir("site") / "declared-1.dist-info"
     info.mkdir()
@@ -760,7 +751,7 @@ def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.Monkey
     done.stdout.fnmatch_lines([f"*django_outbox*{ROOT}/django_outbox/pytest_plugin.py*"])
 
 
-# Rows 517, 518, 519, 520, +50: every sample of the how-to, as a project's own test suite.
+# Runs every sample of the how-to as a project's own test suite.
 @pytest.mark.any_database
 def test_the_samples_of_the_how_to(project: pytest.Pytester) -> None:
     project.makepyfile(
@@ -801,4 +792,4 @@ def declared_entry_points() -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def no_queue_left() -> Iterator[None]:
     yield
-    assert hooks.slot.queues == {}
+    assert hot_queues.by_alias == {}

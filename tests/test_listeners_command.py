@@ -1,4 +1,4 @@
-"""``outbox_listeners``: who listens, and what in the table has nobody."""
+"""``outbox_listeners``: the registered listeners, and the stored events that have none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, transaction
 
 import django_outbox as outbox
-from django_outbox import registry
-from django_outbox.looks.audience import described, unheard
-from django_outbox.outcomes import Status
+from django_outbox.inspection.listeners import described, unheard
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import Status
 from tests.table import insert, listening, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,7 +24,7 @@ DONE, DEAD = Status.DONE, Status.DEAD
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget the listeners that other tests' modules registered, for the length of a test."""
+    """Hide the listeners of other test modules during a test."""
     monkeypatch.setattr(registry, "_listeners", {})
     registry._forget_routes()
     yield
@@ -62,7 +62,7 @@ def finished(status: int, **columns: Any) -> None:
 
 
 def test_what_is_registered_is_described() -> None:
-    """Issue of operating, 4: type, aggregate type, name, function, retry, timeout, atomic."""
+    """This includes the types, name, function, retry, timeout and atomic."""
     retry = outbox.Fixed(delay=3, max_attempts=2)
     options: dict[str, Any] = {"aggregate_type": "shop.Order", "name": "stock", "timeout": 5}
     with (
@@ -103,7 +103,7 @@ def test_the_table_names_listeners_and_what_has_none() -> None:
 
 def test_nobody_and_nothing_is_said() -> None:
     text = run()
-    assert "Nobody listens." in text
+    assert "No listener is registered." in text
     assert "Every event type that was seen has a listener." in text
 
 

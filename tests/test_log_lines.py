@@ -1,4 +1,4 @@
-"""Log lines: their words, their fields, as JSON, and what they keep to themselves (row 8.6)."""
+"""Log lines: their words and fields, the JSON format, and what they must not contain."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import django_outbox as outbox
-from django_outbox import registry
 from django_outbox.contrib import logs
 from django_outbox.contrib.prometheus.receivers import Receivers
+from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.table import listening, statuses, write
@@ -94,7 +94,7 @@ Told = tuple[str, str, tuple[str, ...]]  # level, words, names of the values
 
 
 def parted(level: str, text: str) -> list[Told]:
-    """Part the text of a log call: words first, then names; ``%s`` in front is who does it."""
+    """Split the text of a log call into words and names; a leading ``%s`` is the subject."""
     found = [match for match in logs.FIELD.finditer(text) if match[0] != "%%"]
     named = [match for match in found if match["name"]]
     words = (text[: named[0].start()] if named else text).strip()
@@ -106,7 +106,7 @@ def parted(level: str, text: str) -> list[Told]:
 
 
 def calls() -> Iterator[tuple[str, ast.expr]]:
-    """Every log call of the package: its level and what gives its text."""
+    """Yield every log call of the package: its level and the expression of its text."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -144,7 +144,7 @@ def test_no_line_names_what_is_in_an_event() -> None:
     assert names & {"payload", "headers", "key", "unique_key", "tenant_id", "aggregate_id"} == set()
 
 
-# -- what is not told ------------------------------------------------------------------------------
+# -- what is not logged ----------------------------------------------------------------------------
 
 SECRET = "canary-4711"
 
@@ -180,7 +180,7 @@ def secretive(count: int = 1) -> None:
 def test_435_a_secret_is_in_no_line_and_no_metric(
     listener: Any, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In payload, headers, ids and the error's text; the table keeps the latter."""
+    """Payload, headers, ids and the error's text stay out; only the table stores the latter."""
     shown_by = CollectorRegistry()
     counted = Receivers("outbox", shown_by)
     counted.connect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.test import override_settings
 
-from django_outbox.engine.loops import Loop
+from django_outbox.worker.threads import Loop
 
 
 def told(caplog: pytest.LogCaptureFixture, who: str = "claimer") -> list[str]:

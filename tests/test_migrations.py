@@ -1,4 +1,4 @@
-"""Migrations on the database of this run (rows 77-101, 142, 490-496, +7; N12, G7, X12)."""
+"""Migrations on the database of this run, and what they create there."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from django.db.migrations.loader import MigrationLoader
 from django_outbox.models import (
     OutboxEvent,
     OutboxInbox,
+    OutboxLease,
     OutboxPause,
     OutboxStatistics,
     OutboxStream,
@@ -29,12 +30,12 @@ from tests import databases, sql_page
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = [OutboxEvent, OutboxInbox, OutboxStream, OutboxWorker]
-MODELS = [*FIRST, OutboxPause, OutboxStatistics]
+MODELS = [*FIRST, OutboxLease, OutboxPause, OutboxStatistics]
 SECONDS = 100  # far more than a busy machine needs
 
 vendor = databases.vendor()
 only_postgres = pytest.mark.skipif(vendor != "postgres", reason="schemas are PostgreSQL's")
-only_mariadb = pytest.mark.skipif(vendor != "mariadb", reason="character sets are MySQL's")
+only_mysql = pytest.mark.skipif(connection.vendor != "mysql", reason="character sets are MySQL's")
 
 
 # --- model, migration and table agree -------------------------------------------------------------
@@ -42,13 +43,11 @@ only_mariadb = pytest.mark.skipif(vendor != "mariadb", reason="character sets ar
 
 @pytest.mark.django_db(databases=["default", "other"])
 def test_no_migration_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows 100, N12."""
     call_command("makemigrations", check=True, dry_run=True)
     assert "No changes detected" in capsys.readouterr().out
 
 
 def test_there_is_one_first_migration_with_every_table_of_then() -> None:
-    """Rows 99, 490."""
     loader = MigrationLoader(None)
     names = [name for app, name in loader.disk_migrations if app == "django_outbox"]
     assert "0001_initial" in names
@@ -61,7 +60,7 @@ def test_there_is_one_first_migration_with_every_table_of_then() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_497_the_reference_shows_what_the_migrations_run() -> None:
     page = sql_page.PAGE.read_text()
-    assert sql_page.shown(page, vendor) == sql_page.statements(), (
+    assert sql_page.shown(page, connection.vendor) == sql_page.statements(), (
         f"OUTBOX_TEST_DB={vendor} python -m tests.sql_page writes it anew; so for each database"
     )
 
@@ -69,7 +68,6 @@ def test_497_the_reference_shows_what_the_migrations_run() -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
 def test_the_table_has_the_models_columns(model: Any) -> None:
-    """Rows 78-91, N12."""
     with connection.cursor() as cursor:
         columns = connection.introspection.get_table_description(cursor, model._meta.db_table)
     assert {each.name: each.null_ok for each in columns} == {
@@ -79,7 +77,7 @@ def test_the_table_has_the_models_columns(model: Any) -> None:
 
 @pytest.mark.django_db
 def test_the_database_fills_what_a_row_begins_with() -> None:
-    """Rows 80, 85, 86: defaults of the table itself."""
+    """The defaults are in the table itself, not only in the model."""
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO outbox_event (event_id, event_type, payload, occurred_at, created_at) "
@@ -98,24 +96,24 @@ def constraints(table: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.django_db
 def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
-    """Rows 92, 93, 100: each further index costs 4 to 29 % of the drain."""
+    """Each further index costs 4 to 29 % of the drain."""
     found = {name: each for name, each in constraints("outbox_event").items()
              if not each["primary_key"]}  # fmt: skip
-    by_vendor = ["key", "status", "seq"] if vendor == "mariadb" else ["key", "seq"]
+    by_vendor = ["key", "status", "seq"] if connection.vendor == "mysql" else ["key", "seq"]
     assert {name: each["columns"] for name, each in found.items()} == {
         "outbox_event_due": ["available_at", "event_id"],
         "outbox_event_key": by_vendor,
         "outbox_event_unique": ["unique_key"],
-        # Few rows are dead: 60,000 updates took as long with it as without.
-        **({} if vendor == "mariadb" else {"outbox_event_dead": ["event_id"]}),
+        # Few rows are dead: 60,000 updates took equally long with and without this index.
+        **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["event_id"]}),
     }
     assert [name for name, each in found.items() if each["unique"]] == ["outbox_event_unique"]
 
 
 @pytest.mark.django_db
-@pytest.mark.skipif(vendor == "mariadb", reason="has no partial indexes")
+@pytest.mark.skipif(connection.vendor == "mysql", reason="has no partial indexes")
 def test_indexes_are_partial_where_the_database_can() -> None:
-    """Design 4: finished rows cost the claim nothing."""
+    """Partial indexes leave out finished rows, which therefore cost a claim nothing."""
     catalogue = (
         "SELECT indexdef FROM pg_indexes WHERE tablename = %s"
         if vendor == "postgres"
@@ -134,7 +132,6 @@ def test_indexes_are_partial_where_the_database_can() -> None:
 
 @pytest.mark.django_db
 def test_a_due_event_is_found_by_its_index() -> None:
-    """Rows 92, 179."""
     with connection.cursor() as cursor:
         if vendor == "postgres":
             cursor.execute("SET LOCAL enable_seqscan = off")
@@ -146,24 +143,24 @@ def test_a_due_event_is_found_by_its_index() -> None:
 @pytest.mark.skipif(vendor == "sqlite", reason="compares bytes by itself")
 @pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
 def test_text_is_collated_by_its_bytes(model: Any) -> None:
-    """Rows +7, E7."""
+    schema = "DATABASE()" if connection.vendor == "mysql" else "current_schema()"
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT column_name, collation_name FROM information_schema.columns WHERE table_name = "
             "%s AND data_type IN ('character varying', 'varchar', 'text', 'longtext') "
-            f"AND table_schema = {'DATABASE()' if vendor == 'mariadb' else 'current_schema()'}",
+            f"AND table_schema = {schema}",
             [model._meta.db_table],
         )
         found = dict(cursor.fetchall())
     assert len(found) >= 2
-    assert {*found.values()} == {{"mariadb": "utf8mb4_bin", "postgres": "C"}[vendor]}
+    assert {*found.values()} == {{"mysql": "utf8mb4_bin", "postgresql": "C"}[connection.vendor]}
 
 
-# --- a database of its own, met by processes of its own ------------------------------------------
+# --- an empty database, used by separate processes -----------------------------------------------
 
 
 class Scratch:
-    """An empty database, and what a process needs to meet it."""
+    """An empty database, and what a process needs to use it."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name, self.directory = name, directory
@@ -204,7 +201,7 @@ class Scratch:
         return self.finish(self.start("-m", "django", *arguments, **outbox))
 
     def run(self, script: str, **outbox: str) -> Any:
-        """Run a script after ``django.setup()``; return what it prints as JSON in its last line."""
+        """Run a script after ``django.setup()``; return the JSON in the last line of its output."""
         code = "import django; django.setup()\n" + textwrap.dedent(script)
         return json.loads(self.finish(self.start("-c", code, **outbox)).splitlines()[-1])
 
@@ -215,10 +212,10 @@ class Scratch:
 
 
 CREATE = {
-    "postgres": 'CREATE DATABASE "{}"',
-    "mariadb": "CREATE DATABASE `{}` CHARACTER SET utf8mb3",  # as old installations have it
+    "postgresql": 'CREATE DATABASE "{}"',
+    "mysql": "CREATE DATABASE `{}` CHARACTER SET utf8mb3",  # as in old installations
 }
-DROP = {"postgres": 'DROP DATABASE "{}" WITH (FORCE)', "mariadb": "DROP DATABASE `{}`"}
+DROP = {"postgresql": 'DROP DATABASE "{}" WITH (FORCE)', "mysql": "DROP DATABASE `{}`"}
 
 
 @pytest.fixture
@@ -228,11 +225,11 @@ def scratch(tmp_path: Path, django_db_setup: None, django_db_blocker: Any) -> It
         return
     name = f"{connections['default'].settings_dict['NAME']}_scratch"
     with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute(CREATE[vendor].format(name))
+        cursor.execute(CREATE[connection.vendor].format(name))
         try:
             yield Scratch(name, tmp_path)
         finally:
-            cursor.execute(DROP[vendor].format(name))
+            cursor.execute(DROP[connection.vendor].format(name))
             connection.close()
 
 
@@ -266,7 +263,7 @@ NAMES = sorted(model._meta.db_table for model in MODELS)
 
 
 def test_migrations_run_forwards_and_backwards(scratch: Scratch) -> None:
-    """Rows 490, 491, 492; X12: emoji in a utf8mb3 database."""
+    """Each direction works and can be repeated; MySQL and MariaDB start with a utf8mb3 database."""
     scratch.manage("migrate", "--verbosity=0")
     assert scratch.run(TABLES) == sorted([*NAMES, "django_migrations"])
     assert scratch.run(WRITE_AND_DRAIN) == WORKS
@@ -279,7 +276,7 @@ def test_migrations_run_forwards_and_backwards(scratch: Scratch) -> None:
 
 
 def test_migrating_and_checking_warn_of_nothing(scratch: Scratch) -> None:
-    """Row +7: no W037 on MariaDB, no reminder to migrate at the first migrate."""
+    """MariaDB raises no W037, and the first migrate prints no reminder to migrate."""
     output = scratch.manage("migrate", "--verbosity=1")
     assert "OK" in output
     assert "WARNING" not in output
@@ -288,7 +285,6 @@ def test_migrating_and_checking_warn_of_nothing(scratch: Scratch) -> None:
 
 
 def test_an_unmigrated_table_gives_a_clear_message(scratch: Scratch) -> None:
-    """Rows 495, G7."""
     scratch.manage("migrate", "--verbosity=0")
     scratch.manage("migrate", "django_outbox", "zero", "--verbosity=0")
     output = scratch.manage("check", "--database=default")
@@ -311,13 +307,13 @@ FORGET = """
 
 
 def test_two_installations_share_a_database_by_their_prefixes(scratch: Scratch) -> None:
-    """Rows 77, 142, 493, 494: index names are global in PostgreSQL and SQLite."""
+    """Index names are global in PostgreSQL and SQLite, so they contain the prefix."""
     for prefix in ("app1_", "app2_"):
         scratch.manage("migrate", "--verbosity=0", TABLE_PREFIX=prefix)
         assert scratch.run(WRITE_AND_DRAIN, TABLE_PREFIX=prefix) == WORKS
         checked = scratch.manage("makemigrations", "--check", "--dry-run", TABLE_PREFIX=prefix)
         assert "No changes detected" in checked
-        scratch.run(FORGET, TABLE_PREFIX=prefix)  # either project has a record of its own
+        scratch.run(FORGET, TABLE_PREFIX=prefix)  # two projects would not share this record
     assert scratch.run(TABLES) == sorted(
         [f"{prefix}{name}" for prefix in ("app1_", "app2_") for name in NAMES]
         + ["django_migrations"]
@@ -338,7 +334,7 @@ MISSING = """
 
 @only_postgres
 def test_a_schema_holds_the_tables(scratch: Scratch) -> None:
-    """Rows 77, 493: it must exist; prefix and schema together."""
+    """The schema must exist before the migration, and can be combined with a prefix."""
     outbox = {"SCHEMA": "my_schema", "TABLE_PREFIX": "app1_"}
     scratch.run(CREATE_SCHEMA)
     assert "migrate" in scratch.run(MISSING, **outbox)
@@ -361,9 +357,8 @@ def test_a_schema_holds_the_tables(scratch: Scratch) -> None:
     assert scratch.run(found) == []
 
 
-@only_mariadb
+@only_mysql
 def test_a_utf8mb3_database_holds_four_byte_texts(scratch: Scratch) -> None:
-    """Rows +7, X12."""
     scratch.manage("migrate", "--verbosity=0")
     found = scratch.run("""
         import json
@@ -381,7 +376,7 @@ def test_a_utf8mb3_database_holds_four_byte_texts(scratch: Scratch) -> None:
 
 
 def test_two_processes_that_migrate_at_once_do_no_harm(scratch: Scratch) -> None:
-    """G7: one may be refused by the database; the tables are whole."""
+    """The database may refuse one of them; the tables are complete either way."""
     both = [scratch.start("-m", "django", "migrate", "--verbosity=0") for _ in range(2)]
     ended = [(each.communicate(timeout=SECONDS)[0], each.returncode) for each in both]
     assert min(code for _, code in ended) == 0, ended

@@ -1,5 +1,4 @@
-"""The verbs of ``OutboxEvent.objects``, by the database's clock (rows 32, 38, 97, 98, 189, 447-454,
-461-468, 472, 530-542; J10, J20, G4)."""
+"""The queryset methods of ``OutboxEvent.objects``, which go by the database's clock."""
 
 from __future__ import annotations
 
@@ -13,11 +12,12 @@ from django.db.utils import ConnectionHandler
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox import dialects, signals
 from django_outbox import models as outbox_models
-from django_outbox.dialects.fields import DatabaseNow
-from django_outbox.models import OutboxEvent, OutboxStream, missing_table, purge_batches
-from django_outbox.outcomes import Status
+from django_outbox import signals
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxStream, missing_table
+from django_outbox.models.fields import DatabaseNow
+from django_outbox.sql import dialect_of
 from tests.databases import vendor
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
@@ -28,13 +28,13 @@ LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
 
 
 def now(alias: str = "default") -> datetime:
-    return dialects.of(connections[alias]).clock(connections[alias])
+    return dialect_of(connections[alias]).clock(connections[alias])
 
 
 def row(
     event_id: str, status: Status = NEW, *, using: str = "default", **fields: Any
 ) -> OutboxEvent:
-    """Store a row as if it had lived; what is not given is as a write leaves it."""
+    """Store a row in any state; columns that are not given are as a write leaves them."""
     at = now(using)
     finished = status in (DONE, DEAD)
     defaults = {
@@ -61,17 +61,16 @@ def get(event_id: str) -> OutboxEvent:
 
 @pytest.fixture
 def wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Django's clock in this process be a day ahead."""
+    """Set Django's clock in this process a day ahead."""
     from django.utils import timezone as django_timezone
 
     monkeypatch.setattr(django_timezone, "now", lambda: datetime.now(timezone.utc) + DAY)
 
 
-# --- adjectives -----------------------------------------------------------------------------------
+# --- filters by state -----------------------------------------------------------------------------
 
 
 def test_adjectives_tell_the_states_apart() -> None:
-    """Rows 189, 462, J10."""
     later, earlier = now() + HOUR, now() - HOUR
     row("new")
     row("retry", RETRY, available_at=earlier)
@@ -98,7 +97,6 @@ def test_due_is_ordered_by_id_where_times_are_equal() -> None:
 
 
 def test_dead_can_be_filtered_and_limited() -> None:
-    """Rows 462, 464."""
     for number in range(4):
         row(f"dead {number}", DEAD, event_type="xy"[number % 2], aggregate_type="a")
     dead = OutboxEvent.objects.dead().filter(event_type="y", aggregate_type="a")
@@ -107,7 +105,6 @@ def test_dead_can_be_filtered_and_limited() -> None:
 
 
 def test_the_clock_is_the_databases(wrong_clock: None) -> None:
-    """Row +1."""
     row("due")
     row("later", available_at=now() + HOUR)
     row("leased", available_at=now() + HOUR, locked_by="w")
@@ -116,7 +113,6 @@ def test_the_clock_is_the_databases(wrong_clock: None) -> None:
 
 
 def test_text_is_compared_exactly() -> None:
-    """Row +7, E7."""
     row("Order-1", event_type="Order-1")
     for other in ("order-1", "Ördér-1", "ORDER-1"):
         assert not OutboxEvent.objects.filter(event_type=other).exists()
@@ -135,18 +131,17 @@ def dead_row(event_id: str = "dead", **fields: Any) -> OutboxEvent:
 
 
 def test_replay_makes_a_dead_event_new_and_due() -> None:
-    """Rows 463, 467, 472, G4."""
     dead_row()
     before = now()
 
-    assert OutboxEvent.objects.filter(event_id="dead").replay() == 1  # row 468
+    assert OutboxEvent.objects.filter(event_id="dead").replay() == 1
 
     found = get("dead")
     assert (found.status, found.attempts, found.rescues) == (NEW, 0, 0)
     assert (found.done_at, found.last_error, found.locked_by, found.locked_at) == (None,) * 4
     assert found.available_at is not None
     assert before <= found.available_at <= now()
-    assert found.first_due_at == found.available_at  # UNROUTABLE_GRACE counts anew
+    assert found.first_due_at == found.available_at  # UNROUTABLE_GRACE starts again
     assert (found.payload, found.headers, found.tenant_id) == ('{"a":1}', '{"h":"1"}', "t")
     assert found.occurred_at == found.created_at == LONG_AGO
     assert ids(OutboxEvent.objects.due()) == ["dead"]
@@ -154,7 +149,6 @@ def test_replay_makes_a_dead_event_new_and_due() -> None:
 
 @pytest.mark.parametrize("status", [NEW, DONE, RETRY])
 def test_replay_leaves_every_other_event_alone(status: Status) -> None:
-    """Rows 97, 463, 467."""
     row("it", status, attempts=3, last_error="no", locked_by="w")
     before = OutboxEvent.objects.values().get()
     assert OutboxEvent.objects.all().replay() == 0
@@ -167,7 +161,7 @@ def test_a_second_replay_finds_nothing() -> None:
 
 
 def test_replay_takes_any_queryset() -> None:
-    """Rows 462, 466: ordered, limited, filtered by what replay changes."""
+    """It may be ordered, limited, or filtered by columns that a replay changes."""
     for number in range(6):
         dead_row(f"dead {number}", done_at=LONG_AGO + number * DAY, attempts=number)
 
@@ -178,19 +172,18 @@ def test_replay_takes_any_queryset() -> None:
 
 
 def test_replay_keeps_what_other_listeners_have_done() -> None:
-    """Row 467: dead listeners' progress is cleared."""
+    """Only the progress of dead listeners is cleared, so that only they run again."""
     dead_row("mixed", progress='{"x mail": {"state": "done"}, "x": {"state": "dead"}}')
     dead_row("all dead", progress='{"x": {"state": "dead"}}')
     for number, damaged in enumerate(["{", "[]", "5", '{"x": 5}', '{"x": {}}', "null"]):
         dead_row(f"damaged {number}", progress=damaged)
 
     assert OutboxEvent.objects.dead().replay() == 8
-    assert get("mixed").progress == '{"x mail": {"state": "done"}}'
+    assert get("mixed").progress == '{"x mail":{"state":"done"}}'
     assert not OutboxEvent.objects.exclude(event_id="mixed").exclude(progress=None).exists()
 
 
 def test_replay_is_announced_once_with_its_count() -> None:
-    """Row 437."""
     told: list[tuple[str, int]] = []
 
     def receiver(sender: str, count: int, **kwargs: Any) -> None:
@@ -209,7 +202,7 @@ def test_replay_is_announced_once_with_its_count() -> None:
 
 
 def test_a_replay_in_batches_ends_though_its_events_die_again() -> None:
-    """Rows 465, J21: more than a batch holds; none comes twice, new dead ones are left out."""
+    """No event is replayed twice, and events that die after the start are left out."""
     for number in range(7):
         dead_row(f"dead {number}")
     counts = []
@@ -217,14 +210,13 @@ def test_a_replay_in_batches_ends_though_its_events_die_again() -> None:
         counts.append(count)
         assert len(counts) < 9
         OutboxEvent.objects.filter(status=NEW).update(status=DEAD, done_at=now())
-        dead_row(f"new {len(counts)}", done_at=now())  # its id comes after all the others
+        dead_row(f"new {len(counts)}", done_at=now())  # its id sorts after all the others
     assert counts == [2, 2, 2, 1]
     assert OutboxEvent.objects.dead().count() == 11
 
 
 @pytest.mark.parametrize("verb", ["replay_batches", "discard_batches"])
 def test_batches_take_dead_events_alone_and_hold_their_size(verb: str) -> None:
-    """Row J21."""
     for number in range(5):
         dead_row(f"dead {number}", key="k" if number % 2 else None, seq=number)
         row(f"done {number}", DONE)
@@ -252,7 +244,7 @@ def test_a_walk_over_dead_events_goes_on_where_it_was_left() -> None:
 
 
 def test_discard_deletes_dead_events_alone() -> None:
-    """Rows 32, 470; design 12: discard deletes."""
+    """Events in other states stay, whatever the queryset."""
     for status in Status:
         row(status.name, status)
     for number in range(3):
@@ -264,7 +256,7 @@ def test_discard_deletes_dead_events_alone() -> None:
 
 
 def test_what_waits_is_made_due_now() -> None:
-    """Attempts stay, leases too; an event with a key wakes its stream, which others hold up."""
+    """Attempts and leases stay. An event with a key still waits for the events before it."""
     row("scheduled", available_at=now() + HOUR)
     row("retry", RETRY, attempts=3, available_at=now() + HOUR)
     row("leased", available_at=now() + HOUR, locked_by="w")
@@ -279,11 +271,10 @@ def test_what_waits_is_made_due_now() -> None:
     head = get("head")
     assert head.deliver_at is not None
     assert head.deliver_at <= now()
-    assert OutboxEvent.objects.run_now() == 1  # a head that failed waits still: for its turn
+    assert OutboxEvent.objects.run_now() == 1  # a failed head still waits, so it counts again
 
 
 def test_release_gives_leases_back_unstarted() -> None:
-    """Rows 255, 256."""
     lease = {"locked_by": "w", "locked_at": now(), "available_at": now() + HOUR}
     row("new", attempts=0, **lease)
     row("retry", RETRY, attempts=3, rescues=1, **lease)
@@ -304,7 +295,7 @@ def test_release_gives_leases_back_unstarted() -> None:
 
 
 def ages(*, status: Status, days: tuple[float, ...], prefix: str = "", **fields: Any) -> None:
-    """Store one row for each age since it was finished."""
+    """Store one row for each age: the days since it was finished."""
     for age in days:
         row(f"{prefix}{age}", status, done_at=now() - age * DAY, **fields)
 
@@ -321,18 +312,17 @@ def ages(*, status: Status, days: tuple[float, ...], prefix: str = "", **fields:
 def test_done_events_are_purged_by_age_since_they_were_done(
     outbox: dict[str, Any], left: list[str], wrong_clock: None
 ) -> None:
-    """Rows 448, 453, 459, 542, J20: by the database's clock."""
+    """The age goes by the database's clock, not by this process's."""
     ages(status=DONE, days=(0, 6.9, 7.1, 900), created_at=LONG_AGO)
     with override_settings(OUTBOX=outbox):
         assert OutboxEvent.objects.expired().count() == 4 - len(left)
         assert OutboxEvent.objects.purge() == 4 - len(left)
-        assert OutboxEvent.objects.purge() == 0  # J20: repeatable
+        assert OutboxEvent.objects.purge() == 0  # a second purge finds nothing
     assert sorted(ids(OutboxEvent.objects.all())) == left
 
 
 @override_settings(OUTBOX={"RETENTION_DONE": 0})
 def test_no_retention_purges_what_is_done_by_now() -> None:
-    """Rows 98, 418, 530."""
     row("done", DONE, done_at=now() - timedelta(milliseconds=5))
     assert OutboxEvent.objects.purge() == 1
 
@@ -341,7 +331,6 @@ def test_no_retention_purges_what_is_done_by_now() -> None:
     ("retention", "left"), [(None, {"1", "900"}), (2 * 86400, {"1"}), (0, set())]
 )
 def test_dead_events_stay_until_a_person_acts(retention: float | None, left: set[str]) -> None:
-    """Rows 97, 453."""
     ages(status=DEAD, days=(1, 900))
     with override_settings(OUTBOX={"RETENTION_DEAD": retention}):
         OutboxEvent.objects.purge()
@@ -349,7 +338,6 @@ def test_dead_events_stay_until_a_person_acts(retention: float | None, left: set
 
 
 def test_live_events_are_never_purged() -> None:
-    """J20."""
     for status in (NEW, RETRY):
         row(status.name, status, available_at=LONG_AGO, created_at=LONG_AGO, done_at=LONG_AGO)
     with override_settings(OUTBOX={"RETENTION_DONE": 0, "RETENTION_DEAD": 0}):
@@ -366,7 +354,7 @@ def test_live_events_are_never_purged() -> None:
     ],
 )
 def test_unique_keys_outlive_the_retention(unique: float | None, left: set[str]) -> None:
-    """Design 12: RETENTION_DONE = 0 keeps rows with a unique_key for RETENTION_UNIQUE."""
+    """RETENTION_DONE = 0 keeps rows with a unique_key for RETENTION_UNIQUE."""
     for age in (1, 6, 8):
         row(f"done {age}", DONE, done_at=now() - age * DAY, unique_key=f"done {age}")
         row(f"dead {age}", DEAD, done_at=now() - age * DAY, unique_key=f"dead {age}")
@@ -378,7 +366,7 @@ def test_unique_keys_outlive_the_retention(unique: float | None, left: set[str])
 
 
 def backlog(count: int, *, every: int = 3) -> None:
-    """Store finished rows, every third one still live."""
+    """Store finished rows, of which one in ``every`` is still live."""
     at = now()
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
@@ -392,10 +380,10 @@ def backlog(count: int, *, every: int = 3) -> None:
 
 @override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
 def test_purge_deletes_bounded_batches_upwards() -> None:
-    """Rows 447, 449, 450, 451: oldest ids first."""
+    """Oldest ids first, and no batch exceeds the batch size."""
     backlog(20)
     batches, left = [], []
-    for count in purge_batches("default"):
+    for count in OutboxEvent.objects.purge_batches():
         batches.append(count)
         left.append(min(ids(OutboxEvent.objects.done()), default="none"))
 
@@ -407,7 +395,6 @@ def test_purge_deletes_bounded_batches_upwards() -> None:
 
 @override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
 def test_no_statement_of_a_purge_deletes_more_than_a_batch() -> None:
-    """Row 449."""
     backlog(20)
     with CaptureQueriesContext(connection) as sent:
         OutboxEvent.objects.purge()
@@ -417,7 +404,6 @@ def test_no_statement_of_a_purge_deletes_more_than_a_batch() -> None:
 
 
 def test_purge_drains_a_big_backlog() -> None:
-    """Rows 454, J20."""
     backlog(3000)
     assert OutboxEvent.objects.purge() == 2000
     assert OutboxEvent.objects.counts_by_status() == {"NEW": 1000, "DONE": 0, "RETRY": 0, "DEAD": 0}
@@ -426,16 +412,14 @@ def test_purge_drains_a_big_backlog() -> None:
 @pytest.mark.django_db(transaction=True)
 @override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
 def test_every_batch_commits_by_itself() -> None:
-    """Rows 449, 454."""
     backlog(20)
-    batches = purge_batches("default")
+    batches = OutboxEvent.objects.purge_batches()
     first = next(batches)
-    connection.close()  # would roll an open transaction back
+    connection.close()  # rolls back a transaction that is still open
     assert OutboxEvent.objects.count() == 20 - first < 20
 
 
 def test_purge_keeps_to_its_queryset() -> None:
-    """Row 447."""
     ages(status=DONE, days=(8, 9), prefix="x ", event_type="x")
     ages(status=DONE, days=(8, 9), prefix="y ", event_type="y")
     assert OutboxEvent.objects.filter(event_type="x").purge() == 2
@@ -444,7 +428,6 @@ def test_purge_keeps_to_its_queryset() -> None:
 
 
 def test_purge_is_announced_with_its_count() -> None:
-    """Rows 434, 437."""
     told: list[tuple[str, int]] = []
 
     def receiver(sender: str, count: int, **kwargs: Any) -> None:
@@ -460,11 +443,10 @@ def test_purge_is_announced_with_its_count() -> None:
     assert told == [("default", 2)]
 
 
-# --- questions ------------------------------------------------------------------------------------
+# --- counts and ages ------------------------------------------------------------------------------
 
 
 def test_counts_by_status_names_every_status() -> None:
-    """Rows 189, 464."""
     assert OutboxEvent.objects.counts_by_status() == {"NEW": 0, "DONE": 0, "RETRY": 0, "DEAD": 0}
     for number, status in enumerate([NEW, DONE, DONE, RETRY, DEAD, DEAD, DEAD]):
         row(str(number), status, event_type="xy"[number % 2])
@@ -474,7 +456,6 @@ def test_counts_by_status_names_every_status() -> None:
 
 
 def test_the_age_of_the_oldest_due_event(wrong_clock: None) -> None:
-    """Row +1."""
     assert OutboxEvent.objects.oldest_pending_age() is None
     row("later", available_at=now() + HOUR)
     row("leased", available_at=now() + HOUR, locked_by="w")
@@ -487,11 +468,37 @@ def test_the_age_of_the_oldest_due_event(wrong_clock: None) -> None:
     assert 100 <= age < 160
 
 
+def test_an_event_with_a_key_waits_since_its_stream_is_due() -> None:
+    def stream(key: str, due: int, **values: Any) -> None:
+        due_at = now() + timedelta(seconds=due)
+        OutboxStream.objects.create(key=key, seq=2, due_at=due_at, **values)
+        for seq in (1, 2):
+            row(f"{key}{seq}", key=key, seq=seq, event_type=f"{key}{seq}", available_at=None)
+
+    row("without", available_at=now() - timedelta(seconds=10), event_type="without")
+    stream("later", 100)
+    stream("held", 100, locked_by="w")
+    stream("idle", -500)
+    OutboxEvent.objects.filter(key="idle").update(status=DONE)
+    stream("old", -200)
+    stream("older", -300)
+
+    def oldest(**of: Any) -> float | None:
+        age = OutboxEvent.objects.filter(**of).oldest_pending_age()
+        return None if age is None else age // 60
+
+    assert oldest() == 5
+    assert oldest(event_type="without") == 0
+    assert oldest(event_type="old1") == 3
+    assert oldest(event_type="old2") is None  # it waits for the event before it
+    assert [oldest(key=key) for key in ("idle", "later", "held")] == [None] * 3
+
+
 # --- aliases, instants, tables --------------------------------------------------------------------
 
 
 def test_verbs_stay_on_their_alias() -> None:
-    """Rows 24, 213: ``using`` everywhere."""
+    """After ``using()`` no method touches another database."""
     for alias in ("default", "other"):
         row("dead", DEAD, using=alias, done_at=LONG_AGO)
         row("gone", DEAD, using=alias, done_at=LONG_AGO)
@@ -509,7 +516,7 @@ def test_verbs_stay_on_their_alias() -> None:
 
 
 class ReadsElsewhere:
-    """Sends reads to a replica."""
+    """A database router that sends reads to a replica."""
 
     def db_for_read(self, model: type[Any], **hints: Any) -> str:
         return "other"
@@ -519,7 +526,7 @@ class ReadsElsewhere:
 
 
 def test_verbs_act_where_writes_go() -> None:
-    """E3 checklist: a read replica has no say."""
+    """The methods read where they write, because a read replica may be behind."""
     dead_row()
     dead_row("mixed", progress='{"x": {"state": "dead"}}')
     with override_settings(DATABASE_ROUTERS=[ReadsElsewhere()]):
@@ -529,7 +536,6 @@ def test_verbs_act_where_writes_go() -> None:
 
 
 def test_instants_are_stored_utc_to_the_microsecond() -> None:
-    """Rows 87, 88, 101."""
     given = datetime(2030, 1, 2, 8, 4, 5, 678901, tzinfo=timezone(5 * HOUR))
     row("it", available_at=given)
     assert get("it").available_at == given
@@ -545,7 +551,7 @@ def test_instants_are_stored_utc_to_the_microsecond() -> None:
 
 @pytest.mark.skipif(vendor() == "postgres", reason="there the setting is the session's time zone")
 def test_the_time_zone_of_a_database_shifts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 101: ``DATABASES["default"]["TIME_ZONE"]`` tells Django in which zone others wrote."""
+    """``DATABASES["default"]["TIME_ZONE"]`` tells Django which zone other programs wrote in."""
     row("before", available_at=LONG_AGO)
     here = connections["default"]
     monkeypatch.setitem(here.settings_dict, "TIME_ZONE", "Asia/Tokyo")
@@ -563,7 +569,7 @@ def test_the_time_zone_of_a_database_shifts_nothing(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_the_databases_now_is_utc_whatever_the_settings_say(use_tz: bool, settings: Any) -> None:
-    """Rows 101, +1, E18: Django's Now() was 5 to 13 hours off."""
+    """Django's Now() would be 5 to 13 hours off."""
     settings.USE_TZ = use_tz
     settings.TIME_ZONE = "America/New_York"
     row("it")
@@ -574,13 +580,11 @@ def test_the_databases_now_is_utc_whatever_the_settings_say(use_tz: bool, settin
 
 
 def test_a_row_is_named_in_one_line_without_payload() -> None:
-    """Row 102."""
     found = row("01", aggregate_id="7", payload='"secret"')
     assert str(found) == "x 01 (__GLOBAL__ 7)"
 
 
 def test_tables_that_are_there_are_not_missing() -> None:
-    """Row 495."""
     assert missing_table(None) is None
     assert missing_table("other") is None
 
@@ -595,7 +599,6 @@ def empty_database(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def test_a_missing_table_is_told_with_the_command_that_makes_it(empty_database: None) -> None:
-    """Row 495."""
     message = missing_table("default") or ""
     assert "'outbox_event'" in message
     assert "manage.py migrate django_outbox --database default" in message

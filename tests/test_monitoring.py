@@ -1,4 +1,4 @@
-"""What is shipped for people who watch: the page of metrics, alerts, dashboard, how-to."""
+"""What is shipped for monitoring: the page of metrics, alerts, the dashboard, the how-to."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.waiting import wait_until
 SHIPPED = Path(receivers.__file__).parent
 PAGE = samples.DOCS / "reference" / "metrics.md"
 
-Selector = tuple[str, set[str]]  # a metric and the labels that a query asks of it
+Selector = tuple[str, set[str]]  # a metric, and the labels that a query uses
 
 
 def declared() -> dict[str, tuple[str, set[str]]]:
-    """Every metric as it is exposed, with its type and labels."""
+    """Return every metric as it is exposed, with its type and labels."""
     groups = (
         (COUNTERS, "counter", "_total"), (HISTOGRAMS, "histogram", ""),
         (GAUGES, "gauge", ""), (BACKLOG, "gauge", ""),
@@ -48,7 +48,7 @@ def declared() -> dict[str, tuple[str, set[str]]]:
 
 
 def series() -> dict[str, set[str]]:
-    """Every name that a query may ask for, with its labels."""
+    """Return every name that a query may use, with its labels."""
     found = {}
     for name, (kind, labels) in declared().items():
         if kind == "histogram":
@@ -59,7 +59,7 @@ def series() -> dict[str, set[str]]:
     return found
 
 
-# -- the page (row 428) ----------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 
 def test_428_the_page_tells_every_metric_and_no_other() -> None:
@@ -101,16 +101,16 @@ def rules() -> list[dict[str, Any]]:
 
 
 def panels() -> Iterator[tuple[str, str]]:
-    """Every query of the dashboard, with the panel's title."""
+    """Yield every query of the dashboard, with the title of its panel."""
     for panel in json.loads((SHIPPED / "dashboard.json").read_text())["panels"]:
         for target in panel.get("targets", []):
-            # Grafana fills its variables in before Prometheus parses the query.
+            # Grafana substitutes its variables before Prometheus parses the query.
             query = target["expr"].replace("$__rate_interval", "5m").replace("$database", ".*")
             yield panel["title"], query
 
 
 def selectors(query: str) -> list[Selector]:
-    """Parse a query; return what it selects, with the labels of matchers."""
+    """Parse a query; return the metrics it selects, with the labels of their matchers."""
     found: list[Selector] = []
 
     class Seen:
@@ -190,9 +190,9 @@ def test_the_dashboard_can_be_loaded() -> None:
     assert '"uid": "${datasource}"' in (SHIPPED / "dashboard.json").read_text()
 
 
-# -- web processes (row 432) -----------------------------------------------------------------------
+# -- web processes ---------------------------------------------------------------------------------
 
-urlpatterns: list[Any] = []  # filled by the how-to's own sample
+urlpatterns: list[Any] = []  # filled from the how-to's sample
 
 
 @pytest.mark.django_db(transaction=True)
@@ -201,7 +201,7 @@ def test_432_django_prometheus_shows_them_in_a_web_process() -> None:
     with samples.run("how-to/monitor.md", only="django_prometheus.urls") as names:
         urlpatterns[:] = names["urlpatterns"]
     installed = receivers.install()
-    assert receivers.install() is installed  # J25
+    assert receivers.install() is installed
     try:
         with override_settings(ROOT_URLCONF=__name__):
             write(2, "seen.in.web")
@@ -240,7 +240,7 @@ def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
 
 
 def scrape(fleet: Fleet) -> dict[str, float]:
-    """What one port would show of all processes, summed up by name."""
+    """Return what one port shows for all processes, summed by name."""
     done = subprocess.run(
         [sys.executable, "-c", SCRAPE], env=fleet._environment, cwd=REPOSITORY, check=True,
         capture_output=True, text=True,
@@ -282,7 +282,7 @@ def test_the_samples_of_the_how_to() -> None:
         assert names["INSTALLED_APPS"] == ["django_outbox.contrib.prometheus"]
     spy = patch("django_outbox.contrib.prometheus.serve", autospec=True, return_value=(None, None))
     with spy as serve, samples.run("how-to/monitor.md", only="serve(9109)"):
-        serve.assert_called_once_with(9109)  # the port itself: test_prometheus
+        serve.assert_called_once_with(9109)  # the port itself is covered by test_prometheus
     page = (samples.DOCS / "how-to" / "monitor.md").read_text()
     routes = re.search(r'```yaml title="alertmanager.yml"\n(.*?)```', page, re.DOTALL)
     assert routes is not None

@@ -1,4 +1,4 @@
-"""Traces: the writer's span travels, each delivery is a span linked to it (row +47)."""
+"""Traces: an event carries the writer's span, and each delivery is a span linked to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ kinds = pytest.mark.parametrize("kind", ["plain", "async"])
 
 
 class Traced:
-    """What was recorded, and a tracer that stands for the instrumentation of a request."""
+    """The recorded spans, and a tracer that stands for the instrumentation of a request."""
 
     def __init__(self, exporter: InMemorySpanExporter, tracer: trace.Tracer) -> None:
         self.exporter, self.tracer = exporter, tracer
@@ -46,7 +46,7 @@ class Traced:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Traced]:
-    """The SDK with an exporter of the test's own; the global provider can be set only once."""
+    """Set up the SDK with a test exporter; the global provider could be set only once."""
     settings.OUTBOX = BOTH
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -240,7 +240,7 @@ def test_baggage_travels_where_it_is_asked_for(traced: Traced, settings: Any, wh
 
 
 def test_47_there_is_no_span_around_the_loop(traced: Traced, settings: Any) -> None:
-    """A worker that has nothing to do records nothing, and a delivery has no parent."""
+    """An idle worker records nothing, and no span is open while it claims."""
     from django_outbox.signals import events_claimed
 
     settings.OUTBOX = {**BOTH, "PROBE_INTERVAL": 0.02, "POLL_INTERVAL": 0.02}

@@ -1,6 +1,6 @@
-"""Streams against a small model: whatever is written, fails, waits, dies or is lost, in any order.
+"""Compare streams with a small model, through random histories of writes, failures and losses.
 
-``OUTBOX_EXAMPLES=2000`` runs that many histories of each variant instead of a few.
+``OUTBOX_EXAMPLES=2000`` runs 2,000 histories of each variant instead of 8.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from hypothesis.stateful import (
 )
 
 import django_outbox as outbox
-from django_outbox import dialects
-from django_outbox.dialects.vocabulary import KEYED, Hold, Read, Release, StreamClaim
+from django_outbox.listeners.outcomes import DONE, Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.outcomes import DONE, Status
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import KEYED, Hold, Read, Release, StreamClaim
 from tests.table import PLACED, end_stream_leases, in_thread, listening, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EXAMPLES = int(os.environ.get("OUTBOX_EXAMPLES", "8"))
-FAR = 600.0  # seconds until a failed or deferred event is due: only ``time_moves_on`` gets there
+FAR = 600.0  # seconds until a failed or deferred event is due; only ``time_moves_on`` ends the wait
 KEYS = ("a", "b", "c")
 ANSWERS: dict[str, Callable[[], Any]] = {
     "fail": lambda: ValueError("told to"),
@@ -54,7 +54,7 @@ plans = st.lists(st.sampled_from(list(ANSWERS)), max_size=3)
 
 @dataclass
 class Written:
-    """What the model knows of a committed event."""
+    """What the model knows about a committed event."""
 
     key: str
     seq: int
@@ -75,12 +75,12 @@ class Late:
 
 @dataclass
 class Claimed:
-    """What a rival owner holds of one stream."""
+    """What a second owner has claimed of one stream."""
 
     key: str
     seq: int
     ids: list[str]
-    is_idle: bool  # when it was read, but for what it has read
+    is_idle: bool  # the stream had no other unfinished events when it was read
 
 
 def put(events: Sequence[tuple[str, list[str]]]) -> list[str]:
@@ -96,7 +96,7 @@ class Streams(RuleBasedStateMachine):
         OutboxStream.objects.all().delete()
         self.stop, self.blocks = stop, on_dead == "block"
         self.events: dict[str, Written] = {}
-        self.last: dict[str, int] = {}  # the highest place ever given in a key
+        self.last: dict[str, int] = {}  # the highest seq ever given, by key
         self.wrong: list[str] = []
         self.late: Late | None = None
         self.rival: Claimed | None = None
@@ -148,7 +148,7 @@ class Streams(RuleBasedStateMachine):
         return [pk for pk, each in self.events.items() if each.key == key and each.state in states]
 
     def is_free(self, key: str) -> bool:
-        """Whether a writer of this key would not wait for the open transaction."""
+        """Return whether a writer of this key need not wait for the open transaction."""
         return self.late is None or self.late.key != key
 
     # -- writers ---------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Streams(RuleBasedStateMachine):
     @precondition(lambda self: self.rival is None)
     @rule()
     def a_rival_claims(self) -> None:
-        dialect = dialects.of(connection)
+        dialect = dialect_of(connection)
         claim = StreamClaim(me="rival", lease=FAR, limit=1)
         for key, _ in dialect.claim_streams(connection, claim).rows:
             wanted = Read(
@@ -222,12 +222,12 @@ class Streams(RuleBasedStateMachine):
     @precondition(lambda self: self.rival is not None)
     @rule(between=st.none() | plans)
     def the_rival_settles_and_releases(self, between: list[str] | None) -> None:
-        """A writer may come between its read and its release."""
+        """An event may be written between its read and its release."""
         rival, self.rival = self.rival, None
         assert rival is not None
         if between is not None:
             self.write([(rival.key, between)])
-        dialect = dialects.of(connection)
+        dialect = dialect_of(connection)
         stream = OutboxStream.objects.filter(pk=rival.key).first()
         owns = stream is not None and stream.locked_by == "rival"
         for each in rival.ids:
@@ -248,7 +248,7 @@ class Streams(RuleBasedStateMachine):
         if OutboxStream.objects.filter(pk=self.rival.key, locked_by="rival").exists():
             end_stream_leases(self.rival.key)
 
-    # -- time and people -------------------------------------------------------------------------
+    # -- time and operators ----------------------------------------------------------------------
 
     @rule()
     def time_moves_on(self) -> None:
@@ -278,7 +278,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule(drained=st.booleans())
     def purge(self, drained: bool) -> None:
-        if drained:  # so that streams are idle
+        if drained:  # then streams are idle
             self.drain(None)
         for key in filter(self.is_free, KEYS):
             OutboxStream.objects.filter(pk=key, locked_by=None).update(

@@ -1,4 +1,4 @@
-"""Keyed events and worker processes that are killed: the chaos of ``ordered_chaos``, small."""
+"""Keyed events while worker processes are killed: a short run of ``ordered_chaos``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SQLITE = databases.vendor() == "sqlite"  # where a paused process may keep everybody out
+SQLITE = databases.vendor() == "sqlite"  # a paused process may block all writers there
 
 
-# Rows 361, 376; G1, W10.
 def test_kills_and_pauses_leave_the_order_and_lose_nothing(
     database_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -37,7 +36,7 @@ def test_kills_and_pauses_leave_the_order_and_lose_nothing(
     assert found["clocks"][0] < -500 and found["clocks"][1] > 500
 
 
-# -- who joins, who leaves, and how much a death repeats -------------------------------------
+# -- workers that join, leave or die ---------------------------------------------------------
 
 LEASE = 4.0
 SHARING = {"LEASE": LEASE, "WORKERS": 2}
@@ -56,7 +55,7 @@ def backlog(keys: int, each: int, seconds: float) -> list[str]:
 
 
 def in_order(fleet: Fleet) -> bool:
-    """Whether no event was started before all those of its key that precede it had ended."""
+    """Return whether each event started only after all earlier ones of its key had ended."""
     places = {each.pk: (each.key, each.seq) for each in OutboxEvent.objects.all()}
     ended: dict[str | None, int] = {}
     first = {key: min(seq for k, seq in places.values() if k == key) for key, _ in places.values()}
@@ -71,8 +70,8 @@ def in_order(fleet: Fleet) -> bool:
 
 
 def test_a_kill_repeats_no_more_than_what_the_threads_were_in(fleet: Fleet) -> None:
-    """Each thread has one event running, or run and not settled yet; not all of a group commit."""
-    ids = backlog(8, 60, 0.01)  # long enough for each kill to meet some that run
+    """Each thread repeats at most one event, running or not settled; not a whole group commit."""
+    ids = backlog(8, 60, 0.01)  # long enough for each kill to interrupt some
     kills = 3
     for n in range(kills):
         worker = fleet.start()
@@ -88,7 +87,6 @@ def test_a_kill_repeats_no_more_than_what_the_threads_were_in(fleet: Fleet) -> N
     fleet.end(last)
 
 
-# Rows 371, 376; N4.
 def test_who_joins_under_load_gets_its_share_and_who_leaves_hands_over_at_once(
     fleet: Fleet,
 ) -> None:
@@ -105,7 +103,7 @@ def test_who_joins_under_load_gets_its_share_and_who_leaves_hands_over_at_once(
     wait_until(lambda: len(held_by(first)) == 12 and len(fleet.lines()) > 20, what="load")
     second = fleet.start()
     wait_until(lambda: OutboxWorker.objects.filter(pid=second.pid).exists(), what="who joins")
-    # Six are fair; one of them may be on its way when we look.
+    # Six are a fair share; one may still be on its way when we count.
     wait_until(lambda: len(held_by(second)) >= 5, within=2 * LEASE, what="a fair share")
     wait_until(lambda: len(delivers(second)) > 1, within=LEASE, what="work of who joined")
     assert len(held_by(first)) <= 7

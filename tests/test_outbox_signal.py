@@ -1,4 +1,4 @@
-"""``OutboxSignal``: a signal that writes and still reaches its receivers (rows 165-172, N6)."""
+"""``OutboxSignal``: a signal that writes an event and still calls its receivers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
-heard: list[Any] = []  # what receivers were told
+heard: list[Any] = []  # (sender, arguments) that receivers got
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Placed:
 
 
 class Undone(Exception):
-    """A receiver fails."""
+    """The error of a receiver that fails."""
 
 
 def receive(sender: Any, **named: Any) -> str:
@@ -68,7 +68,7 @@ def stored() -> OutboxEvent:
 
 
 def async_in_sync(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Call an async method from sync code, whose thread is then the thread-sensitive one."""
+    """Call an async method from sync code; the caller's thread is then the thread-sensitive one."""
     return async_to_sync(method)  # type: ignore[no-any-return]
 
 
@@ -81,7 +81,6 @@ WAYS: dict[str, Callable[[OutboxSignal], Callable[..., Any]]] = {
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
-# Rows 165, 170.
 @every_way
 def test_it_writes_and_calls_the_receivers_in_the_same_transaction(way: str) -> None:
     made = signal()
@@ -97,7 +96,6 @@ def test_it_writes_and_calls_the_receivers_in_the_same_transaction(way: str) -> 
     assert (row.key, row.headers, row.aggregate_type) == (None, None, "__GLOBAL__")
 
 
-# Row 172, N6.
 @every_way
 def test_without_a_transaction_it_is_an_error_before_any_receiver(way: str) -> None:
     with CaptureQueriesContext(connection) as sent, pytest.raises(NoActiveTransaction):
@@ -105,7 +103,6 @@ def test_without_a_transaction_it_is_an_error_before_any_receiver(way: str) -> N
     assert (heard, len(sent)) == ([], 0)
 
 
-# Rows 166, 167; N6: static, path and callable.
 @pytest.mark.parametrize(
     ("key", "order", "expected"),
     [
@@ -127,7 +124,6 @@ def test_a_key_by_path_or_callable(key: Any, order: Any, expected: str) -> None:
     assert (row.aggregate_type, row.aggregate_id) == ("shop.Order", expected)
 
 
-# Row 172, N6.
 @pytest.mark.parametrize(
     ("order", "says"),
     [
@@ -172,7 +168,6 @@ def test_what_json_cannot_hold_is_invalid_and_nobody_is_called() -> None:
     assert heard == []
 
 
-# N6: several events.
 def test_several_signals_of_one_transaction_are_several_events() -> None:
     placed, paid = signal("order.placed"), signal("order.paid")
     with transaction.atomic():
@@ -221,7 +216,6 @@ def test_receivers_may_be_chosen_by_sender() -> None:
     assert OutboxEvent.objects.count() == 2
 
 
-# Row 169: N can switch the bridge off.
 @every_way
 def test_without_the_bridge_only_receivers_are_called(settings: Any, way: str) -> None:
     settings.OUTBOX = {"SIGNAL_BRIDGE": False}
@@ -230,7 +224,7 @@ def test_without_the_bridge_only_receivers_are_called(settings: Any, way: str) -
     assert not OutboxEvent.objects.exists()
 
 
-# Row 169: ENABLED=False must not stop receivers.
+# ENABLED=False must not stop receivers.
 def test_a_disabled_outbox_still_writes_and_calls_receivers(settings: Any) -> None:
     settings.OUTBOX = {"ENABLED": False}
     with transaction.atomic():
@@ -241,7 +235,7 @@ def test_a_disabled_outbox_still_writes_and_calls_receivers(settings: Any) -> No
 
 class Suppressing:
     def before_write(self, events: list[Event]) -> None:
-        """Let nothing through."""
+        """Suppress every event."""
 
 
 def test_a_suppressed_event_does_not_keep_receivers_from_their_call(settings: Any) -> None:
@@ -252,7 +246,6 @@ def test_a_suppressed_event_does_not_keep_receivers_from_their_call(settings: An
     assert not OutboxEvent.objects.exists()
 
 
-# Row 171.
 def test_other_signals_are_untouched() -> None:
     ordinary = Signal()
     ordinary.connect(receive, weak=False)

@@ -13,8 +13,8 @@ from django.db.transaction import TransactionManagementError
 
 import django_outbox as outbox
 from django_outbox import Dead, Defer, Done, RetryAfter, exceptions
+from django_outbox.listeners.outcomes import DONE, UNSETTLED, Decision, Status
 from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import DONE, UNSETTLED, Decision, Status
 
 pytestmark = pytest.mark.any_database
 
@@ -100,8 +100,7 @@ TREE: dict[type[Exception], tuple[type[Exception], ...]] = {
     outbox.PayloadError: (outbox.OutboxError,),
     outbox.ListenerTimeout: (outbox.OutboxError,),
     outbox.OutboxError: (Exception,),
-    outbox.Recoverable: (Exception,),
-    outbox.RetryAfter: (outbox.Recoverable,),
+    outbox.RetryAfter: (Exception,),
     outbox.Unrecoverable: (Exception,),
 }
 

@@ -1,4 +1,4 @@
-"""Samples of pages that no other test file has: what a reader copies does what the page says."""
+"""Code samples that no other test file runs: they do what their page says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Recorder:
-    """Any other side: remembers each call, and answers or fails as it is told."""
+    """Stands in for any remote service: records each call, and answers or fails as configured."""
 
     def __init__(self, answer: Any = None) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -59,7 +59,7 @@ def nothing(*args: Any) -> None:
     pass
 
 
-# --- why an outbox (row 508) ---------------------------------------------------------------------
+# --- why an outbox -------------------------------------------------------------------------------
 
 
 WHY = "explanation/why-an-outbox.md"
@@ -119,7 +119,7 @@ def test_508_the_loop_is_held_up_by_its_first_row() -> None:
 
 
 class Rows:
-    """As much of a model as the page's loop asks for."""
+    """The part of a model that the page's loop uses."""
 
     def __init__(self, count: int) -> None:
         self.objects = self
@@ -172,7 +172,7 @@ def test_511_the_sample_of_the_readme() -> None:
 
 
 class Payments:
-    """The model of the page, kept in a dict."""
+    """The page's model, kept in a dict."""
 
     def __init__(self) -> None:
         self.objects, self.rows = self, {}
@@ -198,7 +198,7 @@ def test_475_the_listener_of_the_guarantees_may_run_twice() -> None:
 
 
 class Orders:
-    """The pages' orders have a customer; the test app's do not."""
+    """Creates orders with a customer, as on the pages; the test app's orders have none."""
 
     class objects:  # noqa: N801 - a manager
         @staticmethod
@@ -208,7 +208,7 @@ class Orders:
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_126_the_samples_of_write_events() -> None:
-    """Rows 111, 126: every block writes; the delays are those that the text says."""
+    """Every block writes its event, with the delay that the text states."""
     given: dict[str, Any] = {
         "Order": Orders, "models": models, "payload": {"order": 1}, "trace_id": "t",
         "text": '{"a":1}', "monday_at_eight": timezone.now() + timedelta(days=3),
@@ -232,6 +232,25 @@ def test_126_the_samples_of_write_events() -> None:
     assert base64.b64decode(outbox.Event.from_json("x", row.payload).payload["png"]) == b"\x89PNG"
 
 
+@pytest.mark.django_db(transaction=True)
+def test_the_sample_that_forwards_an_event() -> None:
+    """Running twice for one event forwards it once."""
+    fields = {"payload": {"order": 1}, "headers": {"a": "b"}, "tenant_id": "t", "key": "k"}
+    with samples.run("how-to/write-events.md", only="def announce(event)"):
+        with transaction.atomic():
+            event_id = outbox.write("order.placed", aggregate=orders(1), **fields)  # type: ignore[arg-type]
+        outbox.drain()
+        OutboxEvent.objects.filter(pk=event_id).update(status=OutboxEvent.Status.DEAD)
+        assert OutboxEvent.objects.filter(pk=event_id).replay() == 1
+        outbox.drain()
+    first = OutboxEvent.objects.get(pk=event_id)
+    forwarded = OutboxEvent.objects.get(event_type="order.announced")
+    for name in ("aggregate_type", "aggregate_id", "payload", "headers", "tenant_id", "key"):
+        assert getattr(forwarded, name) == getattr(first, name), name
+    assert forwarded.unique_key == f"announced:{event_id}"
+    assert forwarded.created_at > first.created_at
+
+
 def orders(n: int) -> Order:
     return Order.objects.create(sku=f"s{n}")
 
@@ -242,7 +261,7 @@ LISTEN = "how-to/listen.md"
 
 
 class Service:
-    """An invoice service; ``status`` is what it will say."""
+    """An invoice service; ``status`` is what it will answer."""
 
     def __init__(self) -> None:
         self.status, self.retry_after, self.text = 200, 1800, "no such customer"
@@ -254,7 +273,7 @@ class Service:
 
 
 class Packed:
-    """``Order`` as the page's listener asks for it."""
+    """``Order`` as the page's listener queries it."""
 
     found: Any = None
 
@@ -265,7 +284,7 @@ class Packed:
 
 
 def test_306_305_the_answers_of_listen() -> None:
-    """Rows 305, 306: refused, not yet, busy, impossible, done."""
+    """Refused, not yet, busy, impossible and done each lead to their own outcome."""
     service = Service()
     event = outbox.Event(event_type="invoice.requested", payload={"order": 1}, event_id="e")
     given = {"outbox": outbox, "Order": Packed, "invoices": service}
@@ -287,7 +306,7 @@ def test_306_305_the_answers_of_listen() -> None:
 
 
 class Sales:
-    """A model of counts by sku; its rows are orders of the test app."""
+    """A model of counts by sku, backed by orders of the test app."""
 
     class objects:  # noqa: N801 - a manager
         @staticmethod
@@ -304,11 +323,15 @@ def place(event_type: str = "order.placed", **payload: Any) -> OutboxEvent:
 
 
 def test_298_every_kind_of_listener_of_the_page_is_called() -> None:
-    """Row 298: a function, an atomic one, an async one, a method; two names of one event."""
+    """A function, an atomic one, an async one, a method, and one with two event names all run."""
     warehouse, mail, carrier = Recorder(), AsyncRecorder(), Recorder()
     with samples.run(LISTEN, only="def reserve_stock(event):\n    warehouse", warehouse=warehouse):
         done = place()
         assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": done.pk})]
+    bank = Recorder()
+    with samples.run(LISTEN, only="def collect(", outbox=outbox, bank=bank):
+        done = place("invoice.due", amount_cents=500)
+        assert bank.calls == [("collect", (500,), {"idempotency_key": done.pk})]
     with samples.run(LISTEN, only="def book(", Carrier=lambda: carrier):
         assert place("parcel.booked").status == OutboxEvent.Status.DONE
         assert place("parcel.cancelled").status == OutboxEvent.Status.DONE
@@ -321,6 +344,11 @@ def test_298_every_kind_of_listener_of_the_page_is_called() -> None:
     with samples.run(LISTEN, only="def tell_the_customer(", outbox=outbox, mail=mail):
         done = place()
         assert mail.calls == [("send", ("a@example.com",), {"idempotency_key": done.pk})]
+    given = {"outbox": outbox, "mail": mail, "Order": Order}
+    with samples.run(LISTEN, only="def send_invoice(", **given):
+        done = place(order=order.pk)
+        addressed = ("a@example.com", order.sku)
+        assert mail.calls[1:] == [("send", addressed, {"idempotency_key": done.pk})]
     with samples.run(LISTEN, only="def book_parcel(", outbox=outbox):
         assert place("parcel.requested").status == OutboxEvent.Status.DONE
     with samples.run(LISTEN, only='("order.submitted")', outbox=outbox):
@@ -356,13 +384,13 @@ def test_the_samples_of_run_the_worker() -> None:
         logging.config.dictConfigClass(names["LOGGING"])  # it is well formed
 
 
-# One run of the suite has the driver of its own database alone.
+# A run of the suite may have only the driver of its own database.
 DRIVERS = {"postgresql": "psycopg", "mysql": "MySQLdb", "sqlite3": "sqlite3"}
 
 
 @pytest.mark.parametrize("page", [*samples.pages()])
 def test_420_settings_of_a_page_fit(page: str) -> None:
-    """What a page has its reader put into the settings, on whatever page."""
+    """On every page, the settings that a reader copies are valid."""
     for title, code in samples.blocks(page).items():
         if samples.is_of_settings(title, code):
             names: dict[str, Any] = {"BASE_DIR": Path("/srv/shop"), "INSTALLED_APPS": []}
@@ -421,7 +449,7 @@ def test_the_samples_of_pause_delivery(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.django_db(transaction=True)
 def test_469_the_alert_of_the_signals_page_links_to_the_event(settings: Any) -> None:
-    """Row 469: a message with a link to the page where it is replayed."""
+    """The alert links to the admin page where the event can be replayed."""
     from django_outbox.signals import event_dead
 
     settings.SITE_URL, settings.CHAT_HOOK = "https://shop.example", "https://chat.example/hook"
@@ -447,7 +475,6 @@ def test_469_the_alert_of_the_signals_page_links_to_the_event(settings: Any) -> 
 
 
 def test_138_141_the_samples_of_serve_tenants(settings: Any) -> None:
-    """Rows 138 to 141."""
     with samples.modules("how-to/serve-tenants.md") as shop:
         settings.OUTBOX = vars(shop["settings"])["OUTBOX"]
         tenancy = shop["shop.tenancy"]
@@ -478,7 +505,7 @@ def test_138_141_the_samples_of_serve_tenants(settings: Any) -> None:
 
 
 def test_12_the_samples_of_protect_personal_data(settings: Any) -> None:
-    """Row 12: the archive; and erasing, and payloads that only the listener can read."""
+    """Archiving, erasing and encrypted payloads work as the page says."""
     fernet = pytest.importorskip("cryptography.fernet")
     settings.OUTBOX_KEYS = [fernet.Fernet.generate_key()]
     archived: list[dict[str, Any]] = []
@@ -516,7 +543,7 @@ class Customers:
 
 
 def test_479_the_receiver_of_webhooks(settings: Any, rf: Any) -> None:
-    """Rows 19, 479: answered at once, and once for each hook."""
+    """A hook is acknowledged at once and stored once, however often it arrives."""
     standard = pytest.importorskip("standardwebhooks")
     pytest.importorskip("requests")
     settings.RELAY_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -548,7 +575,7 @@ def test_19_the_simplest_webhook() -> None:
 
 
 def test_9_the_listener_of_the_relays(settings: Any) -> None:
-    """Row 9: it hears of every event, beside those that handle it."""
+    """The relay receives every event, in addition to its listeners."""
     pytest.importorskip("kombu")
     settings.RELAY_URL = ""
     sent: list[str] = []

@@ -1,4 +1,4 @@
-"""Pauses: nothing of what is paused is delivered, lost or counted; the rest goes on."""
+"""Pauses: what is paused is neither delivered nor lost nor counted; the rest goes on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from django.db import connection, transaction
 
 import django_outbox as outbox
-from django_outbox import dialects, signals
-from django_outbox.dialects.vocabulary import POSTPONED_FOR
-from django_outbox.engine import pausing
-from django_outbox.engine.pausing import Pausing
+from django_outbox import signals
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
-from django_outbox.models.pauses import Resumed
-from django_outbox.outcomes import Status
+from django_outbox.models.pause_queryset import Resumed
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import POSTPONED_FOR
+from django_outbox.worker import pauses
+from django_outbox.worker.pauses import KnownPauses
 from tests.plans import analyze, explain, statements
 from tests.table import (
     claim,
@@ -50,7 +51,7 @@ def resume(kind: str, name: str) -> Resumed:
 
 
 def is_far(event_id: str) -> bool:
-    """Say whether a row is postponed: due much later, without an owner."""
+    """Return whether a row is postponed: due much later, without an owner."""
     found = row(event_id)
     return found.locked_by is None and found.locked_at is not None and _due_in(found) > 60
 
@@ -62,7 +63,7 @@ def _due_in(event: OutboxEvent) -> float:
 
 @contextmanager
 def noting(*event_types: str, name: str = "") -> Iterator[list[str]]:
-    """Listen to these types; lend the ids of what was delivered."""
+    """Register a listener for these types; yield the ids that it got."""
     got: list[str] = []
 
     def note(event: outbox.Event) -> None:
@@ -88,7 +89,7 @@ def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
         signal.disconnect(receive)
 
 
-# -- the verbs -------------------------------------------------------------------------------------
+# -- pause and resume ------------------------------------------------------------------------------
 
 
 def test_a_pause_says_what_since_when_why_and_by_whom() -> None:
@@ -282,7 +283,7 @@ def test_many_paused_streams_keep_no_other_waiting() -> None:
             keyed(f"k{number}", event_type=SENT)
         (free,) = keyed("free", event_type=OTHER)
         pause(*TYPE)
-        with transaction.atomic():  # one event at a time there
+        with transaction.atomic():  # in a transaction, drain claims one event at a time
             assert outbox.drain() == 1
         assert got == [free]
         assert resume(*TYPE).streams == 30
@@ -343,7 +344,7 @@ def test_a_paused_listener_keeps_no_other_from_its_retries() -> None:
         resume("listener", f"{SENT} mail")
         outbox.drain()
     assert mail == [event_id]
-    assert row(event_id).status == Status.DEAD  # for the one that failed for good
+    assert row(event_id).status == Status.DEAD  # because one listener failed for good
 
 
 def test_a_keyed_event_waits_for_its_paused_listener_and_holds_its_stream() -> None:
@@ -390,7 +391,7 @@ def test_what_is_paused_makes_way_in_bounded_batches() -> None:
     paused = insert(20_000, due=-60, event_type=SENT)
     (free,) = insert(due=-30, event_type=OTHER)
     pause(*TYPE)
-    looking = Pausing()
+    looking = KnownPauses()
     looking.look(connection)
     rounds = 0
     while not looking.clear(connection, 100):
@@ -402,7 +403,7 @@ def test_what_is_paused_makes_way_in_bounded_batches() -> None:
 
 
 def scans(step: dict[str, Any]) -> bool:
-    """Say whether a step of a plan reads the whole table."""
+    """Return whether a step of a plan reads the whole table."""
     if connection.vendor == "postgresql":
         return step["Node Type"] == "Seq Scan"
     if connection.vendor == "sqlite":
@@ -415,14 +416,14 @@ def test_each_batch_goes_by_the_index() -> None:
     insert(100, due=-30, event_type=OTHER)
     analyze(OutboxEvent)
     pause(*TYPE)
-    looking = Pausing()
+    looking = KnownPauses()
     looking.read(connection)
     sent = statements(lambda: looking.clear(connection, 100))
     wanted = "outbox_event" if connection.vendor == "mysql" else "ORDER BY available_at"
     about_events = [each for each in sent if wanted in each[0]]
     assert (
         about_events
-    )  # on MySQL all, for it locks what it reads; others read 500 ids as they like
+    )  # on MySQL all statements, which lock what they read; others may read 500 ids in any way
     for sql, params in about_events:
         steps = explain(sql, params)
         assert not [each for each in steps if scans(each)], (sql, steps)
@@ -430,7 +431,7 @@ def test_each_batch_goes_by_the_index() -> None:
 
 def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
     insert(3)
-    looking = Pausing()
+    looking = KnownPauses()
     sent = asked(lambda: (looking.look(connection), looking.clear(connection, 10)))
     assert len(sent) == 1
     assert "outbox_pause" in sent[0]
@@ -440,25 +441,25 @@ def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
 def test_what_is_free_among_the_paused_is_all_a_claim_may_ask_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pausing, "AT_ONCE", 10)
+    monkeypatch.setattr(pauses, "AT_ONCE", 10)
     for _ in range(20):
         insert(due=-60, event_type=SENT)
         insert(due=-60, event_type=OTHER)
     pause(*TYPE)
-    looking = Pausing()
+    looking = KnownPauses()
     looking.read(connection)
     assert looking.clear(connection, 100) == 5
     assert OutboxEvent.objects.postponed().count() == 5
 
 
-# -- resuming while somebody postpones -------------------------------------------------------------
+# -- a resume while a worker postpones -------------------------------------------------------------
 
 
 def test_nothing_is_postponed_for_a_pause_that_is_over() -> None:
-    """A worker that has not heard of the resume yet asks in the statement's own transaction."""
+    """A worker that does not know of the resume yet checks the pause in its own transaction."""
     (event_id,) = insert(event_type=SENT)
     pause(*TYPE)
-    looking = Pausing()
+    looking = KnownPauses()
     looking.read(connection)
     resume(*TYPE)
     assert looking.clear(connection, 10) == 0
@@ -471,11 +472,11 @@ def test_a_stream_is_not_postponed_for_a_pause_that_is_over() -> None:
     with noting(SENT) as got:
         keyed("k", event_type=SENT)
         pause(*TYPE)
-        stale = Pausing()
+        stale = KnownPauses()
         stale.read(connection)
         resume(*TYPE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("django_outbox.engine.drain.Pausing", lambda: stale)
+            patch.setattr("django_outbox.worker.drain.KnownPauses", lambda: stale)
             outbox.drain()
     assert len(got) == 1
 
@@ -486,7 +487,7 @@ def test_a_resume_waits_for_who_is_just_postponing_and_finds_what_they_did() -> 
     pause(*TYPE)
 
     def postpone() -> None:
-        looking = Pausing()
+        looking = KnownPauses()
         looking.read(connection)
         looking.clear(connection, 10)
 
@@ -503,7 +504,7 @@ def test_two_who_postpone_at_once_share_and_do_not_wait_for_each_other() -> None
     pause(*TYPE)
 
     def postpone() -> int:
-        count, _ = dialects.of(connection).postpone(
+        count, _ = dialect_of(connection).postpone(
             connection,
             ids=[*OutboxEvent.objects.values_list("pk", flat=True)],
             newest=now(),
@@ -515,7 +516,7 @@ def test_two_who_postpone_at_once_share_and_do_not_wait_for_each_other() -> None
     assert sum(each.result(30) for each in both) == 20
 
 
-# -- who asks --------------------------------------------------------------------------------------
+# -- counting what is paused -----------------------------------------------------------------------
 
 
 def test_paused_are_those_that_wait_for_a_resume() -> None:
@@ -527,19 +528,19 @@ def test_paused_are_those_that_wait_for_a_resume() -> None:
     assert not OutboxEvent.objects.paused().exists()
     pause(*TYPE)
     pause("stream", "k")
-    for _ in range(2):  # before a worker has looked at them, and after
+    for _ in range(2):  # before a worker postpones them, and after
         found = OutboxEvent.objects.paused().values_list("pk", flat=True)
         assert {*found} == {*of_type, *of_stream}
         outbox.drain()
 
 
 def test_a_postponement_is_bounded() -> None:
-    """Whatever becomes of the resume, what was postponed comes due by itself."""
+    """Even without a resume, a postponed event becomes due by itself."""
     (event_id,) = insert(event_type=SENT)
     pause(*TYPE)
     outbox.drain()
     assert 60 < _due_in(row(event_id)) <= POSTPONED_FOR
-    OutboxPause.objects.all().delete()  # no verb: nobody brings it back
+    OutboxPause.objects.all().delete()  # not ``resume``, so nothing makes its events due
     OutboxEvent.objects.update(available_at=now())
     with noting(SENT) as got:
         outbox.drain()

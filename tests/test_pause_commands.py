@@ -1,4 +1,4 @@
-"""``outbox_pause`` and ``outbox_resume``: what they take, say and do."""
+"""``outbox_pause`` and ``outbox_resume``: arguments, output and effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 import django_outbox as outbox
 from django_outbox import doorbell
-from django_outbox.looks import backlog
+from django_outbox.inspection import pauses
 from django_outbox.models import OutboxEvent, OutboxPause
 from tests.table import insert, keyed, listening
 
@@ -74,7 +74,7 @@ def test_held_streams_are_counted_by_their_heads() -> None:
 
 
 def test_what_waits_is_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "MOST", 2)
+    monkeypatch.setattr(pauses, "MOST", 2)
     insert(5, event_type=SENT)
     run("outbox_pause", "--event-type", SENT)
     [before] = listed()
@@ -92,13 +92,13 @@ def test_all_is_resumed_with_all() -> None:
 
 
 def test_a_name_that_nobody_knows_is_paused_with_a_warning() -> None:
-    """An event type may come with the next deploy."""
+    """A name may come with the next deploy, so an unknown one is only warned about."""
     with listening(hear, SENT, name="mail"):
         _, err = run("outbox_pause", "--event-type", "parcel.snt")
         assert "No event type 'parcel.snt'" in err
-        assert f"Near it: '{SENT}'" in err
+        assert f"Did you mean '{SENT}'" in err
         _, err = run("outbox_pause", "--listener", SENT)
-        assert f"Near it: '{SENT} mail'" in err
+        assert f"Did you mean '{SENT} mail'" in err
         _, err = run("outbox_pause", "--stream", "nobody")
         assert "No event with the key 'nobody'" in err
     assert OutboxPause.objects.count() == 3

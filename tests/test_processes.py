@@ -1,4 +1,4 @@
-"""``outbox_worker`` in several processes: a supervisor, its signals, its replacements, a reload."""
+"""``outbox_worker`` in several processes: supervisor, signals, replaced processes, reload."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pids(child: Child) -> set[int]:
 
 
 def running(child: Child) -> set[int]:
-    """Wait until two workers show; return their process ids, the supervisor's children."""
+    """Wait until two workers are registered; return the ids of their processes."""
     shown = workers_show(2)
     assert shown == pids(child)
     return shown
@@ -57,7 +57,7 @@ def started(count: int) -> None:
 
 
 def phases() -> dict[str, set[str]]:
-    """The event ids by phase."""
+    """Return the event ids by phase."""
     found: dict[str, set[str]] = {"start": set(), "end": set()}
     for event_id, phase in Effect.objects.values_list("event_id", "phase"):
         found[phase].add(event_id)
@@ -106,7 +106,7 @@ def test_38_a_dead_process_is_replaced_with_backoff(site: Site) -> None:
 def test_444_a_signal_lets_every_process_finish_what_runs(
     site: Site, number: int, group: bool
 ) -> None:
-    """Ctrl-C in a terminal reaches the children too; it is a soft stop all the same."""
+    """Ctrl-C in a terminal reaches the children too; it is still a soft stop."""
     with site.worker(*TWO, WORKERS=1) as child:
         running(child)
         write(30, "reach.slow", payload={"seconds": 0.2})
@@ -174,7 +174,7 @@ def test_max_events_ends_a_single_process(site: Site) -> None:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Path:
-    """Settings of this test alone, so that no file of the project is touched."""
+    """Write a settings module for the test, so that it touches no file of the project."""
     path = tmp_path / "watched_settings.py"
     path.write_text("from tests.reach.settings import *\n")
     return path
@@ -191,7 +191,7 @@ def reloading(site: Site, watched: Path, **outbox: Any) -> Any:
 
 
 def test_reload_starts_anew_when_a_file_is_touched(site: Site, watched: Path) -> None:
-    """What the old process held is the new one's at once, long before the leases would end."""
+    """The new process gets the old one's events at once, long before their leases would end."""
     with reloading(site, watched, WORKERS=1, LEASE=600) as child:
         (old,) = workers_show(1)
         write(8, "reach.slow", payload={"seconds": 0.1})
@@ -200,7 +200,7 @@ def test_reload_starts_anew_when_a_file_is_touched(site: Site, watched: Path) ->
         touched = iter(range(1, 9))
 
         def another() -> set[int]:
-            touch(watched, next(touched))  # again if the reloader had not begun to watch
+            touch(watched, next(touched))  # again, in case the reloader did not watch yet
             with suppress(AssertionError):
                 return wait_until(lambda: pids(child) - {old}, within=4)
             return set()

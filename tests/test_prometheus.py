@@ -1,7 +1,8 @@
-"""Metrics: what is counted, shown and asked (rows 47, 55, 201, 423 to 430, 432, J25)."""
+"""Prometheus metrics: counters, gauges, and the queries that a scrape makes."""
 
 from __future__ import annotations
 
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import django_outbox as outbox
 from django_outbox.contrib import prometheus
-from django_outbox.contrib.prometheus.backlog import Backlog
+from django_outbox.contrib.prometheus.gauges import Backlog
 from django_outbox.contrib.prometheus.receivers import Receivers
 from django_outbox.models import OutboxEvent, OutboxWorker
 from tests.table import (
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Shown:
-    """A registry of the test's own, and what it says."""
+    """A registry for one test; call it to get the value of a sample."""
 
     def __init__(self, namespace: str = "outbox") -> None:
         self.registry = CollectorRegistry()
@@ -63,7 +64,7 @@ def deliver(count: int, status: str = "DONE") -> None:
         wait_until(lambda: statuses().get(status, 0) == count, what=f"{count} {status}")
 
 
-# -- writing and handing over (row 423) ------------------------------------------------------------
+# -- writing and handing over ----------------------------------------------------------------------
 
 
 def test_423_written_delayed_queued_and_claimed_are_counted_by_type(shown: Shown) -> None:
@@ -75,15 +76,31 @@ def test_423_written_delayed_queued_and_claimed_are_counted_by_type(shown: Shown
     assert shown("outbox_events_written_total", **kind) == 4
     assert shown("outbox_events_delayed_total", **kind) == 1
     assert shown("outbox_events_queued_total", **kind) == 3
-    routes = ("hot", "cold")  # the worker's first look may be faster than the offers
+    routes = ("hot", "cold")  # the worker's first poll may be faster than the offers
     claimed = {each: shown("outbox_events_claimed_total", source=each) or 0 for each in routes}
     assert sum(claimed.values()) == 3
     used = [each for each in routes if claimed[each]]
     assert all(shown("outbox_claims_total", source=each) for each in used)
 
 
+def test_280_in_writer_only_nothing_is_skipped(shown: Shown, settings: Any) -> None:
+    """No event is offered to a worker, so none counts as dropped or late."""
+    settings.OUTBOX = {"MODE": "writer_only"}
+    insert(2, due=-3600)
+    with listening(nothing):
+        write(2)
+        write(1, deliver_after=60)
+    kind = {"event_type": PLACED}
+    assert shown("outbox_events_written_total", **kind) == 3
+    for name in ("delayed", "queued", "dropped"):
+        assert not shown(f"outbox_events_{name}_total", **kind)
+    assert shown("outbox_lag_seconds") == 0
+    assert shown("outbox_events_due") == 0
+    assert shown("outbox_events", status="NEW") == 5
+
+
 def test_423_a_full_hot_queue_counts_what_it_drops(shown: Shown, settings: Any) -> None:
-    """The second write has no room: nobody claims, for the worker is held by its first claim."""
+    """The worker's only thread is in a listener, so new events fill its queues."""
     settings.OUTBOX = {"HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1, "WORKERS": 1}
     release: list[bool] = []
 
@@ -93,12 +110,10 @@ def test_423_a_full_hot_queue_counts_what_it_drops(shown: Shown, settings: Any) 
     with listening(slow), outbox.Worker():
         write(1)
         wait_until(lambda: shown("outbox_events_started_total", listener=PLACED))
-        for _ in range(10):
-            write(1)
-        dropped = shown("outbox_events_dropped_total", event_type=PLACED)
-        assert dropped
+        # Write until the claimer is too busy to have taken the previous event.
+        wait_until(lambda: write(1) and shown("outbox_events_dropped_total", event_type=PLACED))
         release.append(True)
-        wait_until(lambda: statuses().get("DONE") == 11)
+        wait_until(lambda: [*statuses()] == ["DONE"])
 
 
 def test_423_cold_claims_are_counted_apart(shown: Shown) -> None:
@@ -116,7 +131,7 @@ def test_423_events_of_streams_are_claimed_too(shown: Shown) -> None:
     assert shown("outbox_events_claimed_total", source="cold") == 4
 
 
-# -- outcomes (rows 423, 429) ----------------------------------------------------------------------
+# -- outcomes --------------------------------------------------------------------------------------
 
 
 def answer_of(event: outbox.Event) -> outbox.Dead | None:
@@ -178,7 +193,7 @@ def test_of_a_fan_out_each_listener_is_timed_and_counted_by_itself(shown: Shown)
 
 
 def test_run_time_is_the_listeners_own(shown: Shown) -> None:
-    """Of two listeners of an event the second is not charged for the first."""
+    """The second listener of an event is not charged for the first."""
 
     def slow(event: outbox.Event) -> None:
         began = now()
@@ -197,7 +212,7 @@ def test_run_time_is_the_listeners_own(shown: Shown) -> None:
 def test_schedule_to_start_counts_from_the_due_time_to_the_thread(
     shown: Shown, settings: Any
 ) -> None:
-    """Also the wait for a thread: the second event waits for the first's listener."""
+    """The wait for a thread counts: the second event waits for the listener of the first."""
     settings.OUTBOX = {"WORKERS": 1}
 
     def slow(event: outbox.Event) -> None:
@@ -217,18 +232,18 @@ def test_schedule_to_start_counts_from_the_due_time_to_the_thread(
 
 
 def test_types_that_nobody_listens_to_share_a_label(shown: Shown) -> None:
-    """Row 423: a type is data, and data is no label."""
+    """An event type is data and must not become a label."""
     with listening(nothing, "order.*"), listening(nothing):
-        for name in ("order.placed", "order.paid", "stranger.1", "stranger.2"):
+        for name in ("order.placed", "order.paid", "unknown_name.1", "unknown_name.2"):
             write(1, name)
     labels = {each: shown("outbox_events_written_total", event_type=each)
-              for each in (PLACED, "order.*", "other", "order.paid", "stranger.1")}  # fmt: skip
+              for each in (PLACED, "order.*", "other", "order.paid", "unknown_name.1")}  # fmt: skip
     assert labels == {
-        "order.placed": 1, "order.*": 1, "other": 2, "order.paid": None, "stranger.1": None,
+        "order.placed": 1, "order.*": 1, "other": 2, "order.paid": None, "unknown_name.1": None,
     }  # fmt: skip
 
 
-# -- trouble (row 430) -----------------------------------------------------------------------------
+# -- rescues, lost leases and administration -------------------------------------------------------
 
 
 def test_430_rescues_and_lost_leases_are_counted(shown: Shown) -> None:
@@ -261,14 +276,14 @@ def test_replays_discards_and_purges_are_counted(shown: Shown, settings: Any) ->
     assert [shown(f"outbox_events_{name}_total") for name in names] == [2, 1, 2]
 
 
-# -- what is in hand (row 424) ---------------------------------------------------------------------
+# -- queues and leases of a worker -----------------------------------------------------------------
 
 
 def test_424_depths_are_shown_and_none_is_left_by_a_worker_that_is_gone(
     shown: Shown, settings: Any
 ) -> None:
-    """Row J25, too: a second worker of the process begins anew."""
-    settings.OUTBOX = {"WORKERS": 1}
+    """A second worker of the process starts from zero."""
+    settings.OUTBOX = {"WORKERS": 2}  # as many events may wait in the cold queue
     release: list[bool] = []
 
     def slow(event: outbox.Event) -> None:
@@ -280,7 +295,7 @@ def test_424_depths_are_shown_and_none_is_left_by_a_worker_that_is_gone(
             assert shown("outbox_workers_running") == 1
             insert(4)
             wait_until(lambda: shown("outbox_leases_held") == 4)
-            wait_until(lambda: shown("outbox_queue_depth", queue="cold") == 3)
+            wait_until(lambda: shown("outbox_queue_depth", queue="cold") == 2)
             assert shown("outbox_queue_depth", queue="hot") == 0
             release.append(True)
             wait_until(lambda: statuses().get("DONE") == done)  # noqa: B023
@@ -289,8 +304,25 @@ def test_424_depths_are_shown_and_none_is_left_by_a_worker_that_is_gone(
         assert shown("outbox_queue_depth", queue="cold") == 0
 
 
+def test_calls_past_their_timeouts_are_counted_by_listener(shown: Shown) -> None:
+    gate = threading.Event()
+
+    def hangs_at_first(event: outbox.Event) -> None:
+        if not event.attempts:
+            assert gate.wait(60)
+
+    retry = outbox.Fixed(0.01)
+    with listening(hangs_at_first, name="stats", timeout=0.1, retry=retry), outbox.Worker():
+        try:
+            write(2)
+            wait_until(lambda: statuses() == {"DONE": 2}, what="DONE")
+        finally:
+            gate.set()
+    assert shown("outbox_listeners_overdue_total", listener=f"{PLACED} stats") == 2
+
+
 def test_what_alerts_look_for_begins_at_zero(shown: Shown) -> None:
-    """A counter that appears with its first fault shows no increase."""
+    """A counter that appears only with its first fault would show no increase."""
     with listening(nothing), outbox.Worker():
         kind = {"event_type": PLACED}
         assert shown("outbox_leases_lost_total") == 0
@@ -299,7 +331,7 @@ def test_what_alerts_look_for_begins_at_zero(shown: Shown) -> None:
         assert shown("outbox_events_settled_total", **kind, outcome="dead") == 0
 
 
-# -- the backlog (rows 424, 425, 430) --------------------------------------------------------------
+# -- the backlog -----------------------------------------------------------------------------------
 
 
 def test_430_workers_are_seen_by_their_heartbeat(shown: Shown, settings: Any) -> None:
@@ -352,7 +384,7 @@ def test_425_scrapes_share_one_look_per_poll_interval(shown: Shown, settings: An
 def test_a_database_that_does_not_answer_breaks_no_scrape(
     shown: Shown, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other metrics are shown; one line says why, and not again at the next scrape."""
+    """The other metrics are shown; the reason is logged once, not at every scrape."""
     settings.OUTBOX = {"POLL_INTERVAL": 0.001}
     write(1)
 
@@ -384,16 +416,16 @@ def test_a_scrape_leaves_no_connection_open_that_it_opened(shown: Shown) -> None
 def test_an_alias_without_the_table_is_left_out(
     settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_outbox.contrib.prometheus import backlog
+    from django_outbox.contrib.prometheus import gauges
 
-    monkeypatch.setattr(backlog, "missing_table", lambda alias: "no table")
+    monkeypatch.setattr(gauges, "missing_table", lambda alias: "no table")
     families = [*Backlog("outbox").collect()]
     assert families
     assert [each.samples for each in families] == [[]] * len(families)
     assert caplog.records == []
 
 
-# -- names, registry, start and stop (rows 427, 428, J25) ------------------------------------------
+# -- names, registry, start and stop ---------------------------------------------------------------
 
 
 def test_427_the_namespace_prefixes_every_name() -> None:
@@ -419,14 +451,14 @@ def test_j25_what_was_taken_out_can_be_put_in_again() -> None:
 
 
 def test_201_without_the_app_nobody_listens() -> None:
-    """Nothing is imported, and the signals are skipped."""
+    """Nothing is imported, no receiver is connected, and the signals are skipped."""
     from django_outbox import signals
 
     named = {name: each for name, each in vars(signals).items() if isinstance(each, signals.Signal)}
     assert {name for name, each in named.items() if each.receivers} == set()
 
 
-# -- the port (row 432) ----------------------------------------------------------------------------
+# -- the port --------------------------------------------------------------------------------------
 
 
 def test_a_port_without_the_app_says_what_to_do() -> None:

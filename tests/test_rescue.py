@@ -1,4 +1,4 @@
-"""The rescue rule, with processes that really die: the poison is found, the innocent live."""
+"""Rescues with processes that really die: poison events end dead, the others are delivered."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ import psutil
 import pytest
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import Status
+from django_outbox.clocks import monotonic
+from django_outbox.delivery.lease import Lease
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.signals import event_rescued
+from django_outbox.worker.queues import Held
+from django_outbox.worker.suspects import Trial
 from tests.fleet import POISONED, Fleet, children
-from tests.table import insert, listening, row, statuses, write
-from tests.waiting import wait_until
+from tests.table import insert, keyed, listening, row, statuses, write
+from tests.waiting import Gate, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 PROCESSES = 3
 MAX_RESCUES = 5
-SPELL = 8.0  # seconds of killing
+SPELL = 8.0  # seconds during which workers are killed
 OUTBOX = {
     "LEASE": 0.8,
     "DRAIN_TIMEOUT": 0.5,
@@ -38,7 +42,7 @@ OUTBOX = {
 SUSPECT: dict[str, Any] = {
     "rescues": 2,
     "locked_by": "a lost worker",
-}  # lost two already
+}  # two workers were lost with it before
 
 
 @pytest.fixture
@@ -59,7 +63,6 @@ def rescues() -> Counter[int]:
 # -- poison ----------------------------------------------------------------------------------------
 
 
-# Rows 461, +13.
 def test_poison_ends_dead_and_the_innocent_live(fleet: Fleet) -> None:
     innocent, poison = [], []
     for _ in range(3):
@@ -82,7 +85,10 @@ def test_poison_ends_dead_and_the_innocent_live(fleet: Fleet) -> None:
 
 
 def check_trials(fleet: Fleet, poison: list[str]) -> None:
-    """At most MAX_RESCUES trials, the last three alone; a process ended by each, or by two."""
+    """Check the trials of each poison event: at most MAX_RESCUES, the last three of them alone.
+
+    Each trial ends a process; two trials may end the same one.
+    """
     trials: dict[str, list[int | None]] = {event_id: [] for event_id in poison}
     for line in fleet.lines():
         if line.type == "order.poison":
@@ -109,7 +115,7 @@ def test_the_innocent_live_when_all_workers_die_each_second(fleet: Fleet) -> Non
     workers = fleet.start_several(PROCESSES)
     kills = 0
     for _ in range(int(SPELL)):
-        time.sleep(1)  # the fault's own time-table; nothing is waited for
+        time.sleep(1)  # interval between the kills; nothing is waited for
         kills += kill_for(0, workers, lambda child: True)
     check_all_done(fleet, workers, 1200, kills)
 
@@ -117,18 +123,18 @@ def test_the_innocent_live_when_all_workers_die_each_second(fleet: Fleet) -> Non
 def kill_for(
     seconds: float, workers: psutil.Process, wanted: Callable[[psutil.Process], bool]
 ) -> int:
-    """Kill the wanted among the workers for that long, at least once; return how many."""
+    """Kill the workers that ``wanted`` selects for that long, at least once; return how many."""
     until, killed = time.monotonic() + seconds, []
     while True:
         for child in children(workers):
-            with suppress(psutil.NoSuchProcess):  # it may end while we look
+            with suppress(psutil.NoSuchProcess):  # it may end in the meantime
                 if wanted(child):
                     child.kill()
                     killed.append(child)
         if time.monotonic() >= until:
-            psutil.wait_procs(killed, timeout=20)  # until then they look like workers that run
+            psutil.wait_procs(killed, timeout=20)  # until then, they look like running workers
             return len(killed)
-        time.sleep(0.02)  # between two looks at the processes' ages
+        time.sleep(0.02)  # between two checks of the processes' ages
 
 
 def check_all_done(fleet: Fleet, workers: psutil.Popen, count: int, kills: int) -> None:
@@ -146,7 +152,7 @@ def check_all_done(fleet: Fleet, workers: psutil.Popen, count: int, kills: int) 
 
 
 def all_started(fleet: Fleet, workers: psutil.Popen) -> bool:
-    """Say whether as many run as should: the supervisor's exit code tells of one just killed."""
+    """Return whether all workers run: until then, the supervisor's exit code reports the kill."""
     found = [child.pid for child in children(workers)]
     return len(found) == PROCESSES and all(
         fleet.logged(f"worker started id={socket.gethostname()[:80]}-{pid}-") for pid in found
@@ -197,11 +203,117 @@ def test_two_workers_do_not_take_a_suspect_each_beside_what_they_hold(fleet: Fle
     assert [line.held for line in starts if line.id in suspects] == [0] * 4
 
 
-# -- taking over -----------------------------------------------------------------------------------
+# -- suspects alongside long listeners -------------------------------------------------------------
+
+
+def suspect_waits() -> bool:
+    """Return whether the worker's row says that an event is waiting to be run alone."""
+    return any('"suspect_waits": true' in info
+               for info in OutboxWorker.objects.values_list("info", flat=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+def test_neighbours_go_on_while_a_suspect_waits_beside_a_long_listener(
+    settings: Any, key: str | None
+) -> None:
+    """Other events are delivered; the suspect is run alone once the long listener has ended."""
+    settings.OUTBOX = {**OUTBOX, "LEASE": 1.5, "POLL_INTERVAL": 0.2, "MODE": "multi_node"}
+    long, suspects, quick = Gate(), list[str](), list[str]()
+
+    def run(event: outbox.Event) -> None:
+        suspects.append(event.event_id)
+        in_flight.append(OutboxEvent.objects.filter(status=Status.NEW).exclude(
+            locked_by=None).exclude(pk=event.event_id).count())  # fmt: skip
+
+    in_flight: list[int] = []
+    with (
+        listening(long, "order.long"), listening(run, "order.suspect"),
+        listening(lambda event: quick.append(event.event_id)), outbox.Worker(workers=2) as worker,
+    ):  # fmt: skip
+        try:
+            write(1, "order.long")
+            wait_until(lambda: long.entered)
+            suspect = put_suspect(key)
+            wait_until(suspect_waits, what="the worker's row tells")
+            wait_until(lambda: worker._claimer._trial._not_before > 0, what="a trial given up")
+            for n in range(20):
+                write(1)
+                wait_until(lambda n=n: len(quick) > n, within=5, what="a neighbour")  # type: ignore[misc]
+            assert suspects == []
+        finally:
+            long.open.set()
+        wait_until(lambda: suspects == [suspect], what="the suspect, alone")
+        wait_until(lambda: not pending())
+        wait_until(lambda: not suspect_waits(), what="the row says so no more")
+    assert in_flight == [0]
+    assert row(suspect).status == Status.DONE
+
+
+def put_suspect(key: str | None) -> str:
+    if key is None:
+        return insert(event_type="order.suspect", **SUSPECT)[0]
+    (event_id,) = keyed(key, event_type="order.suspect", rescues=2)
+    OutboxStream.objects.filter(key=key).update(locked_by="a lost worker")
+    return event_id
+
+
+def test_a_fresh_process_tries_a_suspect_before_its_first_other_claim(fleet: Fleet) -> None:
+    """The suspect need not wait for the backlog, and nothing else is in flight at the start."""
+    others = insert(40, due=-9, event_type="order.counted", payload='{"seconds": 0.02}')
+    (suspect,) = insert(due=-1, event_type="order.counted", **SUSPECT)
+    worker = fleet.start()
+    wait_until(lambda: not pending(), what="an event pending")
+    assert fleet.end(worker) == 0
+    starts = [line for line in fleet.lines() if line.phase == "start"]
+    assert (starts[0].id, starts[0].held) == (suspect, 0)
+    assert {line.id for line in starts[1:]} == {*others}
+
+
+def test_a_slow_suspect_does_not_keep_the_others_for_longer_than_a_trial(settings: Any) -> None:
+    settings.OUTBOX = {**OUTBOX, "LEASE": 1.5}
+    slow, quick = Gate(), list[str]()
+    insert(event_type="order.slow", **SUSPECT)
+    with (
+        listening(slow, "order.slow"), listening(lambda event: quick.append(event.event_id)),
+        outbox.Worker(workers=2),
+    ):  # fmt: skip
+        try:
+            wait_until(lambda: slow.entered)
+            ids = write(10)
+            wait_until(lambda: {*quick} == {*ids}, what="the neighbours")
+        finally:
+            slow.open.set()
+        wait_until(lambda: not pending())
+    assert len(slow.entered) == 1
+
+
+def test_trials_become_rarer_while_a_suspect_cannot_be_run_alone() -> None:
+    """All trials together take at most a twentieth of the time, and ever less."""
+    held = Held(30)
+    held.add([object_with_id("a")])
+    trial, rests = Trial(lease=30, held=held), []
+    for _ in range(8):
+        trial.want(monotonic())
+        trial.give_up()
+        rests.append(round(trial._not_before - monotonic()))
+        assert not trial.is_allowed(monotonic())
+    assert rests == [100, 200, 400, 800, 1600, 3200, 3600, 3600]
+    held.drop(held.unstarted())
+    assert trial.is_allowed(monotonic())  # nothing is in flight
+
+
+def object_with_id(event_id: str) -> Lease:
+    return Lease(
+        row=(), places={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
+        rescued=False, rescues=0, progress=None, deadline=monotonic() + 10,
+    )  # fmt: skip
+
+
+# -- recovery --------------------------------------------------------------------------------------
 
 
 def test_little_is_in_hand_while_a_lost_workers_events_are_taken_over(settings: Any) -> None:
-    """For should this worker be lost, too, each of them has to be tried alone."""
+    """If this worker were lost too, each event it has leased would have to be tried alone."""
     settings.OUTBOX = {**OUTBOX, "COLD_QUEUE_CAPACITY": 1000, "POLL_BATCH_SIZE": 500}
     lost = insert(300, due=-2, locked_by="a lost worker")
     insert(300, due=-1)
@@ -213,7 +325,7 @@ def test_little_is_in_hand_while_a_lost_workers_events_are_taken_over(settings: 
 
     with listening(listener), outbox.Worker(workers=2):
         wait_until(lambda: not pending(), what="an event pending")
-    assert max(in_hand) <= 30  # a lot and what is running or being settled
+    assert max(in_hand) <= 30  # one recovery batch, plus events that are running or being settled
     assert rescues() == {1: 300, 0: 300}
 
 
@@ -221,9 +333,9 @@ def test_a_lease_that_ends_while_a_worker_is_idle_is_noticed_at_once(settings: A
     settings.OUTBOX = {**OUTBOX, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 1000, "DOORBELL": None}
     with listening(lambda event: None), outbox.Worker() as worker:
         write()
-        wait_until(lambda: not pending(), what="an event pending")  # its probation is over
+        wait_until(lambda: not pending(), what="an event pending")  # and so its probation is over
         insert(due=0.5, locked_by="a lost worker")
-        worker.look()
+        worker.poll()
         wait_until(lambda: not pending(), what="the lost worker's event")
 
 
@@ -232,7 +344,7 @@ def test_a_lease_that_ends_while_a_worker_is_idle_is_noticed_at_once(settings: A
 
 @pytest.fixture
 def told() -> Iterator[list[tuple[str, int]]]:
-    """(event id, rescues) of each rescue that is announced."""
+    """Collect (event id, rescues) of each ``event_rescued`` signal."""
     found: list[tuple[str, int]] = []
 
     def receive(event: outbox.Event, rescues: int, **facts: Any) -> None:
@@ -243,7 +355,6 @@ def told() -> Iterator[list[tuple[str, int]]]:
     event_rescued.disconnect(receive)
 
 
-# Row +11.
 def test_a_rescue_is_announced_and_logged_once(
     told: list[tuple[str, int]], settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,7 +373,7 @@ def test_a_rescue_is_announced_and_logged_once(
 def test_any_outcome_of_a_listener_clears_the_rescues(
     told: list[tuple[str, int]], settings: Any, answer: str
 ) -> None:
-    """The process lived through it: whatever took the earlier ones, it was not this event."""
+    """The process survived the listener, so this event did not cause the earlier losses."""
     settings.OUTBOX = OUTBOX
     (event_id,) = insert(**{**SUSPECT, "rescues": 3})
 
@@ -280,7 +391,6 @@ def test_any_outcome_of_a_listener_clears_the_rescues(
     assert (after.status, after.attempts) == expected
 
 
-# Row +13.
 def test_one_lost_worker_too_many_is_dead_without_another_run(
     told: list[tuple[str, int]], settings: Any
 ) -> None:

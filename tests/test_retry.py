@@ -1,4 +1,4 @@
-"""Retry arithmetic: pure, capped, jittered (rows 196, 197, 314-317, 322, 335; J22)."""
+"""Retry arithmetic: pure, capped, jittered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.test import override_settings
 
 from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hooks
-from django_outbox.retry import MAX_DELAY, bounded, checked, from_setting
+from django_outbox.conf import Settings, current
+from django_outbox.listeners.retry import MAX_DELAY, bounded, checked, from_setting
 from tests import samples
 
 pytestmark = pytest.mark.any_database
@@ -23,12 +24,12 @@ STEADY = (1.0, 1.0)  # jitter that changes nothing
 
 
 class Own:
-    """A policy that somebody else wrote."""
+    """A policy that an application wrote."""
 
     max_attempts = 3
 
     def __repr__(self) -> str:
-        return "Own()"  # a test's id, the same in every process
+        return "Own()"  # as a test's id, the same in every process
 
     def should_retry(self, exc: BaseException) -> bool:
         return not isinstance(exc, KeyError)
@@ -61,29 +62,30 @@ class Stepped(Own):
 
 
 def test_exponential_doubles_up_to_its_cap() -> None:
-    """Rows 314-316: attempt 1 is the first failure."""
+    """Attempt 1 is the first failure."""
     policy = Exponential(jitter=STEADY)
-    delays = [policy.delay(attempt) for attempt in range(1, 12)]
-    assert delays == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60, 60])
+    delays = [policy.delay(attempt) for attempt in range(1, 15)]
+    doubled = [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6]
+    assert delays == pytest.approx([*doubled, 600, 600])
 
 
-def test_the_default_policy_is_the_parents() -> None:
-    """Rows 196, 316; design 12: about 100 s in all."""
+def test_the_default_policy_outlasts_an_outage() -> None:
+    """Twenty executions take about an hour and a half."""
     policy = Exponential()
-    assert (policy.base, policy.cap, policy.multiplier) == (0.2, 60, 2)
+    assert (policy.base, policy.cap, policy.multiplier) == (0.2, 600, 2)
     assert (policy.jitter, policy.max_attempts) == ((0.5, 1.5), None)
-    assert 100 < sum(Exponential(jitter=STEADY).delay(n) for n in range(1, 10)) < 105
+    waits = [Exponential(jitter=STEADY).delay(n) for n in range(1, Settings().MAX_ATTEMPTS)]
+    assert 80 < sum(waits) / 60 < 90  # minutes
 
 
 def test_exponential_jitter_spreads_and_may_pass_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 315."""
     policy = Exponential()
     drawn = [policy.delay(50) for _ in range(200)]
-    assert 30 <= min(drawn) < max(drawn) <= 90
-    assert max(drawn) > 60
+    assert 300 <= min(drawn) < max(drawn) <= 900
+    assert max(drawn) > 600
 
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    assert policy.delay(50) == 90
+    assert policy.delay(50) == 900
     monkeypatch.setattr(random, "uniform", lambda low, high: low)
     assert policy.delay(1) == 0.1
 
@@ -97,14 +99,12 @@ def test_exponential_jitter_spreads_and_may_pass_the_cap(monkeypatch: pytest.Mon
     ids=repr,
 )  # fmt: skip
 def test_no_attempt_number_overflows(policy: RetryPolicy, attempt: int) -> None:
-    """Rows 317, J22."""
     delay = policy.delay(attempt)
     assert math.isfinite(delay)
     assert 0 <= delay <= MAX_DELAY
 
 
 def test_no_attempt_up_to_a_million_overflows() -> None:
-    """Row 317."""
     policy = Exponential(multiplier=1.0001, cap=1e9, jitter=STEADY)
     delays = [policy.delay(attempt) for attempt in range(1, 1_000_001, 97)]
     assert delays == sorted(delays)
@@ -145,7 +145,6 @@ def test_every_exception_is_worth_a_retry_by_default(make: Callable[..., RetryPo
 
 @pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
 def test_give_up_on_wins_over_retry_on(make: Callable[..., RetryPolicy]) -> None:
-    """Design 3."""
     policy = make(retry_on=(LookupError,), give_up_on=(KeyError,))
     assert policy.should_retry(IndexError())
     assert not policy.should_retry(KeyError())
@@ -153,7 +152,7 @@ def test_give_up_on_wins_over_retry_on(make: Callable[..., RetryPolicy]) -> None
 
 
 def caused_by(cause: BaseException, *, depth: int = 1) -> Exception:
-    """Raise an error from ``cause``, over that many others."""
+    """Raise an error from ``cause``, through that many levels."""
     for _ in range(depth):
         try:
             raise RuntimeError("the service is down") from cause
@@ -165,7 +164,6 @@ def caused_by(cause: BaseException, *, depth: int = 1) -> Exception:
 @pytest.mark.parametrize("depth", [1, 5])
 @pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
 def test_causes_are_looked_at(make: Callable[..., RetryPolicy], depth: int) -> None:
-    """Rows 324, 325, 328, 330."""
     error = caused_by(ConnectionRefusedError(), depth=depth)
     assert make(retry_on=(ConnectionError,)).should_retry(error)
     assert not make(retry_on=(TimeoutError,)).should_retry(error)
@@ -204,7 +202,6 @@ def test_jittered_asks_the_policy_inside() -> None:
 
 @pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
 def test_the_number_of_executions_can_be_set(make: Callable[..., RetryPolicy]) -> None:
-    """Rows 322, 335."""
     assert make(max_attempts=4).max_attempts == 4
     assert make().max_attempts is None
 
@@ -221,7 +218,6 @@ def test_the_number_of_executions_can_be_set(make: Callable[..., RetryPolicy]) -
     ids=str,
 )  # fmt: skip
 def test_bad_arguments_of_every_policy_are_refused(make: Any, options: dict[str, Any]) -> None:
-    """J22."""
     with pytest.raises(ValueError, match=f"{make.__name__} got {next(iter(options))}="):
         make(**options)
 
@@ -233,7 +229,6 @@ def test_bad_arguments_of_every_policy_are_refused(make: Any, options: dict[str,
      (Linear, "step"), (Linear, "cap")],
 )  # fmt: skip
 def test_bad_numbers_are_refused(make: Any, name: str, value: Any) -> None:
-    """J22."""
     with pytest.raises(ValueError, match="expected a finite number of at least 0"):
         make(**{name: value})
 
@@ -242,7 +237,6 @@ def test_bad_numbers_are_refused(make: Any, name: str, value: Any) -> None:
     "value", [1, (1,), (1.5, 0.5), (-1, 1), (0, math.inf), ("a", "b"), None], ids=repr
 )
 def test_bad_jitter_is_refused(value: Any) -> None:
-    """J22."""
     with pytest.raises(ValueError, match="jitter"):
         Exponential(jitter=value)
 
@@ -251,7 +245,7 @@ def test_bad_jitter_is_refused(value: Any) -> None:
     "arguments", [("fixed",), (Fixed,), (None,), (Fixed(), -1), (Fixed(), math.nan)], ids=str
 )
 def test_jittered_needs_a_policy_and_a_part(arguments: Any) -> None:
-    with pytest.raises(ValueError, match=r"no retry policy|jitter"):
+    with pytest.raises(ValueError, match=r"not a retry policy|jitter"):
         Jittered(*arguments)
 
 
@@ -292,7 +286,6 @@ def test_policies_are_values() -> None:
     ids=str,
 )
 def test_the_setting_may_be_an_object_a_path_or_a_dict(value: Any, policy: RetryPolicy) -> None:
-    """Row 196, design 12."""
     with override_settings(OUTBOX={"RETRY": value}):
         assert hooks.retry_policy() == policy
         assert hooks.retry_policy() is hooks.retry_policy()
@@ -314,7 +307,6 @@ def test_the_setting_may_name_a_class() -> None:
     ids=repr,
 )  # fmt: skip
 def test_a_setting_that_gives_no_policy_is_improper(value: Any) -> None:
-    """J24."""
     with (
         override_settings(OUTBOX={"RETRY": value}),
         pytest.raises(ImproperlyConfigured, match=r'OUTBOX\["RETRY"\]'),
@@ -337,14 +329,40 @@ def test_323_the_table_of_the_how_to_is_what_the_code_does() -> None:
     for text, cells in rows:
         name, _, options = text.partition("(")
         policy = eval(f"{name}(jitter=(1, 1), {options}" if name == "Exponential" else text)
-        delays = [policy.delay(attempt) for attempt in range(1, 10)]
-        shown = [delays[attempt - 1] for attempt in (1, 2, 3, 4, 5, 9)]
+        delays = [policy.delay(attempt) for attempt in range(1, Settings().MAX_ATTEMPTS)]
+        shown = [delays[attempt - 1] for attempt in (1, 2, 3, 5, 10, 19)]
         expected = [float(cell) for cell in cells.split("|")]
         assert [*shown, sum(delays)] == pytest.approx(expected)
 
 
+def test_the_old_defaults_are_those_of_the_page_about_upgrades() -> None:
+    """Without settings, older releases made ten executions in about 100 seconds."""
+    with (
+        samples.run("how-to/upgrade.md", only="OUTBOX =") as names,
+        override_settings(OUTBOX=names["OUTBOX"]),
+    ):
+        policy, most = hooks.retry_policy(), current().MAX_ATTEMPTS
+    assert (policy, most) == (Exponential(cap=60), 10)
+    waits = [Exponential(cap=60, jitter=STEADY).delay(n) for n in range(1, most)]
+    assert sum(waits) == pytest.approx(102.2)
+
+
+@pytest.mark.parametrize(
+    ("page", "hours"),
+    [("call-a-webhook", (17.5, 18.5)), ("listen", (17.5, 18.5)), ("retry", (23, 25)),
+     ("relay-to-a-broker", (11, 13))],
+)  # fmt: skip
+def test_the_patient_policies_of_the_how_tos_last_as_long_as_they_say(
+    page: str, hours: tuple[float, float]
+) -> None:
+    text = (samples.DOCS / f"how-to/{page}.md").read_text()
+    (options,) = re.findall(r"^PATIENT = Exponential\((.*)\)  # ", text, re.MULTILINE)
+    policy = eval(f"Exponential({options}, jitter=(1, 1))")
+    waits = sum(policy.delay(attempt) for attempt in range(1, policy.max_attempts)) / 3600
+    assert hours[0] < waits < hours[1]
+
+
 def test_the_samples_of_the_how_to() -> None:
-    """Rows 324, 325, 328, 329, 330."""
     with samples.run("how-to/retry.md") as names:
         picky, stubborn, own = names["PICKY"], names["STUBBORN"], names["OfficeHours"]()
         assert checked(own) is own

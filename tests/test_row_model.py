@@ -1,4 +1,4 @@
-"""The life of a row against a small model: written, taken, stolen, settled, replayed, purged.
+"""The life of a row agrees with a small model, in many generated histories.
 
 ``OUTBOX_EXAMPLES=2000`` runs that many histories instead of a few.
 """
@@ -25,17 +25,17 @@ from hypothesis.stateful import (
 )
 
 import django_outbox as outbox
-from django_outbox import dialects
-from django_outbox.dialects.vocabulary import Past
+from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
-from django_outbox.outcomes import DONE, Decision, Status
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import Past
 from tests.table import PLACED, claim, end_leases, ids_of, listening, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EXAMPLES = int(os.environ.get("OUTBOX_EXAMPLES", "5"))
 FAR = 600.0  # seconds until a failed or deferred event is due: only ``time_moves_on`` gets there
-MOST = 3  # executions
+MOST = 3  # executions until an event is dead
 ANSWERS = {"done": None, "defer": outbox.Defer(FAR), "die": outbox.Dead("told to")}
 RETRY = Decision(status=Status.RETRY, delay=0.0, spent=1, error="by a rival", outcome="retry")
 PENDING = (Status.NEW, Status.RETRY)
@@ -46,7 +46,7 @@ rivals = st.sampled_from(["rival", "thief"])
 
 @dataclass
 class Row:
-    """What the model knows of a committed event."""
+    """What the model knows about a committed event."""
 
     plan: list[str]
     state: str = "due"  # "due", "waits", "held", "done", "dead", "gone"
@@ -92,7 +92,7 @@ class Rows(RuleBasedStateMachine):
         if found is None or found.state != "due" or event.attempts != found.attempts:
             self.wrong.append(f"delivered {event}, attempts={event.attempts}, which is {found}")
             return None
-        found.owner, found.rescues = "", 0  # whatever it answers, no worker was lost with it
+        found.owner, found.rescues = "", 0  # the worker survived the listener
         answer = found.plan.pop(0) if found.plan else "done"
         found.state = {"fail": "waits", "defer": "waits", "die": "dead", "done": "done"}[answer]
         if answer == "fail":
@@ -108,7 +108,7 @@ class Rows(RuleBasedStateMachine):
             count = outbox.drain(limit=limit)
         assert count == (len(due) if limit is None else min(limit, len(due)))
 
-    # -- workers that come and go ----------------------------------------------------------------
+    # -- other workers ---------------------------------------------------------------------------
 
     @rule(me=rivals, limit=st.integers(1, 3), past=st.sampled_from(Past))
     def a_rival_claims(self, me: str, limit: int, past: Past) -> None:
@@ -124,12 +124,12 @@ class Rows(RuleBasedStateMachine):
     @precondition(lambda self: any(self.claims.values()))
     @rule(me=rivals, retries=st.booleans())
     def a_rival_settles(self, me: str, retries: bool) -> None:
-        """Whatever it believes to hold: what others took meanwhile stays as they have it."""
+        """Settle all that it believes to hold; rows that others have taken do not change."""
         held, self.claims[me] = self.claims[me], []
         mine = [each for each in held if self.rows[each].owner == me]
         pairs = [(each, RETRY if retries else DONE) for each in held]
         if pairs:
-            count = dialects.of(connection).settle_all(connection, me=me, decisions=pairs)
+            count = dialect_of(connection).settle_all(connection, me=me, decisions=pairs)
             assert count == len(mine)
         for each in mine:
             row = self.rows[each]
@@ -140,7 +140,7 @@ class Rows(RuleBasedStateMachine):
     @rule(me=rivals)
     def a_rival_renews(self, me: str) -> None:
         held = self.claims[me]
-        dialect = dialects.of(connection)
+        dialect = dialect_of(connection)
         _, mine = dialect.renew(connection, me=me, ids=held, lease=FAR) if held else (set(), set())
         assert mine == {each for each in held if self.rows[each].owner == me}
         for each in mine:
@@ -151,7 +151,7 @@ class Rows(RuleBasedStateMachine):
         held, self.claims[me] = self.claims[me], []
         mine = [each for each in held if self.rows[each].owner == me]
         if held:
-            assert dialects.of(connection).release(connection, me=me, ids=held) == len(mine)
+            assert dialect_of(connection).release(connection, me=me, ids=held) == len(mine)
         for each in mine:
             self.rows[each].state, self.rows[each].owner = "due", ""
 
@@ -160,12 +160,12 @@ class Rows(RuleBasedStateMachine):
     def leases_end(self) -> None:
         end_leases(self.of("held"))
         for each in self.of("held"):
-            self.rows[each].state = "due"  # and its owner still stands there
+            self.rows[each].state = "due"  # the old owner's name stays in the row
 
     @precondition(lambda self: self.of("held"))
     @rule(me=rivals, retries=st.booleans())
     def a_rival_takes_over_and_both_settle(self, me: str, retries: bool) -> None:
-        """The history that the fence is for, more often than chance would have it."""
+        """The fence exists for this history, which is too rare if left to chance."""
         self.leases_end()
         for past in Past:
             self.a_rival_claims(me, 3, past)
@@ -173,7 +173,7 @@ class Rows(RuleBasedStateMachine):
         self.the_table_is_what_the_model_says()
         self.a_rival_settles(me, retries)
 
-    # -- time and people -------------------------------------------------------------------------
+    # -- time, replays and purges ----------------------------------------------------------------
 
     @rule()
     def time_moves_on(self) -> None:
@@ -186,7 +186,7 @@ class Rows(RuleBasedStateMachine):
         dead = self.of("dead")[: 1 if first else None]
         some = OutboxEvent.objects.filter(pk__in=[*dead, *self.of("due", "waits", "done")])
         some = some.exclude(Q(status=Status.DEAD) & ~Q(pk__in=dead))
-        assert getattr(some, verb)() == len(dead)  # the others are not dead
+        assert getattr(some, verb)() == len(dead)  # the other rows are not dead
         for each in dead:
             row = self.rows[each]
             row.state, row.attempts, row.rescues = ("due" if verb == "replay" else "gone"), 0, 0
@@ -200,7 +200,7 @@ class Rows(RuleBasedStateMachine):
         for each in self.of("done", "dead"):
             self.rows[each].state = "gone"
 
-    # -- what always holds -----------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------
 
     @invariant()
     def the_table_is_what_the_model_says(self) -> None:

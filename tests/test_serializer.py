@@ -1,4 +1,4 @@
-"""The serializer by dotted path (rows 53, 54, 389-400)."""
+"""``SERIALIZER``: a serializer of payloads, given by dotted path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Sets:
-    """Widens JSON by sets; an ordinary class."""
+    """A serializer for JSON with sets, as an ordinary class."""
 
     def dumps(self, value: Any) -> str:
         return json.dumps(value, default=lambda each: {"set": sorted(each)})
@@ -35,7 +35,7 @@ class Sets:
 
 
 class Shouting:
-    """Functions of a class that need no instance."""
+    """A serializer whose methods need no instance."""
 
     @staticmethod
     def dumps(value: Any) -> str:
@@ -74,7 +74,7 @@ class Typed:
 
 
 class Typing:
-    """Reads as it is asked to."""
+    """A serializer whose ``loads`` takes the type and makes the instance itself."""
 
     asked: list[Any] = []
 
@@ -107,7 +107,7 @@ def write_one(payload: Any = None, event_type: Any = "x", **fields: Any) -> Outb
         return row(str(write(event_type, payload, **fields)))
 
 
-# Rows 397, 400: the default stays strict, and a serializer of the user's own widens it.
+# The default stays strict; a custom serializer may accept more types.
 @pytest.mark.parametrize("name", ["Sets", "an_instance"])
 def test_a_serializer_widens_what_a_payload_may_be(settings: Any, name: str) -> None:
     with pytest.raises(InvalidEvent, match="cannot be written as JSON"):
@@ -117,7 +117,6 @@ def test_a_serializer_widens_what_a_payload_may_be(settings: Any, name: str) -> 
     assert heard() == [{"tags": {"a", "b"}}]
 
 
-# Rows 389, 394, 396: two functions, everywhere.
 def test_two_functions_will_do(settings: Any) -> None:
     use(settings, "Shouting")
     assert write_one({"a": "b"}).payload == '{"A": "B"}'
@@ -125,7 +124,7 @@ def test_two_functions_will_do(settings: Any) -> None:
 
 
 def test_a_worker_delivers_hot_and_cold_by_the_same_serializer(settings: Any) -> None:
-    """Row 393: one for the whole app."""
+    """Hot and cold events must not differ: there is one serializer for the whole project."""
     use(settings, "Sets")
     got: list[tuple[str, Any]] = []
 
@@ -179,7 +178,7 @@ def test_what_it_cannot_read_is_dead(settings: Any) -> None:
     assert "Failing.loads cannot read it: KeyError('no codec')" in (found.last_error or "")
 
 
-# Row 394: text and optional type to value.
+# ``loads`` may take the type as a second argument.
 def test_it_may_make_the_instances_itself(settings: Any) -> None:
     use(settings, "Typing")
     Typing.asked.clear()
@@ -217,7 +216,7 @@ def test_the_default_may_be_built_upon() -> None:
 
 
 def protobuf_module() -> ModuleType:
-    """Make what ``protoc`` would make of a message with ``order_id`` and ``skus``."""
+    """Return the module that ``protoc`` makes for a message with ``order_id`` and ``skus``."""
     pytest.importorskip("google.protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -236,7 +235,7 @@ def protobuf_module() -> ModuleType:
     return made
 
 
-# Row 396: recipe for protobuf as base64 inside JSON.
+# It stores protobuf as base64 inside JSON.
 def test_the_samples_of_the_how_to(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order_pb2 = protobuf_module()
     monkeypatch.setitem(sys.modules, "shop.order_pb2", order_pb2)

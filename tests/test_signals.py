@@ -1,7 +1,8 @@
-"""Every signal: sent with its facts, robustly, and only when somebody listens (row +46)."""
+"""Every signal is sent with its arguments, robustly, and only when a receiver is connected."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ def refuse(event: outbox.Event) -> None:
 
 
 def work(listener: Callable[[outbox.Event], None] = nothing) -> None:
-    """Let a worker deliver what is there."""
+    """Have a worker deliver all events."""
     with listening(listener), outbox.Worker():
         wait_until(lambda: set(statuses()) <= {"DONE", "DEAD"}, what="everything finished")
 
@@ -44,7 +45,7 @@ def write_hot() -> None:
 
 
 def overflow() -> None:
-    """The only thread is busy, the only place taken: the queue fills up."""
+    """Fill the queue: the only thread is busy and the only place is taken."""
     gate: list[bool] = []
 
     def wait(event: outbox.Event) -> None:
@@ -82,6 +83,12 @@ def lose() -> None:
         wait_until(lambda: row_is_stolen() and worker.depths()["held"] == 0)
 
 
+def run_late() -> None:
+    insert(1)
+    with listening(lambda event: time.sleep(0.02), timeout=0.01):  # the listener's work
+        outbox.drain()
+
+
 def row_is_stolen() -> bool:
     return OutboxEvent.objects.filter(locked_by="thief").exists()
 
@@ -115,7 +122,7 @@ def start_and_stop() -> None:
         pass
 
 
-# What makes a signal, and what it tells: a value, or the type of one.
+# By signal: what causes it, and its arguments, each as a value or a type.
 CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "event_written": (write_one, {"event": outbox.Event}),
     "event_queued": (write_hot, {"event": outbox.Event}),
@@ -130,6 +137,9 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     ),
     "event_dead": (kill, {"event": outbox.Event, "cause": str}),
     "event_rescued": (rescue, {"event": outbox.Event, "rescues": 1}),
+    "listener_overdue": (
+        run_late, {"event": outbox.Event, "listener": object, "seconds": float}
+    ),
     "lease_lost": (lose, {"count": 1}),
     "events_replayed": (replay, {"count": 2}),
     "events_discarded": (discard, {"count": 2}),
@@ -155,7 +165,7 @@ def test_every_signal_has_its_case() -> None:
 def test_46_it_is_sent_robustly_with_its_facts(
     name: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A receiver that fails harms neither the deed nor the receiver after it."""
+    """A receiver that fails harms neither the action nor the next receiver."""
     settings.OUTBOX = SETTINGS
     deed, facts = CASES[name]
     heard: list[dict[str, Any]] = []

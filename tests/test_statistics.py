@@ -1,4 +1,4 @@
-"""The numbers of the dashboard: counted exactly, written beside the work, trimmed (row +41)."""
+"""Statistics for the dashboard: counted exactly, written alongside deliveries, and purged."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox.engine import statistics as engine_statistics
-from django_outbox.engine.statistics import Statistics
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
 from django_outbox.models.statistics import (
     BOUNDS,
@@ -31,6 +29,8 @@ from django_outbox.models.statistics import (
     bucket,
     quantile,
 )
+from django_outbox.worker import statistics as engine_statistics
+from django_outbox.worker.statistics import Statistics
 from tests.fleet import Fleet
 from tests.plans import analyze, large_steps
 from tests.table import PLACED, in_thread, insert, keyed, listening, now, purging, steal, write
@@ -57,7 +57,7 @@ def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
 
 
 def summed(span: int = 60, **only: Any) -> dict[str, int]:
-    """The counts of all rows of one length of time, without those that are 0."""
+    """Return the summed counts of all rows of one span (seconds), without zeros."""
     rows = OutboxStatistics.objects.filter(span=span, **only)
     found = rows.aggregate(**{name: Sum(name) for name in COUNTED})
     return {name: count for name, count in found.items() if count}
@@ -171,7 +171,7 @@ def test_41_time_in_the_queue_of_a_worker_is_waiting_too() -> None:
         write(3)
         with outbox.Worker(workers=1):
             wait_until(settled)
-    waits = spread(WAITS)  # the second waited for the first, the third for both
+    waits = spread(WAITS)  # the second event waited for the first, the third for both
     assert sum(waits[bucket(0.3) :]) >= 2, waits
     assert sum(waits[bucket(0.6) :]) >= 1, waits
 
@@ -195,7 +195,7 @@ def test_41_what_ends_dead_without_a_start_is_counted_and_not_timed() -> None:
 
 
 def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frequent types have their own; the rest is one, and nothing is lost."""
+    """Frequent types have their own rows, all others share one, and no count is lost."""
     monkeypatch.setattr(engine_statistics, "TYPES", 3)
     for number in range(10):
         insert(number + 1, event_type=f"order.{number}")
@@ -204,7 +204,7 @@ def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyP
     assert summed()["done"] == 55
     for span in SPANS:
         rows = OutboxStatistics.objects.filter(span=span)
-        starts = rows.values("started_at").distinct().count()  # the minute may have turned
+        starts = rows.values("started_at").distinct().count()  # a new minute may have begun
         assert rows.count() <= 4 * starts
         assert summed(span)["done"] == 55
 
@@ -241,7 +241,7 @@ def test_41_an_idle_worker_writes_no_more_than_its_sign_of_life() -> None:
     with CaptureQueriesContext(connection) as asked:
         statistics.look()
         statistics.write()
-    if now().minute == before[0]["started_at"].minute:  # a new one gets its rows
+    if now().minute == before[0]["started_at"].minute:  # a new minute gets new rows
         assert len(asked) == 3  # the oldest event, the oldest stream, the clock
         assert [*OutboxStatistics.objects.order_by("pk").values()] == before
 
@@ -280,7 +280,7 @@ def test_41_a_killed_worker_loses_no_more_than_its_last_interval(fleet: Fleet) -
 
 
 def test_41_workers_that_write_at_once_do_not_hinder_each_other() -> None:
-    """W2: rows of two workers lie apart, so no write waits for, or deadlocks with, another's."""
+    """Each worker has rows of its own, so no write waits for another's or deadlocks with it."""
 
     first = int(now().timestamp()) // 60 * 60
 
@@ -314,7 +314,7 @@ def rename(old: str, new: str) -> None:
 def test_41_without_its_table_events_are_delivered_and_counts_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As in a deploy whose migration comes later; the next write that succeeds has it all."""
+    """As in a deploy that migrates later: the next write that succeeds includes all counts."""
     table = OutboxStatistics._meta.db_table
     statistics = Statistics(alias="default", me="me")
     rename(table, "away")
@@ -334,7 +334,7 @@ def test_41_without_its_table_events_are_delivered_and_counts_kept(
     assert summed() == {"done": 5}
 
 
-# --- reading and trimming -------------------------------------------------------------------------
+# --- reading and purging --------------------------------------------------------------------------
 
 
 def test_41_rows_are_added_up_over_time_and_by_type() -> None:

@@ -1,4 +1,4 @@
-"""``outbox_status``: what it says of events, streams and workers, and its exit codes (+45, 431)."""
+"""``outbox_status``: its report on events, streams and workers, and its exit codes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 
-from django_outbox import dialects, write
+from django_outbox import write
 from django_outbox.events import ACTIVE
-from django_outbox.management.waiting import within
+from django_outbox.inspection import counts as outbox_counts
+from django_outbox.inspection import status as outbox_status
+from django_outbox.inspection.status import status
+from django_outbox.listeners.outcomes import Status
+from django_outbox.management.deadline import within
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream, OutboxWorker
-from django_outbox.models import counts as outbox_counts
-from django_outbox.models import status as outbox_status
-from django_outbox.models.status import status
-from django_outbox.outcomes import Status
+from django_outbox.sql import dialect_of
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
 from tests.test_batch_commands import Terminal
@@ -50,7 +51,7 @@ def ask(*arguments: str) -> dict[str, Any]:
 
 
 def check(*arguments: str) -> int:
-    """The exit code of ``--check``."""
+    """Return the exit code of ``--check``."""
     try:
         run("--check", *arguments)
     except CommandError as error:
@@ -79,7 +80,6 @@ def test_an_empty_outbox() -> None:
 
 
 def test_45_events_streams_and_leases_are_counted() -> None:
-    """Row +45."""
     insert(3, due=-90)
     insert(2, due=60)
     insert(1, due=60, locked_by="w1", locked_at=now())
@@ -89,7 +89,7 @@ def test_45_events_streams_and_leases_are_counted() -> None:
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("waits", due_at=in_ten_minutes())
     put("idle")
-    put(ACTIVE, due_at=in_ten_minutes(), locked_by="w1")  # no stream
+    put(ACTIVE, due_at=in_ten_minutes(), locked_by="w1")  # not a stream: the active worker's lease
 
     found = ask()
     assert found["counts"] == {"NEW": 8, "DONE": 4, "RETRY": 0, "DEAD": 0}
@@ -105,8 +105,22 @@ def test_45_the_age_is_that_of_an_event_or_of_a_stream() -> None:
     assert 300 <= ask()["oldest_pending_age"] < 360
 
 
+def test_in_writer_only_no_event_waits_for_a_worker(settings: Any) -> None:
+    """Delayed or not, events stay as they were written, which must not raise an alarm."""
+    settings.OUTBOX = {"MODE": "writer_only"}
+    insert(3, due=-3600)
+    insert(2, due=-600, deliver_at=now() - timedelta(seconds=600))  # was delayed and is due
+    insert(1, due=600, deliver_at=now() + timedelta(seconds=600))
+    put("k", due_at=now() - timedelta(seconds=3600))
+    found = ask()
+    assert found["counts"]["NEW"] == 6
+    assert (found["due"], found["oldest_pending_age"]) == (0, None)
+    assert check() == 0
+    settings.OUTBOX = {}
+    assert (ask()["due"], check()) == (6, 1)
+
+
 def test_45_dead_events_are_grouped_by_type_and_error() -> None:
-    """Design 12."""
     lost = "lost 5 workers"
     for event_type, error in [
         ("a", "ValueError: one\nTraceback"), ("a", "ValueError: two: three"),
@@ -121,7 +135,7 @@ def test_45_dead_events_are_grouped_by_type_and_error() -> None:
 
 
 def test_45_a_blocked_stream_is_shown_with_its_head() -> None:
-    """Issue of ordered delivery: head event, age, backlog behind it, next try."""
+    """The report has the head event, its age, the backlog of the stream and the next try."""
     head, *_ = events("k", RETRY, NEW, NEW, event_type="order.paid")
     OutboxEvent.objects.filter(pk=head).update(first_due_at=now() - timedelta(hours=1))
     due = in_ten_minutes()
@@ -160,7 +174,7 @@ def test_45_workers_are_shown() -> None:
 
 @pytest.fixture
 def large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than the whole of which is counted: 60 done, 12 new, 5 to be retried, 7 dead."""
+    """Create a table too large to count in full: 60 done, 12 new, 5 to be retried, 7 dead."""
     monkeypatch.setattr(outbox_counts, "EXACT", 50)
     insert(60, due=None, status=DONE, done_at=now())
     insert(6, due=-9)
@@ -173,7 +187,7 @@ def large_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_45_of_a_large_table_only_what_is_done_is_estimated(large_table: None) -> None:
-    """Row +45: an index has the others, however old they are."""
+    """The others are in an index, however old they are, so they are counted."""
     found = ask()
     done = found["counts"].pop("DONE")
     assert found["counts"] == {"NEW": 12, "RETRY": 5, "DEAD": 7}
@@ -186,7 +200,7 @@ def test_45_of_a_large_table_only_what_is_done_is_estimated(large_table: None) -
 def test_45_what_statistics_do_not_know_of_yet_is_said_to_be_more(
     large_table: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dialect = dialects.of(connection)
+    dialect = dialect_of(connection)
     monkeypatch.setattr(type(dialect), "estimated_rows", lambda *_: 0)
     found = ask()
     assert found["counts"]["DEAD"] == 7
@@ -208,7 +222,7 @@ def test_45_a_count_that_is_ended_is_said_to_be_more(
 
 
 def test_45_no_count_reads_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 done events, and few others; nothing is to look at more than a few."""
+    """With 5,000 done events and few others, no query may read more than a few rows."""
     monkeypatch.setattr(outbox_counts, "EXACT", 50)
     insert(5000, due=None, status=DONE, done_at=now())
     insert(20, due=60)
@@ -267,7 +281,7 @@ def test_45_a_sound_outbox_passes_every_check() -> None:
     ids=lambda each: each.partition("=")[0],
 )  # fmt: skip
 def test_45_beyond_a_limit_the_code_is_1(limit: str, well: str) -> None:
-    """Row +45: usable as a health probe."""
+    """That makes the command usable as a health probe."""
     insert(2, due=-100)
     insert(1, due=None, status=DEAD)
     put("k", due_at=in_ten_minutes())
@@ -277,7 +291,7 @@ def test_45_beyond_a_limit_the_code_is_1(limit: str, well: str) -> None:
 
 
 def test_45_a_lost_worker_does_not_count() -> None:
-    """Its row stays for ten leases, for people to see."""
+    """Its row stays for ten leases, so that people can see it."""
     worker("host-1", heartbeat_at=now() - timedelta(seconds=29))
     assert check("--min-workers=1") == 0
     OutboxWorker.objects.update(heartbeat_at=now() - timedelta(seconds=31))
@@ -309,7 +323,7 @@ def test_45_no_answer_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_45_a_database_that_does_not_answer_is_not_waited_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A host that swallows packets holds a connect for minutes."""
+    """Connecting to a host that drops packets would take minutes."""
     go_on = threading.Event()
     command = "django_outbox.management.commands.outbox_status"
     monkeypatch.setattr(f"{command}.status", lambda alias: go_on.wait(60))
@@ -345,7 +359,7 @@ def test_45_unfit_settings_are_no_answer() -> None:
 
 
 def test_45_the_exit_code_of_the_process(database_env: dict[str, str]) -> None:
-    """Row +45: as a probe runs it."""
+    """A probe runs the command in a process of its own."""
     insert(1, due=None, status=DEAD)
 
     def code(*arguments: str, **env: str) -> int:
@@ -361,12 +375,12 @@ def test_45_the_exit_code_of_the_process(database_env: dict[str, str]) -> None:
     assert code(DATABASE_URL=url) == 2
 
 
-# --- again and again -----------------------------------------------------------------------------
+# --- --watch -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def three_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Ctrl-C at the third pause; return the pauses."""
+    """Press Ctrl-C in the third pause; return the pauses in seconds."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -384,7 +398,7 @@ def test_45_watch_looks_again_until_ctrl_c(three_looks: list[float]) -> None:
     assert three_looks == [2.0, 2.0, 2.0]
     for n in range(3):
         assert f"{n} NEW" in text
-    assert "\x1b" not in text  # no terminal
+    assert "\x1b" not in text  # stdout is not a terminal
 
 
 def test_45_watch_draws_a_terminal_anew(three_looks: list[float]) -> None:
@@ -416,7 +430,7 @@ def test_45_watch_outlasts_a_database_without_answer(
 
 
 def test_45_watch_and_check_are_two_things() -> None:
-    with pytest.raises(CommandError, match="expected one of them"):
+    with pytest.raises(CommandError, match="cannot be combined"):
         run("--watch", "--check")
 
 

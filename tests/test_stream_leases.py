@@ -1,4 +1,4 @@
-"""The leases of streams: claim, read, settle, release, renew; one contract on every database."""
+"""Leases of streams: claim, read, settle, release and renew behave alike on every database."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import F
 
-from django_outbox import dialects
 from django_outbox.conf import index_name
-from django_outbox.dialects.vocabulary import KEYED, Hold, Read, Release, StreamClaim
 from django_outbox.events import ACTIVE, stored_instant
+from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.outcomes import DONE, Decision, Status
+from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.sql.values import KEYED, Hold, Read, Release, StreamClaim
 from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
@@ -46,7 +46,7 @@ NO_SESSIONS = pytest.mark.skipif(
 
 
 def dialect() -> Any:
-    return dialects.of(connection)
+    return dialect_of(connection)
 
 
 def take(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> list[str]:
@@ -150,7 +150,6 @@ def test_keys_that_differ_in_case_or_accents_are_different_streams() -> None:
     assert [len(each.rows) for each in read("order-1", "Order-1").values()] == [1, 1]
 
 
-# Rows 371, N4.
 def test_n4_concurrent_claims_share_no_stream() -> None:
     keys = [f"order-{n}" for n in range(300)]
     OutboxStream.objects.bulk_create(
@@ -291,7 +290,7 @@ def test_many_streams_at_once() -> None:
 @pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
 def test_the_streams_owner_settles_and_nobody_else(decision: Decision) -> None:
     (event_id,) = keyed("a", rescues=1)
-    assert settle(event_id, decision) == 0  # leased by nobody
+    assert settle(event_id, decision) == 0  # not leased
     take("another")
     before = row(event_id).__dict__ | {"_state": 0}
     assert settle(event_id, decision) == 0
@@ -330,7 +329,7 @@ def test_the_end_of_a_keyed_event_is_dated(decision: Decision) -> None:
     after = row(event_id)
     assert after.done_at is not None
     assert abs((now() - after.done_at).total_seconds()) < 5
-    assert settle(event_id, decision) == 0  # what is final is not touched
+    assert settle(event_id, decision) == 0  # a final event is not changed
 
 
 def test_events_of_many_streams_are_settled_at_once() -> None:
@@ -346,7 +345,6 @@ def test_events_of_many_streams_are_settled_at_once() -> None:
     assert after == dict.fromkeys(theirs, 0) | {key: each.status for key, each in pairs[:180]}
 
 
-# Row 418.
 def test_delete_done_is_fenced_too() -> None:
     mine, unique = [*keyed("a"), *keyed("a", unique_key="once")]
     (theirs,) = keyed("b")
@@ -366,7 +364,7 @@ def test_progress_and_starts_are_fenced() -> None:
     take("another", exclude=["a"])
     take()
     keep = dialect().keep_progress
-    same = {"me": "me", "progress": "{}", "hold": Hold.STREAM}
+    same = {"me": "me", "progress": "{}", "hold": Hold.STREAM, "as_read": (0, None)}
     assert keep(connection, event_id=mine, **same)
     assert not keep(connection, event_id=theirs, **same)
     assert dialect().note_starts(connection, me="me", ids=[mine, theirs]) == 1
@@ -385,7 +383,7 @@ def test_a_release_leaves_the_stream_idle_or_due_later() -> None:
     assert (stream("idle").due_at, stream("idle").locked_by) == (None, None)
     assert 5 < stream_due_in("later") <= 7.5
     assert stream("later").locked_by is None
-    assert stream("idle").locked_at is not None  # since when it is idle
+    assert stream("idle").locked_at is not None  # the time since which it is idle
 
 
 def test_r2_a_stream_that_was_written_to_is_not_released() -> None:
@@ -442,6 +440,66 @@ def test_a_release_counts_from_the_databases_clock() -> None:
     assert 5 - 0.002 <= (due - before).total_seconds() <= 5 + passed + 0.002
 
 
+# -- hand-back -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [None, 1.0])
+def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
+    (event_id,) = keyed("a")
+    keyed("b")
+    take("another", exclude=["a"])
+    take()
+    keyed("a")  # written during the lease
+    give = dialect().hand_back_streams
+    assert give(connection, me="me", keys=["a", "b"], after=after) == 1
+    assert stream("a").locked_by is None
+    assert stream_due_in("a") <= 1 if after else stream_due_in("a") > 20
+    assert stream("b").locked_by == "another"
+    assert settle(event_id) == 0
+    assert not dialect().keep_progress(
+        connection,
+        me="me",
+        event_id=event_id,
+        progress="{}",
+        hold=Hold.STREAM,
+        as_read=(0, None),
+    )
+
+
+def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> None:
+    counted, uncounted = keyed("a", 2)
+    (theirs,) = keyed("b", rescues=1)
+    take("another", exclude=["a"])
+    take()
+    dialect().note_starts(connection, me="me", ids=[counted])
+    ids = [counted, uncounted, theirs]
+    assert dialect().take_back_starts(connection, me="me", ids=ids) == 1
+    assert [row(each).rescues for each in ids] == [0, 0, 1]
+
+
+@NO_SESSIONS
+def test_a_hand_back_waits_for_no_business_transaction() -> None:
+    ids = [keyed(key)[0] for key in "ab"]
+    take()
+    dialect().note_starts(connection, me="me", ids=ids)
+
+    def lock() -> None:
+        OutboxStream.objects.select_for_update().get(key="a")
+
+    def hand_back() -> int:
+        own = engine_connection("default", lock_wait=1)
+        try:
+            assert dialect().take_back_starts(own, me="me", ids=ids) == 2
+            keys = ["a", "b"]
+            return int(dialect().hand_back_streams(own, me="me", keys=keys, after=1.0))
+        finally:
+            own.close()
+
+    with elsewhere(lock):
+        assert in_thread(hand_back).result(5) == 1
+    assert [stream(key).locked_by for key in "ab"] == ["me", None]
+
+
 # -- renew -----------------------------------------------------------------------------------------
 
 
@@ -483,12 +541,12 @@ def test_streams_count_for_the_next_due_time() -> None:
 
 
 def on_own_connection(work: Callable[[Any, Any], Any]) -> Any:
-    """Run ``work(dialect, connection)`` as a worker's thread would, with short patience."""
+    """Run ``work`` in another thread, with an engine connection that waits 0.5 s for a lock."""
 
     def run() -> Any:
-        own = dialects.engine_connection("default", lock_wait=0.5)
+        own = engine_connection("default", lock_wait=0.5)
         try:
-            return work(dialects.of(own), own)
+            return work(dialect_of(own), own)
         finally:
             own.close()
 
@@ -496,19 +554,19 @@ def on_own_connection(work: Callable[[Any, Any], Any]) -> Any:
 
 
 def business(*keys: str) -> AbstractContextManager[None]:
-    """An open business transaction that wrote an event of each key."""
+    """Hold open a business transaction that wrote an event of each key."""
     return elsewhere(lambda: [keyed(key) for key in keys])
 
 
 @NO_SESSIONS
 def test_r1_a_writer_that_commits_around_a_release_is_found() -> None:
-    """A release that looked for pending rows itself was made on a snapshot without this one."""
+    """A release that checked for pending rows itself would miss this write in its snapshot."""
     keyed("a")
     take()
     seen = read("a")["a"]
     settle(ids(seen)[0])
     with business("a"):
-        assert not release("a", seen.seq)  # locked: passed over
+        assert not release("a", seen.seq)  # locked, so skipped
     assert not release("a", seen.seq)  # changed
     assert (stream("a").locked_by, stream("a").due_at is None) == ("me", False)
     again = read("a")["a"]
@@ -517,12 +575,11 @@ def test_r1_a_writer_that_commits_around_a_release_is_found() -> None:
     assert release("a", again.seq)
 
 
-# Rows +31, +34.
 @NO_SESSIONS
 def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
-    """On the worker's connection every statement ends at once, and the settle counts.
+    """No statement of the worker waits for it, and the settle takes effect.
 
-    MariaDB's shared lock on a joined stream, and on any at REPEATABLE READ, would wait (R8, R8b).
+    On MariaDB a shared lock on a joined stream would wait, and at REPEATABLE READ on any stream.
     """
     (event_id,) = keyed("held", due=-2)
     (fenced,) = keyed("held")
@@ -572,7 +629,7 @@ def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
 
 @NO_SESSIONS
 def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
-    """The owner cannot renew; who claims after the commit wins, and the owner settles nothing."""
+    """The owner cannot renew or settle; the worker that claims after the commit can."""
     (event_id,) = keyed("a")
     take("owner", lease=0.3)
     with business("a"):
@@ -589,7 +646,7 @@ def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
 
 
 def end_stream_leases_by_time(seconds: float) -> None:
-    """Wait until so much time has passed on the database's clock."""
+    """Wait until this many seconds have passed on the database's clock."""
     from tests.waiting import wait_until
 
     since = now()
@@ -597,7 +654,7 @@ def end_stream_leases_by_time(seconds: float) -> None:
 
 
 def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> None:
-    """One statement for both delivered an event again that was settled while it ran."""
+    """A single statement for both would deliver again an event that is settled while it runs."""
     first, second = keyed("a", 2)
     take("former")
     sent: list[str] = []
@@ -612,7 +669,7 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
     def claim_then_read(d: Any, own: Any) -> list[str]:
         with own.execute_wrapper(note):
             assert d.claim_streams(own, StreamClaim(me="me", lease=30, limit=5)).rows
-            # The former owner's settle, sent before it lost the stream, is committed now.
+            # The former owner sent this settle before it lost the stream; it commits now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
             (seen,) = d.read_streams(own, Read(me="me", keys=["a"], limit=5))
         return ids(seen)
@@ -648,7 +705,7 @@ def test_r10_killed_between_the_settle_and_the_release() -> None:
     assert found("heir") == [("a", "killed")]
     assert read("a", me="heir")["a"].rows == []
     assert release("a", seen.seq, me="heir")
-    assert settle(event_id, me="killed") == 0  # and nothing is left to a late return
+    assert settle(event_id, me="killed") == 0  # a late return of the killed worker changes nothing
     assert not release("a", seen.seq, me="killed")
     assert not release("a", None, 0, me="killed")
     assert stream("a").due_at is None
@@ -678,7 +735,6 @@ def streams_among_many() -> Sequence[str]:
     return due
 
 
-# Rows N1, N11.
 def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequence[str]) -> None:
     due = streams_among_many
     some = due[:10]
@@ -697,6 +753,10 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "start": lambda: dialect().note_starts(connection, me="me", ids=ids),
         "release": lambda: dialect().release_streams(connection, me="me", streams=releases),
         "renew": lambda: renew(*due[:20]),
+        "start back": lambda: dialect().take_back_starts(connection, me="me", ids=ids),
+        "hand back": lambda: dialect().hand_back_streams(
+            connection, me="me", keys=due[:20], after=1.0
+        ),
     }
     assert large_steps(works) == {}
 
@@ -706,7 +766,7 @@ def test_a_key_with_thousands_behind_it_is_read_by_its_head(
 ) -> None:
     take()
     work = lambda: read("blocked", limit=30, dead_too=True)  # noqa: E731 - explained, then run
-    if connection.vendor != "mysql":  # which does not count a LIMIT in
+    if connection.vendor != "mysql":  # MySQL and MariaDB ignore LIMIT in the estimate
         assert large_steps({"read": work}) == {}
         return
     plans = [step for sql, params in statements(work) for step in explain(sql, params)]
@@ -730,7 +790,7 @@ def test_the_read_goes_by_the_index_of_keys(streams_among_many: Sequence[str]) -
 
 
 def test_a_scan_would_be_seen(streams_among_many: Sequence[str]) -> None:
-    """The plans' judge itself: a statement by a column without index is a large one."""
+    """The check itself works: a query on a column without an index counts as a large step."""
     scan = lambda: [*OutboxStream.objects.filter(locked_at=now())]  # noqa: E731 - as the others
     assert large_steps({"scan": scan})
 
@@ -738,11 +798,10 @@ def test_a_scan_would_be_seen(streams_among_many: Sequence[str]) -> None:
 # -- stopped half-way ------------------------------------------------------------------------------
 
 
-# Row X3.
 def test_x3_no_lock_outlives_a_statement() -> None:
-    """Or a process stopped between two would keep it, and claims, renewals and writes would wait.
+    """Otherwise a process stopped between two statements would hold up claims, renewals and writes.
 
-    On MariaDB a claim has the first stream beyond its range locked, too: somebody else's.
+    On MariaDB a claim also locks the first stream beyond its range, which may not be its own.
     """
     insert(3, due=-1)
     keyed("a", due=-1)

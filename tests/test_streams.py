@@ -1,4 +1,4 @@
-"""Verbs on events with a key and on their streams, and the purge of both (R6, R7, R11)."""
+"""Queryset methods on events with a key and on their streams, and the purge of both."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox import dialects, write
+from django_outbox import write
 from django_outbox.events import ACTIVE
-from django_outbox.models import OutboxEvent, OutboxStream, purge_streams
-from django_outbox.outcomes import Status
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.sql import dialect_of
 from tests.databases import vendor
+from tests.plans import EXPLAIN
 from tests.table import elsewhere, in_thread, insert, now, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +28,7 @@ BLOCK = {"ON_DEAD": "block"}
 
 
 def events(key: str, *statuses: Status, **fields: Any) -> list[str]:
-    """Put events of a stream in, in this order, as a worker would have left them."""
+    """Insert the events of a stream, in this order, as a worker would have left them."""
     found = []
     for n, status in enumerate(statuses, 1):
         finished = status in (DONE, DEAD)
@@ -38,7 +40,7 @@ def events(key: str, *statuses: Status, **fields: Any) -> list[str]:
 
 
 def put(key: str = "k", **columns: Any) -> OutboxStream:
-    """Put a stream in: idle for long, if nothing else is said."""
+    """Insert a stream, long idle by default."""
     return OutboxStream.objects.create(
         **{"key": key, "seq": 100, "due_at": None, "locked_at": LONG_AGO, **columns}
     )
@@ -57,7 +59,7 @@ def in_ten_minutes() -> datetime:
 
 
 def release(seq: int, *, key: str = "k", me: str = "w1") -> int:
-    """Give a stream back as its worker does: if its version is the one that was read."""
+    """Release a stream as its worker does: only if its version is the one that was read."""
     mine = OutboxStream.objects.filter(pk=key, seq=seq, locked_by=me)
     return mine.update(due_at=None, locked_by=None, locked_at=now())
 
@@ -66,7 +68,6 @@ def release(seq: int, *, key: str = "k", me: str = "w1") -> int:
 
 
 def test_a_replayed_event_keeps_its_place_and_its_stream_is_due() -> None:
-    """Design 5, 7: replay."""
     dead, follower = events("k", DEAD, DONE, attempts=3, rescues=2, deliver_at=LONG_AGO)
     put()
     before = row(dead)
@@ -85,7 +86,7 @@ def test_a_replayed_event_keeps_its_place_and_its_stream_is_due() -> None:
 
 
 def test_r6_a_replay_while_the_stream_is_leased_is_found_by_its_owner() -> None:
-    """Without a new version the owner would release the stream as idle, and the event be stuck."""
+    """Otherwise the owner would release the stream as idle, and the event would be stuck."""
     [dead] = events("k", DEAD)
     lease = in_ten_minutes()
     put(due_at=lease, locked_by="w1", seq=7)
@@ -95,19 +96,19 @@ def test_r6_a_replay_while_the_stream_is_leased_is_found_by_its_owner() -> None:
 
     assert release(seq_read) == 0
     its = stream()
-    assert (its.seq, its.locked_by, its.due_at) == (8, "w1", lease)  # the lease is left alone
+    assert (its.seq, its.locked_by, its.due_at) == (8, "w1", lease)  # the lease is unchanged
 
 
 def test_a_replay_brings_the_stream_back_that_was_purged() -> None:
-    """Ordering.md: the row may be purged, then it is inserted."""
+    """The stream's row may have been purged; the replay inserts it again."""
     events("k", DEAD)
     assert OutboxEvent.objects.dead().replay() == 1
     assert is_due()
-    assert stream().seq > 1_000_000  # the clock, so that numbers go on rising
+    assert stream().seq > 1_000_000  # from the clock, so that numbers keep rising
 
 
 def test_a_replay_does_not_wait_for_a_head_that_is_retried_later() -> None:
-    """The read decides what is delivered; the stream is due so that there is one."""
+    """The stream is due so that a read happens; the read decides what is delivered."""
     events("k", DEAD, RETRY)
     put(due_at=in_ten_minutes())
     OutboxEvent.objects.dead().replay()
@@ -117,7 +118,7 @@ def test_a_replay_does_not_wait_for_a_head_that_is_retried_later() -> None:
 def test_a_replay_of_many_streams_is_one_transaction_for_each_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_outbox.models.verbs.BATCH", 4)
+    monkeypatch.setattr("django_outbox.models.event_queryset.BATCH", 4)
     for n in range(5):
         events(f"k{n}", DEAD, DEAD, progress='{"a": {"state": "done"}}')
         put(f"k{n}")
@@ -131,7 +132,7 @@ def test_a_replay_of_many_streams_is_one_transaction_for_each_batch(
 
 
 def test_a_replay_waits_for_the_writer_of_its_key_and_both_count() -> None:
-    """Design 7: a version for each; none is lost."""
+    """Each raises the version of the stream, and neither change is lost."""
     [dead] = events("k", DEAD)
     put(seq=10)
     with elsewhere(lambda: write("x", key="k")):
@@ -145,7 +146,9 @@ def test_a_failed_replay_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Event and stream change in one transaction."""
     events("k", DEAD)
     put()
-    monkeypatch.setattr("django_outbox.models.verbs.OutboxQuerySet._renew", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(
+        "django_outbox.models.event_queryset.OutboxQuerySet._renew", lambda *a, **k: 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         OutboxEvent.objects.dead().replay()
     assert (stream().seq, stream().due_at) == (100, None)
@@ -155,7 +158,7 @@ def test_a_failed_replay_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_discarded_head_lets_its_followers_go_on() -> None:
-    """Rows 368; design 7: discard of a blocking head wakes the stream."""
+    """Discarding a dead head that blocks its stream makes the stream due."""
     head, follower = events("k", DEAD, NEW)
     put()
     assert OutboxEvent.objects.dead().discard() == 1
@@ -165,7 +168,7 @@ def test_a_discarded_head_lets_its_followers_go_on() -> None:
 
 
 def test_a_discard_while_the_stream_is_leased_is_found_by_its_owner() -> None:
-    """As R6: the owner is about to release a stream that its dead head blocks."""
+    """Otherwise the owner would release the stream as still blocked by its dead head."""
     events("k", DEAD, NEW)
     put(due_at=in_ten_minutes(), locked_by="w1", seq=7)
     OutboxEvent.objects.dead().discard()
@@ -173,12 +176,11 @@ def test_a_discard_while_the_stream_is_leased_is_found_by_its_owner() -> None:
 
 
 def test_live_events_are_not_discarded_under_a_worker() -> None:
-    """Row W10."""
     live = events("k", NEW, RETRY, DONE)
     put(due_at=in_ten_minutes(), locked_by="w1")
     assert OutboxEvent.objects.discard() == 0
     assert OutboxEvent.objects.count() == len(live)
-    assert stream().seq == 100  # and nobody is woken
+    assert stream().seq == 100  # no worker is woken
 
 
 def test_a_skipped_head_is_dead_and_its_stream_goes_on() -> None:
@@ -211,7 +213,6 @@ def test_skip_leaves_finished_events_and_those_without_a_key() -> None:
 
 
 def test_release_gives_back_the_streams_of_these_events() -> None:
-    """Rows 255, 256."""
     mine, other = events("k", NEW, NEW), events("z", NEW)
     for key in "kz":
         put(key, due_at=in_ten_minutes(), locked_by="w1")
@@ -229,7 +230,7 @@ def test_release_gives_back_the_streams_of_these_events() -> None:
 
 
 def test_adjectives_of_streams() -> None:
-    """Design 7; the lease of "single_node" is no stream."""
+    """The lease of "single_node" does not count as a stream."""
     put("due", due_at=LONG_AGO)
     put("expired", due_at=LONG_AGO, locked_by="w1")
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
@@ -249,7 +250,6 @@ def test_adjectives_of_streams() -> None:
 
 
 def test_an_idle_stream_behind_a_dead_head_is_blocked_where_dead_heads_block() -> None:
-    """Row 368."""
     events("blocked", DEAD, NEW)
     events("over", DEAD, DONE)
     for key in ("blocked", "over"):
@@ -270,8 +270,8 @@ def test_the_age_of_the_oldest_due_stream() -> None:
 
 
 def test_heads_and_backlogs() -> None:
-    """What the admin shows of a blocked stream."""
-    dialect = dialects.of(connection)
+    """The admin shows both for a blocked stream."""
+    dialect = dialect_of(connection)
     first = events("a", DONE, RETRY, NEW, NEW)
     second = events("b", DEAD, NEW)
     events("c", DONE)
@@ -292,14 +292,13 @@ def test_heads_of_more_streams_than_a_statement_takes() -> None:
     for n in range(60):
         events(f"k{n}", NEW)
     keys = [f"k{n}" for n in range(60)]
-    assert len(dialects.of(connection).heads(connection, keys=keys, statuses=(0, 2, 3))) == 60
+    assert len(dialect_of(connection).heads(connection, keys=keys, statuses=(0, 2, 3))) == 60
 
 
 # --- purge of streams ----------------------------------------------------------------------------
 
 
 def test_36_idle_streams_are_purged() -> None:
-    """Row +36."""
     put("old")
     put("young", locked_at=now())
     put("due", due_at=LONG_AGO)
@@ -307,13 +306,13 @@ def test_36_idle_streams_are_purged() -> None:
     put("waits", due_at=in_ten_minutes())
     put(ACTIVE)
     assert [each.key for each in OutboxStream.objects.expired()] == ["old"]
-    assert sum(purge_streams("default")) == 1
+    assert OutboxStream.objects.purge() == 1
     assert OutboxStream.objects.count() == 5
 
 
 @pytest.mark.parametrize("status", [NEW, RETRY, DEAD], ids=lambda each: each.name)
 def test_36_a_stream_with_a_pending_or_dead_event_stays(status: Status) -> None:
-    """Row +36: else seq would begin anew beside them."""
+    """Otherwise ``seq`` would start again while events with old numbers remain."""
     put()
     events("k", DONE, status)
     assert OutboxStream.objects.purge() == 0
@@ -326,11 +325,11 @@ def test_36_a_purge_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         put(f"k{n:02}")
     put("k05b", due_at=LONG_AGO)
     with override_settings(OUTBOX={"PURGE_BATCH_SIZE": 5}):
-        assert [*purge_streams("default")] == [5, 4, 3]
+        assert [*OutboxStream.objects.purge_batches()] == [5, 4, 3]
 
 
 def test_36_after_a_purge_the_numbers_of_a_key_still_rise() -> None:
-    """Design 7: a fresh stream starts at the clock."""
+    """A new stream takes its first number from the clock."""
     with transaction.atomic():
         first = row(str(write("x", key="k"))).seq
     OutboxEvent.objects.update(status=DONE)
@@ -356,18 +355,18 @@ def test_r7_a_stream_somebody_writes_to_is_not_purged_and_nobody_waits() -> None
 def test_r7_a_write_right_before_the_delete_keeps_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The writer comes after the look at what has expired: the locked row is looked at again."""
+    """The writer comes after the query for expired streams, so the locked row is checked again."""
     put()
     put("z")
-    real = dialects.of(connection).delete_streams
+    real = dialect_of(connection).delete_streams
     seen: list[list[str]] = []
 
     def late(each: Any, *, keys: list[str]) -> int:
         seen.append(keys)
         return real(each, keys=keys)
 
-    monkeypatch.setattr(type(dialects.of(connection)), "delete_streams", staticmethod(late))
-    expired = OutboxStream.objects.expired()  # by the clock of before
+    monkeypatch.setattr(type(dialect_of(connection)), "delete_streams", staticmethod(late))
+    expired = OutboxStream.objects.expired()  # by the clock before the write
     with transaction.atomic():
         write("x", key="k")
     assert expired._delete_unlocked() == 1
@@ -376,7 +375,7 @@ def test_r7_a_write_right_before_the_delete_keeps_the_stream(
 
 @several_writers
 def test_r11_a_purge_deletes_by_the_primary_key_and_meets_no_other_row() -> None:
-    """A list of keys had MariaDB scan the small table and wait for everybody's rows."""
+    """With a list of keys, MariaDB scanned the small table and waited for every locked row."""
     for key in "abc":
         put(key)
     put("z", due_at=LONG_AGO)
@@ -389,7 +388,7 @@ def test_r11_a_purge_deletes_by_the_primary_key_and_meets_no_other_row() -> None
 
 @override_settings(OUTBOX={"MODE": "writer_only", "RETENTION_DONE": 0})
 def test_in_writer_only_streams_go_when_their_events_went_and_nobody_writes() -> None:
-    """Design 7: writer_only; there nobody makes a stream idle."""
+    """In this mode no worker makes a stream idle."""
     put("k", due_at=LONG_AGO)
     put("young", due_at=LONG_AGO)
     with transaction.atomic():
@@ -404,7 +403,7 @@ def test_in_writer_only_streams_go_when_their_events_went_and_nobody_writes() ->
 
 @pytest.mark.parametrize("on_dead", ["continue", "block"])
 def test_a_dead_head_with_followers_is_not_purged_where_it_blocks(on_dead: str) -> None:
-    """Row 368: a purge would end the wait that only a person may end."""
+    """A purge would end the block, which only a person may do."""
     head, _ = events("k", DEAD, NEW)
     OutboxEvent.objects.filter(pk=head).update(done_at=LONG_AGO)
     alone, _ = events("z", DEAD, DONE)
@@ -430,15 +429,15 @@ def long_backlog() -> None:
         for n in range(50):
             insert(80, due=None, key=f"d{n}", seq=1, counted="seq", status=DONE, done_at=LONG_AGO)
         put("k", due_at=in_ten_minutes())
-    if connection.vendor != "sqlite":  # where hardly anybody analyzes
+    if connection.vendor != "sqlite":  # rarely analyzed in practice
         with connection.cursor() as cursor:
             table = connection.ops.quote_name(OutboxEvent._meta.db_table)
             cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{table}")
 
 
 def plans(work: Any) -> list[tuple[str, str]]:
-    """The statements that ``work`` sends to the event table, each with its plan."""
-    prefix = {"sqlite": "EXPLAIN QUERY PLAN "}.get(connection.vendor, "EXPLAIN ")
+    """Return the statements that ``work`` sends to the event table, each with its plan."""
+    explain = EXPLAIN[connection.vendor]
     sent: list[tuple[str, Any]] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -452,14 +451,14 @@ def plans(work: Any) -> list[tuple[str, str]]:
         if not sql.lstrip("( ").startswith(("SELECT", "WITH")) or "outbox_event" not in sql:
             continue
         with connection.cursor() as cursor:
-            cursor.execute(prefix + sql, params)
+            cursor.execute(f"{explain} {sql}", params)
             found.append((sql, repr(cursor.fetchall())))
     return found
 
 
 def test_looks_at_streams_use_the_index_of_their_events(long_backlog: None) -> None:
-    """Design 4: a long backlog behind a head costs nothing, nor do finished events."""
-    dialect = dialects.of(connection)
+    """Neither a long backlog behind a head nor finished events make these queries slower."""
+    dialect = dialect_of(connection)
     name = "outbox_event_key"
     for work in (
         lambda: dialect.heads(connection, keys=["k", "z"], statuses=(0, 2)),

@@ -1,4 +1,4 @@
-"""Django's tasks on the outbox: what Django's own backends promise, and what a table adds."""
+"""The backend for Django's tasks: the behaviour of Django's own backends, and what a table adds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ pytest.importorskip(
     reason="Django's tasks come with Django 6, or with the package django-tasks",
 )
 
-from django_outbox.contrib.tasks import PREFIX, OutboxBackend
+from django_outbox.contrib.tasks import OutboxBackend
+from django_outbox.contrib.tasks.backend import PREFIX
 from django_outbox.contrib.tasks.framework import (
     InvalidTask,
     InvalidTaskBackend,
@@ -48,7 +50,7 @@ from django_outbox.contrib.tasks.framework import (
 )
 from tests.testapp import tasks
 
-# Each of these runs inside a transaction that is rolled back, as in a TestCase, and outside of one.
+# Run each test inside a transaction that is rolled back, as in a TestCase, and outside one.
 both = pytest.mark.parametrize(
     "outside",
     [
@@ -63,8 +65,23 @@ READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
 SUCCESSFUL, FAILED = TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED
 
 
+@contextmanager
+def finished() -> Iterator[list[Any]]:
+    """Collect the results that ``task_finished`` sends during the block."""
+    told: list[Any] = []
+
+    def note(sender: type, task_result: Any, **facts: Any) -> None:
+        told.append(task_result)
+
+    task_finished.connect(note)
+    try:
+        yield told
+    finally:
+        task_finished.disconnect(note)
+
+
 def run(result: Any) -> Any:
-    """Deliver what is due and look at the result again."""
+    """Deliver what is due, refresh the result and return it."""
     outbox.drain()
     result.refresh()
     return result
@@ -73,7 +90,6 @@ def run(result: Any) -> Any:
 # -- enqueueing ------------------------------------------------------------------------------------
 
 
-# Rows 162, 163.
 @both
 def test_enqueued_with_the_transaction_and_run_after_it(outside: bool) -> None:
     with transaction.atomic():
@@ -88,7 +104,6 @@ def test_enqueued_with_the_transaction_and_run_after_it(outside: bool) -> None:
     assert [tasks.add.get_result(each.id).return_value for each in (first, second)] == [3, 3]
 
 
-# Row 162.
 @both
 def test_a_rollback_takes_the_task_along(outside: bool) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
@@ -101,7 +116,7 @@ def test_a_rollback_takes_the_task_along(outside: bool) -> None:
 
 @both
 def test_outside_a_transaction_it_opens_its_own(outside: bool) -> None:
-    """As a user of tasks expects; in a TestCase too."""
+    """Users of tasks expect to enqueue without ``atomic()``, also in a TestCase."""
     result = tasks.add.enqueue(1, 2)
     assert run(result).return_value == 3
 
@@ -154,7 +169,7 @@ def test_on_another_database() -> None:
         tasks.add.get_result(result.id)
 
 
-# -- what the flags declare ------------------------------------------------------------------------
+# -- what the backend supports ---------------------------------------------------------------------
 
 
 def test_the_flags() -> None:
@@ -209,12 +224,12 @@ def test_bad_options_are_told(name: str) -> None:
 
 
 def test_a_policy_by_path_or_object() -> None:
-    by_path = OutboxBackend("mine", {"OPTIONS": {"retry": "django_outbox.retry.Exponential"}})
+    by_path = OutboxBackend("mine", {"OPTIONS": {"retry": "django_outbox.Exponential"}})
     by_object = OutboxBackend("mine", {"OPTIONS": {"retry": outbox.Fixed(7)}})
     assert (by_path.retry, by_object.retry) == (outbox.Exponential(), outbox.Fixed(7))
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @both
@@ -236,24 +251,40 @@ def test_success(outside: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("kind", ["ValueError", "SystemExit"])
-def test_failure_is_final_by_default(outside: bool, kind: str) -> None:
-    result = tasks.fail.enqueue(kind)
-    if kind == "SystemExit":
-        with pytest.raises(SystemExit):  # it ends the caller of drain(), not a worker
-            outbox.drain()
-        assert tasks.fail.get_result(result.id).status == READY
-        return
-    run(result)
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, GeneratorExit])
+def test_failure_is_final_by_default(outside: bool, kind: type[BaseException]) -> None:
+    result = tasks.fail.enqueue(kind.__name__)
+    with finished() as told:
+        run(result)
+    assert [(each.id, each.status) for each in told] == [(result.id, FAILED)]
     assert (result.status, result.is_finished, result.attempts) == (FAILED, True, 1)
     with pytest.raises(ValueError, match="Task failed"):
         _ = result.return_value
     (error,) = result.errors
-    assert error.exception_class is ValueError
+    assert error.exception_class is kind
     assert error.traceback.startswith("Traceback")
-    assert error.traceback.endswith("ValueError: failed by ValueError\n")
+    assert error.traceback.endswith(f"{kind.__name__}: failed by {kind.__name__}\n")
     assert result.finished_at is not None
-    assert row(result.id).last_error.startswith("ValueError: failed by")  # type: ignore[union-attr]
+    assert str(row(result.id).last_error).startswith(f"{kind.__name__}: failed by")
+
+
+@both
+def test_an_interrupt_hands_the_task_back_and_leaves_no_run_behind(outside: bool) -> None:
+    result = tasks.fail.enqueue("KeyboardInterrupt")
+    with finished() as told, pytest.raises(KeyboardInterrupt):
+        outbox.drain()
+    result.refresh()
+    assert (result.status, result.errors, result.worker_ids, told) == (READY, [], [], [])
+    assert (row(result.id).attempts, row(result.id).locked_by) == (0, None)
+
+
+@both
+def test_a_task_that_exits_is_tried_again_if_its_backend_says_so(outside: bool) -> None:
+    result = tasks.fail.using(backend="retried").enqueue("SystemExit")
+    with finished() as told:
+        run(result)
+    assert (result.status, result.attempts, told) == (READY, 1, [])
+    assert result.errors[0].exception_class is SystemExit
 
 
 @both
@@ -318,7 +349,7 @@ def test_running_is_what_a_worker_holds(outside: bool) -> None:
     assert result.started_at == row(result.id).locked_at
     OutboxEvent.objects.update(available_at=now() - timedelta(seconds=1))
     result.refresh()
-    assert result.status == READY  # the worker is lost
+    assert result.status == READY  # the lease has ended, so its worker is lost
 
 
 @both
@@ -364,7 +395,7 @@ def test_a_result_lives_as_long_as_its_event(outside: bool, settings: Any) -> No
 
 @outside_alone
 def test_in_mode_ordered(settings: Any) -> None:
-    """There a task is in a stream, whose lease is the worker's."""
+    """In this mode each task belongs to a stream, and the worker is found by the stream's lease."""
     settings.OUTBOX = {"MODE": "ordered", "UNROUTABLE_GRACE": 0}
     with running_worker() as worker:
         results = [tasks.add.enqueue(n) for n in range(3)]
@@ -377,7 +408,7 @@ def test_in_mode_ordered(settings: Any) -> None:
 
 @both
 def test_a_named_listener_beside_it(outside: bool) -> None:
-    """Somebody listens to everything; the result is kept all the same."""
+    """A listener to all events does not keep the task's result from being stored."""
     seen: list[str] = []
     with listening(lambda event: seen.append(event.event_type), "*", name="audit"):
         result = run(tasks.add.enqueue(1, 2))
@@ -415,7 +446,7 @@ def test_djangos_signals_are_sent(outside: bool, told: list[Any]) -> None:
     assert told == [
         ("enqueued", result.id, READY), ("started", result.id, RUNNING),
         ("finished", result.id, SUCCESSFUL), ("enqueued", failed.id, READY),
-        ("started", failed.id, RUNNING),  # and to be tried again
+        ("started", failed.id, RUNNING),  # failed, and will be retried
     ]  # fmt: skip
     outbox.drain()
     outbox.drain()
@@ -430,7 +461,7 @@ def test_djangos_signals_are_sent(outside: bool, told: list[Any]) -> None:
 
 
 def forge(path: str, backend: str = "default") -> str:
-    """Put in a row that names something, as whoever can write to the table could."""
+    """Write an event for any path, as any user with access to the table could."""
     payload = {"args": [], "kwargs": {}, "backend": backend, "queue": "default"}
     with transaction.atomic():
         return str(outbox.write(f"{PREFIX}{path}", payload))
@@ -449,7 +480,7 @@ def test_what_is_no_task_is_never_called(outside: bool, path: str, settings: Any
     settings.OUTBOX = {"UNROUTABLE_GRACE": 600}
     event_id = forge(path)
     outbox.drain()
-    assert statuses() == {"NEW": 1}  # the next release may know it
+    assert statuses() == {"NEW": 1}  # a newer release may know the task
     with pytest.raises(TaskResultMismatch):
         task_backends["default"].get_result(event_id)
     pass_time(601)
@@ -457,7 +488,7 @@ def test_what_is_no_task_is_never_called(outside: bool, path: str, settings: Any
     assert statuses() == {"DEAD": 1}
     assert path in (row(event_id).last_error or "")
     assert not Effect.objects.exists()
-    assert "this" not in sys.modules  # a module that nobody may have imported
+    assert "this" not in sys.modules  # the path's module must not be imported
 
 
 @both
@@ -474,14 +505,14 @@ def test_modules_of_no_app_may_be_allowed() -> None:
     with pytest.raises(LookupError, match="INSTALLED_APPS"):
         closed._find("antigravity.fly")
     opened = OutboxBackend("mine", {"OPTIONS": {"modules": ["wsgiref"]}})
-    with pytest.raises(LookupError, match="is no task"):
+    with pytest.raises(LookupError, match="is not a task"):
         opened._find("wsgiref.util.guess_scheme")
 
 
 @inside
 def test_a_function_that_no_worker_would_find_is_refused_at_once() -> None:
-    hidden = task()(tasks.no_task)  # at its path is the bare function
-    with pytest.raises(InvalidTask, match="is no task"):
+    hidden = task()(tasks.no_task)  # its path leads to the plain function
+    with pytest.raises(InvalidTask, match="is not a task"):
         hidden.enqueue()
     assert not OutboxEvent.objects.exists()
 
@@ -491,20 +522,54 @@ def test_a_function_that_no_worker_would_find_is_refused_at_once() -> None:
 
 @outside_alone
 def test_in_a_worker() -> None:
-    with running_worker() as worker:
-        added, failed, exited = (
+    with finished() as told, running_worker() as worker:
+        added, failed, exited, interrupted = (
             tasks.add.enqueue(1),
             tasks.fail.enqueue(),
             tasks.fail.enqueue("SystemExit"),
+            tasks.fail.enqueue("KeyboardInterrupt"),
         )
-        wait_until(lambda: statuses() == {"DONE": 1, "DEAD": 2})
+        wait_until(lambda: statuses() == {"DONE": 1, "DEAD": 3})
         slept = tasks.add.using(run_after=timezone.now() + timedelta(seconds=0.1)).enqueue(2)
         wait_until(lambda: tasks.add.get_result(slept.id).is_finished)
-    for each in (added, failed, exited):
+    slept.refresh()
+    for each in (added, failed, exited, interrupted):
         each.refresh()
     assert (added.return_value, added.worker_ids) == (1, [worker.id])
-    assert failed.status == exited.status == FAILED
+    assert failed.status == exited.status == interrupted.status == FAILED
     assert exited.errors[0].exception_class is SystemExit
+    assert interrupted.errors[0].exception_class is KeyboardInterrupt
+    assert {each.id: each.status for each in told} == {
+        each.id: each.status for each in (added, slept, failed, exited, interrupted)
+    }
+
+
+@outside_alone
+def test_a_run_that_was_written_off_keeps_nothing_while_its_retry_runs(settings: Any) -> None:
+    settings.OUTBOX = {"LISTENER_TIMEOUT": 2}
+    gates = [threading.Event(), threading.Event()]
+    threads: list[threading.Thread] = []
+
+    def hold(sender: type, task_result: Any, **facts: Any) -> None:
+        threads.append(threading.current_thread())
+        gates[len(threads) - 1].wait(30)
+
+    task_started.connect(hold)
+    try:
+        with running_worker() as worker:
+            result = tasks.add.using(backend="retried").enqueue(1)
+            wait_until(lambda: len(threads) == 2)
+            gates[0].set()
+            wait_until(lambda: not threads[0].is_alive())
+            assert row(result.id).result is None
+            gates[1].set()
+            wait_until(lambda: statuses() == {"DONE": 1})
+            result.refresh()
+    finally:
+        for gate in gates:
+            gate.set()
+        task_started.disconnect(hold)
+    assert (result.return_value, result.worker_ids) == (1, [worker.id])
 
 
 @outside_alone
@@ -533,8 +598,9 @@ def test_status_and_context_while_it_runs() -> None:
 def test_in_a_worker_process_that_nobody_told_of_the_tasks(
     database_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """It finds backend and functions by the settings alone."""
+    """A worker process finds the backend and the functions through the settings alone."""
     fleet = Fleet(database_env, tmp_path, LISTENER_MODULE="nobody_has_such")
+    exited = tasks.fail.enqueue("SystemExit")
     results = [tasks.note.enqueue("done"), tasks.add_later.enqueue(1, 2)]
     try:
         worker = fleet.start("--once")
@@ -545,6 +611,8 @@ def test_in_a_worker_process_that_nobody_told_of_the_tasks(
         each.refresh()
     assert [each.status for each in results] == [SUCCESSFUL] * 2
     assert Effect.objects.get().phase == "done"
+    exited.refresh()
+    assert (exited.status, exited.errors[0].exception_class) == (FAILED, SystemExit)
 
 
 class InATestCase(TestCase):
@@ -560,7 +628,6 @@ class InATestCase(TestCase):
 
 @outside_alone
 def test_162_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 162."""
     framework = sys.modules[type(tasks.add).__module__.partition(".base")[0]]
     monkeypatch.setitem(sys.modules, "django.tasks", framework)  # as the page says for Django 5.2
     with samples.modules("how-to/schedule-a-function-call.md") as made:
@@ -576,25 +643,116 @@ def test_162_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
         assert statuses() == {"DONE": 2}
 
 
-def test_without_tasks_nothing_breaks() -> None:
-    """On Django 5.2 without the package django-tasks the app starts."""
-    script = """
-    import sys
-    class Nothing:
-        def find_spec(self, name, path=None, target=None):
-            if name in ("django.tasks", "django_tasks"):
-                raise ModuleNotFoundError(name)
-    sys.meta_path.insert(0, Nothing())
-    from django.conf import settings
-    settings.configure(INSTALLED_APPS=["django.contrib.contenttypes", "django_outbox"],
-        TASKS={"default": {"BACKEND": "django_outbox.contrib.tasks.OutboxBackend"}})
-    import django
-    django.setup()
-    print("started")
-    """
+WITHOUT = """
+import sys
+sys.modules["django.tasks"] = sys.modules["django_tasks"] = None
+"""
+SETUP = """
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django.contrib.contenttypes", "django_outbox"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:",
+                           "OPTIONS": {"transaction_mode": "IMMEDIATE"}}},
+    TASKS={"default": {"BACKEND": "django_outbox.contrib.tasks.OutboxBackend"}})
+import django
+django.setup()
+"""
+
+
+def said_by(script: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        [sys.executable, "-W", "error", "-c", script],
         cwd=Path(__file__).parent.parent, env={**os.environ}, capture_output=True, text=True,
         check=False, timeout=60,
     )  # fmt: skip
-    assert done.stdout == "started\n", done.stderr
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_without_tasks_nothing_breaks_and_the_checks_name_the_extra() -> None:
+    """The app starts on Django 5.2 without the package django-tasks."""
+    script = """
+from django.core.checks import run_checks
+for each in run_checks(tags=["django_outbox"]):
+    print(each.id, each.level, each.msg, each.hint)
+"""
+    fault = "TASKS['default'] names the outbox, but before Django 6 nothing reads TASKS without"
+    hint = "Run pip install 'django-transactional-outbox[tasks]'.\n"
+    said = said_by(WITHOUT + SETUP + script)
+    assert said == f"django_outbox.E055 40 {fault} the package django-tasks. {hint}"
+
+
+def test_without_tasks_the_backend_names_the_extra() -> None:
+    script = """
+try:
+    from django_outbox.contrib.tasks import OutboxBackend
+except ImportError as error:
+    print(error)
+"""
+    fault = "Before Django 6 tasks need the package django-tasks."
+    hint = "Run pip install 'django-transactional-outbox[tasks]'.\n"
+    assert said_by(WITHOUT + SETUP + script) == f"{fault} {hint}"
+
+
+@pytest.mark.skipif(VERSION >= (6,), reason="Django 6 has tasks of its own")
+def test_the_errors_of_django_tasks_have_two_names() -> None:
+    """The release of django-tasks after 0.12 uses the names of Django 6."""
+    script = """
+from django_tasks import exceptions
+for name in ("InvalidTask", "InvalidTaskBackend"):
+    for old, new in ((f"{name}Error", name), (name, f"{name}Error")):
+        if hasattr(exceptions, old):
+            setattr(exceptions, new, getattr(exceptions, old))
+            delattr(exceptions, old)
+            break
+from django_outbox.contrib.tasks.framework import InvalidTask, InvalidTaskBackend
+print(InvalidTask is getattr(exceptions, "InvalidTask", None)
+      or InvalidTask is getattr(exceptions, "InvalidTaskError", None))
+"""
+    assert said_by(SETUP + script) == "True\n"
+
+
+# -- the settings ----------------------------------------------------------------------------------
+
+
+def test_a_backend_whose_app_is_not_installed_is_an_error_of_the_checks() -> None:
+    """Tasks can still be declared: a traceback at import would hide the message of the check."""
+    script = """
+    from django.conf import settings
+    settings.configure(
+        INSTALLED_APPS=["django.contrib.contenttypes"] + TASKS_APP,
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        TASKS={"mail": {"BACKEND": "django_outbox.contrib.tasks.OutboxBackend",
+                        "OPTIONS": {"retry": {"policy": "fixed"}}}},
+    )
+    import django
+    django.setup()
+    from django.core.checks import run_checks
+    from django.core.exceptions import ImproperlyConfigured
+    from django_outbox.contrib.tasks.framework import task
+
+    @task(backend="mail")
+    async def greet(name): ...
+
+    for each in run_checks():
+        print(each.id, each.level, each.msg, each.hint)
+    for call in (lambda: greet.enqueue("you"), lambda: greet.get_result("17")):
+        try:
+            call()
+        except ImproperlyConfigured as error:
+            print(error)
+    """
+    script = script.replace("TASKS_APP", "[]" if VERSION >= (6,) else "['django_tasks']")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=Path(__file__).parent.parent, env={**os.environ}, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    fault = (
+        "TASKS['mail'] names the outbox, but the app \"django_outbox\" is missing. "
+        'Add "django_outbox" to INSTALLED_APPS and run migrate.\n'
+    )
+    assert done.stdout == f"django_outbox.E053 40 {fault}{fault * 2}", done.stderr
+
+
+def test_an_installed_backend_has_nothing_to_say() -> None:
+    assert [*task_backends["default"].check()] == []

@@ -1,4 +1,4 @@
-"""The translations: whole, true to their placeholders, and seen in the admin."""
+"""The translations are complete, have the right placeholders, and appear in the admin."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["boss"]  # the fixture
 
 PACKAGE = Path(django_outbox.__file__).parent
 CATALOGUES = PACKAGE / "locale"
-LANGUAGES = {"de": 2, "zh_Hans": 1}  # and how many plural forms each has
-# Django's ways to mark a text; of plurals, where the two texts stand.
+LANGUAGES = {"de": 2, "zh_Hans": 1}  # language: number of plural forms
+# Django's functions that mark a text, with the positions of the texts in their arguments.
 MARKS: dict[str, Any] = {
     **dict.fromkeys(("_", "gettext", "gettext_lazy", "gettext_noop")),
     **dict.fromkeys(("ngettext", "ngettext_lazy"), (1, 2)),
@@ -39,7 +39,7 @@ Message = tuple[str, ...]  # a text, or singular and plural
 
 
 def marked() -> Iterator[Message]:
-    """Yield what the sources mark for translation, code and templates alike."""
+    """Yield the texts that code and templates mark for translation."""
     for path in sorted(PACKAGE.rglob("*")):
         if path.suffix == ".py":
             source = path.read_text(encoding="utf-8")
@@ -114,7 +114,7 @@ def test_a_catalogue_holds_no_dates_or_places_that_change_by_themselves(language
     assert "\n#: " not in text
 
 
-PAGES = {  # what each page says: its title, a column, a state, a verb
+PAGES = {  # texts of each page: title, column, state, action
     "de": (["Outbox-Ereignisse", "Versuche", "tot", "Tote erneut zustellen"], "Nutzdaten"),
     "zh-hans": (["发件箱事件", "尝试次数", "死信", "重新投递死信"], "载荷"),
 }

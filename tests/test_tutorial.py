@@ -1,4 +1,4 @@
-"""The tutorials, as a newcomer types them: real commands, a real worker (row 511)."""
+"""The tutorials, followed step by step as a newcomer would: real commands, a real worker."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ STEP = re.compile(
     r"(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-SETTING_UP = ("mkdir ", "python3 -m venv", "pip install")  # this Python has it all
-LOOK = "outbox_status"  # it may come a moment too early: the newcomer looks again
+SETTING_UP = ("mkdir ", "python3 -m venv", "pip install")  # not run: this Python has it all
+LOOK = "outbox_status"  # may run a moment too early, so it is repeated
 pytestmark = [
-    pytest.mark.timeout(400),  # a dozen commands, each a Python that starts
-    pytest.mark.any_database,  # the tutorials are on SQLite
+    pytest.mark.timeout(400),  # seconds; a dozen commands, each of which starts Python
+    pytest.mark.any_database,  # the tutorials use SQLite
 ]
 
 
 def test_511_the_first_event(tmp_path: Path) -> None:
     newcomer = Newcomer(tmp_path)
     newcomer.follow("tutorial/first-event.md")
-    assert newcomer.commands == 13  # no block is passed over
+    assert newcomer.commands == 13  # no console block is skipped
     assert "reserved cup" in newcomer.log.read_text()
 
 
@@ -64,7 +64,7 @@ import django
 django.setup()
 from django.urls import reverse
 from django_outbox.models import OutboxEvent
-from example_project.browser import Visitor
+from example_project.demo.browser import Visitor
 from example_project.partners.models import RefusedGoods
 visitor = Visitor()
 """
@@ -93,7 +93,7 @@ assert page.status_code == 302, page.content
 
 
 class Newcomer:
-    """Does what the page says, block by block."""
+    """Follows a tutorial page, block by block."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -112,7 +112,7 @@ class Newcomer:
         }
 
     def follow(self, page: str, acts: Mapping[str, Callable[[], None]] | None = None) -> None:
-        """Do every step; what a section has done in a browser comes before its blocks."""
+        """Do every step; ``acts`` are the browser steps by section, done before its blocks."""
         waiting = dict(acts or {})
         try:
             for section in re.split(r"^## ", (samples.DOCS / page).read_text(), flags=re.MULTILINE):
@@ -145,7 +145,7 @@ class Newcomer:
                 assert fits(expected, found), f"{command}\n{found}"
 
     def text(self, lines: str, file: str | None, how: str | None) -> None:
-        """Wait for what the worker is to say."""
+        """Wait until the worker has logged these lines."""
         for line in lines.splitlines():
             pattern = re.escape(line).replace("…", r"\w+")
             wait_until(lambda: re.search(pattern, self.log.read_text()), within=60, what=line)  # noqa: B023
@@ -186,14 +186,14 @@ class Newcomer:
 
 
 def turns(text: str) -> Iterator[tuple[str, str]]:
-    """Split a console block into commands, each with what it is to print."""
+    """Split a console block into commands, each with its expected output."""
     for turn in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, expected = turn.partition("\n")
         yield command, expected
 
 
 def fits(expected: str, found: str) -> bool:
-    """Whether that is how it ends; … stands for lines that are not shown."""
+    """Return whether the output ends as expected; … stands for lines that are not shown."""
     pattern = re.escape(expected).replace("…\\\n", "(?:.*\n)*")
     return bool(re.search(pattern + r"\Z", found))
 

@@ -1,4 +1,4 @@
-"""Typed events: classes that know their type, key and headers (rows 127, 161-168, 291, 395)."""
+"""Typed events: classes that declare an event type, a key and headers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox import Event, InvalidEvent, PayloadError, event, registry, write, write_many
+from django_outbox import Event, InvalidEvent, PayloadError, event, write, write_many
 from django_outbox.events import decode, encode
+from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.table import insert, listening, row
@@ -100,7 +101,7 @@ class Renamed:
 
 
 class Child(Plain):
-    """Inherits the declaration's class, and no declaration."""
+    """Inherits from a declared class, but has no declaration of its own."""
 
 
 def stored(event_id: str | None) -> OutboxEvent:
@@ -110,7 +111,6 @@ def stored(event_id: str | None) -> OutboxEvent:
 # --- writing --------------------------------------------------------------------------------------
 
 
-# Rows 161, 166, 167, 168.
 def test_an_instance_brings_its_type_key_headers_and_aggregate() -> None:
     with transaction.atomic():
         event_id = write(OrderPlaced(Order(17)))
@@ -123,7 +123,7 @@ def test_an_instance_brings_its_type_key_headers_and_aggregate() -> None:
     }  # fmt: skip
 
 
-# Row 168: providers, then declared, then headers=.
+# ``headers=`` overrides declared headers, and these override the context providers.
 def test_what_the_caller_says_wins(settings: Any) -> None:
     settings.OUTBOX = {"CONTEXT_PROVIDERS": ["tests.test_typed.provider"]}
     placed = OrderPlaced(Order(17))
@@ -156,14 +156,13 @@ def test_a_typed_event_may_be_an_event_too() -> None:
     assert (made.event_type, made.payload, made.tenant_id) == ("plain", Plain(3), "t")
 
 
-# Row 127.
 def test_a_declared_class_may_be_the_payload_of_another_type() -> None:
     with transaction.atomic():
         found = stored(write("mine", Plain(4)))
     assert (found.event_type, found.payload) == ("mine", '{"n":4}')
 
 
-# Row 168: a header of None is left out; ints and UUIDs stand for their text.
+# A header of None is left out; ints and UUIDs are written as text.
 def test_a_header_of_none_is_left_out() -> None:
     placed = OrderPlaced(Order(UUID(int=7), region=None))
     made = Event(event_type=placed)
@@ -182,7 +181,7 @@ def test_a_path_may_lead_through_mappings() -> None:
 
 
 class Keyed:
-    """Declares a key by this path, for a payload with this order."""
+    """A class that declares a key by this path, in ``made``."""
 
     def __init__(self, key: Any) -> None:
         @event("keyed", key=key)
@@ -206,7 +205,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-# Row 167; rows 107, X12: before any SQL.
+# The error is raised before any SQL.
 @pytest.mark.parametrize("name", BAD)
 def test_a_path_that_leads_to_no_key_is_invalid_and_named(name: str) -> None:
     make, says = BAD[name]
@@ -237,12 +236,15 @@ def test_what_is_not_declared_is_no_event(given: Any) -> None:
 
 
 def test_a_payload_beside_a_payload_is_invalid() -> None:
-    with transaction.atomic(), pytest.raises(InvalidEvent, match="beside an instance of Plain"):
+    with (
+        transaction.atomic(),
+        pytest.raises(InvalidEvent, match="together with an instance of Plain"),
+    ):
         write(Plain(1), {"n": 2})
 
 
 def test_what_json_cannot_hold_is_invalid() -> None:
-    """Rows 127, 397, 400: the default stays strict."""
+    """The default serializer is strict: it does not guess how to write an unknown object."""
     with transaction.atomic(), pytest.raises(InvalidEvent, match="cannot be written as JSON"):
         write(OrderPlaced(Order(1), lines=[Line("a", object())]))  # type: ignore[arg-type]
 
@@ -281,14 +283,14 @@ def test_the_class_itself_is_returned_unchanged() -> None:
 
 
 def heard_by(listens_to: Any, **options: Any) -> list[Any]:
-    """Deliver what is due to a listener of this class; return the payloads it got."""
+    """Deliver what is due to a listener of this class; return the payloads that it received."""
     got: list[Any] = []
     with listening(lambda event: got.append(event.payload), listens_to, **options):
         outbox.drain()
     return got
 
 
-# Row 291; row 395: dates, UUID and Decimal as text.
+# Dates, UUIDs and Decimals are stored as text.
 @pytest.mark.parametrize(
     "payload",
     [OrderPlaced(Order(17), [Line("a"), Line("b", 3)]), ALL, Plain(2)],
@@ -317,7 +319,6 @@ LIBRARIES = ["msgspec", "attrs", "pydantic"]
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_classes_of_other_libraries(library: str) -> None:
-    """Row 127."""
     declared = event("placed", headers={"order": "order_id"})(third_party(library))
     payload = declared(order_id=5, at=NOON)
     with transaction.atomic():
@@ -357,7 +358,7 @@ def test_what_does_not_fit_such_a_class_is_dead_and_the_field_is_named(library: 
 def test_a_payload_that_does_not_fit_is_dead_and_the_field_is_named(
     payload: str, says: str
 ) -> None:
-    """Design 3: PayloadError, dead at once; the listener and its fallback are not called."""
+    """The event is dead at once; neither the listener nor its fallback is called."""
     [event_id] = insert(payload=payload)
     called: list[Any] = []
     with listening(called.append, OrderPlaced):
@@ -371,7 +372,6 @@ def test_a_payload_that_does_not_fit_is_dead_and_the_field_is_named(
 
 
 def test_unknown_fields_are_ignored_and_defaults_fill_in() -> None:
-    """Row 395."""
     insert(event_type="plain", payload='{"n": 5, "added later": [1]}')
     insert(event_type="plain", payload="{}")
     assert heard_by(Plain) == [Plain(5), Plain(0)]
@@ -451,7 +451,7 @@ def test_a_fallback_gets_the_instance_too() -> None:
     assert got == [Plain(7)]
 
 
-# Design 3: aliases for renamed types.
+# A renamed type keeps its former names as aliases.
 def test_former_names_are_routed_and_decoded() -> None:
     for number, name in enumerate(["plain.renamed", "plain.old", "plain.older"]):
         insert(event_type=name, payload=f'{{"n": {number}}}')

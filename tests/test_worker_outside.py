@@ -1,4 +1,4 @@
-"""What ``outbox_worker`` shows beside its health: metrics on a port, log lines for programs."""
+"""What ``outbox_worker`` exposes besides its health: metrics on a port, and JSON log lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from django_outbox.contrib.logs import JSONFormatter
-from django_outbox.engine.loops import Loop
+from django_outbox.worker.threads import Loop
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import statuses, write
 from tests.waiting import wait_until
@@ -31,7 +31,7 @@ def site(database_env: dict[str, str], tmp_path: Path) -> Site:
 
 @pytest.fixture
 def metrics_env(tmp_path: Path) -> dict[str, str]:
-    """Settings with the app of the metrics, and no directory for them."""
+    """Return settings with the metrics app, and without a directory for metrics."""
     path = tmp_path / "site_with_metrics.py"
     path.write_text(
         "from tests.reach.settings import *\n"
@@ -66,7 +66,7 @@ def port_of(child: Child) -> int:
 
 
 def settled(text: str) -> float:
-    """The deliveries of our type that a scrape tells of."""
+    """Return the number of deliveries of our type in a scrape."""
     counts = re.findall(
         r'^outbox_events_settled_total\{.*event_type="reach.noted".*\} (\S+)$', text, re.MULTILINE
     )
@@ -76,7 +76,6 @@ def settled(text: str) -> float:
 def test_432_a_worker_answers_prometheus_on_its_port(
     site: Site, metrics_env: dict[str, str]
 ) -> None:
-    """Row 432."""
     with worker(site, "--metrics-port", "0", env=metrics_env) as child:
         port = port_of(child)
         write(7, "reach.noted")
@@ -89,7 +88,7 @@ def test_432_a_worker_answers_prometheus_on_its_port(
 def test_432_one_port_sums_up_several_processes(
     site: Site, metrics_env: dict[str, str], directory: Path
 ) -> None:
-    """Row 432: and the supervisor, which forks, has neither a thread nor the database."""
+    """The supervisor forks, so it has no threads and no database connection."""
     env = {**metrics_env, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
     two = ("--processes", "2", "--metrics-port", "0")
     with worker(site, *two, env=env, WORKERS=1, COLD_QUEUE_CAPACITY=2, POLL_BATCH_SIZE=2) as child:
@@ -98,7 +97,7 @@ def test_432_one_port_sums_up_several_processes(
         write(40, "reach.noted")
         wait_until(lambda: settled(scrape(port)) == 40, what="forty deliveries")
         (shows,) = {each.pid for each in child.children} - workers
-        os.kill(shows, signal.SIGKILL)  # it is replaced, too
+        os.kill(shows, signal.SIGKILL)  # the process that serves the metrics is restarted, too
         child.says("ended pid=")
         wait_until(lambda: len(child.children) == 3, what="three processes again")
         assert child.stop() == 0
@@ -145,7 +144,7 @@ def test_a_port_that_is_taken_is_told(
 
 def test_log_lines_are_json_and_keep_the_payload_to_themselves(site: Site) -> None:
     with worker(site, "--format", "json", UNROUTABLE_GRACE=0) as child:
-        child.says("worker started")  # its threads may be faster than this line
+        child.says("worker started")  # its threads may log before this line
         (event_id,) = write(1, "nobody.listens", payload={"card": "4111"})
         wait_until(lambda: statuses() == {"DEAD": 1}, what="its death")
         assert child.stop() == 0
@@ -160,7 +159,7 @@ def test_log_lines_are_json_and_keep_the_payload_to_themselves(site: Site) -> No
 
 
 def test_the_lines_of_a_machine_have_its_name_in_the_event() -> None:
-    """Its text begins with what differs: the outcome of a delivery, or the name of a thread."""
+    """Some texts begin with a variable: the outcome of a delivery, or the name of a thread."""
     lines: list[dict[str, Any]] = []
 
     class Keep(logging.Handler):

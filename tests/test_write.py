@@ -1,4 +1,4 @@
-"""Conformance of ``write`` and ``write_many`` on the database of this run (rows "Writing", X12)."""
+"""``write`` and ``write_many`` behave the same on every database; each run tests one of them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from django_outbox import (
     InvalidEvent,
     NoActiveTransaction,
     PayloadTooLarge,
-    dialects,
-    hooks,
     signals,
     write,
     write_many,
 )
-from django_outbox.dialects import inserting
 from django_outbox.events import new_id
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.databases import vendor
+from django_outbox.sql import dialect_of, inserting
+from django_outbox.writing.hot_queue import hot_queues
+from tests.table import now
 from tests.test_events import UNFIT, nested
 from tests.testapp.models import Order
 
@@ -59,12 +59,12 @@ class ToOther:
 
 
 class Undone(Exception):
-    """The business code fails."""
+    """The error that the business code raises."""
 
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Let a transaction, or a savepoint in one, end in an error."""
+    """Roll back the transaction, or the savepoint, that contains the block."""
     with suppress(Undone), transaction.atomic():
         yield
         raise Undone
@@ -82,7 +82,7 @@ def rows(alias: str = "default") -> int:
 
 
 def test_a_write_is_one_insert_on_the_callers_connection() -> None:
-    """Rows 1, 22, 23, 64, 143, 144, 150, 173, 302: nobody listens, and it is written."""
+    """A write needs no listener and no second query."""
     with transaction.atomic(), queries() as sent:
         event_id = write("order.placed", {"sku": "tea"})
 
@@ -97,7 +97,7 @@ def test_a_write_is_one_insert_on_the_callers_connection() -> None:
 
 
 def test_every_field_arrives() -> None:
-    """Rows 78-84, 89-91, 137, J11: headers kept."""
+    """Every argument is stored in its own column, headers included."""
     order = Order.objects.create(sku="tea")
     with transaction.atomic():
         write("order.placed", [1], aggregate=order, tenant_id="t", headers={"a": "ü"},
@@ -116,7 +116,6 @@ def test_every_field_arrives() -> None:
 
 
 def test_absent_fields_are_null() -> None:
-    """Rows 81, 82, 84, 106, 112."""
     with transaction.atomic():
         write("x")
 
@@ -127,7 +126,6 @@ def test_absent_fields_are_null() -> None:
 
 
 def test_enum_members_reach_the_driver_as_text() -> None:
-    """Row 130."""
     with transaction.atomic():
         write(Kind.PLACED, aggregate_type=Kind.PLACED, tenant_id=Kind.PLACED, event_id=Kind.PLACED)
 
@@ -138,7 +136,6 @@ def test_enum_members_reach_the_driver_as_text() -> None:
 
 
 def test_a_rollback_leaves_nothing() -> None:
-    """Rows 14, 512, J1."""
     with undone():
         write("x")
         assert rows() == 1
@@ -146,7 +143,6 @@ def test_a_rollback_leaves_nothing() -> None:
 
 
 def test_an_undone_savepoint_leaves_nothing_of_its_own() -> None:
-    """Row 14, J1."""
     with transaction.atomic():
         kept = write("kept")
         with undone():
@@ -155,7 +151,6 @@ def test_an_undone_savepoint_leaves_nothing_of_its_own() -> None:
 
 
 def test_changing_the_callers_objects_later_changes_nothing() -> None:
-    """Row 120."""
     payload, headers = {"a": [1]}, {"h": "1"}
     with transaction.atomic():
         write("x", payload, headers=headers)
@@ -166,7 +161,6 @@ def test_changing_the_callers_objects_later_changes_nothing() -> None:
 
 
 def test_an_event_may_be_written_ready_made() -> None:
-    """Rows 125, 146."""
     event = Event.from_json("x", ' {"b":1,  "a":1.0}')
     with transaction.atomic():
         assert write(event) == event.event_id
@@ -181,17 +175,15 @@ def test_an_event_may_be_written_ready_made() -> None:
     [lambda: write("x"), lambda: write_many([Event(event_type="x")]), lambda: write_many([])],
 )
 def test_a_testcases_own_block_is_no_transaction(call: Callable[[], object]) -> None:
-    """Rows 67, 68, 75: a forgotten ``atomic()`` fails in tests too."""
+    """A forgotten ``atomic()`` fails in a ``TestCase`` too, inside the block that Django opens."""
     assert connection.in_atomic_block
     with queries() as sent, pytest.raises(NoActiveTransaction, match=r"transaction\.atomic\(\)"):
         call()
     assert len(sent) == 0
 
 
-# J23.
 @pytest.mark.django_db(transaction=True)
 def test_autocommit_is_no_transaction() -> None:
-    """Rows 67, 68, 75, E4-1."""
     assert not connection.in_atomic_block
     with queries() as sent, pytest.raises(NoActiveTransaction) as caught:
         write("x")
@@ -201,7 +193,7 @@ def test_autocommit_is_no_transaction() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_autocommit_switched_off_is_no_transaction() -> None:
-    """Rows 67, 75, E4-6: on_commit would refuse after the INSERT."""
+    """The refusal comes before the INSERT; Django's ``on_commit`` would refuse only after it."""
     transaction.set_autocommit(False)
     try:
         with queries() as sent, pytest.raises(NoActiveTransaction):
@@ -213,7 +205,6 @@ def test_autocommit_switched_off_is_no_transaction() -> None:
 
 
 def test_the_hint_names_the_alias_that_is_in_a_transaction() -> None:
-    """Rows 63, 67."""
     with (
         transaction.atomic(using="other"),
         pytest.raises(NoActiveTransaction, match=r"on 'default'.* active on \['other'\]"),
@@ -229,7 +220,6 @@ def test_without_another_transaction_there_is_no_hint() -> None:
 
 
 def test_using_names_the_database() -> None:
-    """Rows 24, 63, 64."""
     with transaction.atomic(using="other"):
         write("x", using="other")
         write_many([Event(event_type="y")], using="other")
@@ -238,18 +228,16 @@ def test_using_names_the_database() -> None:
 
 @override_settings(DATABASE_ROUTERS=["tests.test_write.ToOther"])
 def test_the_router_names_the_database() -> None:
-    """Row 64."""
     with transaction.atomic(using="other"):
         write("x")
     with transaction.atomic():
         with pytest.raises(NoActiveTransaction, match="on 'other'"):
             write("x")
-        write("x", using="default")  # wins over the router
+        write("x", using="default")  # overrides the router
     assert (rows(), rows("other")) == (1, 1)
 
 
 def test_a_transaction_that_must_roll_back_takes_no_event() -> None:
-    """E4-5."""
     with transaction.atomic(), transaction.atomic():
         transaction.set_rollback(True)
         with pytest.raises(TransactionManagementError):
@@ -258,7 +246,6 @@ def test_a_transaction_that_must_roll_back_takes_no_event() -> None:
 
 
 def test_the_callers_connection_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 69, 184."""
     touched: list[str] = []
     for name in ("close", "connect", "set_autocommit", "close_if_unusable_or_obsolete"):
         monkeypatch.setattr(connection, name, lambda *args, name=name, **kw: touched.append(name))
@@ -331,7 +318,6 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception]]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_found_before_any_sql_and_poisons_nothing(name: str) -> None:
-    """Rows 104, 107, 114-119, 121, +4, X12, E7."""
     call, error = BAD[name]
     with transaction.atomic():
         before = Order.objects.create(sku="before")
@@ -346,16 +332,15 @@ def test_bad_input_is_found_before_any_sql_and_poisons_nothing(name: str) -> Non
 
 @override_settings(OUTBOX={"MAX_PAYLOAD_BYTES": 10})
 def test_the_limit_is_a_setting_and_counts_utf8_bytes() -> None:
-    """Row 119: exactly the limit passes."""
+    """The limit is inclusive: a payload of exactly that many bytes passes."""
     with transaction.atomic():
-        write("x", "éééé")  # 8 bytes and two quotes
+        write("x", "éééé")  # 8 bytes plus two quotes
         with pytest.raises(PayloadTooLarge, match="11 bytes; at most 10"):
             write("x", "ééééa")
     assert OutboxEvent.objects.get().payload == '"éééé"'
 
 
 def test_a_payload_of_exactly_one_mebibyte_is_stored() -> None:
-    """Row 119."""
     with transaction.atomic():
         write("x", "a" * (2**20 - 2))
     assert OutboxEvent.objects.aggregate(size=models.Max(Length("payload")))["size"] == 2**20
@@ -370,7 +355,7 @@ def place_order() -> None:
 def test_a_failing_insert_reaches_the_caller_and_aborts_the_transaction(
     transactional_db: None,
 ) -> None:
-    """Rows 43, G6: Django's own error, nothing of the business change."""
+    """The caller gets Django's own error, and the business change is rolled back."""
     table = OutboxEvent._meta.db_table
     with connection.schema_editor() as editor:
         editor.alter_db_table(OutboxEvent, table, "elsewhere")
@@ -391,7 +376,6 @@ def events(count: int, **fields: Any) -> list[Event]:
 
 
 def test_many_are_one_insert_and_return_ids_in_order() -> None:
-    """Rows 145, 146."""
     mine = events(20)
     with transaction.atomic(), queries() as sent:
         ids = write_many(each for each in mine)  # any iterable
@@ -403,14 +387,13 @@ def test_many_are_one_insert_and_return_ids_in_order() -> None:
 
 
 def test_none_are_no_insert() -> None:
-    """J11: inserts of none."""
     with transaction.atomic(), queries() as sent:
         assert write_many([]) == []
     assert len(sent) == 0
 
 
 def test_more_rows_than_a_statement_has_parameters_for_are_all_written() -> None:
-    """Row 145, J11: more than a chunk; SQLite took 999 parameters."""
+    """Older SQLite versions take at most 999 parameters in one statement."""
     mine = events(1200)
     with transaction.atomic():
         ids = write_many(mine)
@@ -419,7 +402,6 @@ def test_more_rows_than_a_statement_has_parameters_for_are_all_written() -> None
 
 
 def test_statements_stay_below_the_limit_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 145."""
     monkeypatch.setattr(inserting, "STATEMENT_PARAMS", 10 * inserting.PARAMS_PER_ROW)
     with transaction.atomic(), queries() as sent:
         write_many(events(25))
@@ -428,7 +410,7 @@ def test_statements_stay_below_the_limit_of_parameters(monkeypatch: pytest.Monke
 
 
 def test_statements_stay_below_the_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 145, E7: MariaDB drops the connection above max_allowed_packet."""
+    """MariaDB drops the connection when a statement exceeds ``max_allowed_packet``."""
     monkeypatch.setattr(inserting, "STATEMENT_BYTES", 20_000)
     mine = [Event(event_type="x", payload="ü" * 2000) for _ in range(10)]
     with transaction.atomic(), queries() as sent:
@@ -441,7 +423,7 @@ def test_statements_stay_below_the_limit_of_bytes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_whole_batch_of_the_largest_payloads_is_written() -> None:
-    """Row 145, E7: 20 events of 1 MB in one statement lost the connection."""
+    """In a single statement, 20 events of 1 MB lost the connection."""
     with transaction.atomic():
         write_many([Event(event_type="x", payload="a" * (2**20 - 2)) for _ in range(20)])
     assert rows() == 20
@@ -454,7 +436,7 @@ SAME = [{"event_id": "same"}, {"unique_key": "same"}]
 
 @pytest.mark.parametrize("identity", SAME, ids=str)
 def test_a_second_identity_is_a_duplicate_and_poisons_nothing(identity: dict[str, str]) -> None:
-    """Design 5: DuplicateEvent."""
+    """The transaction stays usable after ``DuplicateEvent``."""
     with transaction.atomic():
         write("first", **identity)  # type: ignore[arg-type]
         with pytest.raises(DuplicateEvent, match=r"already stored.*same"):
@@ -464,8 +446,31 @@ def test_a_second_identity_is_a_duplicate_and_poisons_nothing(identity: dict[str
     assert [*OutboxEvent.objects.values_list("event_type", flat=True)] == ["first"]
 
 
+@pytest.mark.parametrize("identity", SAME, ids=str)
+@pytest.mark.parametrize("status", [Status.DONE, Status.DEAD])
+def test_g3_an_identity_is_accepted_again_after_the_purge(
+    settings: Any, identity: dict[str, str], status: Status
+) -> None:
+    """Before the purge it is a duplicate, for as long as the row exists."""
+    settings.OUTBOX = {"RETENTION_DONE": 60, "RETENTION_UNIQUE": 60, "RETENTION_DEAD": 60}
+    with transaction.atomic():
+        first = write("first", **identity)  # type: ignore[arg-type]
+    rows, clock = OutboxEvent.objects.all(), now()
+    ended = {"status": status, "available_at": None, "created_at": clock - timedelta(days=9)}
+    rows.update(done_at=clock - timedelta(seconds=30), **ended)
+    assert OutboxEvent.objects.purge() == 0
+    with transaction.atomic(), pytest.raises(DuplicateEvent):
+        write("second", **identity)  # type: ignore[arg-type]
+    rows.update(done_at=clock - timedelta(seconds=90))
+    assert OutboxEvent.objects.purge() == 1
+    with transaction.atomic():
+        second = write("second", **identity)  # type: ignore[arg-type]
+    assert (second == first) is ("event_id" in identity)
+    assert [*OutboxEvent.objects.values_list("event_type", "status")] == [("second", Status.NEW)]
+
+
 def test_an_event_written_twice_is_a_duplicate_and_poisons_nothing() -> None:
-    """Its id was made for it, and is as new as an own one only once."""
+    """A generated ``event_id`` is unique only once: the same ``Event`` cannot be written again."""
     event = Event(event_type="once")
     with transaction.atomic():
         write(event)
@@ -481,7 +486,6 @@ def test_an_event_written_twice_is_a_duplicate_and_poisons_nothing() -> None:
 
 @pytest.mark.parametrize("identity", SAME, ids=str)
 def test_an_ignored_duplicate_answers_the_first_id(identity: dict[str, str]) -> None:
-    """Design 5: on_duplicate="ignore"."""
     with transaction.atomic():
         first = write("first", on_duplicate="ignore", **identity)  # type: ignore[arg-type]
         again = write("second", on_duplicate="ignore", **identity)  # type: ignore[arg-type]
@@ -491,7 +495,7 @@ def test_an_ignored_duplicate_answers_the_first_id(identity: dict[str, str]) -> 
 
 
 def test_keys_that_differ_in_case_or_accent_are_no_duplicates() -> None:
-    """Row +7, E7: MariaDB's default collation held them equal."""
+    """MariaDB's default collation treated such keys as equal."""
     keys = ["Order-1", "order-1", "Ördér-1", "Order-1\t"]
     with transaction.atomic():
         for key in keys:
@@ -502,7 +506,7 @@ def test_keys_that_differ_in_case_or_accent_are_no_duplicates() -> None:
 
 @pytest.mark.parametrize("identity", ["event_id", "unique_key"])
 def test_many_with_one_duplicate_are_none(identity: str) -> None:
-    """Design 5: write_many is all or nothing, and poisons nothing."""
+    """``write_many`` is all or nothing, and the transaction stays usable."""
     with transaction.atomic():
         write("first", **{identity: "b"})  # type: ignore[arg-type]
         batch = [Event(**{"event_type": "x", identity: value}) for value in "abc"]
@@ -520,8 +524,8 @@ def test_many_with_a_duplicate_among_themselves_are_none() -> None:
 
 
 def test_many_over_several_statements_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The savepoint holds all parts together."""
-    monkeypatch.setattr(inserting, "STATEMENT_BYTES", 1)  # each its own statement
+    """One savepoint covers all statements of a call."""
+    monkeypatch.setattr(inserting, "STATEMENT_BYTES", 1)  # one statement for each row
     with transaction.atomic():
         write("first", unique_key="c")
         with pytest.raises(DuplicateEvent):
@@ -534,7 +538,7 @@ def test_many_over_several_statements_are_none(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(params=[-3600, 3600], ids="{:+d} s".format)
 def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Let this process's clock be wrong by an hour."""
+    """Shift this process's clock by an hour."""
     import time
 
     from django.utils import timezone as django_timezone
@@ -550,17 +554,17 @@ def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "time", lambda: real() + shift)
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + shift * 10**9)
     monkeypatch.setattr(django_timezone, "now", lambda: Shifted.now(timezone.utc))
-    monkeypatch.setattr("django_outbox.events.event.datetime", Shifted)
+    monkeypatch.setattr("django_outbox.events.arguments.datetime", Shifted)
     yield shift
-    new_id.forget()  # it goes on from the highest time it has met
+    new_id.forget()  # new_id never falls below the highest time it has used
 
 
 def database_now() -> datetime:
-    return dialects.of(connection).clock(connection)
+    return dialect_of(connection).clock(connection)
 
 
 def test_a_wrong_application_clock_delays_nothing(wrong_clock: int) -> None:
-    """Rows 88, 112, 174, +1: due and created by the database's clock."""
+    """Due and creation times come from the database's clock, not from this process."""
     before = database_now() - timedelta(milliseconds=2)
     with transaction.atomic():
         write("x")
@@ -574,26 +578,26 @@ def test_a_wrong_application_clock_delays_nothing(wrong_clock: int) -> None:
     assert [each.event_type for each in OutboxEvent.objects.due()] == ["x"]
 
 
-SESSION_ZONES = {"postgres": "SET TIME ZONE '+08:00'", "mariadb": "SET time_zone = '+08:00'"}
+SESSION_ZONES = {"postgresql": "SET TIME ZONE '+08:00'", "mysql": "SET time_zone = '+08:00'"}
 
 
 @pytest.fixture
 def session_zone() -> Iterator[None]:
-    """Let the database session be eight hours off, where sessions have a time zone."""
-    reset = {"postgres": "SET TIME ZONE 'UTC'", "mariadb": "SET time_zone = '+00:00'"}
+    """Set the session's time zone eight hours off, on databases whose sessions have one."""
+    reset = {"postgresql": "SET TIME ZONE 'UTC'", "mysql": "SET time_zone = '+00:00'"}
     with connection.cursor() as cursor:
-        if vendor() in reset:
-            cursor.execute(SESSION_ZONES[vendor()])
+        if connection.vendor in reset:
+            cursor.execute(SESSION_ZONES[connection.vendor])
         yield
-        if vendor() in reset:
-            cursor.execute(reset[vendor()])
+        if connection.vendor in reset:
+            cursor.execute(reset[connection.vendor])
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_time_zones_of_session_and_settings_shift_nothing(
     use_tz: bool, settings: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Row 101, E18: Now() was off by 8 h, 13 h and 5 h."""
+    """In these settings ``Now()`` was off by 8, 13 and 5 hours."""
     settings.USE_TZ = use_tz
     settings.TIME_ZONE = "America/New_York"
     request.getfixturevalue("session_zone")
@@ -611,7 +615,6 @@ def test_time_zones_of_session_and_settings_shift_nothing(
 
 
 def test_four_byte_texts_arrive_in_every_column() -> None:
-    """Row +7, X12."""
     with transaction.atomic():
         write("☕", "😀", aggregate_type="🫖", aggregate_id="🍵", tenant_id="🏪", unique_key="🔑",
               headers={"👤": "🧑"}, event_id="🆔")  # fmt: skip
@@ -635,7 +638,7 @@ VALUES = st.recursive(
     deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_the_exact_text_comes_back(db: None, payload: Any, headers: dict[str, str]) -> None:
-    """Rows 83, 399, D13: jsonb changed 117 of 926."""
+    """The stored text is the serializer's own: ``jsonb`` changed 117 of 926 payloads."""
     event = Event(event_type="x", payload=payload, headers=headers)
     with transaction.atomic():
         write(event)
@@ -646,7 +649,7 @@ def test_the_exact_text_comes_back(db: None, payload: Any, headers: dict[str, st
 
 
 def test_numbers_keep_their_spelling() -> None:
-    """Row 83, E7: order, -0.0 and 1e308."""
+    """Key order, duplicate keys, -0.0 and 1e308 are stored as written."""
     text = '{"b":-0.0,"a":1e308,"B":1.10,"b":2}'
     with transaction.atomic():
         write(Event.from_json("x", text))
@@ -655,16 +658,16 @@ def test_numbers_keep_their_spelling() -> None:
     assert OutboxEvent.objects.get(event_type="y").payload == '{"price":"1.10"}'
 
 
-# --- what is announced and handed over ------------------------------------------------------------
+# --- signals and hot queue ------------------------------------------------------------------------
 
 
 class Queue:
-    """The worker's end of the slot, of this size."""
+    """A hot queue with room for this many events."""
 
     def __init__(self, room: int = 1000) -> None:
         self.room = room
         self.events: list[Event] = []
-        self.looks = 0
+        self.polls = 0
 
     def offer(self, event: Event) -> bool:
         if len(self.events) >= self.room:
@@ -672,8 +675,8 @@ class Queue:
         self.events.append(event)
         return True
 
-    def look(self) -> None:
-        self.looks += 1
+    def poll(self) -> None:
+        self.polls += 1
 
     @property
     def types(self) -> list[str]:
@@ -683,7 +686,7 @@ class Queue:
 @pytest.fixture
 def queue(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
-    monkeypatch.setitem(hooks.slot.queues, "default", made)
+    monkeypatch.setitem(hot_queues.by_alias, "default", made)
     return made
 
 
@@ -691,9 +694,8 @@ def callbacks() -> int:
     return len(connection.run_on_commit)
 
 
-# Row 151.
 def test_all_writes_of_a_transaction_share_one_callback(queue: Queue) -> None:
-    """Rows 145, 146; design 12: on commit."""
+    """All hot events of a transaction are offered after its commit, in the order of writing."""
     with transaction.atomic():
         write("a")
         write_many(events(5))
@@ -704,7 +706,6 @@ def test_all_writes_of_a_transaction_share_one_callback(queue: Queue) -> None:
 
 
 def test_a_hot_event_is_what_was_inserted(queue: Queue) -> None:
-    """Rows 122, G10."""
     payload = {"at": NOON, 1: (2,)}
     with transaction.atomic():
         write("a", payload, headers={"h": "1"})
@@ -718,7 +719,7 @@ def test_a_hot_event_is_what_was_inserted(queue: Queue) -> None:
 def test_every_savepoint_has_its_own_callback_and_takes_only_its_own_events_along(
     queue: Queue,
 ) -> None:
-    """Design 12: on commit."""
+    """A savepoint that is rolled back drops its own callback and events, and no others."""
     with transaction.atomic():
         write("before")
         with undone():
@@ -733,10 +734,9 @@ def test_every_savepoint_has_its_own_callback_and_takes_only_its_own_events_alon
 
 
 def test_a_rollback_hands_over_nothing(queue: Queue) -> None:
-    """Row 14."""
     with undone():
         write("x")
-    assert (queue.types, queue.looks) == ([], 0)
+    assert (queue.types, queue.polls) == ([], 0)
 
 
 def test_an_event_not_inserted_is_not_handed_over(queue: Queue) -> None:
@@ -746,17 +746,15 @@ def test_an_event_not_inserted_is_not_handed_over(queue: Queue) -> None:
     assert queue.types == ["first"]
 
 
-# Row 157.
-def test_delayed_events_are_not_offered_but_the_claimer_looks(queue: Queue) -> None:
-    """Design 5: hand over."""
+def test_delayed_events_are_not_offered_but_the_claimer_polls(queue: Queue) -> None:
+    """A delayed event cannot start now, but the claimer has to know its due time."""
     with transaction.atomic():
         write("later", deliver_after=60)
-    assert (queue.types, queue.looks) == ([], 1)
+    assert (queue.types, queue.polls) == ([], 1)
 
 
-# Rows 159, 160.
 def test_a_full_queue_drops_and_says_so(queue: Queue) -> None:
-    """Design 5: hand over; the row stays due."""
+    """A dropped event stays due in its row, and the claimer polls for it."""
     queue.room = 1
     told: list[tuple[str, str]] = []
 
@@ -777,32 +775,31 @@ def test_a_full_queue_drops_and_says_so(queue: Queue) -> None:
         signals.event_queued.disconnect(queued)
         signals.event_dropped.disconnect(dropped)
     assert told == [("queued", "a"), ("dropped", "b")]
-    assert queue.looks == 1
+    assert queue.polls == 1
     assert OutboxEvent.objects.due().count() == 2
 
 
 @override_settings(OUTBOX={"HOT_QUEUE_CAPACITY": 3})
 def test_one_transaction_keeps_no_more_payloads_than_fit(queue: Queue) -> None:
-    """Design 1: bounded memory."""
+    """A transaction must not fill the memory with hot events that the queue cannot hold."""
     with transaction.atomic():
         write_many(events(10))
-    assert (len(queue.events), queue.looks) == (3, 1)
+    assert (len(queue.events), queue.polls) == (3, 1)
 
 
 @override_settings(OUTBOX={"ENABLED": False})
 def test_disabled_still_writes_and_hands_nothing_over(queue: Queue) -> None:
-    """Row 417."""
     with transaction.atomic():
         write("x")
         assert callbacks() == 0
     assert rows() == 1
-    assert (queue.types, queue.looks) == ([], 0)
+    assert (queue.types, queue.polls) == ([], 0)
 
 
 def test_a_queue_that_fails_costs_the_caller_nothing(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E4-3: our callback is robust."""
+    """An error in our ``on_commit`` callback does not stop the caller's other callbacks."""
     monkeypatch.setattr(queue, "offer", lambda event: 1 / 0)
     done: list[int] = []
     with transaction.atomic():
@@ -813,8 +810,6 @@ def test_a_queue_that_fails_costs_the_caller_nothing(
 
 
 def test_a_write_in_an_on_commit_callback_is_handed_over_too(queue: Queue) -> None:
-    """E4-9."""
-
     def again() -> None:
         with transaction.atomic():
             write("second")
@@ -828,7 +823,7 @@ def test_a_write_in_an_on_commit_callback_is_handed_over_too(queue: Queue) -> No
 def test_each_captured_block_of_a_testcase_sees_its_callback(
     django_capture_on_commit_callbacks: Any,
 ) -> None:
-    """Design 12: a second ``captureOnCommitCallbacks`` block still sees one."""
+    """A second ``captureOnCommitCallbacks`` block still captures one callback."""
     for _ in range(2):
         with django_capture_on_commit_callbacks() as captured, transaction.atomic():
             write("x")
@@ -839,7 +834,7 @@ def test_each_captured_block_of_a_testcase_sees_its_callback(
 def test_a_captured_block_that_ran_its_callbacks_is_not_added_to(
     django_capture_on_commit_callbacks: Any,
 ) -> None:
-    """Design 12: a second ``captureOnCommitCallbacks`` block still sees one."""
+    """A write after such a block registers a new callback."""
     with transaction.atomic():
         for _ in range(2):
             with django_capture_on_commit_callbacks(execute=True) as captured:
@@ -848,7 +843,6 @@ def test_a_captured_block_that_ran_its_callbacks_is_not_added_to(
 
 
 def test_a_write_is_announced_and_receivers_cannot_harm_it() -> None:
-    """Row 437."""
     seen: list[tuple[str, str]] = []
 
     def receiver(sender: str, event: Event, **kwargs: Any) -> None:
@@ -866,22 +860,21 @@ def test_a_write_is_announced_and_receivers_cannot_harm_it() -> None:
     assert rows() == 2
 
 
-# Row +17.
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads of other tests
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads that other tests left
 def test_a_forked_child_knows_no_queue(queue: Queue) -> None:
-    """Design 9, row 443: the worker stays behind in the parent."""
+    """The worker runs in the parent only, so a forked child offers its events to no queue."""
     child = os.fork()
-    if child == 0:  # nothing of pytest may run here
-        os._exit(len(hooks.slot.queues))
+    if child == 0:  # run none of pytest's code in the child
+        os._exit(len(hot_queues.by_alias))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert hooks.slot.queues == {"default": queue}
+    assert hot_queues.by_alias == {"default": queue}
 
 
 # --- from models.py -------------------------------------------------------------------------------
 
 
 def test_write_can_be_imported_and_called_from_a_models_module(tmp_path: Path) -> None:
-    """Row +5: an app that loads before ours, and calls while apps load."""
+    """Models may import ``write`` before our app is loaded; calling it then gives a clear error."""
     app = tmp_path / "early"
     app.mkdir()
     (app / "__init__.py").touch()
@@ -935,7 +928,7 @@ def test_write_can_be_imported_and_called_from_a_models_module(tmp_path: Path) -
 
 
 class TestWithDjangosOwnTestCase(TransactionTestCase):
-    """unittest style, where no fixture stands between."""
+    """A ``unittest`` test case works without any pytest fixture."""
 
     def test_a_transaction_test_case_writes(self) -> None:
         with transaction.atomic():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests import databases, mariadb_env
+from tests import databases, where_possible
 
 from . import console, machine
 from .scale import FULL, QUICK, Scale
@@ -27,6 +27,7 @@ from .scale import FULL, QUICK, Scale
 PARTS = ("write writers drain snapshot latency claim processes threads memory keyed peers").split()
 # Left out, unless named, where they would say little that PostgreSQL's figures do not say.
 LEFT_OUT = {"mariadb": {"snapshot", "threads", "memory"},
+            "mysql": {"snapshot", "threads", "memory"},
             "sqlite": {"snapshot", "threads", "memory", "processes"}}  # fmt: skip
 PART_LIMIT = 900.0  # seconds
 
@@ -44,7 +45,7 @@ def main() -> int:
     }  # fmt: skip
     for place in options.on or [databases.vendor()]:
         with patch.dict(os.environ, environment(place)):
-            if databases.vendor() == "mariadb" and (lack := mariadb_env.missing()):
+            if lack := where_possible.missing():
                 run["results"].append(not_run(lack))
                 print(console.as_text(run["results"][-1]), flush=True)
                 continue
@@ -66,7 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="rounds; medians are of these")
     parser.add_argument("--events", type=int, help="events of a backlog")
     parser.add_argument("--on", action="append", metavar="DATABASE",
-                        help="postgres, mariadb, sqlite or a URL; may be repeated")  # fmt: skip
+                        help="postgres, mariadb, mysql, sqlite or a URL; repeatable")  # fmt: skip
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"))
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from django_outbox import dialects
 from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.sql import dialect_of
 
 from .payload import PAYLOAD
 
@@ -56,7 +56,7 @@ def insert(
 ) -> None:
     """Insert rows numbered by n, due that many seconds from now; ``letter`` begins their ids."""
     connection = connections[alias]
-    dialect = dialects.of(connection)
+    dialect = dialect_of(connection)
     at = "NULL" if due is None else after(due, alias)
     key = connection.ops.quote_name("key")
     values = {
@@ -85,7 +85,7 @@ def insert(
 
 def after(seconds: object, alias: str = DEFAULT_DB_ALIAS) -> str:
     """Return the SQL of so many seconds from now."""
-    return dialects.of(connections[alias]).plus.replace("%s", f"({seconds})")
+    return dialect_of(connections[alias]).plus.replace("%s", f"({seconds})")
 
 
 def concatenated(vendor: str, letter: str, more: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_outbox import dialects
-from django_outbox.dialects.vocabulary import Claim
-from django_outbox.engine.reach import MARGIN
+from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.sql.values import Claim
+from django_outbox.worker.watermark import MARGIN
 
 from . import backlog
 from .figures import Figure
@@ -69,8 +69,8 @@ class Claimant:
     """Claims and settles as a worker does, on one connection of the engine's."""
 
     def __init__(self, alias: str) -> None:
-        self.connection: BaseDatabaseWrapper = dialects.engine_connection(alias, lock_wait=2)
-        self._dialect = dialects.of(connections[alias])
+        self.connection: BaseDatabaseWrapper = engine_connection(alias, lock_wait=2)
+        self._dialect = dialect_of(connections[alias])
         self._since: float | None = None
 
     def claim(self) -> float:

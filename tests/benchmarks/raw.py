@@ -8,15 +8,15 @@ from typing import Any
 
 from django.db import connection
 
-from django_outbox import dialects
-from django_outbox.dialects.vocabulary import Claim
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import Claim
 
 BATCH = 500
 
 
 def drain(count: int) -> float:
     """Claim and settle ``count`` due events in batches; return events a second after the first."""
-    bare, dialect = Bare(connect()), dialects.of(connection)
+    bare, dialect = Bare(connect()), dialect_of(connection)
     claim = Claim(me="reference", lease=30, limit=BATCH)
     done, started = 0, 0.0
     try:
@@ -76,6 +76,9 @@ class Bare:
         if self.vendor == "sqlite":
             sql = sql.replace("%s", "?").replace("%%", "%")
         self._cursor.execute(sql, params)
+
+    def fetchmany(self, size: int) -> Any:
+        return self._cursor.fetchmany(size)
 
     def fetchall(self) -> Any:
         return self._cursor.fetchall()

@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "explanation" / "performance.md"
 KEPT = PAGE.with_suffix(".json")
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
-DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
+DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 SHORTLIST = (("write", 0), ("drain", 0), ("latency", 0), ("latency", 1), ("latency", 4))
 
 Run = dict[str, Any]
@@ -97,9 +97,11 @@ def shortlist(run: Run) -> str:
         (each["part"], number, each["database"]): Figure(**figure)
         for each in run["results"] for number, figure in enumerate(each.get("figures", ()))
     }  # fmt: skip
+    ran = {each["database"] for each in run["results"]}
+    databases = [database for database in DATABASES if database in ran]
     rows = []
     for part, number in SHORTLIST:
-        cells = [found.get((part, number, database)) for database in DATABASES]
+        cells = [found.get((part, number, database)) for database in databases]
         names = [f"{each.name}, beside {each.reference}".removesuffix(", beside ")
                  for each in cells if each]  # fmt: skip
         if names:
@@ -107,8 +109,12 @@ def shortlist(run: Run) -> str:
     # Beside other work those that wait for each commit fall behind most: no comparison then.
     peers = [] if busy(run) else [figure for database, figure in figures(run)
              if database == "postgres" and figure.name.startswith("drain, one worker")]  # fmt: skip
-    rows += [[each.name, brief(each), "", ""] for each in peers if not each.failure]
-    return f"{heading(run)}{busy(run)}\n\n" + table(["", *DATABASES.values()], rows)
+    rows += [
+        [each.name, brief(each), *[""] * (len(databases) - 1)]
+        for each in peers if not each.failure
+    ]  # fmt: skip
+    head = [DATABASES[database] for database in databases]
+    return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows)
 
 
 def busy(run: Run) -> str:

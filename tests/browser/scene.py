@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from django_outbox import registry
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
 from django_outbox.models.statistics import BOUNDS, SPANS, bucket
-from django_outbox.outcomes import Status
 from tests.table import insert, keyed, now
 
 TYPES = {  # deliveries a minute, seconds they wait, seconds they run

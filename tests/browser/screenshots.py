@@ -50,7 +50,7 @@ def main(*names: str) -> None:
     from django.test.testcases import LiveServerThread
     from django.test.utils import setup_databases, teardown_databases
 
-    from django_outbox import registry
+    from django_outbox.listeners import registry
     from tests.browser import scene
 
     for each in registry.listeners():  # those of the test app are in no picture

@@ -16,6 +16,7 @@ from selenium.common.exceptions import UnexpectedAlertPresentException
 from selenium.webdriver.common.by import By
 
 from django_outbox.events import LENGTHS
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
     OutboxEvent,
     OutboxInbox,
@@ -24,7 +25,6 @@ from django_outbox.models import (
     OutboxStream,
     OutboxWorker,
 )
-from django_outbox.outcomes import Status
 from tests.browser import driving, policy, scene
 from tests.browser.test_path import EVENT, EVENTS, press
 from tests.table import insert, keyed, now

@@ -13,9 +13,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
 import django_outbox as outbox
-from django_outbox.admin import walking
+from django_outbox.admin import bulk_actions
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause
-from django_outbox.outcomes import Status
 from tests.browser import driving
 from tests.fleet import Fleet
 from tests.table import PLACED, insert, listening, row, statuses, write
@@ -187,7 +187,7 @@ def test_a_discard_asks_and_can_be_left(driver: Any, visit: Visit) -> None:
     choose(driver, "discard", first)
     assert asked(driver) == ["Discard 1 event?"]
     assert "This cannot be undone." in shown(driver)
-    press(driver, "No, take me back")
+    press(driver, "No, go back")
     assert statuses() == {"DEAD": 2}
     visit(EVENTS, query=DEAD)
     choose(driver, "discard", first)
@@ -201,8 +201,8 @@ def test_a_discard_asks_and_can_be_left(driver: Any, visit: Visit) -> None:
 def test_all_that_match_are_replayed_page_by_page(
     driver: Any, visit: Visit, monkeypatch: pytest.MonkeyPatch, scripts: bool
 ) -> None:
-    monkeypatch.setattr(walking, "BATCH", 2)
-    monkeypatch.setattr(walking, "STEP", 0)
+    monkeypatch.setattr(bulk_actions, "BATCH", 2)
+    monkeypatch.setattr(bulk_actions, "STEP", 0)
     die(5)
     (other,) = insert(due=None, status=Status.DEAD, event_type="order.paid", last_error="no")
     driving.run_scripts(driver, allowed=scripts)

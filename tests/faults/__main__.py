@@ -21,10 +21,10 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from tests import servers
-from tests.mariadb_env import missing
+from tests.where_possible import missing
 
 NAME = "faults"  # of the database, made anew for every run
-DATABASES = ("postgres", "mariadb", "sqlite")
+DATABASES = ("postgres", "mariadb", "mysql", "sqlite")
 AT_ONCE = {"ci": 2, "full": 1}  # databases: at full size times are judged, too
 
 
@@ -41,8 +41,10 @@ def main() -> int:
     if options.db is None:
         with ThreadPoolExecutor(AT_ONCE[options.size]) as pool:
             return max(pool.map(apart, DATABASES))
-    if options.db == "mariadb" and (lack := missing()):
-        print(f"MariaDB was NOT RUN: {lack}.", flush=True)
+    os.environ["OUTBOX_TEST_DB"] = options.db
+    os.environ.pop("DATABASE_URL", None)  # a server of its own, always
+    if lack := missing():
+        print(f"{options.db} was NOT RUN: {lack}.", flush=True)
         return 1 if os.environ.get("CI") == "true" else 0
     with (
         tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,33 @@ from tests.faults import receiver
 from tests.faults.models import Booking, Intent
 from tests.faults.witness import VARIABLE, healed, testify
 
+TIMEOUT = 0.5  # seconds
 _follow_ups = iter(range(1_000_000))
+
+
+async def _testified(event: outbox.Event, awaitable: Awaitable[Any]) -> Any:
+    try:
+        answer = await awaitable
+    except BaseException:
+        testify(event, "failed")
+        raise
+    testify(event, "end")
+    return answer
+
+
+def awaited(listener: Callable[[outbox.Event], Awaitable[Any]]) -> Any:
+    """As ``testifying``, for listeners that are awaited."""
+
+    @wraps(listener)
+    async def wrapped(event: outbox.Event) -> Any:
+        testify(event, "start")
+        return await _testified(event, listener(event))
+
+    return wrapped
+
+
+def is_healed() -> bool:
+    return healed(Path(os.environ[VARIABLE])).exists()
 
 
 def testifying(listener: Callable[[outbox.Event], Any]) -> Callable[[outbox.Event], Any]:
@@ -44,7 +71,7 @@ def work(event: outbox.Event) -> outbox.Defer | None:
     """Take ``seconds``; fail as it is asked to; now and then defer; write a follow-up."""
     asked = event.payload
     time.sleep(asked.get("seconds", 0))
-    if asked.get("ill") and not healed(Path(os.environ[VARIABLE])).exists():
+    if asked.get("ill") and not is_healed():
         raise outbox.Unrecoverable("ill")
     if time.monotonic() < asked.get("until", 0):
         raise ValueError("too early")
@@ -107,9 +134,58 @@ def fail(event: outbox.Event) -> None:
     raise ValueError(how)
 
 
-@outbox.listener("fault.endless", timeout=0.5)
+@outbox.listener("fault.endless")
 @testifying
 def never_end(event: outbox.Event) -> None:
     """An endless loop; should it run again after ``until``, it has been mended."""
     if time.monotonic() < event.payload["until"]:
         threading.Event().wait()
+
+
+@outbox.listener("fault.long")
+@testifying
+def last(event: outbox.Event) -> None:
+    """Go on until everything is to end, as a job of an hour would."""
+    while not is_healed():
+        time.sleep(0.05)
+
+
+@outbox.listener("fault.awaited")
+@awaited
+async def last_awaited(event: outbox.Event) -> None:
+    while not is_healed():  # noqa: ASYNC110 - another process heals
+        await asyncio.sleep(0.05)
+
+
+@outbox.listener("fault.hangs", timeout=TIMEOUT)
+@testifying
+def hang(event: outbox.Event) -> None:
+    """Hang for ``seconds``, or for ever, until it has been tried ``times`` times."""
+    if event.attempts < event.payload["times"]:
+        threading.Event().wait(event.payload["seconds"])
+
+
+@outbox.listener("fault.charged", atomic=True, timeout=TIMEOUT)
+@testifying
+def charge(event: outbox.Event) -> None:
+    """Leave something in the same database and hang; exactly once, whatever happens.
+
+    The last try takes a while, too: what came before it may want to commit in that time.
+    """
+    Booking.objects.create(event_id=event.event_id, pid=os.getpid())
+    hangs = event.attempts < event.payload["times"]
+    time.sleep(event.payload["seconds"] if hangs else 0.8 * TIMEOUT)
+
+
+@outbox.listener("fault.waits", timeout=TIMEOUT)
+@awaited
+async def wait(event: outbox.Event) -> None:
+    if event.attempts < event.payload["times"]:
+        await asyncio.sleep(3600)
+
+
+@outbox.listener("fault.blocks")
+@awaited
+async def block(event: outbox.Event) -> None:
+    """Do what no coroutine may: hold up the event loop."""
+    time.sleep(event.payload["seconds"])  # noqa: ASYNC251 - that is the point

@@ -40,12 +40,12 @@ MUTANTS = (
         database="postgres", scenario="pause",
         edits=[
             (
-                "dialects/statements.py",
+                "sql/statements.py",
                 'return f"{table}.locked_by = %s AND {unsettled}"',
                 'return f"%s <> \'\' AND {unsettled}"',
             ),
             (
-                "dialects/statements.py",
+                "sql/statements.py",
                 'f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s{self.apart})"',
                 'f"WHERE owned.{key} = {table}.{key} AND %s <> \'\'{self.apart})"',
             ),
@@ -57,12 +57,12 @@ MUTANTS = (
         database="postgres", scenario="ordered",
         edits=[
             (
-                "dialects/postgresql.py",
+                "sql/postgresql.py",
                 "AND {wanted(read, self.now)} ORDER BY e.seq LIMIT %s",
                 "AND {wanted(read, self.now)} ORDER BY e.occurred_at LIMIT %s",
             ),
             (
-                "dialects/postgresql.py",
+                "sql/postgresql.py",
                 "AND s.locked_by = %s ORDER BY s.key, e.seq",
                 "AND s.locked_by = %s ORDER BY s.key, e.occurred_at",
             ),
@@ -74,7 +74,7 @@ MUTANTS = (
         database="postgres", scenario="calm",
         edits=[
             (
-                "dialects/postgresql.py",
+                "sql/postgresql.py",
                 """\
         set_sql, set_params = self._lease(claim)
         found = """,
@@ -87,14 +87,14 @@ MUTANTS = (
         found = """,
             ),
             (
-                "dialects/postgresql.py",
+                "sql/postgresql.py",
                 """\
             rows = cursor.fetchall()
-        rows.sort(key=lambda row: (row[-3], row[0]))""",
+        limit = claim.limit""",
                 """\
             rows = cursor.fetchall()
         type(self).seen = max([seen, *[row[0] for row in rows]])
-        rows.sort(key=lambda row: (row[-3], row[0]))""",
+        limit = claim.limit""",
             ),
         ],
     ),
@@ -104,7 +104,7 @@ MUTANTS = (
         database="postgres", scenario="rollback",
         edits=[
             (
-                "dialects/postgresql.py",
+                "sql/postgresql.py",
                 """\
         set_sql, set_params = self._lease(claim)
 """,
@@ -123,7 +123,7 @@ MUTANTS = (
         database="postgres", scenario="skew",
         edits=[
             (
-                "dialects/postgresql.py",
+                "sql/postgresql.py",
                 """\
     now = "statement_timestamp()"
     plus = "statement_timestamp() + %s * interval '1 second'"
@@ -148,7 +148,7 @@ MUTANTS = (
         database="postgres", scenario="ordered",
         edits=[
             (
-                "dialects/postgresql.py",
+                "sql/postgresql.py",
                 '"AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s "',
                 '"AND s.locked_by = %s "',
             ),
@@ -160,12 +160,12 @@ MUTANTS = (
         database="mariadb", scenario="calm",
         edits=[
             (
-                "dialects/mysql.py",
+                "sql/mysql.py",
                 '"isolation_level": "read committed"}',
                 '"isolation_level": "repeatable read"}',
             ),
             (
-                "dialects/claiming.py",
+                "sql/claiming.py",
                 """\
         seen = self._look(connection, claim)
         rows = self._take(connection, claim, seen)
@@ -191,7 +191,7 @@ MUTANTS = (
         database="postgres", scenario="poison",
         edits=[
             (
-                "dialects/claiming.py",
+                "sql/claiming.py",
                 'return f"rescues = rescues + {rescued}, {lease}"',
                 'return f"rescues = rescues + 0 * {rescued}, {lease}"',
             ),
@@ -203,7 +203,7 @@ MUTANTS = (
         database="postgres", scenario="slow",
         edits=[
             (
-                "engine/heartbeat.py",
+                "worker/leases.py",
                 """\
         leases = self._held.to_renew(started)
 """,
@@ -213,6 +213,148 @@ MUTANTS = (
 """,
             ),
         ],
+    ),
+    Mutant(
+        name="a stop that hands nothing back",
+        without="what still runs at the end of a stop is handed back",
+        database="postgres", scenario="deploys",
+        edits=[("worker/stopping.py", "        while wanted > 0:\n", "        while False:\n")],
+    ),
+    Mutant(
+        name="a hand-back that counts as a rescue",
+        without="an orderly stop is not a crash",
+        database="postgres", scenario="deploys",
+        edits=[
+            (
+                "sql/leasing.py",
+                'connection, "outbox_event", f"{due}locked_by = NULL, locked_at = NULL", values,',
+                """\
+connection, "outbox_event",
+            f"{due}locked_by = NULL, locked_at = NULL, rescues = rescues + 1", values,""",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a process that goes on after it handed events back",
+        without="to hand back what still runs is the last thing that a process does",
+        database="postgres", scenario="deploys",
+        edits=[
+            (
+                "worker/main.py", "    wait(ends, timeout=AFTER / 2)\n",
+                "    wait(ends, timeout=AFTER / 2)\n    time.sleep(2 * AFTER)\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a written-off thread that is heard",
+        without="what a thread says after its call was written off is ignored",
+        database="postgres", scenario="hung",
+        edits=[
+            (
+                "worker/dispatcher.py",
+                """\
+            cleanup.close_half_made()
+            cleanup.after(seat.lease)
+""",
+                """\
+            from ..outcomes import DONE
+            self._decisions.put((seat.lease, DONE))
+            cleanup.after(seat.lease)
+""",
+            ),
+        ],
+    ),
+    Mutant(
+        name="an atomic listener that commits though it was written off",
+        without="an atomic listener commits only what it read, and only in time",
+        database="postgres", scenario="hung",
+        edits=[
+            (
+                "delivery/call.py",
+                """\
+        if timed is not None and not timed.returns():
+            raise WrittenOff
+""",
+                """\
+        if timed is not None and not timed.returns() and not self.listener.atomic:
+            raise WrittenOff
+""",
+            ),
+            (
+                "delivery/call.py",
+                """\
+        except _Undo:
+            return answer, decision
+""",
+                """\
+        except _Undo:
+            if timed is not None and not timed.has_returned:
+                raise WrittenOff
+            return answer, decision
+""",
+            ),
+            (
+                "delivery/call.py",
+                """\
+        return answer, replace(decision, written=True)
+""",
+                """\
+        if timed is not None and not timed.has_returned:
+            raise WrittenOff  # but it has committed
+        return answer, replace(decision, written=True)
+""",
+            ),
+            ("sql/statements.py", "        if as_read is None:\n", "        if True:\n"),
+        ],
+    ),
+    Mutant(
+        name="two attempts for one timeout",
+        without="a call that is written off counts as one attempt",
+        database="postgres", scenario="hung",
+        edits=[
+            (
+                "delivery/call.py",
+                """\
+        late = self._late("its thread was written off")
+        decision = self._decide(late)
+""",
+                """\
+        late = self._late("its thread was written off")
+        decision = self._decide(late)
+        decision = replace(decision, spent=decision.spent + 1)
+""",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a suspect for which all others wait",
+        without="claims rest for a suspect for some seconds only",
+        database="postgres", scenario="suspect",
+        edits=[
+            (
+                "worker/suspects.py",
+                "        self._longest = min(lease, MAX_WAIT)\n",
+                "        self._longest = 1e9\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="claims of all that fits",
+        without="a worker leases what it will start soon",
+        database="postgres", scenario="join",
+        edits=[
+            (
+                "worker/prefetch.py",
+                "        self._least = min(LEAST * settings.WORKERS, self._most)\n",
+                "        self._least = self._most\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a clock that stands still in a suspended machine",
+        without="the age of a lease counts the time for which the machine was suspended",
+        database="postgres", scenario="suspended",
+        edits=[("clocks.py", 'if hasattr(time, "CLOCK_BOOTTIME"):', "if False:")],
     ),
 )  # fmt: skip
 

@@ -3,7 +3,8 @@
 A start is legal when it is the first of its event, when the table had counted a failure since (the
 listener is told more attempts), or when the run before it was deferred; and when none before it
 has ended well. Every other start is a repeat, and must be explained by a fault that struck the
-processes of the runs that should have been the last.
+processes of the runs that should have been the last, by a stop that handed the event back, or by
+its call having been written off, after which the listener may still have done something.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from tests.faults.witness import Line
 
 WAKING = 1.0  # seconds in which a thread that goes on is past the look at its lease
 LEFT = 2 / 3  # of a lease, at least, whenever a server goes away: it is renewed each third
+WATCHED = 1.0  # seconds from the moment in which a call is written off to the line that says so
+
+HAND_BACK, WRITE_OFF = "hand-back", "write-off"  # of one event; the log says them
+GIVEN_UP = (HAND_BACK, WRITE_OFF)
+STOPPED = ("pause", "suspend")  # all threads of a process, for a while
+CRASHES = ("kill", "crash", "terminate", *STOPPED)  # after which leases may be found left behind
+ATOMIC = ("booked", "charged")  # kinds whose listener leaves a booking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,7 @@ class Row:
     key: str | None
     seq: int | None
     leased: bool
+    rescues: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +59,15 @@ class Fault:
     at: float  # monotonic
     until: float
     pids: frozenset[int] = frozenset()  # the processes that it struck
-    held: frozenset[str] = frozenset()  # events and keys that they had leased
+    held: frozenset[str] | None = None  # events and keys that they had leased; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue:
+    """A worker found an event leased by one that it took for lost."""
+
+    event_id: str
+    at: float  # monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +112,14 @@ class Verdict:
     false_dead: int = 0
     booked_twice: int = 0
     foreign: int = 0  # lines of processes that are not of this run
+    false_attempts: int = 0  # counted though no execution failed
+    false_rescues: int = 0  # counted though no worker was lost with the event
 
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     VIOLATIONS = (
         "lost", "ghosts", "done_without_effect", "unexplained", "overlaps", "inversions", "stuck",
-        "false_dead", "booked_twice", "foreign",
+        "false_dead", "booked_twice", "foreign", "false_attempts", "false_rescues",
     )  # fmt: skip
 
     def count(self, what: str, example: str) -> None:
@@ -122,6 +141,7 @@ class Evidence:
     purged: bool = False  # finished rows were deleted on the way
     attempts: int = 10  # executions after which an event of these is dead
     deeds: Sequence[Deed] = ()
+    rescues: Sequence[Rescue] = ()
 
     def done_to(self, what: str) -> dict[str, list[Deed]]:
         """Return what of a kind was asked, by event."""
@@ -139,6 +159,8 @@ def judge(evidence: Evidence) -> Verdict:
     _judge_events(evidence, runs, verdict)
     _judge_repeats(evidence, runs, verdict)
     _judge_order(evidence, runs, verdict)
+    _judge_attempts(evidence, runs, verdict)
+    _judge_rescues(evidence, runs, verdict)
     return verdict
 
 
@@ -175,7 +197,7 @@ def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict
         bookings = evidence.bookings.get(event_id, 0)
         if bookings > 1:
             verdict.count("booked_twice", f"{event_id} {bookings} times")
-        if intent.kind == "booked" and not bookings:
+        if intent.kind in ATOMIC and not bookings:
             effect = False
         if row is None:
             gone = effect if evidence.purged else event_id in discarded and not effect
@@ -228,7 +250,7 @@ def _should_have_been_last(earlier: Sequence[Run], after: Run, evidence: Evidenc
     commit it; then it has failed.
     """
     intent, last = evidence.intents.get(after.id), earlier[-1]
-    atomic = intent is not None and intent.kind == "booked"
+    atomic = intent is not None and intent.kind in ATOMIC
     found = [] if atomic else [run for run in earlier if run.outcome == "end"]
     if after.attempts <= last.attempts and last.outcome != "deferred" and last not in found:
         found.append(last)
@@ -260,9 +282,36 @@ class Struck:
             or self.woke(after)
             or any(
                 fault.until >= before.start and fault.at <= min(last + self._lease, after.start)
-                for fault in (*self._by_pid[before.pid], *self._outages)
+                for fault in (*self._of(before), *self._outages)
             )
+            or self._was_handed_back(before, after)
+            or self._spoke_late(before, after)
         )
+
+    def _of(self, run: Run) -> list[Fault]:
+        """Return what struck its process as a whole."""
+        return [each for each in self._by_pid[run.pid] if each.kind not in GIVEN_UP]
+
+    def given_up(self, run: Run, kind: str) -> Fault | None:
+        """Return when it was handed back, or written off; None if it was not."""
+        found = [
+            each for each in self._by_pid[run.pid]
+            if each.kind == kind and run.id in (each.held or ()) and each.at >= run.start
+        ]  # fmt: skip
+        return min(found, key=lambda each: each.at, default=None)
+
+    def _was_handed_back(self, before: Run, after: Run) -> bool:
+        """Say whether it still ran, or was not settled yet, when its worker was stopped."""
+        fault = self.given_up(before, HAND_BACK)
+        last = after.start if before.end is None else before.end + self._lease
+        return fault is not None and fault.at <= min(last, after.start)
+
+    def _spoke_late(self, before: Run, after: Run) -> bool:
+        """Say whether what it did came beside its retry: its thread was written off before."""
+        fault = self.given_up(before, WRITE_OFF)
+        if fault is None or before.end is None or after.attempts <= before.attempts:
+            return False
+        return before.end > fault.at - WATCHED and fault.at <= after.start
 
     def woke(self, run: Run) -> bool:
         """Say whether its thread was stopped on the way into this run: the first after that.
@@ -270,21 +319,91 @@ class Struck:
         It may have said something until the stop reached it, but nothing while it was stopped.
         """
         return any(
-            fault.kind == "pause" and run.silent_since < fault.until <= run.start
+            fault.kind in STOPPED and run.silent_since < fault.until <= run.start
             and run.start - fault.until < WAKING for fault in self._by_pid[run.pid]
         )  # fmt: skip
 
     def end_of(self, run: Run) -> float:
-        if run.end is not None:
-            return run.end
-        return min((each.at for each in self._by_pid[run.pid] if each.at >= run.start),
-                   default=float("inf"))  # fmt: skip
+        """When it ended, or others could begin: it was written off, or its process was gone."""
+        ends = [float("inf") if run.end is None else run.end]
+        if written_off := self.given_up(run, WRITE_OFF):
+            ends.append(written_off.at)
+        if handed_back := self.given_up(run, HAND_BACK):
+            ends.append(handed_back.until)
+        if run.end is None:
+            ends += [each.at for each in self._of(run) if each.at >= run.start]
+        return min(ends)
 
     def during(self, before: Run, after: Run) -> bool:
         return any(
             fault.until >= run.start and fault.at <= (run.end or float("inf"))
-            for run in (before, after) for fault in self._by_pid[run.pid]
+            for run in (before, after) for fault in self._of(run)
         )  # fmt: skip
+
+
+def _judge_attempts(
+    evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict
+) -> None:
+    """One failure, or one timeout, counts one attempt; a stop or a crash counts none."""
+    struck = Struck(evidence.faults, evidence.lease)
+    for event_id, each in runs.items():
+        intent, row = evidence.intents.get(event_id), evidence.rows.get(event_id)
+        atomic = intent is not None and intent.kind in ATOMIC  # its commit may be refused
+        spent = 0
+        for run in each:
+            if run.attempts > spent:
+                verdict.count("false_attempts", f"{event_id} {run}, {spent} failed before")
+                break
+            failed = run.outcome == "failed" or (atomic and run.outcome == "end")
+            spent += failed or struck.given_up(run, WRITE_OFF) is not None
+        else:
+            if row is not None and row.attempts > spent:
+                verdict.count("false_attempts", f"{event_id} {row}, {spent} failed")
+
+
+def _judge_rescues(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
+    """An event is rescued, and counted as such, once for each worker that was lost with it."""
+    crashes = [
+        fault for fault in evidence.faults
+        if fault.kind in CRASHES or fault.kind.startswith("restart")
+    ]  # fmt: skip
+    rescues: defaultdict[str, list[float]] = defaultdict(list)
+    for rescue in evidence.rescues:
+        rescues[rescue.event_id].append(rescue.at)
+    pids = _pids(evidence, runs)
+    for event_id in {*rescues, *(each.event_id for each in evidence.rows.values() if each.rescues)}:
+        names = _names(event_id, evidence)
+        lost = [
+            fault for fault in crashes
+            if fault.held is None or names & fault.held
+            or any(fault.pids & pids[name] for name in names)
+        ]  # fmt: skip
+        if any(fault.held is None for fault in lost):
+            continue
+        # What of a key has failed is counted anew when it starts again after a crash.
+        again = sum(run.outcome in ("failed", "deferred") for run in runs.get(event_id, ()))
+        again *= len(names) > 1
+        row = evidence.rows.get(event_id)
+        if row is not None and row.rescues > len(lost):
+            verdict.count("false_rescues", f"{event_id} {row}, {len(lost)} workers lost")
+        for number, at in enumerate(sorted(rescues[event_id]), 1):
+            if number > again + sum(fault.at <= at for fault in lost):
+                verdict.count("false_rescues", f"{event_id} rescued at {at}, time {number}")
+
+
+def _names(event_id: str, evidence: Evidence) -> set[str]:
+    """The event and its key: either may be leased."""
+    intent = evidence.intents.get(event_id)
+    return {event_id, *([intent.key] if intent and intent.key else [])}
+
+
+def _pids(evidence: Evidence, runs: Mapping[str, Sequence[Run]]) -> Mapping[str, set[int]]:
+    """The processes that ran each event, and something of each key."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for event_id, each in runs.items():
+        for name in _names(event_id, evidence):
+            found[name] |= {run.pid for run in each}
+    return found
 
 
 def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
@@ -345,11 +464,11 @@ def _losses(
     event_id: str, before: Run, after: Run, kills: Sequence[Fault], evidence: Evidence
 ) -> list[float]:
     """When processes were killed that ran an event or, until its next run, had it in hand."""
-    intent = evidence.intents.get(event_id)
-    names = {event_id, intent.key if intent else None}
+    names = _names(event_id, evidence)
     return [
         kill.at for kill in kills
-        if before.pid in kill.pids or (before.start < kill.at < after.start and names & kill.held)
+        if before.pid in kill.pids
+        or (before.start < kill.at < after.start and names & (kill.held or frozenset()))
     ]  # fmt: skip
 
 

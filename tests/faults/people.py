@@ -44,7 +44,7 @@ class Person:
         self.diary, self.luck, self.met = diary, random.Random(seed), Counter[str]()
         self.boss = Client(raise_request_exception=False)
         self.boss.force_login(User.objects.create_superuser("boss"))
-        self.stranger, self.clerk, self.forged = (
+        self.unknown_name, self.clerk, self.forged = (
             Client(),
             Client(),
             Client(enforce_csrf_checks=True),
@@ -160,7 +160,7 @@ class Person:
     def try_what_is_forbidden(self) -> None:
         """Nobody but the boss may do a thing, and the boss only with a token."""
         ids = self.any()
-        for client in (self.stranger, self.clerk, self.forged):
+        for client in (self.unknown_name, self.clerk, self.forged):
             for verb in ("replay", "discard", "run_now"):
                 data = {"action": verb, "_selected_action": ids, "index": "0", "outbox_event": ids,
                         "outbox_confirmed": "yes"}  # fmt: skip

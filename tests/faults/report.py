@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 KEPT = PAGE.with_suffix(".jsonl")
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- faults: (\w+) -->\n).*?(<!-- end of faults -->)", re.DOTALL)
-DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
+DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 COUNTED = {
     "lost": "lost", "ghosts": "ghosts", "unexplained": "unexplained repeats",
     "overlaps": "overlaps", "inversions": "out of order", "stuck": "stuck",
@@ -28,7 +28,8 @@ COUNTED = {
 
 FAULTS = {
     "pause": "SIGSTOP", "restart fast": "server restart", "restart immediate": "server crash",
-    "restart kill": "server kill", "terminate": "all sessions ended",
+    "restart kill": "server kill", "terminate": "all sessions ended", "suspend": "suspension",
+    "worn out": "all threads hung",
 }  # fmt: skip
 
 # What a first reader asks about; the page has them all.
@@ -74,12 +75,14 @@ def shortlist(lines: Sequence[Line]) -> str:
     """What is asked first, a row each, and what came of it on each database."""
     rows = []
     found = largest(lines)
+    databases = [name for name in DATABASES if any(name == line["db"] for line in runs(lines))]
     for scenario, title in titles(found).items():
         if scenario not in ASKED:
             continue
-        cells = [found.get((scenario, database)) for database in DATABASES]
+        cells = [found.get((scenario, database)) for database in databases]
         rows.append([title, *(brief(each) if each else "" for each in cells)])
-    return summary(lines) + "\n\n" + table(["", *DATABASES.values()], rows)
+    head = [DATABASES[name] for name in databases]
+    return summary(lines) + "\n\n" + table(["", *head], rows)
 
 
 def summary(lines: Sequence[Line]) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 from django.db import Error, connection, transaction
 
-from tests.faults import oracle, people, witness
+from tests.faults import clock, log, oracle, people, witness
 from tests.faults.oracle import Deed, Evidence, Fault
 from tests.faults.writer import DIED
 from tests.servers import Server
@@ -80,6 +81,7 @@ class Rig:
     mortal: tuple[str, ...] = ()  # kinds whose events end dead
     purges: bool = False  # what is finished is deleted on the way
     shift: tuple[float, ...] = ()  # seconds that the processes' clocks are wrong, in turn
+    suspends: bool = False  # the processes' monotonic clocks stand still while they are suspended
     patience: float = 180.0  # seconds until all must be delivered, once the faults are over
     refused: int = 0  # transactions that the database did not take
     longest: float = 0.0  # seconds of a business transaction
@@ -100,6 +102,8 @@ class Rig:
         self._numbers = count(1)  # of what this process writes
         self._forked: set[int] = set()  # process ids
         self.exits: dict[int, int] = {}  # by process id, of workers that were asked to end
+        self.ended: dict[int, float] = {}  # by process id, monotonic; of those replaced under load
+        self._stood_still: dict[int, Path] = {}  # by process id; see tests/clockshift
 
     def pick(self, *, ci: T, full: T, sqlite: T | None = None) -> T:
         """Return what fits the size of the run; SQLite takes less at full size."""
@@ -159,7 +163,8 @@ class Rig:
     def _start(
         self, command: list[str], environment: dict[str, str], *, reply: bool = False
     ) -> psutil.Popen:
-        with self.log.open("ab") as log:
+        still = self.place / f"still-{len(self._all)}"
+        with self.log.open("ab") as output:
             process = psutil.Popen(
                 [sys.executable, *command],
                 env={
@@ -168,24 +173,28 @@ class Rig:
                     "FAULTS_OUTBOX": json.dumps(self.outbox),
                     witness.VARIABLE: str(self.witness),
                     **self.environment,
-                    **self._clock(),
+                    **self._clock(still),
                     **environment,
                 },
                 cwd=REPOSITORY,
-                stdout=subprocess.PIPE if reply else log,
-                stderr=log,
+                stdout=subprocess.PIPE if reply else output,
+                stderr=output,
                 start_new_session=True,  # a group of its own: it and its children end together
             )
         self._all.append(process)
+        self._stood_still[process.pid] = still
         return process
 
-    def _clock(self) -> dict[str, str]:
+    def _clock(self, still: Path) -> dict[str, str]:
         """The environment in which a process has the next of the wrong clocks."""
-        if not self.shift:
+        if not self.shift and not self.suspends:
             return {}
-        skew = self.shift[len(self._all) % len(self.shift)]
         path = str(REPOSITORY / "tests" / "clockshift")
-        return {"PYTHONPATH": f"{path}{os.pathsep}{REPOSITORY}", "OUTBOX_TEST_SKEW": str(skew)}
+        wrong = {"PYTHONPATH": f"{path}{os.pathsep}{REPOSITORY}"}
+        if self.suspends:
+            still.write_bytes(struct.pack("d", 0.0))
+            return {**wrong, "OUTBOX_TEST_STILL": str(still)}
+        return {**wrong, "OUTBOX_TEST_SKEW": str(self.shift[len(self._all) % len(self.shift)])}
 
     def wait_for_writers(self, within: float = 900.0) -> None:
         for writer in self.writers:
@@ -272,7 +281,7 @@ class Rig:
         """Replay what is dead, until everything has ended well."""
         from django_outbox.models import OutboxEvent
 
-        witness.healed(self.witness).touch()
+        self.heal()
         dead = OutboxEvent.objects.dead().values_list("event_id", flat=True)
         until = time.monotonic() + self.patience
         while (ids := [*dead.all()]) and time.monotonic() < until:
@@ -289,8 +298,16 @@ class Rig:
         """Say whether a worker has told that it runs."""
         return any(f" {worker.pid} INFO worker started" in line for line in self.logged("started"))
 
+    def began(self, pid: int) -> float:
+        """When a worker told that it runs."""
+        return next(line.at for line in self.told()
+                    if line.pid == pid and line.text.startswith("worker started"))  # fmt: skip
+
     def wait_until_they_run(self) -> None:
         wait_until(lambda: all(map(self.running, self.workers)), within=60, what="the workers run")
+
+    def told(self) -> list[log.Said]:
+        return log.read(self.log.read_text())
 
     def logged(self, text: str) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if text in line]
@@ -312,6 +329,7 @@ class Rig:
             worker.kill()
             worker.wait()
         self.workers[number] = self.start_worker()
+        time.sleep(0.1)  # a claim that the server was executing may still commit
         with suppress(Error):  # of a database that is away, too
             self.faults[-1] = replace(self.faults[-1], held=held_by(worker.pid))
 
@@ -323,6 +341,55 @@ class Rig:
         took = time.monotonic() - began
         self.workers[number] = self.start_worker()
         return took
+
+    def hand_over(self, number: int) -> int:
+        """Ask a worker to end that cannot finish what it runs; return its exit code."""
+        worker = self.workers[number]
+        with self.fault("SIGTERM"):  # explains nothing: what is handed back says so itself
+            worker.send_signal(signal.SIGTERM)
+            code = int(worker.wait(END))
+        self.ended[worker.pid] = clock.now()
+        self.workers[number] = self.start_worker()
+        return code
+
+    def handed_back_by(self, pid: int) -> int:
+        """How many events a worker handed back when it was stopped."""
+        return sum(pid in each.pids for each in log.hand_backs(self.told(), {}))
+
+    def suspend(self, number: int, seconds: float) -> None:
+        """Stop a worker as a suspended machine would: its monotonic clock stands still meanwhile.
+
+        On SQLite it may hold the one write lock, as with ``pause``.
+        """
+        worker = self.workers[number]
+        still = self._stood_still[worker.pid]
+        struck = self.workers if self.server is None else [worker]
+        with self.fault("suspend", *struck):
+            worker.suspend()
+            began = clock.now()
+            time.sleep(seconds)  # how long the fault lasts
+            before = struct.unpack("d", still.read_bytes())[0]
+            with still.open("r+b") as file:
+                file.write(struct.pack("d", before + clock.now() - began))
+        worker.resume()
+
+    def place_of(self, event_id: str) -> int | None:
+        """Return the place of the worker in which an event runs now; None if it runs nowhere."""
+        found = witness.running(witness.heard(self.witness))
+        pids = [worker.pid for worker in self.workers]
+        pid = found.get(event_id)
+        return pids.index(pid) if pid in pids else None
+
+    def wait_until_running(self, ids: Collection[str]) -> None:
+        """Wait until each of these runs in a worker that was not replaced."""
+        wait_until(
+            lambda: all(self.place_of(each) is not None for each in ids),
+            within=60, what="their listeners run again",
+        )  # fmt: skip
+
+    def heal(self) -> None:
+        """Let all end that goes on until then."""
+        witness.healed(self.witness).touch()
 
     def one_that_runs(self) -> int:
         """Return the place of a worker that has started: one that has not holds nothing."""
@@ -341,6 +408,17 @@ class Rig:
                     self.workers[number] = self.start_worker()
                 dead += 1
         return dead
+
+    def replace_the_worn_out(self) -> int:
+        """Start workers in the place of those that hanging threads ended; return how many."""
+        ended = [n for n, worker in enumerate(self.workers) if worker.poll() is not None]
+        for number in ended:
+            worker = self.workers[number]
+            self.ended[worker.pid] = clock.now()
+            assert worker.returncode == 1, f"a worker ended with {worker.returncode}"
+            with self.fault("worn out"):  # explains nothing
+                self.workers[number] = self.start_worker()
+        return len(ended)
 
     def terminate_sessions(self) -> int:
         """Have the server end every session but our own."""
@@ -442,10 +520,13 @@ class Rig:
             process.wait(END)
 
     def evidence(self) -> Evidence:
+        said = self.told()
+        given_up = [*log.hand_backs(said, self.ended), *log.write_offs(said)]
         return Evidence(
             **collected(),
             lines=witness.heard(self.witness),
-            faults=self._with_pids(),
+            faults=sorted([*self.faults, *given_up], key=lambda fault: fault.at),
+            rescues=[*log.rescues(said)],
             pids={process.pid for process in self._all} | self._forked,
             deeds=[Deed(**each) for each in people.read(self.diary)],
             lease=self.outbox["LEASE"],
@@ -453,9 +534,6 @@ class Rig:
             attempts=self.outbox["RETRY"]["max_attempts"],
             purged=self.purges,
         )
-
-    def _with_pids(self) -> list[Fault]:
-        return sorted(self.faults, key=lambda fault: fault.at)
 
 
 def held_by(pid: int) -> frozenset[str]:
@@ -485,7 +563,7 @@ def collected() -> dict[str, Any]:
 
     names = ("event_id", "kind", "key", "writer", "n", "at", "due")
     intents = {row["event_id"]: oracle.Intent(**row) for row in Intent.objects.values(*names)}
-    columns = ("event_id", "status", "attempts", "key", "seq", "locked_by")
+    columns = ("event_id", "status", "attempts", "rescues", "key", "seq", "locked_by")
     rows = {}
     for row in OutboxEvent.objects.values(*columns).iterator():
         leased = row.pop("locked_by") is not None

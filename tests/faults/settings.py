@@ -24,7 +24,7 @@ OUTBOX = json.loads(os.environ.get("FAULTS_OUTBOX", "{}"))
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(created).3f %(process)d %(levelname)s %(message)s"}},
+    "formatters": {"line": {"()": "tests.faults.clock.Formatter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "loggers": {"django_outbox": {"handlers": ["stderr"], "level": "INFO"}},
 }

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import django_outbox as outbox
+from tests.faults import clock
 
 VARIABLE = "FAULTS_WITNESS"  # the environment variable with the file's path
 
@@ -36,7 +37,7 @@ def testify(event: outbox.Event, phase: str) -> None:
         "phase": phase,
         "pid": os.getpid(),
         "thread": threading.get_ident(),
-        "at": time.monotonic(),
+        "at": clock.now(),
         "source": event.source,
     }
     file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -54,3 +55,14 @@ def healed(path: Path) -> Path:
 def heard(path: Path) -> list[Line]:
     with path.open() as file:
         return [Line(**json.loads(text)) for text in file]
+
+
+def running(lines: Iterable[Line]) -> dict[str, int]:
+    """Return the process in which each event runs that has begun and not ended."""
+    found: dict[str, int] = {}
+    for line in lines:
+        if line.phase == "start":
+            found[line.id] = line.pid
+        elif found.get(line.id) == line.pid:
+            del found[line.id]
+    return found

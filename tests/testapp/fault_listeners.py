@@ -10,6 +10,7 @@ import json
 import os
 import random
 import time
+from pathlib import Path
 
 from django.db import transaction
 
@@ -52,6 +53,16 @@ def place(event: outbox.Event) -> None:
     if event.payload.get("follow"):
         with transaction.atomic():
             outbox.write("order.followed")
+    testify(event, "end")
+
+
+@outbox.listener("order.gated")
+def wait_for_gate(event: outbox.Event) -> None:
+    """Run until the file that the payload names is there."""
+    testify(event, "start")
+    gate = Path(event.payload["gate"])
+    while not gate.exists():
+        time.sleep(0.01)  # the listener's work
     testify(event, "end")
 
 

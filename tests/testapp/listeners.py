@@ -35,3 +35,8 @@ def stuck(event: outbox.Event) -> None:
     """Run for ever."""
     leave(event, "start")
     threading.Event().wait()
+
+
+@outbox.listener("process.exits", retry=outbox.Fixed(0, max_attempts=1))
+def exits(event: outbox.Event) -> None:
+    raise SystemExit("a listener's")

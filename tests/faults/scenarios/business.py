@@ -54,7 +54,7 @@ def ordered(rig: Rig) -> None:
         elif strikes[number] == "pause":
             rig.pause(worker, 1.5 * rig.outbox["LEASE"])
         else:
-            rig.restart({"postgres": "immediate", "mariadb": "kill"}[rig.database], 0.5)
+            rig.restart("immediate" if rig.database == "postgres" else "kill", 0.5)
     rig.wait_for_writers()
     rig.settle_down(but=len(behind))
     pace = events / (time.monotonic() - started)
@@ -80,7 +80,7 @@ def skew(rig: Rig) -> None:
     zones = [
         {"FAULTS_ZONE": "America/New_York", "FAULTS_USE_TZ": "0"},
         {"FAULTS_ZONE": "Pacific/Auckland"},
-        {"FAULTS_SESSION_ZONE": "+08:00"} if rig.database == "mariadb" else {},
+        {"FAULTS_SESSION_ZONE": "+08:00"} if rig.database in ("mariadb", "mysql") else {},
         {"OUTBOX_TEST_JUMP": "3:3600"},
     ]
     for each in zones:

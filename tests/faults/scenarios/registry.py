@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.faults.rig import Rig
 
-SERVERS = ("postgres", "mariadb")
+SERVERS = ("postgres", "mariadb", "mysql")
 ALL = (*SERVERS, "sqlite")
 
 # A business like any other: shares of what its events are and do (``writer.Plan``).

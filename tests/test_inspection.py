@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_outbox import dialects
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.outcomes import Status
+from django_outbox.sql import dialect_of
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
 
@@ -21,7 +21,7 @@ NEW, DONE, RETRY, DEAD = Status
 
 
 def dead(low: str | None = None, high: str | None = None, *, most: int = 100) -> list[str]:
-    return dialects.of(connection).dead(connection, span=(low, high), most=most)
+    return dialect_of(connection).dead(connection, span=(low, high), most=most)
 
 
 def newest_first(ids: list[str]) -> list[str]:
@@ -61,7 +61,7 @@ def test_the_first_events_that_wait_in_streams() -> None:
     failed, behind = [*keyed("b", status=RETRY), *keyed("b")]
     keyed("b", status=DEAD)
     keyed("c", 2)
-    found = dialects.of(connection).waiting(connection, keys=["a", "b"], most=2)
+    found = dialect_of(connection).waiting(connection, keys=["a", "b"], most=2)
     assert {first, second, failed, behind} == {*found}
 
 
@@ -86,7 +86,7 @@ def large_table() -> None:
 def test_looks_read_no_whole_table(large_table: None) -> None:
     """Whatever is rare is found by an index: dead, due, leased, scheduled, retrying, waiting."""
     events = OutboxEvent.objects
-    dialect = dialects.of(connection)
+    dialect = dialect_of(connection)
     works: dict[str, Callable[[], Any]] = {
         "dead": dead,
         "dead of a time": lambda: dead("01", "02"),

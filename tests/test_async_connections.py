@@ -1,0 +1,487 @@
+"""``ASYNC_CONNECTIONS``: how many async deliveries may have database connections at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connection, connections
+
+import django_outbox as outbox
+from django_outbox.listeners import registry
+from django_outbox.worker.async_connections import DeliveryThread, Slots
+from tests.table import in_thread, listening, row, sessions, statuses, write
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ORM, PLAIN = "order.paid", "order.shipped"
+OWN = 8  # connections that a worker itself uses, at most
+
+
+class Gauge:
+    """Counts the listeners that have queried the database and are still running."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.sessions = 0
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            yield
+        finally:
+            self.now -= 1
+
+    async def __call__(self, event: outbox.Event) -> None:
+        """Query, then keep the connection for a while, as when calling another service."""
+        open_now = await sync_to_async(connect_and_count)()
+        with self.connected():
+            self.sessions = max(self.sessions, open_now)
+            await asyncio.sleep(0.02)
+
+
+def connect_and_count() -> int:
+    """Connect, which counting SQLite's open files does not do; return the number of sessions."""
+    connection.ensure_connection()
+    return sessions()
+
+
+class Holder:
+    """An async listener that queries the database and then waits for ``go_on``."""
+
+    def __init__(self) -> None:
+        self.holding, self.go_on = threading.Event(), threading.Event()
+
+    async def __call__(self, event: outbox.Event) -> None:
+        await Effect.objects.acount()
+        self.holding.set()
+        while not self.go_on.is_set():  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(0.01)
+
+
+def all_done(count: int, *, within: float = 60) -> None:
+    wait_until(lambda: statuses() == {"DONE": count}, within=within, what=f"{count} DONE")
+
+
+def none_failed(ids: list[str]) -> None:
+    assert {row(each).attempts for each in ids} == {0}
+
+
+def delivery_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if "-async_" in each.name]
+
+
+# -- the bound -------------------------------------------------------------------------------------
+
+
+def test_a_burst_takes_no_more_connections_than_the_setting_says(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 3}
+    gauge, before = Gauge(), sessions()
+    with listening(gauge), outbox.Worker():
+        ids = write(200)
+        all_done(200)
+    none_failed(ids)
+    assert gauge.most == 3
+    if connection.vendor != "sqlite":  # SQLite keeps the files of closed connections open
+        assert gauge.sessions <= before + OWN + 3
+
+
+def test_without_the_setting_it_is_twice_the_workers(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 2}
+    gauge = Gauge()
+    with listening(gauge), outbox.Worker():
+        write(60)
+        all_done(60)
+    assert gauge.most == 4
+    gauge = Gauge()
+    with listening(gauge), outbox.Worker(workers=1):  # overrides the setting
+        write(60)
+        all_done(120)
+    assert gauge.most == 2
+
+
+def test_listeners_of_a_fan_out_wait_each_for_itself(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 3}
+    gauge = Gauge()
+
+    async def second(event: outbox.Event) -> None:
+        await gauge(event)
+
+    with listening(gauge), listening(second, name="second"), outbox.Worker():
+        ids = write(100)
+        all_done(100)
+    none_failed(ids)
+    assert gauge.most == 3
+
+
+def test_those_without_a_database_are_not_throttled(settings: Any) -> None:
+    """Work that they pass to a thread is not throttled either."""
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1, "ASYNC_CONCURRENCY": 100}
+    holder, inside, threads = Holder(), [], []
+
+    async def plain(event: outbox.Event) -> None:
+        await sync_to_async(threads.append)(event.event_id)
+        inside.append(event.event_id)
+        while not holder.go_on.is_set():  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(0.01)
+
+    with listening(holder, ORM), listening(plain, PLAIN), outbox.Worker():
+        try:
+            write(20, event_type=ORM)
+            assert holder.holding.wait(15)
+            write(80, event_type=PLAIN)
+            wait_until(lambda: len(inside) == 80, what="80 at once beside 20 that wait")
+            assert statuses() == {"NEW": 100}
+        finally:
+            holder.go_on.set()
+        all_done(100)
+    assert len(threads) == 80
+
+
+def test_who_waits_longest_is_served_first() -> None:
+    slots, order = Slots(1), []
+    lease: Any = SimpleNamespace(queued=0.0, queued_at=0.0)
+    threads = [DeliveryThread(slots, lease, alias="default") for _ in range(6)]
+    for thread in threads:
+        thread.turn = threading.Event()
+    assert slots.take(threads[0])
+
+    def wait_in_line(number: int) -> None:
+        slots.take(threads[number])
+        order.append(number)
+        slots.give_back(threads[number])
+
+    waiting = []
+    for number in range(1, 6):
+        waiting.append(in_thread(lambda number=number: wait_in_line(number)))  # type: ignore[misc]
+        wait_until(lambda: len(slots._waiting) == number)  # noqa: B023 - evaluated here
+    slots.refuse(threads[3])
+    with pytest.raises(OperationalError):
+        waiting[2].result(10)
+    slots.give_back(threads[0])
+    for number in (0, 1, 3, 4):
+        waiting[number].result(10)
+    assert order == [1, 2, 4, 5]
+
+
+# -- nothing is left behind ------------------------------------------------------------------------
+
+
+def test_a_listener_that_is_cancelled_while_it_waits_leaves_no_slot_behind(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 2}
+    holder, gauge, gave_up = Holder(), Gauge(), []
+
+    async def impatient(event: outbox.Event) -> None:
+        try:
+            await asyncio.wait_for(Effect.objects.acount(), 0.02)
+        except asyncio.TimeoutError:
+            gave_up.append(event.event_id)
+
+    with listening(holder, ORM), listening(impatient, PLAIN), listening(gauge), outbox.Worker():
+        try:
+            write(2, event_type=ORM)
+            wait_until(lambda: holder.holding.is_set() and len(delivery_threads()) == 2)
+            write(50, event_type=PLAIN)
+            wait_until(
+                lambda: statuses() == {"NEW": 2, "DONE": 50}, what="an end of those that gave up"
+            )
+            assert len(gave_up) == 50
+            wait_until(lambda: len(delivery_threads()) == 2, what="an end of their threads")
+        finally:
+            holder.go_on.set()
+        all_done(52)
+        ids = write(20)
+        all_done(72)
+    none_failed(ids)
+    assert gauge.most == 2
+
+
+def test_a_stop_ends_the_wait_and_releases_what_waited(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1, "DRAIN_TIMEOUT": 0.3}
+    holder = Holder()
+    with listening(holder):
+        worker = outbox.Worker()
+        worker.start()
+        ids = write(10)
+        wait_until(lambda: len(delivery_threads()) == 10, what="nine that wait")
+        started = time.monotonic()
+        assert not worker.stop()
+        assert time.monotonic() - started < 5
+    assert statuses() == {"NEW": 10}
+    none_failed(ids)
+    assert {row(each).locked_by for each in ids} == {None}
+
+
+def test_a_stop_under_a_blocked_loop_ends_the_wait(settings: Any) -> None:
+    """The loop cannot end the wait, and the interpreter's exit waits for these threads."""
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1, "DRAIN_TIMEOUT": 0.2}
+    holder, go_on = Holder(), threading.Event()
+
+    async def block(event: outbox.Event) -> None:
+        go_on.wait(30)
+
+    with listening(holder, ORM), listening(block, PLAIN):
+        worker = outbox.Worker()
+        worker.start()
+        try:
+            write(5, event_type=ORM)
+            wait_until(lambda: len(delivery_threads()) == 5, what="four that wait")
+            write(event_type=PLAIN)
+            wait_until(lambda: worker._event_loop._watch._answered_at is None, what="a block")
+            started = time.monotonic()
+            assert in_thread(worker.stop).result(15) is False
+            assert time.monotonic() - started < 5
+            slots = worker._event_loop._connections
+            assert not slots._waiting
+        finally:
+            go_on.set()
+
+
+def test_a_failed_connect_gives_its_slot_back(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener continues without a connection, and others must not wait for it."""
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
+    refused: list[threading.Thread] = []
+    failed: list[str] = []
+    go_on = threading.Event()
+    backend = type(connections["default"])
+    connect = backend.get_new_connection
+
+    def get_new_connection(self: Any, parameters: Any) -> Any:
+        if threading.current_thread() in refused:
+            raise OperationalError("refused")
+        return connect(self, parameters)
+
+    monkeypatch.setattr(backend, "get_new_connection", get_new_connection)
+
+    def fail() -> None:
+        refused.append(threading.current_thread())
+        with pytest.raises(OperationalError, match="refused"):
+            connection.ensure_connection()
+        failed.append("refused")
+
+    async def unlucky(event: outbox.Event) -> None:
+        await sync_to_async(fail)()
+        while not go_on.is_set():  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(0.01)
+
+    gauge = Gauge()
+    with listening(unlucky, PLAIN), listening(gauge), outbox.Worker():
+        try:
+            write(event_type=PLAIN)
+            wait_until(lambda: failed == ["refused"], what="the refusal")
+            write(5)
+            wait_until(lambda: statuses() == {"NEW": 1, "DONE": 5}, what="five DONE")
+        finally:
+            go_on.set()
+        all_done(6)
+
+
+def test_a_connection_that_the_listener_closes_and_opens_again_keeps_its_slot(
+    settings: Any,
+) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
+    inside = []
+
+    def close() -> None:
+        connection.close()
+
+    gauge = Gauge()
+
+    async def listener(event: outbox.Event) -> None:
+        await Effect.objects.acount()
+        with gauge.connected():
+            await sync_to_async(close)()
+            await asyncio.sleep(0.01)
+            inside.append(await Effect.objects.acount())
+
+    with listening(listener), outbox.Worker():
+        ids = write(20)
+        all_done(20)
+    none_failed(ids)
+    assert len(inside) == 20
+    assert gauge.most == 1
+
+
+def test_a_stop_keeps_the_outcome_of_a_listener_whose_connections_are_being_closed(
+    settings: Any,
+) -> None:
+    settings.OUTBOX = {}
+    go_on, left = threading.Event(), []
+
+    async def listener(event: outbox.Event) -> None:
+        await Effect.objects.acount()
+        left.append(asyncio.create_task(sync_to_async(go_on.wait)(30)))
+        await asyncio.sleep(0)
+
+    with listening(listener):
+        worker = outbox.Worker()
+        worker.start()
+        try:
+            write()
+            wait_until(lambda: left, what="the listener")
+            worker.stop(timeout=0.2)
+            assert statuses() == {"DONE": 1}
+        finally:
+            go_on.set()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_listeners_of_several_databases_need_one_slot(settings: Any) -> None:
+    """With a slot for each connection, two listeners could wait for each other's forever."""
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 2}
+    gauge = Gauge()
+
+    async def listener(event: outbox.Event) -> None:
+        aliases = ["default", "other"] if event.payload["n"] % 2 else ["other", "default"]
+        await Effect.objects.using(aliases[0]).acount()
+        with gauge.connected():
+            await asyncio.sleep(0.02)
+            await Effect.objects.using(aliases[1]).acount()
+
+    with listening(listener), outbox.Worker():
+        ids = write(20)
+        all_done(20)
+    none_failed(ids)
+    assert gauge.most == 2
+
+
+def test_a_task_that_a_listener_left_gets_no_slot_after_its_end(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
+    holder, left, said = Holder(), [], []
+
+    async def ask() -> None:
+        try:
+            await Effect.objects.acount()
+        except OperationalError as error:
+            said.append(str(error))
+
+    async def leaver(event: outbox.Event) -> None:
+        left.extend([asyncio.create_task(ask()), asyncio.create_task(ask())])
+        while not slots()._waiting:  # noqa: ASYNC110 - the first; the other waits for its thread
+            await asyncio.sleep(0.01)
+
+    worker = outbox.Worker()
+
+    def slots() -> Slots:
+        return worker._event_loop._connections
+
+    with listening(holder, ORM), listening(leaver, PLAIN), listening(Gauge()), worker:
+        try:
+            write(event_type=ORM)
+            assert holder.holding.wait(15)
+            write(event_type=PLAIN)
+            wait_until(lambda: statuses() == {"NEW": 1, "DONE": 1}, what="the leaver's end")
+            wait_until(lambda: len(said) == 2, what="the end of its tasks")
+            assert all("ASYNC_CONNECTIONS" in each for each in said)
+        finally:
+            holder.go_on.set()
+        write(3)
+        all_done(5)
+
+
+# -- timeouts --------------------------------------------------------------------------------------
+
+
+def test_the_wait_for_a_connection_does_not_count_for_the_timeout(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
+    waits = []
+
+    async def listener(event: outbox.Event) -> None:
+        began = time.monotonic()
+        await Effect.objects.acount()
+        waits.append(time.monotonic() - began)
+        await asyncio.sleep(0.3)
+
+    with listening(listener, timeout=1.5), outbox.Worker():
+        ids = write(10)
+        all_done(10)
+    none_failed(ids)
+    assert max(waits) > 2  # longer than the timeout, yet no failure
+
+
+def test_the_time_after_the_wait_counts(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
+    holder, cancelled = Holder(), []
+
+    async def listener(event: outbox.Event) -> None:
+        if event.attempts:
+            return
+        await Effect.objects.acount()
+        assert holder.go_on.is_set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(event.event_id)
+            raise
+
+    with (
+        listening(holder, ORM), listening(listener, timeout=0.3, retry=outbox.Fixed(0.05)),
+        outbox.Worker(),
+    ):  # fmt: skip
+        try:
+            write(event_type=ORM)
+            assert holder.holding.wait(15)
+            (event_id,) = write()
+            wait_until(lambda: len(delivery_threads()) == 2, what="one that waits")
+        finally:
+            holder.go_on.set()
+        all_done(2)
+    assert cancelled == [event_id]
+    assert row(event_id).attempts == 1
+    assert "ListenerTimeout" in str(row(event_id).last_error)
+
+
+def test_a_policy_that_retries_timeouts_retries_ours(settings: Any) -> None:
+    settings.OUTBOX = {}
+    policy = outbox.Fixed(0.05, retry_on=(asyncio.TimeoutError,))
+
+    async def listener(event: outbox.Event) -> None:
+        if not event.attempts:
+            await asyncio.Event().wait()
+
+    with listening(listener, timeout=0.1, retry=policy), outbox.Worker():
+        write()
+        all_done(1)
+
+
+# -- the fallback ----------------------------------------------------------------------------------
+
+
+def test_a_fallback_may_connect_after_a_listener_that_waited_in_vain(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
+    holder, gave_up, counted = Holder(), [], []
+
+    async def impatient(event: outbox.Event) -> None:
+        try:
+            await asyncio.wait_for(Effect.objects.acount(), 0.02)
+        except asyncio.TimeoutError:
+            gave_up.append(event.event_id)
+            raise
+
+    def fallback(event: outbox.Event, failure: outbox.Failure) -> None:
+        counted.append(Effect.objects.count())
+
+    once = outbox.Fixed(0, max_attempts=1)
+    with listening(holder, ORM), listening(impatient, PLAIN, retry=once), outbox.Worker():
+        registry.fallback(impatient, fallback)
+        try:
+            write(event_type=ORM)
+            assert holder.holding.wait(15)
+            write(event_type=PLAIN)
+            wait_until(lambda: gave_up, what="a wait in vain")
+        finally:
+            holder.go_on.set()
+        all_done(2)
+    assert counted == [0]

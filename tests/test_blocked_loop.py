@@ -1,0 +1,352 @@
+"""A listener that blocks the event loop is reported by name, and nothing else hangs with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import django_outbox as outbox
+from django_outbox.worker import blocked_loop
+from django_outbox.worker.blocked_loop import BlockedLoopWatch
+from tests.reach.children import Site
+from tests.table import PLACED, in_thread, listening, statuses, write
+from tests.test_health import PORT, ask, port_of, wait_for
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+database = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def site(database_env: dict[str, str], tmp_path: Path) -> Site:
+    return Site(database_env, tmp_path)
+
+
+class Blocker:
+    """A listener that blocks the event loop, directly or in a task of its own."""
+
+    def __init__(self) -> None:
+        self.go_on, self.task = threading.Event(), ""
+
+    async def __call__(self, event: outbox.Event) -> None:
+        self._block()
+
+    async def by_a_task(self, event: outbox.Event) -> None:
+        await asyncio.create_task(self._later(), name="mine")
+
+    async def _later(self) -> None:
+        await asyncio.sleep(0)
+        self._block()
+
+    def _block(self) -> None:
+        task = asyncio.current_task()
+        assert task
+        self.task = task.get_name()
+        self.go_on.wait(30)
+
+
+def lines(caplog: pytest.LogCaptureFixture, start: str) -> list[tuple[str, str]]:
+    found = [(each.levelname, each.getMessage()) for each in caplog.records]
+    return [each for each in found if each[1].startswith(start)]
+
+
+def quick(event: outbox.Event) -> None:
+    """Do nothing."""
+
+
+# -- what blocks the loop --------------------------------------------------------------------------
+
+
+async def idle(event: outbox.Event) -> None:
+    """Do nothing."""
+
+
+def alone(blocker: Blocker) -> Any:
+    return listening(blocker, PLACED, timeout=60)
+
+
+def second(blocker: Blocker) -> Any:
+    return listening(blocker, PLACED, name="second")
+
+
+def in_a_task(blocker: Blocker) -> Any:
+    return listening(blocker.by_a_task, PLACED)
+
+
+@database
+@pytest.mark.parametrize("registered", [alone, second, in_a_task])
+def test_a_blocked_loop_is_reported_once_with_what_blocks_it(
+    settings: Any, caplog: pytest.LogCaptureFixture, registered: Callable[[Blocker], Any]
+) -> None:
+    settings.OUTBOX = {"STUCK_AFTER": 1.8}
+    blocker = Blocker()
+    with (
+        caplog.at_level(logging.INFO, "django_outbox"), listening(idle, "order.*", name="idle"),
+        registered(blocker), outbox.Worker() as worker,
+    ):  # fmt: skip
+        try:
+            (event_id,) = write()
+            wait_until(lambda: lines(caplog, "event loop blocked"), what="a warning")
+            assert worker.health().is_ready
+            wait_until(lambda: lines(caplog, "event loop stuck"), what="an error")
+            unready = worker.health().unready
+            assert len(unready) == 1
+            assert unready[0].startswith("outbox-default-loop has been blocked for ")
+            looked = worker._event_loop._watch._looked_at
+            wait_until(lambda: worker._event_loop._watch._looked_at > looked + 0.6)
+        finally:
+            blocker.go_on.set()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+        wait_until(lambda: lines(caplog, "event loop runs again"), what="the end")
+        assert worker.health().is_ready
+    (warning,) = lines(caplog, "event loop blocked")
+    (error,) = lines(caplog, "event loop stuck")
+    assert (warning[0], error[0]) == ("WARNING", "ERROR")
+    for _, line in (warning, error):
+        assert f"event_id={event_id} event_type=order.placed" in line
+        assert f"listener='{PLACED}{' second' * (registered is second)}'" in line
+        assert f"task={blocker.task!r}" in line
+        assert "threading.py:" in line.split("at=")[1]
+    assert 1 <= float(warning[1].split("seconds=")[1].split(" ")[0]) < 1.8
+    ((_, end),) = lines(caplog, "event loop runs again")
+    assert float(end.split("seconds=")[1]) >= 1.8
+
+
+@database
+def test_a_callback_that_blocks_is_reported_without_an_event(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {}
+    go_on = threading.Event()
+
+    async def listener(event: outbox.Event) -> None:
+        asyncio.get_running_loop().call_later(0.05, go_on.wait, 30)
+
+    with (
+        caplog.at_level(logging.INFO, "django_outbox"), listening(listener), outbox.Worker()
+    ):  # fmt: skip
+        try:
+            write()
+            wait_until(lambda: lines(caplog, "event loop blocked"), what="a warning")
+        finally:
+            go_on.set()
+        wait_until(lambda: lines(caplog, "event loop runs again"), what="the end")
+    assert "event_id=None event_type=None listener=None task=None at=/" in caplog.text
+
+
+@database
+def test_a_loop_that_waits_is_not_taken_for_a_blocked_one(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {"STUCK_AFTER": 0.5}
+    go_on = threading.Event()
+
+    async def listener(event: outbox.Event) -> None:
+        while not go_on.is_set():  # noqa: ASYNC110 - told by a thread
+            await asyncio.sleep(0.01)
+
+    caplog.set_level(logging.INFO, "django_outbox")
+    with listening(listener), outbox.Worker() as worker:
+        try:
+            write(20)
+            watch = worker._event_loop._watch
+            begun = watch._looked_at
+            wait_until(lambda: watch._looked_at > begun + 2, what="looks for 2 s")
+            assert worker.health().is_ready
+        finally:
+            go_on.set()
+        wait_until(lambda: statuses() == {"DONE": 20}, what="DONE")
+    assert not lines(caplog, "event loop")
+
+
+# -- what still works ------------------------------------------------------------------------------
+
+
+@database
+def test_threads_go_on_beside_a_blocked_loop_and_it_counts_what_waits(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONCURRENCY": 10, "WORKERS": 2}
+    blocker = Blocker()
+    with (
+        listening(blocker), listening(quick, "order.shipped"),
+        outbox.Worker(drain_timeout=30) as worker,
+    ):  # fmt: skip
+        try:
+            write(1)
+            wait_until(lambda: blocker.task, what="a block")
+            write(9)
+            write(50, event_type="order.shipped")
+            wait_until(lambda: statuses() == {"NEW": 10, "DONE": 50}, what="the plain ones")
+            wait_until(lambda: worker._event_loop.waiting == 9, what="nine that wait")
+        finally:
+            blocker.go_on.set()
+        wait_until(lambda: statuses() == {"DONE": 60}, what="all DONE")
+        assert worker._event_loop.waiting == 0
+
+
+@database
+def test_a_stop_under_a_blocked_loop_ends_in_time_and_releases_what_waited(settings: Any) -> None:
+    settings.OUTBOX = {"DRAIN_TIMEOUT": 0.3, "ASYNC_CONCURRENCY": 1}
+    blocker = Blocker()
+    with listening(blocker):
+        worker = outbox.Worker()
+        worker.start()
+        try:
+            write(1)
+            wait_until(lambda: blocker.task, what="a block")
+            write(4)
+            wait_until(lambda: worker._event_loop.waiting == 4, what="four that wait")
+            started = time.monotonic()
+            assert in_thread(worker.stop).result(20) is False
+            assert time.monotonic() - started < 0.3 + 1 + 3
+            free = outbox.models.OutboxEvent.objects.filter(locked_by=None).count()
+            assert free >= 4
+        finally:
+            blocker.go_on.set()
+    assert "DONE" not in statuses()
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@database
+def test_a_process_with_a_blocked_loop_is_live_not_ready_and_recovers(
+    site: Site, tmp_path: Path
+) -> None:
+    until = tmp_path / "go on"
+    with site.worker(*PORT, STUCK_AFTER=2) as child:
+        port = port_of(child)
+        wait_for(port, "/ready", 200)
+        (event_id,) = write(1, "reach.blocking", payload={"until": str(until)})
+        stuck = wait_for(port, "/ready", 503)
+        assert stuck.reasons.startswith("outbox-default-loop has been blocked for ")
+        assert event_id not in stuck.reasons
+        assert ask(port, "/live").code == 200  # type: ignore[union-attr]
+        for start in ("event loop blocked", "event loop stuck"):
+            child.says(
+                rf"{start} seconds=\d+\.\d event_id={event_id} event_type=reach\.blocking "
+                r"listener='reach\.blocking' task='\S+' at=\S*listeners\.py:\d+"
+            )
+        write(3, "reach.noted")
+        wait_until(lambda: statuses() == {"NEW": 1, "DONE": 3}, what="the plain ones")
+        until.touch()
+        wait_for(port, "/ready", 200)
+        wait_until(lambda: statuses() == {"DONE": 4}, what="all DONE")
+        child.says(r"event loop runs again seconds=\d+")
+        assert child.stop() == 0
+
+
+@database
+def test_a_process_with_a_blocked_loop_ends_in_time_with_code_1(site: Site, tmp_path: Path) -> None:
+    with site.worker(DRAIN_TIMEOUT=1, ASYNC_CONCURRENCY=1) as child:
+        write(5, "reach.blocking", payload={"until": str(tmp_path / "never")})
+        wait_until(lambda: Effect.objects.filter(phase="start").exists(), what="the listener")
+        child.says("event loop blocked")
+        started = time.monotonic()
+        child.tell(signal.SIGTERM)
+        assert child.wait() == 1
+        assert time.monotonic() - started < 1 + 1 + 5
+    assert statuses() == {"NEW": 5}
+    assert outbox.models.OutboxEvent.objects.filter(locked_by=None).count() >= 4
+
+
+# -- how the watch measures time -------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = self.used = 100.0
+
+    def pass_(self, seconds: float, *, used: float = 0.0) -> None:
+        self.now, self.used = self.now + seconds, self.used + used
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    replaced = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: clock.used)
+    monkeypatch.setattr(blocked_loop, "time", replaced)
+    return clock
+
+
+class Loop:
+    """A loop that runs its callbacks only when ``answer`` is called."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        self.due.append(call)
+
+    def answer(self) -> None:
+        while self.due:
+            self.due.pop()()
+
+
+@pytest.fixture
+def watched(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockedLoopWatch, Loop, Any]:
+    watch, loop = BlockedLoopWatch("loop", stuck_after=5, serves=lambda task: None), Loop()
+    monkeypatch.setattr(asyncio, "current_task", lambda loop: None)
+
+    def rounds(number: int, *, answering: bool) -> None:
+        for _ in range(number):
+            clock.pass_(0.25)
+            watch.look(loop, threading.current_thread())  # type: ignore[arg-type]
+            if answering:
+                loop.answer()
+
+    return watch, loop, rounds
+
+
+def test_a_process_that_was_stopped_is_not_taken_for_a_blocked_loop(
+    clock: Clock, watched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, _, rounds = watched
+    rounds(3, answering=True)
+    rounds(1, answering=False)
+    clock.pass_(3600)  # a SIGSTOP, which uses no processor time
+    rounds(1, answering=False)
+    rounds(1, answering=True)
+    rounds(5, answering=True)
+    assert not lines(caplog, "event loop")
+    assert watch.trouble is None
+
+
+def test_a_listener_that_keeps_every_thread_from_running_is_reported_when_it_lets_go(
+    clock: Clock, watched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, rounds = watched
+    rounds(3, answering=True)
+    rounds(1, answering=False)
+    clock.pass_(4, used=4)  # a regular expression, for example, which holds the GIL
+    rounds(1, answering=False)
+    ((level, line),) = lines(caplog, "event loop blocked")
+    assert (level, "seconds=4." in line) == ("WARNING", True)
+
+
+def test_each_blockage_is_reported_once_and_anew(
+    clock: Clock, watched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, loop, rounds = watched
+    for _ in range(2):
+        rounds(3, answering=True)
+        rounds(40, answering=False)
+        assert watch.trouble
+        loop.answer()
+        rounds(1, answering=True)
+        assert watch.trouble is None
+    assert [level for level, _ in lines(caplog, "event loop")] == [
+        "WARNING",
+        "ERROR",
+        "WARNING",
+    ] * 2
+    rounds(4, answering=False)  # the limit is one second
+    assert len(lines(caplog, "event loop")) == 6

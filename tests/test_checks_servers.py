@@ -1,0 +1,160 @@
+"""System checks of servers and drivers: unknown, too old, or compatible in protocol only."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, transaction
+
+from django_outbox import write
+from django_outbox.checks import servers
+from django_outbox.models import OutboxEvent
+from django_outbox.sql import DIALECTS
+
+pytestmark = pytest.mark.django_db
+
+
+def found(*ids: str) -> list[CheckMessage]:
+    tags = ["django_outbox", "database"]
+    messages = run_checks(tags=tags, databases=["default"])
+    return [each for each in messages if each.id in {f"django_outbox.{name}" for name in ids}]
+
+
+class Answering:
+    """A connection to a server that returns this text for VERSION()."""
+
+    def __init__(self, vendor: str, name: str, said: str, version: tuple[int, ...]) -> None:
+        self.alias, self.vendor, self.display_name = "default", vendor, name
+        self._said, self._version = said, version
+        self.Database: Any = SimpleNamespace(__name__="psycopg", __version__="3.2.0")
+
+    @contextmanager
+    def cursor(self) -> Any:
+        yield SimpleNamespace(
+            execute=lambda sql: None if sql == "SELECT VERSION()" else pytest.fail(sql),
+            fetchone=lambda: (self._said,),
+        )
+
+    def get_database_version(self) -> tuple[int, ...]:
+        return self._version
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, server: Any) -> list[CheckMessage]:
+    monkeypatch.setattr(servers, "connections", {"default": server})
+    monkeypatch.setattr(servers, "aliases", lambda: ["default"])
+    return servers.check_servers(None, databases=["default"])
+
+
+def test_the_server_of_the_tests_is_supported() -> None:
+    assert found("E024", "E028", "W025", "W054") == []
+
+
+def test_193_there_is_sql_for_these_vendors() -> None:
+    assert {*DIALECTS} == {"postgresql", "mysql", "sqlite"}  # mysql includes MariaDB
+    assert connection.vendor in DIALECTS
+
+
+def test_193_an_unknown_database_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    [message] = asked(monkeypatch, Answering("oracle", "Oracle", "23.5", (23, 5)))
+    assert (message.id, message.is_serious()) == ("django_outbox.E024", True)
+    assert "'default' is Oracle" in message.msg
+    assert "Route django_outbox to PostgreSQL" in str(message.hint)
+
+
+def test_it_is_found_by_the_checks_of_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "vendor", "oracle")
+    assert [each.is_serious() for each in found("E024")] == [True]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "display_name", "said", "version", "name"),
+    [
+        ("mysql", "MySQL", "8.0.11-TiDB-v8.5.0", (8, 0, 11), "TiDB"),
+        ("mysql", "MySQL", "5.7.25-OceanBase-v4.2.1.0", (5, 7, 25), "OceanBase"),
+        ("postgresql", "PostgreSQL", "PostgreSQL 15.2-YB-2024.2 on x86_64", (15, 2), "YugabyteDB"),
+        ("postgresql", "PostgreSQL", "CockroachDB CCL v24.1.0 (x86_64)", (13, 0), "CockroachDB"),
+    ],
+)
+def test_a_server_that_only_speaks_the_protocol_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, said: str,
+    version: tuple[int, ...], name: str,
+) -> None:  # fmt: skip
+    [message] = asked(monkeypatch, Answering(vendor, display_name, said, version))
+    assert (message.id, message.is_serious()) == ("django_outbox.E028", True)
+    assert f"'default' is {name}, which speaks the protocol of {display_name}" in message.msg
+    assert message.hint
+
+
+@pytest.mark.parametrize(
+    ("vendor", "display_name", "said", "version"),
+    [
+        ("postgresql", "PostgreSQL", "PostgreSQL 16.4 on aarch64-unknown-linux-gnu", (16, 4)),
+        ("mysql", "MySQL", "8.4.3", (8, 4, 3)),
+        ("mysql", "MySQL", "8.4.3-3", (8, 4, 3)),  # Percona's
+        ("mysql", "MariaDB", "10.11.6-MariaDB-0+deb12u1", (10, 11, 6)),
+    ],
+)
+def test_builds_of_the_real_servers_are_none_of_these(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, said: str,
+    version: tuple[int, ...],
+) -> None:  # fmt: skip
+    assert asked(monkeypatch, Answering(vendor, display_name, said, version)) == []
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "old", "oldest"),
+    [
+        ("postgresql", "PostgreSQL", (14, 13), "15"),
+        ("mysql", "MySQL", (8, 0, 40), "8.4"),
+        ("mysql", "MariaDB", (10, 6, 20), "10.11"),
+        ("sqlite", "SQLite", (3, 34, 1), "3.35"),
+    ],
+)
+def test_268_an_old_server_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, name: str, old: tuple[int, ...], oldest: str
+) -> None:
+    text = ".".join(map(str, old))
+    [message] = asked(monkeypatch, Answering(vendor, name, text, old))
+    assert (message.id, message.is_serious()) == ("django_outbox.W025", False)
+    assert message.msg == f"The database 'default' is {name} {text}; expected {oldest} or later."
+    assert message.hint == "Upgrade the server."
+
+
+@pytest.mark.parametrize(
+    ("driver", "version", "warned"),
+    [
+        ("psycopg", "3.1.18", True),
+        ("psycopg2", "2.9.10 (dt dec pq3 ext lo64)", True),
+        ("psycopg", "3.2.0", False),
+        ("psycopg", "3.10.0.dev1", False),
+    ],
+)
+def test_a_driver_of_postgresql_that_hears_nothing_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, driver: str, version: str, warned: bool
+) -> None:
+    server = Answering("postgresql", "PostgreSQL", "PostgreSQL 18.1", (18, 1))
+    server.Database = SimpleNamespace(__name__=driver, __version__=version)
+    messages = asked(monkeypatch, server)
+    assert [each.id for each in messages] == ["django_outbox.W054"] * warned
+    if messages:
+        assert not messages[0].is_serious()
+        assert f"reached by {driver} {version}; expected psycopg 3.2 or later" in messages[0].msg
+        assert "pip install" in str(messages[0].hint)
+
+
+def test_193_an_unknown_database_is_refused_before_any_sql(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    expected = r"'default' is Oracle, .* Route django_outbox to PostgreSQL"
+    with transaction.atomic():
+        with monkeypatch.context() as patched, django_assert_num_queries(0):
+            patched.setattr(connection, "vendor", "oracle")
+            patched.setattr(connection, "display_name", "Oracle")
+            with pytest.raises(ImproperlyConfigured, match=expected):
+                write("x")
+        assert not OutboxEvent.objects.exists()

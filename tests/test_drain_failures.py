@@ -1,0 +1,362 @@
+"""``drain()`` and ``outbox_worker --once`` when listeners exit, interrupt or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+import django_outbox as outbox
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxStream
+from tests.fleet import Fleet, wait_for_end_of
+from tests.table import (
+    in_thread,
+    insert,
+    keyed,
+    lease_ends_in,
+    listening,
+    now,
+    row,
+    statuses,
+    stream,
+    stream_due_in,
+    write,
+)  # fmt: skip
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+# Each test runs in a transaction that is rolled back, as in a TestCase, and without one.
+both = pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
+        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
+    ],
+)
+outside_alone = pytest.mark.django_db(transaction=True)
+
+
+class Halt(BaseException):
+    """Derives from ``BaseException`` only."""
+
+
+ENDS = [SystemExit, GeneratorExit, asyncio.CancelledError, Halt]
+
+
+def listener_that(error: type[BaseException], *, is_async: bool) -> Callable[[outbox.Event], Any]:
+    """Return a listener that raises for events with the payload "bad" and succeeds for others."""
+
+    def listener(event: outbox.Event) -> None:
+        if event.payload == "bad":
+            raise error("a listener's")
+
+    async def alistener(event: outbox.Event) -> None:
+        await asyncio.sleep(0)
+        listener(event)
+
+    return alistener if is_async else listener
+
+
+either = pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+
+
+# -- what would end a process ----------------------------------------------------------------------
+
+
+@both
+@either
+@pytest.mark.parametrize("error", ENDS)
+def test_a_listener_that_exits_has_failed_like_any_other(
+    outside: bool, is_async: bool, error: type[BaseException]
+) -> None:
+    bad, good = [insert(due=-9 + n, payload=text)[0] for n, text in enumerate(['"bad"', "1"])]
+    policy = outbox.Fixed(0, max_attempts=2)
+    with listening(listener_that(error, is_async=is_async), retry=policy):
+        assert outbox.drain() == 2
+        assert row(good).status == Status.DONE
+        found = row(bad)
+        assert (found.status, found.attempts, found.locked_by) == (Status.RETRY, 1, None)
+        assert error.__name__ in str(found.last_error)
+        assert outbox.drain() == 1
+        assert outbox.drain() == 0
+    assert (row(bad).status, row(bad).attempts) == (Status.DEAD, 2)
+
+
+@both
+@pytest.mark.parametrize("error", ENDS)
+def test_keyed_events_behind_it_go_on(outside: bool, error: type[BaseException]) -> None:
+    seen: list[str] = []
+
+    def listener(event: outbox.Event) -> None:
+        seen.append(event.event_id)
+        if event.event_id == ids[0]:
+            raise error
+
+    ids = keyed("k", 3, due=-1)
+    with listening(listener, retry=outbox.Fixed(0, max_attempts=1)):
+        assert outbox.drain() == 3
+    assert seen == ids
+    assert [row(each).status for each in ids] == [Status.DEAD, Status.DONE, Status.DONE]
+    assert (stream("k").locked_by, stream("k").due_at) == (None, None)
+
+
+@dataclasses.dataclass
+@outbox.event("order.exiting")
+class Exiting:
+    sku: str
+
+    def __post_init__(self) -> None:
+        if self.sku == "exit":
+            raise SystemExit
+
+
+@both
+def test_a_class_of_a_payload_that_exits_has_failed_too(outside: bool) -> None:
+    for sku in ("exit", "tea"):
+        insert(due=-1, event_type="order.exiting", payload=f'{{"sku": "{sku}"}}')
+    with listening(lambda event: None, Exiting, retry=outbox.Fixed(max_attempts=1)):  # type: ignore[arg-type]
+        assert outbox.drain() == 2
+    assert statuses() == {"DEAD": 1, "DONE": 1}
+
+
+# -- an interrupt ----------------------------------------------------------------------------------
+
+
+@both
+@either
+def test_an_interrupt_hands_the_event_back_and_ends_the_run(outside: bool, is_async: bool) -> None:
+    texts = ["1", '"bad"', "1"]
+    first, bad, last = [
+        insert(due=-9 + n, attempts=2, payload=text)[0] for n, text in enumerate(texts)
+    ]
+    interrupts = listener_that(KeyboardInterrupt, is_async=is_async)
+    with listening(interrupts), pytest.raises(KeyboardInterrupt):
+        outbox.drain()
+    assert row(first).status == Status.DONE
+    for event_id in (bad, last):
+        found = row(event_id)
+        assert (found.status, found.locked_by, found.locked_at) == (Status.NEW, None, None)
+        assert (found.attempts, found.rescues, found.last_error) == (2, 0, None)
+        assert lease_ends_in(event_id) <= 0
+    with listening(lambda event: None):
+        assert outbox.drain() == 2
+    assert statuses() == {"DONE": 3}
+
+
+@both
+@either
+def test_an_interrupt_releases_the_stream(outside: bool, is_async: bool) -> None:
+    """Events before it are settled, and the stream resumes with the interrupted event."""
+    ids = keyed("k", 4, due=-1, payload="1")
+    OutboxEvent.objects.filter(pk=ids[1]).update(payload='"bad"')
+    interrupts = listener_that(KeyboardInterrupt, is_async=is_async)
+    with listening(interrupts), pytest.raises(KeyboardInterrupt):
+        outbox.drain()
+    assert [row(each).status for each in ids] == [Status.DONE, *[Status.NEW] * 3]
+    assert [(row(each).attempts, row(each).rescues) for each in ids] == [(0, 0)] * 4
+    assert stream("k").locked_by is None
+    assert stream_due_in("k") <= 0
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)):
+        assert outbox.drain() == 3
+    assert seen == ids[1:]
+
+
+def interrupted(event: outbox.Event) -> None:
+    raise KeyboardInterrupt
+
+
+@both
+def test_an_interrupt_counts_no_rescue_beyond_the_one_that_was_found(outside: bool) -> None:
+    (event_id,) = insert(due=-1, locked_by="lost")
+    for _ in range(3):  # the second and third find no lost worker
+        with listening(interrupted), pytest.raises(KeyboardInterrupt):
+            outbox.drain()
+        found = row(event_id)
+        assert (found.status, found.attempts, found.rescues) == (Status.NEW, 0, 1)
+
+
+@both
+@pytest.mark.parametrize("rescues", [0, 1])
+def test_an_interrupt_takes_the_rescue_back_that_its_start_had_counted(
+    outside: bool, rescues: int
+) -> None:
+    """A rescued stream runs carefully: each start is counted before the listener is called."""
+    first, second = keyed("k", 2, due=-1, rescues=rescues)
+    lost(*"k")
+    with listening(interrupted), pytest.raises(KeyboardInterrupt):
+        outbox.drain()
+    assert [(row(each).attempts, row(each).rescues) for each in (first, second)] == [
+        (0, rescues), (0, rescues),
+    ]  # fmt: skip
+    assert stream("k").locked_by is None
+    assert stream_due_in("k") <= 0
+    with listening(lambda event: None):
+        assert outbox.drain() == 2
+
+
+def lost(*keys: str) -> None:
+    OutboxStream.objects.filter(key__in=keys).update(locked_by="lost", locked_at=now())
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database_env, tmp_path, LISTENER_MODULE="listeners")
+    yield fleet
+    fleet.kill_all()
+
+
+@outside_alone
+def test_once_delivers_what_stands_behind_a_listener_that_exits(fleet: Fleet) -> None:
+    (bad,) = insert(due=-9, event_type="process.exits")
+    good = insert(3, due=-1, event_type="process.quick")
+    assert wait_for_end_of(fleet.start("--once")) == 0
+    assert fleet.logged("delivered 4")
+    assert (row(bad).status, row(bad).attempts) == (Status.DEAD, 1)
+    assert [row(each).status for each in good] == [Status.DONE] * 3
+    assert wait_for_end_of(fleet.start("--once")) == 0
+    assert fleet.logged("delivered 0")  # the next cron run does not deliver it again
+
+
+@outside_alone
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_once_hands_back_at_ctrl_c(fleet: Fleet, tmp_path: Path, key: str | None) -> None:
+    gate = tmp_path / "gate"
+    (event_id,) = write(event_type="process.gated", payload={"gate": str(gate)}, key=key)
+    worker = fleet.start("--once")
+    wait_until(lambda: Effect.objects.filter(phase="start").exists(), what="the start")
+    worker.send_signal(signal.SIGINT)
+    assert wait_for_end_of(worker) != 0
+    found = row(event_id)
+    assert (found.status, found.attempts, found.rescues) == (Status.NEW, 0, 0)
+    if key is None:
+        assert found.locked_by is None
+        assert lease_ends_in(event_id) <= 0
+    else:
+        assert stream(key).locked_by is None
+        assert stream_due_in(key) <= 0
+    gate.touch()
+    assert wait_for_end_of(fleet.start("--once")) == 0
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_once_delivers_at_most_max_events(
+    outside: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    insert(5, due=-1)
+    keyed("k", 2, due=-1)
+    with listening(lambda event: None):
+        for said, left in [("2", 5), ("2", 3), ("2", 1), ("1", 0)]:
+            call_command("outbox_worker", "--once", "--max-events", "2")
+            assert capsys.readouterr().out == f"delivered {said}\n"
+            assert OutboxEvent.objects.pending().count() == left
+
+
+@both
+def test_once_with_max_events_of_nought_delivers_all(
+    outside: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    insert(3, due=-1)
+    with listening(lambda event: None):
+        call_command("outbox_worker", "--once", "--max-events", "0")
+    assert capsys.readouterr().out == "delivered 3\n"
+
+
+# -- one execution each ----------------------------------------------------------------------------
+
+
+def test_there_is_one_execution_of_each_and_a_dead_one_lets_the_next_go_on(
+    settings: Any, transactional_db: None
+) -> None:
+    """The strictest order: one stream for all events, and ``max_attempts=1``."""
+    settings.OUTBOX = {"MODE": "ordered", "ORDERING": "global", "UNROUTABLE_GRACE": 0}
+    seen: list[str] = []
+
+    def listener(event: outbox.Event) -> None:
+        seen.append(event.event_id)
+        if event.payload["n"] in (0, 2):
+            raise ValueError
+
+    with listening(listener, retry=outbox.Fixed(0, max_attempts=1)), outbox.Worker(workers=4):
+        ids = write(5)
+        wait_until(lambda: statuses() == {"DEAD": 2, "DONE": 3}, what="the end of all")
+    assert seen == ids
+    assert [row(each).attempts for each in ids] == [1, 0, 1, 0, 0]
+
+
+@both
+def test_what_a_lost_worker_ran_is_run_again_even_with_one_execution(outside: bool) -> None:
+    """A lost worker is not a failure of the event, so the policy is not consulted."""
+    first, second = keyed("k", 2, due=-1)
+    lost("k")
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id), retry=outbox.Fixed(max_attempts=1)):
+        assert outbox.drain() == 2
+    assert seen == [first, second]
+    assert statuses() == {"DONE": 2}
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+class Unsteady:
+    """Fails the first ``n % 4`` executions of the nth event; interrupts some events once before."""
+
+    def __init__(self) -> None:
+        self.runs: Counter[str] = Counter()
+        self._interrupted: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, event: outbox.Event) -> None:
+        n = event.payload["n"]
+        with self._lock:
+            self.runs[event.event_id] += 1
+            if n % 7 == 3 and event.event_id not in self._interrupted:
+                self._interrupted.add(event.event_id)
+                raise KeyboardInterrupt
+        if event.attempts < n % 4:
+            raise (SystemExit if n % 2 else ValueError)(f"failure {event.attempts}")
+
+
+@outside_alone
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_several_drains_at_once_lose_nothing_and_try_as_often_as_the_policy_says(
+    settings: Any, key: str | None
+) -> None:
+    settings.OUTBOX = {"POLL_BATCH_SIZE": 10, "RETENTION_DONE": None}
+    listener, count = Unsteady(), 48
+    ids = [write(payload={"n": n}, key=key and f"k{n % 5}")[0] for n in range(count)]
+
+    def drain_until_nothing_is_left() -> int:
+        delivered = 0
+        while OutboxEvent.objects.pending().exists():
+            try:
+                delivered += outbox.drain()
+            except KeyboardInterrupt:
+                continue
+        return delivered
+
+    with listening(listener, retry=outbox.Fixed(0, max_attempts=3)):
+        for future in [in_thread(drain_until_nothing_is_left) for _ in range(3)]:
+            future.result(120)
+    for n, event_id in enumerate(ids):
+        found, failures = row(event_id), n % 4
+        executions = min(failures + 1, 3)
+        assert listener.runs[event_id] == executions + (n % 7 == 3), n
+        assert found.attempts == min(failures, 3), n
+        assert found.status == (Status.DEAD if failures == 3 else Status.DONE), n
+        assert (found.rescues, found.locked_by) == (0, None), n
+    assert statuses() == {"DONE": 36, "DEAD": 12}

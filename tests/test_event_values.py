@@ -1,0 +1,455 @@
+"""Events, policies and answers are plain values: pickle, copy, hash and replace work."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+
+import django_outbox as outbox
+from django_outbox import Event, hooks
+from django_outbox.events import leased
+from django_outbox.exceptions import DuplicateEvent, InvalidEvent, PayloadError
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import Failure
+from django_outbox.testing import make_event
+from tests.table import PLACED, keyed, listening, row, statuses, write
+from tests.test_hot import quiet, resting
+from tests.testapp.models import Order
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def pickled(protocol: int) -> Any:
+    twin = lambda value: pickle.loads(pickle.dumps(value, protocol))  # noqa: E731 - one of COPIES
+    return pytest.param(twin, id=f"pickle{protocol}")
+
+
+COPIES: list[Any] = [
+    pytest.param(copy.copy, id="copy"),
+    pytest.param(copy.deepcopy, id="deepcopy"),
+    *map(pickled, range(pickle.HIGHEST_PROTOCOL + 1)),
+]
+copies = pytest.mark.parametrize("twin", COPIES)
+Twin = Callable[[Any], Any]
+FIELDS: dict[str, Any] = {
+    "payload": {"sku": "tea", "price": [1.5, None]}, "headers": {"region": "eu"},
+    "aggregate_type": "shop.Order", "aggregate_id": "7", "tenant_id": "t",
+}  # fmt: skip
+CARRIED = ("event_type", *FIELDS, "key")
+NOT_CARRIED = (
+    "event_id", "unique_key", "seq", "occurred_at", "available_at", "created_at", "deliver_at",
+    "first_due_at", "attempts", "source", "listener", "database",
+)  # fmt: skip
+
+
+@outbox.event("order.typed")
+@dataclasses.dataclass
+class Typed:
+    sku: str
+
+
+class Tagged:
+    """A serializer whose text is not JSON."""
+
+    def dumps(self, payload: Any) -> str:
+        return f"tagged:{json.dumps(payload)}"
+
+    def loads(self, text: str) -> Any:
+        if not text.startswith("tagged:"):
+            raise ValueError("no tag")
+        return json.loads(text.removeprefix("tagged:"))
+
+
+def fresh(**fields: Any) -> Event:
+    return Event(event_type=PLACED, **{**FIELDS, **fields})
+
+
+def written(**fields: Any) -> Event:
+    event = fresh(**fields)
+    with transaction.atomic():
+        outbox.write(event)
+    return event
+
+
+def cold(**fields: Any) -> Event:
+    """Return an event as a listener gets it from the table."""
+    got: list[Event] = []
+    written(**fields)
+    with listening(got.append):
+        outbox.drain()
+    assert [event.source for event in got] == ["cold"]
+    return got[0]
+
+
+def hot(**fields: Any) -> Event:
+    """Return an event as a listener gets it from the process that wrote it."""
+    got: list[Event] = []
+    with override_settings(OUTBOX=quiet()), listening(got.append), resting():
+        written(**fields)
+        wait_until(lambda: statuses() == {"DONE": 1}, what="the delivery")
+    assert [event.source for event in got] == ["hot"]
+    return got[0]
+
+
+def undecoded(**fields: Any) -> Event:
+    """Return an event from the table that is not decoded yet."""
+    stored = row(written(**fields).event_id)
+    names = [each.name for each in stored._meta.local_fields if each.name in Event.__slots__]
+    values = [getattr(stored, name) for name in names]
+    places = {name: place for place, name in enumerate(names)}
+    return leased(values, places, hooks.serializer().loads)
+
+
+everywhere = pytest.mark.parametrize("made", [fresh, written, undecoded, cold, hot])
+delivered = pytest.mark.parametrize("made", [cold, hot])
+Made = Callable[..., Event]
+
+
+# -- pickle, copy, hash ----------------------------------------------------------------------------
+
+
+@everywhere
+def test_an_event_copies_and_pickles(made: Made) -> None:
+    event = made()
+    for twin in (each.values[0] for each in COPIES):
+        other = twin(event)
+        assert other == event
+        assert hash(other) == hash(event) == hash(event.event_id)
+        assert repr(other) == repr(event)
+        assert other.payload == FIELDS["payload"]
+        with pytest.raises(TypeError):
+            other.headers["region"] = "us"
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            other.tenant_id = "another"
+        assert len({event, other}) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"key": "k"}, {"unique_key": "u"}, {"deliver_after": 90}, {"event_id": "i"}, {"headers": {}}],
+    ids=str,
+)
+@pytest.mark.parametrize("made", [fresh, undecoded])
+@copies
+def test_a_copy_has_every_field(made: Made, twin: Twin, fields: dict[str, Any]) -> None:
+    event = made(**fields)
+    other = twin(event)
+    assert other == event
+    assert other.is_delayed == event.is_delayed
+    assert other._delay == event._delay
+
+
+def test_only_a_shallow_copy_shares_the_payload() -> None:
+    event = fresh(payload={"lines": []})
+    assert copy.copy(event).payload is event.payload
+    deep = copy.deepcopy(event)
+    deep.payload["lines"].append("changed")
+    assert event.payload == {"lines": []}
+
+
+def test_events_with_equal_ids_hash_equal_and_may_differ() -> None:
+    event = fresh()
+    other = dataclasses.replace(event, payload=2)
+    assert hash(other) == hash(event)
+    assert other != event
+    assert hash(fresh()) != hash(event)
+
+
+@copies
+def test_a_copy_keeps_the_exact_text(twin: Twin) -> None:
+    """The text given to ``from_json`` is stored unchanged, also when a copy is written."""
+    assert twin(Event.from_json("x", " 12345.0 "))._text == " 12345.0 "
+    assert twin(Event.from_json("x", '{"b": 1.0}'))._text == '{"b": 1.0}'
+
+
+def no_decoding(text: str, type_: Any = None) -> Any:
+    raise AssertionError("decoded")
+
+
+@copies
+def test_a_copy_does_not_decode_what_nobody_looked_at(twin: Twin) -> None:
+    event = fresh().written("[1]", no_decoding)
+    assert twin(event)._text == "[1]"
+    with pytest.raises(AssertionError, match="decoded"):
+        assert twin(event).payload
+
+
+@copies
+def test_damaged_text_is_copied_as_it_is(twin: Twin) -> None:
+    """Reading it raises ``PayloadError``; copying and pickling it does not."""
+    damaged = {"event_id": "i", "event_type": "x", "payload": '{"a": ', "headers": '{"b"'}
+    places = {name: place for place, name in enumerate(damaged)}
+    other = twin(leased([*damaged.values()], places, hooks.serializer().loads))
+    assert (other.event_id, other._text) == ("i", '{"a": ')
+    assert hash(other) == hash("i")
+    for name in ("payload", "headers"):
+        with pytest.raises(PayloadError):
+            getattr(other, name)
+
+
+@copies
+def test_a_typed_payload_is_copied(twin: Twin) -> None:
+    got: list[Event] = []
+    with listening(got.append, Typed):  # type: ignore[arg-type]
+        with transaction.atomic():
+            outbox.write(Typed("tea"))
+        outbox.drain()
+    other = twin(got[0])
+    assert other == got[0]
+    assert other.payload == Typed("tea")
+    assert other.payload_as(Typed) == Typed("tea")
+
+
+@copies
+def test_an_event_of_the_test_kit_is_copied(twin: Twin) -> None:
+    assert twin(make_event(Typed("tea"))).payload == Typed("tea")
+    assert twin(make_event(PLACED, [1])).payload == [1]
+    assert make_event(Typed("tea")).payload_as(Typed) == Typed("tea")
+
+
+@copies
+def test_a_copy_is_read_by_the_serializer_of_its_process(settings: Any, twin: Twin) -> None:
+    settings.OUTBOX = {"SERIALIZER": f"{__name__}.Tagged"}
+    event = undecoded()
+    assert event._text.startswith("tagged:")  # type: ignore[union-attr]
+    other = twin(event)
+    assert other._loads.__self__ is hooks.serializer()
+    assert other.payload == event.payload == FIELDS["payload"]
+    assert twin(other) == event
+    assert other.payload_as(dict) == event.payload
+
+
+# -- copies that are written -----------------------------------------------------------------------
+
+
+@copies
+def test_of_two_copies_the_second_is_a_duplicate(twin: Twin) -> None:
+    """It is detected without a database error, which would end the transaction."""
+    for first_is_copy in (True, False):
+        event = fresh()
+        pair = [twin(event), event] if first_is_copy else [event, twin(event)]
+        with transaction.atomic():
+            assert outbox.write(pair[0]) == event.event_id
+            with pytest.raises(DuplicateEvent):
+                outbox.write(pair[1])
+            Order.objects.create(sku="goes on")
+    assert statuses() == {"NEW": 2}
+
+
+@copies
+def test_a_fresh_copy_is_written_like_the_event(twin: Twin) -> None:
+    event = fresh(deliver_after=90)
+    with transaction.atomic():
+        outbox.write(twin(event))
+    found = row(event.event_id)
+    assert json.loads(found.payload) == FIELDS["payload"]
+    assert found.deliver_at is not None
+    assert found.deliver_at - found.created_at == timedelta(seconds=90)
+
+
+# -- replace ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [fresh, written])
+def test_replace_keeps_the_id_of_an_event_that_was_not_delivered(made: Made) -> None:
+    event = made(unique_key="u")
+    other = dataclasses.replace(event, payload=2)
+    assert other == dataclasses.replace(event, payload=2)
+    assert (other.event_id, other.unique_key) == (event.event_id, "u")
+    assert (other.occurred_at, other.payload) == (event.occurred_at, 2)
+
+
+@delivered
+@copies
+def test_replace_of_a_delivered_event_is_a_new_one(made: Made, twin: Twin) -> None:
+    """Its content carries over; its identity, its times and its delivery do not."""
+    event = made(unique_key="u")
+    other = dataclasses.replace(twin(event), event_type="order.forwarded")
+    assert {name: getattr(other, name) for name in CARRIED[1:]} == {
+        name: getattr(event, name) for name in CARRIED[1:]
+    }
+    empty = Event(event_type="x")
+    for name in NOT_CARRIED:
+        if name not in ("event_id", "occurred_at"):
+            assert getattr(other, name) == getattr(empty, name), name
+    assert other.event_id not in ("", event.event_id)
+    assert other.occurred_at > event.occurred_at
+    assert not other._own_id  # generated, so it is unique: written without a savepoint
+    assert set(CARRIED) | set(NOT_CARRIED) == {
+        each.name for each in dataclasses.fields(Event) if each.name[0] != "_"
+    }
+
+
+def test_a_key_carries_over() -> None:
+    got: list[Event] = []
+    (event_id,) = keyed("k", attempts=3)
+    with listening(got.append):
+        outbox.drain()
+    other = dataclasses.replace(got[0], event_type="order.forwarded")
+    assert (got[0].event_id, got[0].key, got[0].attempts) == (event_id, "k", 3)
+    assert got[0].seq is not None
+    assert (other.key, other.seq, other.attempts) == ("k", None, 0)
+
+
+@delivered
+@pytest.mark.parametrize("change", [{}, {"event_id": ""}], ids=["", "empty-id"])
+def test_a_replaced_event_is_written(made: Made, change: dict[str, Any]) -> None:
+    event = made(unique_key="u")
+    with transaction.atomic():
+        event_id = outbox.write(
+            dataclasses.replace(event, event_type="order.forwarded", **change), using="default"
+        )
+        assert connection.in_atomic_block
+    assert event_id not in (None, event.event_id)
+    found = row(str(event_id))
+    assert (found.event_type, found.aggregate_type, found.aggregate_id, found.tenant_id) == (
+        "order.forwarded", "shop.Order", "7", "t",
+    )  # fmt: skip
+    assert json.loads(found.payload) == FIELDS["payload"]
+    assert json.loads(str(found.headers)) == FIELDS["headers"]
+    assert (found.attempts, found.unique_key, found.deliver_at) == (0, None, None)
+    assert found.available_at == found.created_at > row(event.event_id).created_at
+
+
+def test_a_delayed_or_retried_event_is_forwarded_at_once() -> None:
+    """The new event does not inherit the due time or the attempts."""
+    got: list[Event] = []
+
+    def fails_once(event: Event) -> None:
+        got.append(event)
+        if not event.attempts:
+            raise ValueError
+
+    write(deliver_after=0.001)
+    with listening(fails_once, retry=outbox.Fixed(0.001)):
+        wait_until(lambda: outbox.drain() and len(got) == 2, what="both executions")
+    assert got[1].is_delayed
+    other = dataclasses.replace(got[1])
+    assert not other.is_delayed
+    with transaction.atomic():
+        outbox.write(other)
+    assert row(other.event_id).deliver_at is None
+
+
+@delivered
+def test_a_change_is_respected(made: Made) -> None:
+    """A value that is given counts, also for a field that does not carry over."""
+    event = made()
+    later = event.occurred_at + timedelta(hours=1)
+    other = dataclasses.replace(
+        event, event_id="own", unique_key="again", occurred_at=later, attempts=7, payload=2,
+        headers={"a": "b"}, tenant_id=None,
+    )  # fmt: skip
+    assert (other.event_id, other.unique_key, other.occurred_at) == ("own", "again", later)
+    assert (other.attempts, other.payload, other.tenant_id) == (7, 2, None)
+    assert dict(other.headers) == {"a": "b"}
+    assert other._own_id
+    assert dataclasses.replace(event, deliver_after=60)._delay == 60
+    assert dataclasses.replace(event, available_at=later).available_at == later
+    with pytest.raises(InvalidEvent, match="event_type"):
+        dataclasses.replace(event, event_type="")
+
+
+def test_what_a_listener_changed_in_the_payload_is_written() -> None:
+    event = cold(payload={"a": 1})
+    event.payload["b"] = 2
+    with transaction.atomic():
+        event_id = outbox.write(dataclasses.replace(event, event_type="y"))
+    assert json.loads(row(str(event_id)).payload) == {"a": 1, "b": 2}
+
+
+def test_a_typed_payload_is_forwarded() -> None:
+    got: list[Event] = []
+    with listening(got.append, Typed):  # type: ignore[arg-type]
+        with transaction.atomic():
+            outbox.write(Typed("tea"))
+        outbox.drain()
+    with transaction.atomic():
+        event_id = outbox.write(dataclasses.replace(got[0], event_type="y"))
+    assert json.loads(row(str(event_id)).payload) == {"sku": "tea"}
+
+
+def says_who() -> dict[str, str]:
+    return {"user": "7"}
+
+
+def test_a_delivered_event_itself_keeps_its_id_where_providers_and_modes_change_it(
+    settings: Any,
+) -> None:
+    """Writing it again is a duplicate; it never gets a new id."""
+    event = cold()
+    settings.OUTBOX = {"CONTEXT_PROVIDERS": [f"{__name__}.says_who"], "MODE": "ordered"}
+    with transaction.atomic(), pytest.raises(DuplicateEvent):
+        outbox.write(event)
+    row(event.event_id).delete()
+    with transaction.atomic():
+        assert outbox.write(event) == event.event_id
+    found = row(event.event_id)
+    assert json.loads(str(found.headers)) == {"region": "eu", "user": "7"}
+    assert found.key == "shop.Order:7"
+
+
+# -- policies, answers, listeners ------------------------------------------------------------------
+
+
+def a_listener(event: Event) -> None:
+    """Do nothing; a lambda could not be pickled."""
+
+
+VALUES: list[Any] = [
+    outbox.Exponential(base=1, max_attempts=3, retry_on=(ValueError,)),
+    outbox.Fixed(3, give_up_on=(KeyError,)),
+    outbox.Linear(step=2),
+    outbox.Jittered(outbox.Fixed(3), 0.25),
+    outbox.Done(),
+    outbox.Defer(timedelta(seconds=3)),
+    outbox.Dead("no"),
+    registry.Listener(
+        call=a_listener, event_type="x", aggregate_type=outbox.ANY, name="n",
+        retry=outbox.Fixed(3), timeout=1.0, atomic=False,
+    ),
+]  # fmt: skip
+
+
+@copies
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_policies_answers_and_listeners_copy_pickle_and_are_replaced(
+    value: Any, twin: Twin
+) -> None:
+    for other in (twin(value), dataclasses.replace(value), dataclasses.replace(twin(value))):
+        assert other == value
+        assert hash(other) == hash(value)
+        assert repr(other) == repr(value)
+
+
+@copies
+def test_a_failure_and_its_error_copy_and_pickle(twin: Twin) -> None:
+    error = outbox.RetryAfter(3, "the partner is busy")
+    error.note = "kept"  # type: ignore[attr-defined]
+    failure = Failure(listener="x", attempts=2, exception=error, text="RetryAfter")
+    other = dataclasses.replace(twin(failure), attempts=3)
+    assert (other.listener, other.attempts, other.text) == ("x", 3, "RetryAfter")
+    found: Any = other.exception
+    assert (type(found), found.delay, str(found)) == (outbox.RetryAfter, 3, "the partner is busy")
+    assert found.note == "kept"
+
+
+def test_a_fixed_policy_is_replaced() -> None:
+    policy = dataclasses.replace(outbox.Fixed(3), max_attempts=2)
+    assert (policy.wait, policy.max_attempts, policy.delay(1)) == (3, 2, 3)
+    assert dataclasses.replace(outbox.Fixed()) == outbox.Fixed(5) == outbox.Fixed(delay=5)
+    assert dataclasses.replace(policy, wait=4) == dataclasses.replace(policy, delay=4)
+    assert dataclasses.replace(policy, delay=4).delay(1) == 4
+    for unfit in (None, -1, "5"):
+        with pytest.raises(ValueError, match="wait"):
+            outbox.Fixed(unfit)  # type: ignore[arg-type]

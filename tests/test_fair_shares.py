@@ -1,0 +1,352 @@
+"""Fair shares: a worker leases what it will start soon and leaves the rest to idle workers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as futures_wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from django.db import connection
+
+import django_outbox as outbox
+from django_outbox import hooks
+from django_outbox.clocks import monotonic
+from django_outbox.conf import Settings
+from django_outbox.delivery.lease import Lease, take
+from django_outbox.events import Event
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import FULL, Claim
+from django_outbox.worker.prefetch import BUSY_AFTER, SOON, Prefetch
+from django_outbox.worker.queues import Held, Offers, Ready
+from django_outbox.worker.shedding import Shedding
+from django_outbox.worker.wakeup import Wakeup
+from tests.fleet import Fleet
+from tests.table import in_thread, insert, keyed, listening, row, statuses, stream, write
+from tests.waiting import Gate, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SOON_AGAIN: dict[str, Any] = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.1, "DRAIN_TIMEOUT": 1}
+
+
+@contextmanager
+def gated(event_type: str = "order.gated", **options: Any) -> Iterator[Gate]:
+    gate = Gate()
+    with listening(gate, event_type, **options):
+        try:
+            yield gate
+        finally:
+            gate.open.set()
+
+
+def leased() -> int:
+    return OutboxEvent.objects.filter(locked_by__isnull=False).count()
+
+
+@contextmanager
+def busy_worker(gate: Gate, threads: int = 2) -> Iterator[outbox.Worker]:
+    """Run a worker whose threads have all been busy with a call for a while."""
+    with outbox.Worker(workers=threads) as worker:
+        try:
+            write(threads, "order.gated")
+            wait_until(lambda: len(gate.entered) == threads, what="a call on each thread")
+            wait_until(lambda: worker._claimer._prefetch.is_busy(monotonic()), what="busy")
+            yield worker
+        finally:
+            gate.open.set()
+
+
+# -- the size of the prefetch ----------------------------------------------------------------------
+
+
+class Wait:
+    """A prefetch; each call returns its size after events have waited for so many seconds."""
+
+    def __init__(self, **given: Any) -> None:
+        settings = Settings(**{"WORKERS": 4, "COLD_QUEUE_CAPACITY": 100, **given})
+        self.held = Held(30)
+        self.prefetch = Prefetch(settings, held=self.held, ready=Ready())
+
+    def __call__(self, seconds: float | None, *, backlog: bool = True) -> int:
+        if seconds is not None:
+            self.held.started, self.held.longest_wait = 5, seconds
+        self.prefetch.adapt(backlog=backlog)
+        return self.prefetch.size
+
+
+def test_the_prefetch_doubles_while_events_start_soon_and_halves_otherwise() -> None:
+    wait = Wait()
+    assert [wait(0.1) for _ in range(5)] == [16, 32, 64, 100, 100]
+    assert wait(0.9 * SOON) == 100
+    assert [wait(1.1 * SOON) for _ in range(5)] == [50, 25, 12, 8, 8]
+
+
+def test_the_prefetch_stays_while_nothing_starts_and_where_there_is_no_backlog() -> None:
+    wait = Wait()
+    assert (wait(None), wait(0.01, backlog=False)) == (8, 8)
+
+
+def test_the_prefetch_grows_fast_where_events_start_at_once() -> None:
+    assert Wait()(0.001) == 64
+
+
+def test_the_first_events_say_nothing_for_a_thread_was_free_for_each() -> None:
+    wait = Wait()
+    wait.held.started, wait.held.longest_wait = 4, 0.0
+    wait.prefetch.adapt(backlog=True)
+    assert wait.prefetch.size == 8
+
+
+def test_the_prefetch_never_exceeds_the_capacity() -> None:
+    assert Wait(WORKERS=8, COLD_QUEUE_CAPACITY=5).prefetch.size == 5
+
+
+def test_the_prefetch_grows_for_events_of_this_process_too(settings: Any) -> None:
+    settings.OUTBOX = {**SOON_AGAIN, "POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
+    with listening(lambda event: None), outbox.Worker(workers=2) as worker:
+        write(400)
+        wait_until(lambda: statuses() == {"DONE": 400}, what="DONE")
+        assert worker._claimer._prefetch.size > 4
+
+
+# -- a busy worker ---------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_threads_are_all_busy_claims_nothing(settings: Any) -> None:
+    settings.OUTBOX = SOON_AGAIN
+    with gated() as gate, listening(lambda event: None), busy_worker(gate) as worker:
+        insert(20)
+        write(20)  # offered to this process
+        worker.poll()
+        wait_until(lambda: not len(worker._offers), what="the offers left to others")
+        assert leased() == 2
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 42}, what="DONE")
+
+
+def test_a_busy_worker_rings_for_what_was_offered_to_it(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[str] = []
+    monkeypatch.setattr("django_outbox.doorbell.ring", lambda found: rung.append(found.alias))
+    settings.OUTBOX = {**SOON_AGAIN, "POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
+    with gated() as gate, listening(lambda event: None), busy_worker(gate):
+        rung.clear()
+        write(5)
+        wait_until(lambda: rung, what="a ring")
+        assert leased() == 2
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 7}, what="DONE, though nobody else runs")
+
+
+def test_what_waits_too_long_is_released_with_its_old_due_time(settings: Any) -> None:
+    """The worker claimed these events while its threads were free; then all threads became busy."""
+    settings.OUTBOX = SOON_AGAIN
+    ids = insert(8, due=-5, event_type="order.gated")
+    due = {each: row(each).available_at for each in ids}
+    with gated() as gate, outbox.Worker(workers=2):
+        wait_until(lambda: len(gate.entered) == 2)
+        wait_until(lambda: leased() == 2, what="the others released")
+        waiting = [row(each) for each in ids if each not in gate.entered]
+        assert {each.event_id: each.available_at for each in waiting} == {
+            each: due[each] for each in ids if each not in gate.entered
+        }
+        assert {(each.locked_by, each.locked_at, each.attempts, each.rescues)
+                for each in waiting} == {(None, None, 0, 0)}  # fmt: skip
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 8}, what="DONE")
+    assert sorted(gate.entered) == sorted(ids)  # each once
+
+
+def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two workers would run it at the same time."""
+    (event_id,) = insert(due=-9)
+    found = dialect_of(connection).claim(connection, Claim(me="me", lease=30, limit=1))
+    (waiting,) = [take(each, FULL, deadline=monotonic() + 20, me="me") for each in found.rows]
+    waiting.taken_at -= 10
+    held = Held(30)
+    held.add([waiting])
+    drop, starts = held.drop, list[Future[bool]]()
+
+    def meanwhile(leases: Iterable[Lease]) -> None:
+        starts.append(in_thread(lambda: held.start(waiting)))
+        futures_wait(starts, timeout=0.5)
+        drop(leases)
+
+    monkeypatch.setattr(held, "drop", meanwhile)
+    offers = Offers(1, most_bytes=1, wakeup=Wakeup())
+    streams: Any = SimpleNamespace(shed=lambda before: False)
+    shedding = Shedding(me="me", held=held, offers=offers, streams=streams)
+    assert shedding.step(connection, monotonic()) > 9
+    assert starts[0].result(20) is False
+    assert row(event_id).locked_by is None
+
+
+def test_a_stream_whose_head_waits_too_long_is_left_to_others(settings: Any) -> None:
+    settings.OUTBOX = SOON_AGAIN
+    with gated() as gate:
+        for key in "abcd":
+            keyed(key, 2, event_type="order.gated")
+        with outbox.Worker(workers=2):
+            wait_until(lambda: len(gate.entered) == 2)
+            idle = [key for key in "abcd" if row_of(key).event_id not in gate.entered]
+            wait_until(lambda: all(stream(key).locked_by is None for key in idle), what="released")
+            wait_until(lambda: OutboxStream.objects.due().count() == 2, what="due again")
+            gate.open.set()
+            wait_until(lambda: statuses() == {"DONE": 8}, what="DONE")
+    assert len(gate.entered) == 8
+
+
+def row_of(key: str) -> OutboxEvent:
+    """Return the first event of a key."""
+    return OutboxEvent.objects.filter(key=key).order_by("seq")[0]
+
+
+def test_what_waits_for_the_event_loop_counts_as_waiting(settings: Any) -> None:
+    settings.OUTBOX = {**SOON_AGAIN, "ASYNC_CONCURRENCY": 2, "WORKERS": 1}
+    gate, entered = threading.Event(), list[str]()
+
+    async def slow(event: outbox.Event) -> None:
+        entered.append(event.event_id)
+        while not gate.is_set():  # noqa: ASYNC110 - it is set by another thread
+            await asyncio.sleep(0.01)
+
+    insert(60)
+    with listening(slow), outbox.Worker() as worker:
+        try:
+            wait_until(lambda: len(entered) == 2)
+            wait_until(lambda: leased() == 2, what="the others released")
+            assert worker._event_loop.waiting <= 2 * worker._claimer._prefetch.size
+        finally:
+            gate.set()
+        wait_until(lambda: statuses() == {"DONE": 60}, what="DONE")
+    assert max(Counter(entered).values()) == 1
+
+
+# -- several processes -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database_env, tmp_path, WORKERS=2, **SOON_AGAIN)
+    yield fleet
+    fleet.kill_all()
+
+
+def running(fleet: Fleet, worker: psutil.Popen) -> bool:
+    return bool(fleet.logged(f" {worker.pid} INFO worker started"))
+
+
+def test_a_worker_that_joins_gets_its_share_of_a_backlog_of_slow_listeners(fleet: Fleet) -> None:
+    insert(320, payload='{"seconds": 0.1}')
+    workers = [fleet.start()]
+    wait_until(lambda: len(fleet.starts()) >= 20, what="the first twenty")
+    workers += [fleet.start(), fleet.start()]
+    wait_until(lambda: all(running(fleet, each) for each in workers), what="three workers")
+    before = len(fleet.starts())
+    wait_until(lambda: statuses() == {"DONE": 320}, within=60, what="DONE")
+    assert [fleet.end(each) for each in workers] == [0, 0, 0]
+    shares = Counter(line.pid for line in fleet.lines()[2 * before :] if line.phase == "start")
+    assert max(Counter(fleet.starts()).values()) == 1
+    left = sum(shares.values())
+    assert left > 40, "the joining workers came too late to show anything"
+    assert all(shares[each.pid] > left / 10 for each in workers), shares
+
+
+def test_a_busy_worker_leaves_new_events_to_an_idle_one(fleet: Fleet) -> None:
+    """Otherwise half of the 60 quick events would wait until the long calls end."""
+    insert(2, payload='{"seconds": 45}')
+    busy = fleet.start()
+    wait_until(lambda: len(fleet.starts()) == 2, what="two long calls")
+    idle = fleet.start()
+    wait_until(lambda: running(fleet, idle), what="the idle worker")
+    for _ in range(30):
+        write(2, payload={"seconds": 0})
+    wait_until(lambda: statuses() == {"DONE": 60, "NEW": 2}, within=15, what="60 quick events done")
+    assert {line.pid for line in fleet.lines() if line.phase == "end"} == {idle.pid}
+    busy.kill()
+    busy.wait()
+    assert fleet.end(idle) == 0
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_payloads_in_memory_stay_within_prefetch_bytes(settings: Any) -> None:
+    size, budget = 2_000, 60_000
+    settings.OUTBOX = {**SOON_AGAIN, "PREFETCH_BYTES": budget}
+    insert(200, payload='"' + size * "x" + '"')
+    seen: list[int] = []
+
+    def note(event: outbox.Event) -> None:
+        seen.append(worker._held.payload_bytes)
+
+    with listening(note):
+        worker = outbox.Worker(workers=4)
+        with worker:
+            wait_until(lambda: statuses() == {"DONE": 200}, what="DONE")
+    assert len(seen) == 200
+    assert size <= max(seen) <= budget + size
+    assert worker._held.payload_bytes == 0
+
+
+def test_offers_are_bounded_by_their_payloads_too() -> None:
+    woken: list[None] = []
+    wakeup = Wakeup()
+    wakeup.wake = lambda: woken.append(None)
+    offers = Offers(100, most_bytes=2500, wakeup=wakeup)
+    event = Event(event_type="x", payload="y" * 998).written(
+        '"' + "y" * 998 + '"', hooks.JSON.loads
+    )
+    assert [offers.offer(event) for _ in range(5)] == [True, True, True, False, False]
+    assert len(offers.take(2)) == 2
+    assert [offers.offer(event), offers.offer(event), offers.offer(event)] == [True, True, False]
+    assert len(woken) == 5
+
+
+def lease(event_id: str, size: int, **given: Any) -> Lease:
+    return Lease(
+        row=(), places={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
+        rescued=False, rescues=0, progress=None, deadline=monotonic() + 10,
+        payload_bytes=size, **given,
+    )  # fmt: skip
+
+
+def test_the_bytes_of_leases_are_counted_exactly() -> None:
+    """Leases count correctly when settled, replaced by a newer claim, or dropped twice."""
+    held = Held(30)
+    first, again, newer = lease("a", 10), lease("a", 10, renewal=True), lease("a", 30)
+    held.add([first])
+    held.add([again])
+    assert held.payload_bytes == 10
+    held.add([newer])
+    assert held.payload_bytes == 30
+    held.drop([first])
+    held.drop([newer])
+    held.drop([newer])
+    assert held.payload_bytes == 0
+
+
+def test_a_busy_thread_is_told_from_an_idle_one() -> None:
+    ready = Ready()
+    prefetch = Prefetch(Settings(), held=(held := Held(30)), ready=ready)
+    held.last_start = monotonic() - 2 * BUSY_AFTER
+    assert not prefetch.is_busy(monotonic())  # nothing is in flight
+    held.add([lease("a", 10)])
+    assert prefetch.is_busy(monotonic())
+    taker = in_thread(lambda: ready.take(30))
+    wait_until(lambda: ready.idle == 1, what="an idle thread")
+    assert not prefetch.is_busy(monotonic())
+    ready.wake()
+    assert taker.result(30) is None
+    assert ready.idle == 0

@@ -1,0 +1,101 @@
+"""Real ``outbox_worker`` processes whose listeners hang, with a timeout and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reach.children import Site, is_alive, workers_show
+from tests.table import row, statuses, write
+from tests.test_health import PORT, ask, port_of, wait_for
+from tests.testapp.models import Effect
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+QUICK: dict[str, Any] = {
+    "POLL_INTERVAL": 0.2, "LOCK_WAIT": 1, "RETRY": {"policy": "fixed", "delay": 0.1},
+}  # fmt: skip
+
+
+@pytest.fixture
+def site(database_env: dict[str, str], tmp_path: Path) -> Site:
+    return Site(database_env, tmp_path)
+
+
+def hang(times: int = 1) -> str:
+    return write(1, "reach.hangs", payload={"times": times})[0]
+
+
+def tried(event_id: str) -> list[str]:
+    return [*Effect.objects.filter(event_id=event_id).values_list("phase", flat=True)]
+
+
+def done(*ids: str) -> None:
+    wait_until(lambda: all(row(each).status == 1 for each in ids), what=f"{statuses()}")
+
+
+def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(site: Site) -> None:
+    """The events are tried again by threads in their place, and a worker with none left exits 1."""
+    settings = {**QUICK, "WORKERS": 2, "LISTENER_TIMEOUT": 0.5, "DRAIN_TIMEOUT": 25}
+    with site.worker(*PORT, **settings) as child:
+        port = port_of(child)
+        wait_for(port, "/ready", 200)
+        write(1, "reach.patient", payload={"seconds": 12})
+        wait_until(lambda: Effect.objects.filter(phase="start").exists())
+        first = hang()
+        done(first)
+        assert tried(first) == ["try 0", "try 1"]
+        assert ask(port, "/live").code == 200  # type: ignore[union-attr]
+        second = hang()
+        dead = wait_for(port, "/live", 503)
+        assert "2 threads hang in listeners past their timeouts" in dead.reasons
+        assert child.wait(30) == 1
+        assert child.output.count("only a new process helps threads=2") == 1
+        assert child.output.count("listener runs longer than its timeout") == 2
+    with site.worker(**settings) as fresh:
+        done(first, second)
+        assert fresh.stop() == 0
+    assert [row(each).attempts for each in (first, second)] == [1, 1]
+    assert statuses() == {"DONE": 3}
+
+
+def test_a_supervisor_replaces_a_process_whose_threads_all_hang(site: Site) -> None:
+    settings = {**QUICK, "WORKERS": 1, "LISTENER_TIMEOUT": 0.5}
+    with site.worker(*PORT, "--processes", "2", **settings) as child:
+        port = port_of(child)
+        workers_show(2)
+        wait_for(port, "/ready", 200)
+        before = {each.pid for each in child.children}
+        event_id = hang()
+        ended = child.says(r"worker process ended pid=\d+ code=1")
+        victim = int(ended.split("pid=")[1].split()[0])
+        assert victim in before
+        done(event_id)
+        assert tried(event_id) == ["try 0", "try 1"]
+        wait_for(port, "/ready", 200)
+        after = {each.pid for each in child.children}
+        assert len(after) == 2
+        assert len(after & before) == 1
+        assert not any(each.pid == victim and is_alive(each) for each in child.children)
+        assert child.stop() == 0
+    assert row(event_id).attempts == 1
+
+
+def test_without_a_timeout_a_pool_that_is_stuck_is_live_and_not_ready(site: Site) -> None:
+    with site.worker(*PORT, **QUICK, WORKERS=2, STUCK_AFTER=1, DRAIN_TIMEOUT=20) as child:
+        port = port_of(child)
+        wait_for(port, "/ready", 200)
+        ids = write(2, "reach.slow", payload={"seconds": 5})
+        stuck = wait_for(port, "/ready", 503)
+        assert "every thread has been in one call for" in stuck.reasons
+        assert ask(port, "/live").code == 200  # type: ignore[union-attr]
+        wait_for(port, "/ready", 200)
+        done(*ids)
+        assert child.stop() == 0
+        lines = [line for line in child.output.splitlines() if "every thread is in a call" in line]
+    assert len(lines) == 1
+    assert all(f"{each} (reach.slow)" in lines[0] for each in ids)
+    assert [row(each).attempts for each in ids] == [0, 0]

@@ -1,0 +1,352 @@
+"""Deploys with real signals: a stop releases what runs, and only a crash counts as a rescue."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import psutil
+import pytest
+
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxStream
+from tests import databases
+from tests.fleet import Fleet, Line, children, wait_for_end_of
+from tests.reach.children import is_alive
+from tests.relay import Relay
+from tests.table import in_thread, lease_ends_in, row, statuses, stream_due_in, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SQLITE = databases.vendor() == "sqlite"
+NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no server that could go away")
+# Each deploy stops a worker in the middle of a listener of 60 s; 20 deploys are the full size.
+TIMES = int(os.environ.get("OUTBOX_TEST_DEPLOYS", "3"))
+LONG = {"seconds": 60}
+OUTBOX: dict[str, Any] = {"DRAIN_TIMEOUT": 0.3, "LEASE": 3, "POLL_INTERVAL": 1, "LOCK_WAIT": 1}
+
+
+@pytest.fixture
+def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database_env, tmp_path, **OUTBOX)
+    yield fleet
+    fleet.kill_all()
+    print(fleet.log.read_text()[-6000:])  # noqa: T201 - pytest shows it if the test failed
+
+
+def start(fleet: Fleet, *arguments: str, **changed: Any) -> psutil.Popen:
+    """Start a worker with some settings changed; wait until it handles signals."""
+    more = {"OUTBOX_TEST_SETTINGS": json.dumps({**OUTBOX, **changed})} if changed else {}
+    worker = fleet.start(*arguments, **more)
+    wait_until(lambda: fleet.logged(f" {worker.pid} INFO worker started"), what="the worker")
+    return worker
+
+
+def starts(fleet: Fleet, event_id: str) -> list[Line]:
+    return [each for each in fleet.lines() if each.id == event_id and each.phase == "start"]
+
+
+def wait_for_start(fleet: Fleet, event_id: str, times: int = 1) -> Line:
+    return wait_until(lambda: starts(fleet, event_id)[times - 1 :], what=f"start {times}")[0]
+
+
+def facts(event_id: str) -> tuple[Any, ...]:
+    """Return owner, attempts, rescues and status."""
+    found = row(event_id)
+    return found.locked_by, found.attempts, found.rescues, found.status
+
+
+HANDED_BACK = (None, 0, 0, Status.NEW)
+
+
+# -- deploys -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Neighbours:
+    """Quick events that are written all the time while a test runs."""
+
+    written: dict[str, float] = field(default_factory=dict)  # by id; seconds since the epoch
+
+    @contextmanager
+    def about(self) -> Iterator[None]:
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.wait(0.05):
+                at = time.time()
+                self.written[write(1, payload={})[0]] = at
+
+        writing = in_thread(work)
+        try:
+            yield
+        finally:
+            over.set()
+            writing.result(20)
+
+    def p95(self, fleet: Fleet) -> float:
+        lines = {each.id: each.at for each in fleet.lines() if each.phase == "start"}
+        return quantiles((lines[each] - at for each, at in self.written.items()), n=20)[-1]
+
+
+@pytest.mark.timeout(60 + 30 * TIMES)
+@pytest.mark.parametrize("crash", [False, True], ids=["stops", "a crash among them"])
+@pytest.mark.parametrize("key", [None, "order:1"], ids=["plain", "keyed"])
+def test_deploys_in_the_middle_of_a_listener_are_no_rescues(
+    fleet: Fleet, key: str | None, crash: bool
+) -> None:
+    neighbours, killed_at = Neighbours(), TIMES - 1 if crash else None
+    worker = start(fleet)
+    long, *followers = write(3, key=key, payload=LONG) if key else write(1, payload=LONG)
+    wait_for_start(fleet, long)
+    late: list[float] = []
+    with neighbours.about():
+        for times in range(TIMES):
+            successor = start(fleet)
+            if times == killed_at:
+                worker.kill()
+                wait_for_end_of(worker)
+            else:
+                worker.terminate()
+                assert wait_for_end_of(worker) == 1
+            ended = time.time()
+            late.append(wait_for_start(fleet, long, times + 2).at - ended)
+            worker = successor
+    wait_until(lambda: OutboxEvent.objects.pending().count() == 1 + len(followers))
+    assert not any(starts(fleet, each) for each in followers)  # the order is kept
+    rescued = fleet.logged(f"rescued event_id={long}")
+    if crash:
+        assert len(rescued) == 1
+        assert late.pop(killed_at) < OUTBOX["LEASE"] + 2
+    assert max(late) <= 2.0
+    assert facts(long)[1:] == (0, int(crash), Status.NEW)
+    assert crash or not fleet.logged("rescued")  # a crash may hit neighbours, too
+    p95 = neighbours.p95(fleet)
+    assert p95 <= 1.0
+    worker.terminate()
+    assert wait_for_end_of(worker) == 1
+    rescues = 1 if crash and not key else 0  # with a key, the stop undoes the count of its start
+    assert facts(long) == (None, 0, rescues, Status.NEW)
+    assert [facts(each) for each in followers] == [HANDED_BACK] * len(followers)
+    print(f"late {max(late):.2f} s, p95 {p95:.3f} s of {len(neighbours.written)}")  # noqa: T201
+
+
+def test_handed_back_events_go_on_in_order(fleet: Fleet) -> None:
+    worker = start(fleet)
+    ids = write(3, key="a", payload={"seconds": 1.5})
+    wait_for_start(fleet, ids[0])
+    worker.terminate()
+    assert wait_for_end_of(worker) == 1
+    assert stream_due_in("a") <= 1
+    worker = start(fleet)
+    wait_until(lambda: statuses() == {"DONE": 3})
+    assert fleet.end(worker) == 0
+    assert [each.id for each in fleet.lines() if each.phase == "end"] == ids
+    assert not fleet.logged("rescued")
+
+
+# -- a stop --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "a"], ids=["plain", "keyed"])
+@pytest.mark.parametrize("hurry", [False, True], ids=["drain", "second signal"])
+def test_what_still_runs_is_due_a_second_later(fleet: Fleet, key: str | None, hurry: bool) -> None:
+    worker = start(fleet, DRAIN_TIMEOUT=30 if hurry else 0.3)
+    (event_id,) = write(1, key=key, payload=LONG)
+    wait_for_start(fleet, event_id)
+    threads = worker.num_threads()
+    worker.terminate()
+    if hurry:
+        wait_until(lambda: worker.num_threads() < threads, what="a thread fewer")
+        assert row(event_id).status == Status.NEW
+        worker.terminate()
+    assert wait_for_end_of(worker) == 1
+    assert facts(event_id) == HANDED_BACK
+    if key:
+        assert OutboxStream.objects.get(pk=key).locked_by is None
+        assert stream_due_in(key) <= 1
+    else:
+        assert lease_ends_in(event_id) <= 1
+    (line,) = fleet.logged("event handed back")
+    assert f"event_id={event_id} event_type=order.placed listener='order.placed'" in line
+    assert "WARNING" in line
+
+
+def test_a_drain_longer_than_a_lease_ends_well(fleet: Fleet) -> None:
+    worker = start(fleet, LEASE=0.8, DRAIN_TIMEOUT=30)
+    (event_id,) = write(1, payload={"seconds": 4})
+    wait_for_start(fleet, event_id)
+    other = start(fleet, LEASE=0.8)
+    worker.terminate()
+    assert wait_for_end_of(worker) == 0
+    assert facts(event_id) == (None, 0, 0, Status.DONE)
+    assert len(starts(fleet, event_id)) == 1
+    assert not fleet.logged("rescued")
+    assert fleet.end(other) == 0
+
+
+@pytest.mark.parametrize("key", [None, "a"], ids=["plain", "keyed"])
+def test_a_kill_during_the_drain_is_a_rescue(fleet: Fleet, key: str | None) -> None:
+    worker = start(fleet, DRAIN_TIMEOUT=30)
+    (event_id,) = write(1, key=key, payload=LONG)
+    wait_for_start(fleet, event_id)
+    threads = worker.num_threads()
+    worker.terminate()
+    wait_until(lambda: worker.num_threads() < threads, what="a thread fewer")
+    worker.kill()
+    assert wait_for_end_of(worker) == -signal.SIGKILL
+    other = start(fleet)
+    wait_for_start(fleet, event_id, 2)
+    assert row(event_id).rescues == 1
+    assert len(fleet.logged("rescued")) == 1
+    other.terminate()
+    assert wait_for_end_of(other) == 1
+
+
+@NO_SERVER
+def test_a_database_that_is_away_holds_no_stop(fleet: Fleet) -> None:
+    relay = Relay()
+    relay.open()
+    settings = {"default": relay.settings(), "other": relay.settings()}
+    worker = fleet.start(**databases.environment(settings))
+    try:
+        (event_id,) = write(1, payload=LONG)
+        wait_for_start(fleet, event_id)
+        relay.cut()
+        began = time.monotonic()
+        worker.terminate()
+        assert wait_for_end_of(worker) == 1
+        assert time.monotonic() - began < 12
+    finally:
+        relay.cut()
+    assert fleet.logged("release failed; the leases end by themselves")
+    assert row(event_id).locked_by is not None
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_each_database_of_a_process_is_handed_back_to(fleet: Fleet) -> None:
+    worker = fleet.start("--database", "default", "--database", "other")
+    wait_until(lambda: len(fleet.logged(f" {worker.pid} INFO worker started")) == 2)
+    (here,) = write(1, payload=LONG)
+    wait_for_start(fleet, here)
+    worker.terminate()
+    assert wait_for_end_of(worker) == 1
+    assert facts(here) == HANDED_BACK
+    assert lease_ends_in(here) <= 1
+
+
+# -- --max-events ----------------------------------------------------------------------------------
+
+
+def spent(fleet: Fleet) -> tuple[psutil.Popen, str, list[str]]:
+    """Return a worker past its ``--max-events``, the running event's id, and three waiting ids."""
+    worker = start(fleet, "--max-events", "1", "--workers", "2", DRAIN_TIMEOUT=0.2)
+    gate = fleet.log.parent / "gate"
+    (running,) = write(1, "order.gated", payload={"gate": str(gate)})
+    wait_for_start(fleet, running)
+    threads = worker.num_threads()
+    write(1, payload={})
+    wait_until(lambda: statuses().get("DONE") == 1)
+    waiting = write(3, payload={})
+    wait_until(lambda: worker.num_threads() < threads, what="the drain")
+    return worker, running, waiting
+
+
+def test_a_spent_worker_waits_for_what_runs_without_a_limit(fleet: Fleet) -> None:
+    worker, running, waiting = spent(fleet)
+    other = start(fleet)
+    wait_until(lambda: {row(each).status for each in waiting} == {Status.DONE}, what="the rest")
+    renewed = row(running).available_at
+    assert renewed is not None
+    wait_until(lambda: row(running).available_at > renewed, what="a renewal")  # type: ignore[operator]
+    assert worker.poll() is None  # long after its DRAIN_TIMEOUT
+    (fleet.log.parent / "gate").touch()
+    assert wait_for_end_of(worker) == 0
+    assert facts(running) == (None, 0, 0, Status.DONE)
+    assert fleet.end(other) == 0
+
+
+def test_a_signal_limits_the_wait_of_a_spent_worker(fleet: Fleet) -> None:
+    worker, running, _ = spent(fleet)
+    worker.terminate()
+    assert wait_for_end_of(worker) == 1
+    assert facts(running) == HANDED_BACK
+
+
+# -- processes under a supervisor ----------------------------------------------------------------
+
+
+@pytest.fixture
+def supervised(fleet: Fleet) -> tuple[psutil.Popen, str, psutil.Process]:
+    """Return a supervisor of two workers, the id of a running event, and the child that runs it."""
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell makes its background jobs ignore it
+    supervisor = fleet.start("--processes", "2", "--workers", "1")
+    wait_until(lambda: len(fleet.logged("INFO worker started")) == 2, what="two workers")
+    (event_id,) = write(1, payload=LONG)
+    return supervisor, event_id, psutil.Process(wait_for_start(fleet, event_id).pid)
+
+
+def test_a_signal_to_a_child_drains_it_and_it_is_replaced(
+    fleet: Fleet, supervised: tuple[psutil.Popen, str, psutil.Process]
+) -> None:
+    supervisor, event_id, child = supervised
+    child.terminate()
+    again = wait_for_start(fleet, event_id, 2)
+    assert again.pid != child.pid
+    wait_until(lambda: len(children(supervisor)) == 2, what="a replacement")
+    assert child.pid not in {each.pid for each in children(supervisor)}
+    assert row(event_id).rescues == 0
+    assert fleet.logged(f"worker process ended pid={child.pid} code=1")
+    assert not fleet.logged("rescued")
+    wait_until(lambda: len(fleet.logged("INFO worker started")) == 3, what="a third worker")
+    assert fleet.end(supervisor) == 1
+    assert facts(event_id) == HANDED_BACK
+
+
+def test_a_child_that_is_killed_by_quit_is_rescued_once(
+    fleet: Fleet, supervised: tuple[psutil.Popen, str, psutil.Process]
+) -> None:
+    supervisor, event_id, child = supervised
+    child.send_signal(signal.SIGQUIT)
+    again = wait_for_start(fleet, event_id, 2)
+    assert again.pid != child.pid
+    assert row(event_id).rescues == 1
+    assert fleet.logged(f"worker process ended pid={child.pid} code=-{signal.SIGQUIT:d}")
+    wait_until(lambda: len(fleet.logged("INFO worker started")) == 3, what="a third worker")
+    assert fleet.end(supervisor) == 1
+    assert facts(event_id) == (None, 0, 1, Status.NEW)
+    assert len(fleet.logged("rescued")) == 1
+
+
+@pytest.mark.parametrize("to", ["child", "supervisor"])
+def test_a_second_signal_hurries_a_child(fleet: Fleet, to: str) -> None:
+    supervisor = fleet.start("--processes", "2", "--workers", "1", "--drain-timeout", "30")
+    wait_until(lambda: len(fleet.logged("INFO worker started")) == 2, what="two workers")
+    (event_id,) = write(1, payload=LONG)
+    child = psutil.Process(wait_for_start(fleet, event_id).pid)
+    told = child if to == "child" else supervisor
+    threads = child.num_threads()
+    told.terminate()
+    wait_until(lambda: child.num_threads() < threads, what="a thread fewer")
+    told.terminate()
+    if to == "child":
+        wait_for_start(fleet, event_id, 2)
+        assert row(event_id).rescues == 0
+        supervisor.terminate()
+        wait_until(
+            lambda: sum(map(is_alive, children(supervisor))) < 2, what="the end of the idle one"
+        )
+        supervisor.terminate()
+    assert wait_for_end_of(supervisor) == 1
+    assert facts(event_id) == HANDED_BACK
+    assert not fleet.logged("rescued")
