@@ -1,4 +1,4 @@
-"""The ASGI door."""
+"""The ASGI entry point."""
 
 from __future__ import annotations
 

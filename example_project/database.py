@@ -15,11 +15,11 @@ ENGINES = {
     "mariadb": "django.db.backends.mysql",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    # Web process and worker write to one file. A plain SQLite transaction begins as a reader and
-    # asks for the write lock at its first write; if someone wrote in between, it fails at once
-    # with "database is locked", whatever the timeout. Measured: 43 % of the business transactions
-    # beside a worker. IMMEDIATE takes the lock at BEGIN and waits its turn: none failed. WAL lets
-    # readers go on meanwhile and tripled the rate of writes.
+    # The web process and the worker write to one file. By default a SQLite transaction begins as a
+    # reader and takes the write lock at its first write. If another process wrote in between, it
+    # fails at once with "database is locked", whatever the timeout: in a test, 43 % of the business
+    # transactions did while a worker ran. IMMEDIATE takes the lock at BEGIN and waits for it; then
+    # none failed. WAL does not block readers, and tripled the rate of writes.
     "sqlite": {
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run Django's commands for the example project, from whatever directory."""
+"""Run Django's commands for the example project, from any directory."""
 
 from __future__ import annotations
 

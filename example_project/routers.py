@@ -1,4 +1,4 @@
-"""Two databases, if ``SHOP_DATABASE_URL`` names a second one: the outbox lives with the shop."""
+"""Routes the shop and the outbox to a second database, if ``SHOP_DATABASE_URL`` names one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ShopRouter:
-    """The shop and the outbox share a database, for they share transactions.
+    """The shop and the outbox share a database, because they share transactions.
 
     The warehouse and the partners hear of orders by events only, so they may be elsewhere.
     """
@@ -20,5 +20,5 @@ class ShopRouter:
     db_for_write = db_for_read
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        # "default" gets the rest alone, "shop" the shop and the outbox alone.
+        # "shop" has the shop and the outbox, "default" has everything else.
         return (db == self.alias) == (app_label in self.apps)

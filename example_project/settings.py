@@ -1,4 +1,4 @@
-"""Settings of the example: as they stand, for a machine of one's own only."""
+"""Settings of the example, for your own machine only."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ INSTALLED_APPS = [
 DATABASES = {
     "default": from_url(os.environ.get("DATABASE_URL", f"sqlite:///{HERE / 'shop.sqlite3'}")),
 }
-# A second database: the shop moves there, and the outbox with it. See routers.py.
+# With a second database the shop and the outbox move there. See routers.py.
 if shop := os.environ.get("SHOP_DATABASE_URL"):
     DATABASES["shop"] = from_url(shop)
     DATABASE_ROUTERS = ["example_project.routers.ShopRouter"]
 
 OUTBOX = {
-    # Quick enough to watch: 0.2, 0.4 and 0.8 s (each × 0.5 to 1.5), dead after the fourth try.
-    # The default goes on for about 100 s, and a shop that earns money would try for hours.
+    # Short enough to watch: 0.2, 0.4 and 0.8 s (each × 0.5 to 1.5), dead after the fourth attempt.
+    # The default keeps trying for about an hour and a half.
     "RETRY": {"policy": "exponential", "base": 0.2, "max_attempts": 4},
 }
 
-# Where every event is sent on to, such as "amqp://guest:guest@localhost//"; see relay/listeners.py.
+# Where to relay every event, such as "amqp://guest:guest@localhost//"; see relay/listeners.py.
 RELAY_URL = os.environ.get("RELAY_URL", "")
 RELAY_SECRET = os.environ.get("RELAY_SECRET", "")  # of a webhook: whsec_ and base64
 

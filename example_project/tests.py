@@ -1,6 +1,6 @@
-"""How a project tests its events: with ``drain()``, in ordinary test cases, without a worker."""
+"""Tests of events in ordinary test cases: ``drain()`` delivers them, without a worker."""
 
-# unittest, as Django has it: whoever tries the example needs no pytest.
+# Django's unittest, so that the example needs no pytest.
 # ruff: noqa: PT009, PT027
 
 from __future__ import annotations

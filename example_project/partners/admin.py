@@ -1,4 +1,4 @@
-"""The other side's books; take a line off the refused goods to repair the courier."""
+"""The services' records; delete a row of the refused goods to repair the courier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other companies' services, imitated: a card processor and a courier."""
+"""Simulated services of other companies: a card processor and a courier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A card processor that is busy the first two times it is asked, for every charge."""
+"""A card processor that is busy for the first two requests of every charge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BUSY = 2  # refusals before a charge goes through
 
 
 def charge(amount_cents: int, *, idempotency_key: str) -> str:
-    """Return the receipt; the same one for the same key, however often it is asked."""
+    """Return the receipt; a repeated key gets the same one."""
     earlier = Call.objects.filter(partner="cards", idempotency_key=idempotency_key)
     if served := earlier.filter(served=True).first():
         return served.answer

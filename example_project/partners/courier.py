@@ -1,4 +1,4 @@
-"""A courier that never carries what stands on its list of refused goods."""
+"""A courier that does not carry the goods on its list of refused goods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .models import Call, PartnerError, RefusedGoods
 
 
 def book(*, to: str, goods: Sequence[str], idempotency_key: str) -> str:
-    """Return the tracking number; the same one for the same key, however often it is asked."""
+    """Return the tracking number; a repeated key gets the same one."""
     earlier = Call.objects.filter(partner="courier", idempotency_key=idempotency_key)
     if served := earlier.filter(served=True).first():
         return served.answer

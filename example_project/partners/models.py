@@ -1,4 +1,4 @@
-"""What the imitated services remember: every call, and what the courier refuses to carry."""
+"""What the simulated services store: every call, and the goods that the courier refuses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from django.utils import timezone
 
 
 class PartnerError(Exception):
-    """The other side answered, and the answer was no."""
+    """The service answered, and refused."""
 
 
 class Call(models.Model):
-    """One call as the other side saw it, whether it was served or not."""
+    """One call as the service saw it, accepted or not."""
 
     partner = models.CharField(max_length=20)
     idempotency_key = models.CharField(max_length=36, db_index=True)
@@ -32,7 +32,7 @@ class Call(models.Model):
 
 
 class RefusedGoods(models.Model):
-    """The courier's list; delete a line and parcels with these goods go through."""
+    """Goods that the courier does not carry; delete a row, and it carries them."""
 
     sku = models.SlugField(unique=True)
     reason = models.CharField(max_length=80)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 
 import requests
 from standardwebhooks import Webhook as Signer
@@ -13,6 +14,7 @@ from example_project.relay import envelope
 
 TIMEOUT = (3.05, 15)  # seconds to connect, and for the answer to begin
 LATER = (425, 429, 503)
+A_DAY = 86400  # seconds; a receiver may not put an event off for longer
 
 
 class Webhook:
@@ -43,8 +45,21 @@ class Webhook:
         said = f"{self.url} said {answer.status_code}: {answer.text[:200]}"
         if answer.status_code == 410:
             return Dead(f"{said} (the receiver has gone for good)")
-        if answer.status_code in LATER and answer.headers.get("retry-after", "").isdigit():
-            raise RetryAfter(int(answer.headers["retry-after"]), said)
+        if answer.status_code in LATER and (wait := seconds(answer.headers.get("retry-after"))):
+            raise RetryAfter(wait, said)
         if answer.status_code in LATER or answer.status_code >= 500 or answer.status_code == 408:
             raise ConnectionError(said)
         raise Unrecoverable(said)
+
+
+def seconds(retry_after: str | None) -> float:
+    """Read the header Retry-After, which is a number of seconds or a date; 0: it says nothing."""
+    text = retry_after or ""
+    try:
+        if text.isdecimal():
+            wait = float(text)
+        else:
+            wait = (parsedate_to_datetime(text) - datetime.now(timezone.utc)).total_seconds()
+    except (TypeError, ValueError):
+        return 0.0
+    return min(max(wait, 0.0), A_DAY)

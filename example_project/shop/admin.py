@@ -1,4 +1,4 @@
-"""Products can be edited; orders and payments can be looked at."""
+"""Edit products; view orders and payments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payments: the card processor is busy twice, then it takes the money."""
+"""Charge the customer's card when an order asks for payment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .models import Payment
 
 @outbox.listener("payment.requested")
 def take_payment(event: outbox.Event) -> None:
-    # An event can arrive twice: after a crash between the charge and the end of this function,
-    # say. The processor charges once per idempotency key, our row is there once per event id.
+    # An event can arrive twice, for example after a crash between the charge and the end of this
+    # function. The processor charges once per idempotency key, and we store one row per event id.
     receipt = cards.charge(event.payload["amount_cents"], idempotency_key=event.event_id)
     Payment.objects.get_or_create(
         event_id=event.event_id,

@@ -1,4 +1,4 @@
-"""What the shop sells, who ordered it, and what has been paid."""
+"""Products, orders and payments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placing an order: everything it changes and everything it announces, in one transaction."""
+"""Place an order: its rows and its events commit in one transaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .models import Order, OrderLine, Product
 
 
 class OutOfStock(Exception):
-    """Somebody was faster; nothing of the order has happened."""
+    """Another customer was faster; nothing of the order was stored."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -21,8 +21,8 @@ class OutOfStock(Exception):
 
 
 def place(customer: str, quantities: Mapping[Product, int]) -> Order:
-    """Store the order with its events; ``OutOfStock`` undoes all of it, the events included."""
-    # atomic() does not ask the router. Where the order is written, the outbox is, too.
+    """Store the order and its events; ``OutOfStock`` rolls back both."""
+    # atomic() does not ask the router, so name the database of the order, where the outbox is too.
     with transaction.atomic(using=router.db_for_write(Order)):
         order = Order.objects.create(customer=customer)
         OrderLine.objects.bulk_create(
@@ -37,7 +37,7 @@ def place(customer: str, quantities: Mapping[Product, int]) -> Order:
 
 
 def announce(order: Order) -> None:
-    """Write one event for each thing that somebody else has to do about the order."""
+    """Write one event for each thing that another part of the system has to do."""
     lines = [
         {"sku": line.product.sku, "quantity": line.quantity}
         for line in order.lines.select_related("product")
@@ -56,8 +56,8 @@ def announce(order: Order) -> None:
 
 
 def take_from_stock(quantities: Mapping[Product, int]) -> None:
-    # Last, so that the rows of popular products are locked only shortly, and by primary key, so
-    # that two orders for the same products never wait for each other in a circle.
+    # This comes last, so that rows of popular products are locked only briefly, and in the order of
+    # primary keys, so that two orders for the same products cannot deadlock.
     for product in sorted(quantities, key=lambda product: product.pk):
         wanted = quantities[product]
         left = Product.objects.filter(pk=product.pk, stock__gte=wanted)

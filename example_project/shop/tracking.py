@@ -1,4 +1,4 @@
-"""What became of an order's events, for the page: state of each, its calls, its effect."""
+"""The state of each event of an order, with its calls and its effect, for the page of orders."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class FollowedOrder:
 
 
 def follow(orders: Iterable[Order]) -> list[FollowedOrder]:
-    """Look the orders' events up, in four queries however many orders there are."""
-    # Good enough for a demonstration: finished events are purged after a week, and the table has
-    # no index on the aggregate. A real page would ask its own tables only.
+    """Find the events of these orders, in four queries for any number of orders."""
+    # This is for demonstration only: finished events are purged after a week, and the table has no
+    # index on the aggregate. In a real shop, query your own tables.
     events = OutboxEvent.objects.filter(
         aggregate_type=Order._meta.label, aggregate_id__in=[str(order.pk) for order in orders]
     ).order_by("event_id")

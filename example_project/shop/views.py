@@ -1,4 +1,4 @@
-"""The shop's two pages: place an order; see what became of the orders."""
+"""The two pages of the shop: place an order, and follow the orders."""
 
 from __future__ import annotations
 

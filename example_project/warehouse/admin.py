@@ -1,4 +1,4 @@
-"""Pick lists and parcels, to look at."""
+"""View pick lists and parcels."""
 
 from __future__ import annotations
 

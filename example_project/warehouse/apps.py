@@ -1,4 +1,4 @@
-"""The warehouse: pick lists and parcels. It knows the shop by its events only."""
+"""The warehouse: pick lists and parcels. It knows the shop only through its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warehouse hears of orders: one listener always works, one depends on the courier's mood."""
+"""What the warehouse does about an order: write a pick list, and book a parcel with the courier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .models import Parcel, PickList
 
 @outbox.listener("order.placed")
 def write_pick_list(event: outbox.Event) -> None:
-    # An event can arrive twice; the unique event id makes the second time change nothing.
+    # An event can arrive twice; because the event id is unique, the second time changes nothing.
     PickList.objects.get_or_create(
         event_id=event.event_id,
         defaults={
@@ -22,8 +22,8 @@ def write_pick_list(event: outbox.Event) -> None:
 
 @outbox.listener("parcel.requested")
 def book_parcel(event: outbox.Event) -> None:
-    # The courier knows our idempotency key and answers a repetition with the same parcel, so that
-    # a crash before the next statement costs nothing; our row is there once per event id.
+    # The courier answers a repeated idempotency key with the same parcel, so a crash before the
+    # next statement does no harm. We store one row per event id.
     tracking_number = courier.book(
         to=event.payload["to"], goods=event.payload["skus"], idempotency_key=event.event_id
     )

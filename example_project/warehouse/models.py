@@ -1,4 +1,4 @@
-"""What the warehouse does about orders; it keeps their number, not a foreign key."""
+"""What the warehouse does about orders; it stores their number, not a foreign key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Place many orders at once, and watch the worker catch up."""
+"""``manage.py load``: place many orders, and show how fast the worker delivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_outbox.models import OutboxEvent
 from example_project.shop.models import Product
 from example_project.shop.ordering import place
 
-LOOK = 0.5  # seconds between two looks at what is left
+INTERVAL = 0.5  # seconds between two counts of what is left
 
 
 class Command(BaseCommand):
@@ -59,8 +59,8 @@ class Command(BaseCommand):
                     f"{left} events are left after {seconds:g} s; does a worker run?"
                 )
             if before is not None:
-                self.stdout.write(f"{left} left, {(before - left) / LOOK:.0f} events/s")
+                self.stdout.write(f"{left} left, {(before - left) / INTERVAL:.0f} events/s")
             before = left
-            time.sleep(LOOK)
+            time.sleep(INTERVAL)
         counts = OutboxEvent.objects.counts_by_status()
         self.stdout.write(f"delivered {counts['DONE']}, dead {counts['DEAD']}")

@@ -1,4 +1,4 @@
-"""Fill the shelves, and make the login ``admin`` / ``admin`` for a local machine."""
+"""``manage.py seed``: create the products, and the login admin / admin for a local machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Run the shop with a real worker in a scratch database, and judge what came of it.
+"""Run the shop with a real worker in a scratch database, and check the outcome.
 
-``python -m example_project.demo`` exits 0 if everything expected has happened, else 1.
-With ``--two-databases`` the shop has one of its own, and the outbox is there.
+The exit code is 0 if everything expected has happened, else 1. With ``--two-databases`` the shop
+has a database of its own, and the outbox is in it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from example_project.worker_process import MANAGE
+from example_project.demo.worker_process import MANAGE
 
 BROWSE = """
 To browse the same shop, with a database of its own (example_project/shop.sqlite3):
@@ -29,7 +29,7 @@ To browse the same shop, with a database of its own (example_project/shop.sqlite
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="outbox-demo-") as scratch:
         set_up(Path(scratch))
-        from example_project.walk import walk  # its models can be imported from here on
+        from example_project.demo.walk import walk  # its models can be imported from here on
 
         kept = walk(Path(scratch))
     print(BROWSE.format(manage=f"{shown(sys.executable)} {shown(MANAGE)}"))

@@ -1,4 +1,4 @@
-"""The demonstration itself: order, wait for the facts, repair, replay, stop the worker."""
+"""The steps of the demonstration: order, wait, repair, replay, stop the worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_outbox.models import OutboxEvent
-from example_project.browser import Visitor
+from example_project.demo.browser import Visitor
+from example_project.demo.verdict import Facts, judge, print_table
+from example_project.demo.worker_process import DemoFailed, WorkerProcess
 from example_project.partners.models import RefusedGoods
 from example_project.shop.models import Order, Product
-from example_project.verdict import Facts, judge, print_table
 from example_project.warehouse.models import PickList
-from example_project.worker_process import DemoFailed, WorkerProcess
 
 ORDERS = 12  # one of them for a spirit burner
 

@@ -1,4 +1,4 @@
-"""``manage.py outbox_worker`` as a process of its own, started and stopped as an operator would."""
+"""Start and stop ``manage.py outbox_worker`` as an operator would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-MANAGE = Path(__file__).resolve().parent / "manage.py"
+MANAGE = Path(__file__).resolve().parents[1] / "manage.py"
 DEADLINE = 60  # seconds; a busy machine needs a few, and what takes longer is broken
 
 

@@ -1,4 +1,4 @@
-"""The demonstration's end: the table, and what was expected against what is there."""
+"""Print the table of a demonstration, and compare the outcome with what was expected."""
 
 from __future__ import annotations
 
