@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 
 import django_outbox as outbox
 from django_outbox.conf import index_name
@@ -244,25 +245,25 @@ def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
 ) -> None:
     (event_id,) = insert(due=-1, rescues=rescues, locked_by=owner)
     due = row(event_id).available_at
-    assert left_behind()[:2] == (due if past is Past.LOST else None, past is Past.SUSPECT)
+    assert lost_events()[:2] == (due if past is Past.LOST else None, past is Past.SUSPECT)
     assert [claim(past=other) for other in Past if other is not past] == [[], []]
     (found,) = claim(past=past)
     expected = rescues + (owner == "lost")
     assert (found["rescues"], row(event_id).rescues) == (expected, expected)
 
 
-def left_behind(among: int = 10) -> tuple[datetime | None, bool, float]:
+def lost_events(limit: int = 10) -> tuple[datetime | None, bool, float]:
     found: tuple[datetime | None, bool, float]
-    found = dialect().left_behind(connection, me="me", among=among)
+    found = dialect().lost_events(connection, me="me", limit=limit)
     return found
 
 
 def test_a_look_for_them_tells_how_long_the_first_of_all_has_been_due() -> None:
-    assert left_behind() == (None, False, 0.0)
+    assert lost_events() == (None, False, 0.0)
     insert(due=-20)
     insert(due=-30, rescues=2)
     insert(due=30)
-    assert 29 < left_behind()[2] < 60
+    assert 29 < lost_events()[2] < 60
 
 
 @pytest.mark.parametrize("lost", [{"rescues": 2}, {"locked_by": "lost"}])
@@ -271,10 +272,10 @@ def test_a_hot_claim_leaves_what_lost_workers_held(lost: dict[str, Any]) -> None
     assert claim(ids=[event_id]) == []
 
 
-def test_what_is_leased_was_not_left_behind() -> None:
+def test_what_is_leased_was_not_lost_events() -> None:
     insert(due=20, rescues=2, locked_by="another")
     insert(due=20, locked_by="another")
-    assert left_behind()[:2] == (None, False)
+    assert lost_events()[:2] == (None, False)
     assert claim(past=Past.SUSPECT) == claim(past=Past.LOST) == []
 
 
@@ -282,9 +283,9 @@ def test_only_what_is_due_first_is_looked_through() -> None:
     early, late = insert(2, due=-10, locked_by="lost")
     insert(due=-5, rescues=2)
     OutboxEvent.objects.filter(pk=late).update(available_at=now() - timedelta(seconds=7))
-    assert left_behind(among=1)[:2] == (row(early).available_at, False)
-    assert left_behind(among=2)[:2] == (row(late).available_at, False)
-    assert left_behind(among=3)[:2] == (row(late).available_at, True)
+    assert lost_events(limit=1)[:2] == (row(early).available_at, False)
+    assert lost_events(limit=2)[:2] == (row(late).available_at, False)
+    assert lost_events(limit=3)[:2] == (row(late).available_at, True)
 
 
 # -- many at once ----------------------------------------------------------------------------------
@@ -371,6 +372,38 @@ def test_191_no_wait_without_bound_behind_a_locked_row() -> None:
     assert row(locked).locked_by is None
 
 
+@pytest.mark.skipif("connection.vendor != 'mysql'", reason="others never wait for a row")
+def test_after_a_lock_wait_mysql_claims_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One claim in ten seconds may wait for a locked row; the others skip it at once."""
+    monkeypatch.setattr(dialect(), "_skips_until", 0.0)
+    locked, *free = insert(5, due=-1)
+    own = engine_connection("default", lock_wait=1)
+    waited = []
+
+    def claim_one() -> str:
+        started = time.monotonic()
+        found = dialect_of(own).claim(own, Claim(me="me", lease=30, limit=1)).rows
+        waited.append(time.monotonic() - started > 0.9)
+        return str(found[0][0])
+
+    try:
+        with elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")):
+            claimed = [claim_one() for _ in free]
+        assert (claimed, waited) == (free, [True, False, False, False])
+        assert claim_one() == locked
+    finally:
+        own.close()
+
+
+@pytest.mark.skipif("connection.vendor != 'mysql'", reason="others never wait for a row")
+def test_a_claim_in_a_transaction_skips_locked_rows() -> None:
+    """Its lock wait is the session's, 50 s by default, and a timeout could undo the transaction."""
+    locked, free = insert(2, due=-1)
+    business = elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked"))
+    with business, transaction.atomic():
+        assert ids_of(claim(limit=2)) == [free]
+
+
 # -- renew and give back ---------------------------------------------------------------------------
 
 
@@ -430,7 +463,7 @@ def test_a_hand_back_clears_the_owner_and_counts_nothing(after: float | None) ->
     claim("other", ids=[other])
     dialect().settle_done(connection, me="me", ids=[done])
     ids = [mine, other, done]
-    assert dialect().hand_back(connection, me="me", ids=ids, after=after) == 1
+    assert dialect().release(connection, me="me", ids=ids, after=after) == 1
     after_it = row(mine)
     assert (after_it.locked_by, after_it.locked_at) == (None, None)
     assert (after_it.attempts, after_it.rescues, after_it.status) == (1, 1, Status.NEW)
@@ -452,7 +485,7 @@ def test_a_hand_back_passes_over_what_somebody_has_locked() -> None:
         OutboxEvent.objects.select_for_update().get(pk=locked)
 
     def hand_back() -> int:
-        return dialect().hand_back(connection, me="me", ids=[locked, free], after=1.0)  # type: ignore[no-any-return]
+        return dialect().release(connection, me="me", ids=[locked, free], after=1.0)  # type: ignore[no-any-return]
 
     with elsewhere(lock):
         assert in_thread(hand_back).result(5) == 1
@@ -664,14 +697,14 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "suspect": lambda: claim(limit=1, past=Past.SUSPECT),
         "hot": lambda: claim(ids=some),
         "lost": lambda: claim(limit=20, past=Past.LOST, at=now()),
-        "left behind": lambda: left_behind(among=2000),
+        "left behind": lambda: lost_events(limit=2000),
         "next due": lambda: dialect().seconds_to_next_due(connection),
         "done": lambda: dialect().settle_done(connection, me="me", ids=some),
         "delete": lambda: dialect().delete_done(connection, me="me", ids=some),
         "settle": lambda: dialect().settle(connection, me="me", decisions=retries),
         "release": lambda: dialect().release(connection, me="me", ids=some),
         "renew": lambda: renew(some),
-        "hand back": lambda: dialect().hand_back(connection, me="me", ids=some, after=1.0),
+        "hand back": lambda: dialect().release(connection, me="me", ids=some, after=1.0),
     }
     assert large_steps(works) == {}
 
@@ -778,7 +811,7 @@ def test_leases_are_put_back_with_their_due_times() -> None:
     claim()
     steal(ids[1])
     put = [(each, at) for each, at in due.items() if at]
-    assert dialect().put_back(connection, me="me", due=put) == 2
+    assert dialect().unclaim(connection, me="me", due=put) == 2
     after = [row(each) for each in ids]
     assert [each.available_at == due[each.event_id] for each in after] == [True, False, True]
     assert [each.locked_by for each in after] == [None, "thief", None]
@@ -790,13 +823,13 @@ def test_what_is_settled_is_not_put_back() -> None:
     (event_id,) = insert(due=-9)
     claim()
     settle(event_id, DONE)
-    assert dialect().put_back(connection, me="me", due=[(event_id, now())]) == 0
+    assert dialect().unclaim(connection, me="me", due=[(event_id, now())]) == 0
     assert row(event_id).available_at is None
 
 
 def test_many_leases_are_put_back_in_several_statements() -> None:
-    ids = insert(dialect().bound + 50, due=-9)
+    ids = insert(550, due=-9)
     rows = claim(limit=1000)
     due = [(each["event_id"], stored_instant(each["due_at"])) for each in rows]
-    assert dialect().put_back(connection, me="me", due=due) == len(ids)
+    assert dialect().unclaim(connection, me="me", due=due) == len(ids)
     assert OutboxEvent.objects.due().filter(locked_by=None).count() == len(ids)

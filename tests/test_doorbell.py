@@ -23,7 +23,8 @@ from django.test import TestCase
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.doorbell.ends import QUIET, database_identity
-from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.sql import engine_connection
+from django_outbox.sql.postgresql.notify import listen
 from django_outbox.worker import claimer
 from django_outbox.writing.hot_queue import hot_queues
 from tests.reach.children import Site, workers_show
@@ -287,7 +288,7 @@ def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
     own = engine_connection("default", lock_wait=1)
     try:
         bell = doorbell._button("default").doorbell  # type: ignore[union-attr]
-        dialect_of(own).listen(own, bell.channel)  # type: ignore[attr-defined]
+        listen(own, bell.channel)  # type: ignore[attr-defined]
         with transaction.atomic():
             outbox.write(PLACED)
             me = connection.connection.info.backend_pid

@@ -26,7 +26,9 @@ from django_outbox import (
 )
 from django_outbox.events import LENGTHS, aggregate_key
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.sql import dialect_of, inserting, numbering
+from django_outbox.sql import dialect_of
+from django_outbox.sql.base import insert as inserting
+from django_outbox.sql.base import sequence_numbers
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
 from tests.databases import vendor
@@ -117,7 +119,7 @@ def test_a_keyed_write_leaves_no_warning() -> None:
                 write_many(keyed("k", "z"))
             with transaction.atomic():
                 write("x", key="k")
-        dialect_of(connection).wake(connection, ["k", "z"])
+        dialect_of(connection).wake_streams(connection, ["k", "z"])
     upserts = [sql for sql, _ in found if "ON DUPLICATE KEY" in sql]
     assert len(upserts) == 5
     assert not [each for each in found if each[1]]
@@ -261,7 +263,7 @@ def test_one_key_takes_all_its_places_at_once() -> None:
 
 
 def test_more_keys_than_a_statement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbering, "KEYS", 10)
+    monkeypatch.setattr(sequence_numbers, "KEYS", 10)
     monkeypatch.setattr(inserting, "STATEMENT_PARAMS", 7 * inserting.PARAMS_PER_ROW)
     keys = [f"k{n:02}" for n in range(25)] * 2
     with transaction.atomic():

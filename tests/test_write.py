@@ -38,7 +38,8 @@ from django_outbox import (
 from django_outbox.events import new_id
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.sql import dialect_of, inserting
+from django_outbox.sql import dialect_of
+from django_outbox.sql.base import insert as inserting
 from django_outbox.writing.hot_queue import hot_queues
 from tests.table import now
 from tests.test_events import UNFIT, nested

@@ -8,7 +8,8 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import current
-from ..sql import dialect_of, engine_connection
+from ..sql import engine_connection
+from ..sql.postgresql.notify import listen, notify, wait_for_notification
 from .ends import Ear, table_identity
 
 CHECK_AFTER = 5.0  # seconds without a notification, after which a worker tests its connection
@@ -29,7 +30,7 @@ class Postgres:
         self.channel = f"django_outbox_{table_identity()}"
 
     def ring(self, connection: BaseDatabaseWrapper) -> None:
-        dialect_of(connection).notify(connection, self.channel)
+        notify(connection, self.channel)
 
     def ear(self) -> Ear:
         return PostgresEar(self)
@@ -48,12 +49,12 @@ class PostgresEar:
     def listen(self) -> None:
         self.close()
         self._listening = engine_connection(self._bell.direct, lock_wait=current().LOCK_WAIT)
-        dialect_of(self._listening).listen(self._listening, self._bell.channel)
+        listen(self._listening, self._bell.channel)
         self._heard_at, self._asked_at = 0.0, None  # tests the connection at once
 
     def wait(self, timeout: float) -> bool:
         assert self._listening is not None
-        heard = dialect_of(self._listening).heard(self._listening, timeout)
+        heard = wait_for_notification(self._listening, timeout)
         now = time.monotonic()
         if heard:
             self._heard_at, self._asked_at, self.sure = now, None, True
@@ -64,7 +65,7 @@ class PostgresEar:
         elif self._asked_at is None and now - self._heard_at > CHECK_AFTER:
             self._asked_at = now
             asking = connections[self._bell.alias]
-            dialect_of(asking).notify(asking, self._bell.channel)
+            notify(asking, self._bell.channel)
         return heard
 
     def close(self) -> None:

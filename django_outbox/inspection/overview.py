@@ -144,7 +144,7 @@ def _deaths(alias: str) -> Deaths:
     """Count the newest dead events by cause."""
     connection = connections[alias]
     dialect = dialect_of(connection)
-    ids, is_complete = dialect.lately_dead(connection, most=DEAD + 1, among=NEWEST)
+    ids, is_complete = dialect.lately_dead(connection, most=DEAD + 1, scan=NEWEST)
     rows: Any = OutboxEvent.objects.using(alias).filter(pk__in=ids[:DEAD])
     rows = rows.annotate(line=Substr("last_error", 1, LINE))
     found = [*rows.values_list("event_type", "line", "progress", "done_at")]

@@ -187,7 +187,8 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         connection = connections[self._write_alias()]
         with transaction.atomic(using=connection.alias):
             ids = unlocked(self, connection)
-            return dialect_of(connection).delete(connection, ids=ids) if ids else 0
+            dialect = dialect_of(connection)
+            return dialect.delete(connection, "outbox_event", column="event_id", ids=ids)
 
     def expired(self, settings: Settings | None = None) -> OutboxQuerySet:
         """Return finished events past their retention, which the next purge deletes."""
@@ -249,7 +250,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         for start in range(0, len(found), BATCH):
             batch = found[start : start + BATCH]
             with transaction.atomic(using=connection.alias):
-                dialect_of(connection).wake(connection, [key for _, key in batch])
+                dialect_of(connection).wake_streams(connection, [key for _, key in batch])
                 count += change(self.filter(pk__in=[pk for pk, _ in batch]))
         return count
 

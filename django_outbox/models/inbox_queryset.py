@@ -50,7 +50,8 @@ class InboxQuerySet(models.QuerySet["OutboxInbox"]):
         connection = connections[self._write_alias()]
         with transaction.atomic(using=connection.alias):
             ids = unlocked(self, connection)
-            return dialect_of(connection).forget(connection, ids=ids) if ids else 0
+            dialect = dialect_of(connection)
+            return dialect.delete(connection, "outbox_inbox", column="id", ids=ids)
 
     def _limit(self, settings: Settings) -> datetime | None:
         """Return the instant before which messages are purged; None if they are all kept."""

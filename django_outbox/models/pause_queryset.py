@@ -145,7 +145,7 @@ class _Waiting:
             if not ids:
                 return count
             low = rows.filter(pk=ids[-1]).order_by().values_list("available_at", flat=True).first()
-            count += self._dialect.bring_back(self._connection, ids=ids)
+            count += self._dialect.resume(self._connection, ids=ids)
 
     def wake_streams(self) -> int:
         """Make streams due whose first event waited; a new version undoes a late postponement."""
@@ -175,5 +175,5 @@ class _Waiting:
 
     def _wake(self, keys: Sequence[str]) -> int:
         if keys:
-            self._dialect.wake(self._connection, keys)
+            self._dialect.wake_streams(self._connection, keys)
         return len(keys)

@@ -97,7 +97,8 @@ class StatisticsQuerySet(models.QuerySet["OutboxStatistics"]):
             while count == size:
                 with transaction.atomic(using=connection.alias):
                     ids = unlocked(expired[:size], connection)
-                    count = dialect_of(connection).trim(connection, ids=ids) if ids else 0
+                    dialect = dialect_of(connection)
+                    count = dialect.delete(connection, "outbox_statistics", column="id", ids=ids)
                 yield count
 
     def _limits(self) -> dict[int, datetime]:

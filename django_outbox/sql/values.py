@@ -171,6 +171,14 @@ def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:
     return renewed, {each for each, _ in rows}
 
 
+def released_of(rows: Sequence[Row], me: str, taken: int) -> set[str]:
+    """Return which streams ``me`` has just released, from keys and owners, ``taken`` in number."""
+    others = {key: owner for key, owner in rows if owner != me}
+    if taken == len(others):  # some may have a new owner already
+        return {*others}
+    return {key for key, owner in others.items() if owner is None}
+
+
 def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
     """Return an aware instant in the form that this database stores."""
     value = value.astimezone(timezone.utc)

@@ -217,8 +217,8 @@ class Claimer:
         Reset the watermark to the first row that is due.
         """
         started = monotonic()
-        self._lost, suspect, waited = dialect_of(self._connection).left_behind(
-            self._connection, me=self.me, among=SCANNED
+        self._lost, suspect, waited = dialect_of(self._connection).lost_events(
+            self._connection, me=self.me, limit=SCANNED
         )
         self._scans.after(started)
         self._watermark.begin(started, waited)

@@ -52,7 +52,7 @@ class KnownPauses:
         if not self.pauses:
             return limit
         dialect = dialect_of(connection)
-        rows = dialect.due_first(connection, limit=AT_ONCE, low=self._low)
+        rows = dialect.due_first(connection, limit=AT_ONCE, since=self._low)
         held = [row[3] for row in rows if self.holds(row)]
         is_full = len(rows) == AT_ONCE
         oldest = stored_instant(rows[0][4]) if is_full else None

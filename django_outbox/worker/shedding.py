@@ -50,7 +50,7 @@ class Shedding:
             return 0.0
         due = [(each.event_id, each.due_at) for each in late]
         try:
-            dialect_of(connection).put_back(connection, me=self._me, due=due)
+            dialect_of(connection).unclaim(connection, me=self._me, due=due)
         except BaseException:
             self._held.add(late)  # they are renewed, and may still start
             raise

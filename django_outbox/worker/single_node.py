@@ -28,7 +28,7 @@ class ActiveLease:
 
     def step(self) -> float:
         connection, started = connections[self._alias], monotonic()
-        held = dialect_of(connection).hold_active(connection, me=self._me, lease=self._lease)
+        held = dialect_of(connection).take_active(connection, me=self._me, lease=self._lease)
         self._until = started + SAFE_PART * self._lease if held else 0.0
         if held is not self._held:
             self._held = held

@@ -88,7 +88,7 @@ class LeaseReturner:
         dialect = dialect_of(connection)
         while wanted > 0:
             if rows:
-                wanted -= dialect.hand_back(connection, me=self._me, ids=rows, after=self.after)
+                wanted -= dialect.release(connection, me=self._me, ids=rows, after=self.after)
             if len(self._streams):
                 wanted -= self._streams.hand_back(connection, after=self.after)
             doorbell.ring(connection)

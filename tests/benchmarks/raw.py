@@ -61,7 +61,7 @@ class Bare:
         self.driver = driver
         self._cursor = driver.cursor()
         self.ops, self.vendor = connection.ops, connection.vendor
-        self.features = connection.features
+        self.features, self.in_atomic_block = connection.features, False
 
     def cursor(self) -> Bare:
         return self

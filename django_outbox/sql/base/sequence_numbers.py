@@ -12,9 +12,9 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..conf import current
+from ...conf import current
+from ..values import marks
 from .statements import Statements
-from .values import marks
 
 Places = Sequence[tuple[str, int]]  # sorted keys, and how many numbers each needs
 
@@ -26,7 +26,7 @@ UNLESS_SET = "COALESCE({row}due_at, {now})"
 UNLESS_LEASED = "CASE WHEN {row}locked_by IS NULL THEN {now} ELSE {row}due_at END"
 
 
-class Numbering(Statements):
+class SequenceNumbers(Statements):
     def number(self, connection: BaseDatabaseWrapper, counts: Mapping[str, int]) -> dict[str, int]:
         """Take ``counts[key]`` numbers in each stream and make it due; return the last of each.
 
@@ -37,33 +37,31 @@ class Numbering(Statements):
             last.update(self._number(connection, places))
         return last
 
-    def wake(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
+    def wake_streams(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
         """Give streams a new version and make them due, even if purged or waiting for a retry."""
         for places in _parts(dict.fromkeys(keys, 1)):
             self._run(connection, *self._upsert(connection, places, due=UNLESS_LEASED))
 
-    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
-        """Return the isolation level if writers that waited for a key fail at it, else None."""
-        return None
-
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
         self._run(connection, *self._upsert(connection, places, due=due_of_followers()))
-        streams, key = self._streams(connection)
         keys = [key for key, _ in places]
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT {key}, seq FROM {streams} WHERE {key} IN ({marks(keys)})", keys)
+            cursor.execute(
+                f"SELECT {self.key}, seq FROM {self._stream(connection)} "
+                f"WHERE {self.key} IN ({marks(keys)})",
+                keys,
+            )
             return dict(cursor.fetchall())
 
     def _upsert(
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
-        streams, key = self._streams(connection)
         rows = ", ".join([f"(%s, {self.micros} + %s, {self.now})"] * len(places))
         sql = (
-            f"INSERT INTO {streams} AS st ({key}, seq, due_at) VALUES {rows} "
+            f"INSERT INTO {self._stream(connection)} AS st (key, seq, due_at) VALUES {rows} "
             # The clock is constant within a statement, so it cancels out: the count remains.
-            f"ON CONFLICT ({key}) DO UPDATE SET seq = st.seq + 1 + EXCLUDED.seq - {self.micros}, "
+            f"ON CONFLICT (key) DO UPDATE SET seq = st.seq + 1 + EXCLUDED.seq - {self.micros}, "
             f"due_at = {due.format(row='st.', now=self.now)}"
         )
         return sql, upsert_values(places)

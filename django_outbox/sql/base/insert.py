@@ -12,9 +12,9 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..events import Event
-from .numbering import Numbering
-from .values import to_database, to_text
+from ...events import Event
+from ..values import to_database, to_text
+from .sequence_numbers import SequenceNumbers
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # above max_allowed_packet, MariaDB drops the connection
 PARAMS_PER_ROW = 14
@@ -26,7 +26,7 @@ NULL: SQL = ("NULL", [])
 ZERO = ("status", "attempts", "rescues")  # columns that are 0 in every new event
 
 
-class Inserting(Numbering):
+class Inserting(SequenceNumbers):
     def insert(
         self, connection: BaseDatabaseWrapper, rows: Sequence[Written], *, may_clash: bool
     ) -> int:
@@ -71,15 +71,14 @@ class Inserting(Numbering):
             given = [row.get(each, NULL) for each in columns]
             values.append(", ".join([sql for sql, _ in given]))
             params += [each for _, some in given for each in some]
-        key = connection.ops.quote_name("key")  # the only one that is an SQL keyword
-        into = ", ".join([key if each == "key" else each for each in (*columns, *ZERO)])
+        into = ", ".join([self.key if each == "key" else each for each in (*columns, *ZERO)])
         sql = ", 0, 0, 0), (".join(values)
-        return f"INSERT INTO {self._table(connection)} ({into}) VALUES ({sql}, 0, 0, 0)", params
+        return f"INSERT INTO {self._event(connection)} ({into}) VALUES ({sql}, 0, 0, 0)", params
 
     def _cells(self, connection: BaseDatabaseWrapper, written: Written, seq: SQL) -> dict[str, SQL]:
         """Return the values of a row by column."""
         event, payload, headers = written
-        due = self._due(event, connection)
+        due = self._due_time(connection, event)
         given = (
             ("event_id", event.event_id), ("event_type", event.event_type),
             ("aggregate_type", event.aggregate_type), ("payload", payload), ("headers", headers),
@@ -97,10 +96,6 @@ class Inserting(Numbering):
             cells["deliver_at"] = due
         return cells
 
-    def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
-        """Return the most bytes of a statement before the server disconnects; None if no limit."""
-        return None
-
     def receive(self, connection: BaseDatabaseWrapper, *, source: str, message_id: str) -> bool:
         """Record a received message; return whether it is new. Wait for a concurrent receiver."""
         table = self._table(connection, "outbox_inbox")
@@ -115,7 +110,7 @@ class Inserting(Numbering):
             cursor.execute(sql + " ON CONFLICT DO NOTHING" * may_clash, params)
             return int(cursor.rowcount)
 
-    def _due(self, event: Event, connection: BaseDatabaseWrapper) -> SQL:
+    def _due_time(self, connection: BaseDatabaseWrapper, event: Event) -> SQL:
         if event.available_at is not None:
             return "%s", [to_database(event.available_at, connection)]
         return (self.now, []) if event._delay is None else (self.plus, [event._delay])

@@ -1,0 +1,12 @@
+"""The operations on the outbox's tables. The class of each database defines or replaces some."""
+
+from __future__ import annotations
+
+from .inspection import Inspection
+from .settle import Settling
+from .streams import StreamLeases
+from .upkeep import Upkeep
+
+
+class Dialect(Settling, StreamLeases, Upkeep, Inspection):
+    """Every operation on the tables, in the SQL of one database."""

@@ -1,0 +1,85 @@
+"""Settling: write what became of events, if the worker still owns them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...listeners.outcomes import DONE, Decision, Status
+from ..values import AsRead, Hold
+from .claim import EventLeases
+
+
+class Settling(EventLeases):
+    rows_per_settle = 500
+
+    def settle_all(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        hold: Hold = Hold.ROW,
+        delete_done: bool = False,
+        as_read: AsRead | None = None,
+    ) -> int:
+        """Write decisions of any kind; return how many rows ``me`` still held.
+
+        A group commit needs no ``as_read``: the decision of an abandoned thread never leaves it.
+        An atomic listener needs it: its own transaction could still commit after that.
+        """
+
+        def ends(decision: Decision) -> bool:
+            """Return whether only the row's end is to be written, or the row is deleted."""
+            return decision is DONE or (delete_done and decision.status is Status.DONE)
+
+        done = [event_id for event_id, decision in decisions if ends(decision)]
+        others = [each for each in decisions if not ends(each[1])]
+        count = 0
+        if done and delete_done:
+            count = self.delete_done(connection, me=me, ids=done, hold=hold, as_read=as_read)
+        if count < len(done):
+            count += self.settle_done(connection, me=me, ids=done, hold=hold, as_read=as_read)
+        for start in range(0, len(others), self.rows_per_settle):
+            some = others[start : start + self.rows_per_settle]
+            count += self.settle(connection, me=me, decisions=some, hold=hold, as_read=as_read)
+        return count
+
+    @abstractmethod
+    def settle_done(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
+        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing."""
+
+    @abstractmethod
+    def delete_done(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
+        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        """Delete rows that are done; keep those with a unique key, which must stay reserved."""
+
+    @abstractmethod
+    def settle(
+        self, connection: BaseDatabaseWrapper, *, me: str,
+        decisions: Sequence[tuple[str, Decision]], hold: Hold = Hold.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
+
+    @abstractmethod
+    def keep_progress(
+        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
+        as_read: AsRead, hold: Hold = Hold.ROW,
+    ) -> bool:  # fmt: skip
+        """Write a fan-out's progress; return whether ``me`` still held the row, and as read."""
+
+    @contextmanager
+    def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        """Open a transaction in which a fenced UPDATE sees a lease that was renewed meanwhile."""
+        with transaction.atomic(using=connection.alias):
+            yield

@@ -1,0 +1,76 @@
+"""What every statement needs: the database's clock, the names of the tables, and the fence."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...conf import table_name
+from ...events import stored_instant
+from ..values import AsRead, Hold
+
+
+class Statements(ABC):
+    now: str  # SQL for the database's clock
+    plus: str  # SQL for its clock plus %s seconds
+    micros: str  # SQL for its clock in microseconds since 1970
+    key: str = "key"  # the column's name, as SQL has to spell it
+    owned_by_key: str = ""  # end of the fence's subquery, where the planner needs one
+
+    def clock(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Return the database's current time, aware."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {self.now}", [])
+            now = stored_instant(cursor.fetchone()[0])
+        assert now is not None
+        return now
+
+    def version_text(self, connection: BaseDatabaseWrapper) -> str:
+        """Return the version text that the server reports; empty where there is no server."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT VERSION()")
+            return str(cursor.fetchone()[0])
+
+    def _run(self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any]) -> int:
+        """Execute one statement; return how many rows it changed."""
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
+    def _table(self, connection: BaseDatabaseWrapper, name: str) -> str:
+        return str(connection.ops.quote_name(table_name(name)))
+
+    def _event(self, connection: BaseDatabaseWrapper) -> str:
+        return self._table(connection, "outbox_event")
+
+    def _stream(self, connection: BaseDatabaseWrapper) -> str:
+        return self._table(connection, "outbox_stream")
+
+    def _fence(
+        self, connection: BaseDatabaseWrapper, me: str, hold: Hold = Hold.ROW,
+        as_read: AsRead | None = None, *, of: str = "",
+    ) -> tuple[str, list[Any]]:  # fmt: skip
+        """Return the condition that ``me`` owns an unsettled row, and its parameters.
+
+        A worker that has lost the lease changes nothing. With ``as_read``, a thread whose call was
+        given up changes nothing either. ``of`` is the event table's alias.
+        """
+        event = of or self._event(connection)
+        fence = f"{event}.status IN (0, 2) AND {event}.locked_by = %s"
+        if hold is Hold.STREAM:  # EXISTS, because a join would wait for streams that writers lock
+            fence = (
+                f"{event}.status IN (0, 2) AND EXISTS (SELECT 1 FROM {self._stream(connection)} "
+                f"owned WHERE owned.{self.key} = {event}.{self.key} AND owned.locked_by = %s"
+                f"{self.owned_by_key})"
+            )
+        if as_read is None:
+            return fence, [me]
+        attempts, progress = as_read
+        fence += f" AND {event}.attempts = %s"
+        if progress is None:
+            return f"{fence} AND {event}.progress IS NULL", [me, attempts]
+        return f"{fence} AND {event}.progress = %s", [me, attempts, progress]

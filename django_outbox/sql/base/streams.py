@@ -1,0 +1,87 @@
+"""Leases of streams (the events of one key). Each database has its own statements.
+
+A worker touches a stream's row only to claim, renew or release it. Business transactions lock the
+row from their write to their commit, so locked rows are skipped.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...events import ACTIVE
+from ..values import Claimed, Found, Read, Release, StreamClaim, marks, to_database
+from .statements import Statements
+
+
+class StreamLeases(Statements):
+    @abstractmethod
+    def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
+        """Lease due streams, oldest due first; return (key, previous owner) of each."""
+
+    @abstractmethod
+    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+        """Read those of ``read.keys`` that ``read.me`` holds, and their next events in order.
+
+        A stream's version is never newer than its events. So an event written meanwhile makes the
+        release fail, and the stream is read again.
+        """
+
+    @abstractmethod
+    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+        """Return when the next failed event of each key is due, for keys that have one.
+
+        If dead events block a stream, failed events behind the first dead one do not count.
+        """
+
+    @abstractmethod
+    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+        """Count a rescue of events that are about to run; return how many ``me`` still holds."""
+
+    @abstractmethod
+    def take_back_starts(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
+    ) -> int:
+        """Undo ``note_starts`` for events that were not started, or end with an orderly stop."""
+
+    @abstractmethod
+    def renew_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
+    ) -> tuple[set[str], set[str]]:
+        """Renew ``me``'s leases of these streams for ``lease`` seconds; return (renewed, held)."""
+
+    @abstractmethod
+    def release_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        """Release streams whose version is still the one that was read; return their keys.
+
+        It queries no events: the statement's snapshot of them may be older than the row's lock.
+        """
+
+    @abstractmethod
+    def hand_back_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
+    ) -> int:
+        """Release streams whose events still run; return how many ``me`` held, if not locked.
+
+        They are due ``after`` seconds from now; with None, when their leases would have ended.
+        """
+
+    def _due_streams(
+        self, connection: BaseDatabaseWrapper, claim: StreamClaim
+    ) -> tuple[str, list[Any]]:
+        """Return the condition of the streams that a claim wants, and its parameters."""
+        due, params = self.now, []
+        if claim.at is not None:
+            due, params = "%s", [to_database(claim.at, connection)]
+        where = f"due_at <= {due}"
+        if claim.since is not None:
+            where += f" AND due_at >= {self.plus}"
+            params.append(-claim.since)
+        excluded = [ACTIVE, *claim.exclude]
+        return f"{where} AND {self.key} NOT IN ({marks(excluded)})", [*params, *excluded]

@@ -1,0 +1,207 @@
+"""Upkeep: pauses, named leases, deletions, and what checks ask of a server.
+
+A paused event is postponed, so that no claim finds it; a resume makes it due. Only a postponed row
+has a ``locked_at`` but no owner.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+from django.db import DatabaseError
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...events import ACTIVE
+from ..values import Pauses, Row, marks, to_database
+from .insert import Inserting
+
+
+class Upkeep(Inserting):
+    shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
+
+    # -- pauses ------------------------------------------------------------------------------------
+
+    def pauses(self, connection: BaseDatabaseWrapper, *, lock: str = "") -> Pauses:
+        """Return the kind and name of every pause."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT kind, name FROM {self._table(connection, 'outbox_pause')}{lock}"
+            )
+            return frozenset(cursor.fetchall())
+
+    def due_first(
+        self, connection: BaseDatabaseWrapper, *, limit: int, since: datetime | None
+    ) -> list[Row]:
+        """Return event type, aggregate type, progress, id and due time of the rows due first.
+
+        With ``since``, skip those that were due before it.
+        """
+        after, params = ("", []) if since is None else (" AND available_at >= %s", [since])
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT event_type, aggregate_type, progress, event_id, available_at "
+                f"FROM {self._event(connection)} WHERE available_at <= {self.now}{after} "
+                "ORDER BY available_at, event_id LIMIT %s",
+                [*(to_database(each, connection) for each in params), limit],
+            )
+            return list(cursor.fetchall())
+
+    def postpone(
+        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], newest: datetime,
+        pauses: Pauses,
+    ) -> tuple[int, Pauses]:  # fmt: skip
+        """Postpone rows that were due until ``newest``; return how many, and all pauses.
+
+        Postpone none if one of ``pauses`` has ended. No pause can end before the commit, so a
+        resume finds every row that was postponed for it.
+        """
+        with single_transaction(connection):
+            found = self.pauses(connection, lock=self.shared_lock)
+            if not pauses <= found:
+                return 0, found
+            return self._postpone(connection, ids, to_database(newest, connection)), found
+
+    @abstractmethod
+    def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
+        """Postpone unlocked rows that are due until ``newest``; return how many."""
+
+    @abstractmethod
+    def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
+        """Make postponed rows due now, as if for the first time; return how many."""
+
+    # -- named leases ------------------------------------------------------------------------------
+
+    def take_lease(
+        self, connection: BaseDatabaseWrapper, *, name: str, me: str, lease: float
+    ) -> bool:
+        """Claim or renew the named lease for ``lease`` seconds; return whether ``me`` holds it."""
+        table = self._table(connection, "outbox_lease")
+        taken = self._run(
+            connection,
+            f"UPDATE {table} SET locked_by = %s, locked_until = {self.plus} WHERE name = %s "
+            f"AND (locked_by = %s OR locked_by IS NULL OR locked_until <= {self.now})",
+            [me, lease, name, me],
+        )
+        if taken:
+            return True
+        sql = f"INSERT INTO {table} (name) VALUES (%s)"
+        made = self._insert(connection, sql, [name], may_clash=True)
+        return made == 1 and self.take_lease(connection, name=name, me=me, lease=lease)
+
+    def note_lease(
+        self, connection: BaseDatabaseWrapper, *, name: str, me: str, lease: float | None,
+        state: str,
+    ) -> bool:  # fmt: skip
+        """Save the state of a named lease; renew it for ``lease`` seconds, or with None release it.
+
+        Return whether ``me`` held it.
+        """
+        until = "NULL" if lease is None else self.plus
+        noted = self._run(
+            connection,
+            f"UPDATE {self._table(connection, 'outbox_lease')} SET state = %s, locked_by = %s, "
+            f"locked_until = {until} WHERE name = %s AND locked_by = %s",
+            [state, None if lease is None else me, *([] if lease is None else [lease]), name, me],
+        )
+        return noted == 1
+
+    def take_active(self, connection: BaseDatabaseWrapper, *, me: str, lease: float) -> bool:
+        """Claim or renew the lease of ``single_node``; return whether ``me`` holds it.
+
+        It is a stream's row, because version 0.1 keeps it there.
+        """
+        taken = self._run(
+            connection,
+            f"UPDATE {self._stream(connection)} SET locked_by = %s, locked_at = {self.now}, "
+            f"due_at = {self.plus} WHERE {self.key} = %s "
+            f"AND (locked_by = %s OR locked_by IS NULL OR due_at <= {self.now})",
+            [me, lease, ACTIVE, me],
+        )
+        if taken:
+            return True
+        sql = f"INSERT INTO {self._stream(connection)} ({self.key}, seq) VALUES (%s, 0)"
+        made = self._insert(connection, sql, [ACTIVE], may_clash=True)
+        return made == 1 and self.take_active(connection, me=me, lease=lease)
+
+    def release_active(self, connection: BaseDatabaseWrapper, *, me: str) -> None:
+        self._run(
+            connection,
+            f"UPDATE {self._stream(connection)} SET locked_by = NULL, due_at = NULL "
+            f"WHERE {self.key} = %s AND locked_by = %s",
+            [ACTIVE, me],
+        )
+
+    # -- deletions ---------------------------------------------------------------------------------
+
+    def delete(
+        self, connection: BaseDatabaseWrapper, table: str, *, column: str, ids: Sequence[Any]
+    ) -> int:
+        """Delete rows that the caller has locked, by primary key; return how many."""
+        if not ids:
+            return 0
+        name = self._table(connection, table)
+        return self._run(connection, f"DELETE FROM {name} WHERE {column} IN ({marks(ids)})", ids)
+
+    def delete_streams(self, connection: BaseDatabaseWrapper, *, keys: Sequence[str]) -> int:
+        """Delete streams that the caller has locked; return how many.
+
+        Delete key by key: with a list, MariaDB scans a small table and waits for all its rows.
+        """
+        sql = f"DELETE FROM {self._stream(connection)} WHERE {self.key} = %s"
+        return sum(self._run(connection, sql, [each]) for each in keys)
+
+    # -- questions to the server -------------------------------------------------------------------
+
+    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the isolation level if writers that waited for a key fail at it, else None."""
+        return None
+
+    def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
+        """Return the most bytes of a statement before the server disconnects; None if no limit."""
+        return None
+
+    def estimated_rows(self, connection: BaseDatabaseWrapper) -> int:
+        """Return the approximate number of events by the database's statistics; 0: unknown."""
+        sql, params = self._estimate(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            row = cursor.fetchone()
+        return max(int(row[0] or 0), 0) if row else 0
+
+    @abstractmethod
+    def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+        """Return the SELECT of the approximate number of events, and its parameters."""
+
+    # -- connections of the engine -----------------------------------------------------------------
+
+    @abstractmethod
+    def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
+        """Change an engine thread's copied settings before it connects; ``lock_wait``: seconds."""
+
+    def guard_engine(self, connection: BaseDatabaseWrapper) -> None:
+        """Set up what an engine thread's connection needs and settings cannot express."""
+
+
+@contextmanager
+def single_transaction(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Run the block in a transaction of this connection, unless one is open.
+
+    ``atomic()`` finds a connection by its alias, where an engine's connection need not be.
+    """
+    if connection.in_atomic_block:
+        yield
+        return
+    connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(DatabaseError):  # the first error is more useful
+            connection.rollback()
+        raise
+    finally:
+        connection.set_autocommit(True)

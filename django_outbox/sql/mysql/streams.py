@@ -1,0 +1,265 @@
+"""MySQL and MariaDB: sequence numbers and leases of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...conf import index_name
+from ...events import stored_instant
+from ..base.insert import Inserting
+from ..base.sequence_numbers import Places, due_of_followers, upsert_values
+from ..base.streams import StreamLeases
+from ..values import (
+    KEYED,
+    Claimed,
+    Found,
+    Hold,
+    Read,
+    Release,
+    Row,
+    StreamClaim,
+    claimed,
+    marks,
+    released_of,
+    renewed_of,
+    to_database,
+)
+from .claim import ALL, skip_locked
+
+DUPLICATE_ENTRY = 1062
+SELECTS = 50  # in a UNION: with more, each costs twice as much to plan
+STREAMS = 100  # per release: a CASE with a branch per stream makes the cost quadratic
+
+
+class MySQLStreams(StreamLeases, Inserting):
+    # -- sequence numbers --------------------------------------------------------------------------
+
+    def _insert(
+        self, connection: BaseDatabaseWrapper, sql: str, params: list[Any], *, may_clash: bool
+    ) -> int:
+        # INSERT IGNORE would hide other errors too; error 1062 leaves the transaction usable.
+        try:
+            return super()._insert(connection, sql, params, may_clash=False)
+        except IntegrityError as error:
+            if may_clash and error.args[0] == DUPLICATE_ENTRY:
+                return 0
+            raise
+
+    def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
+        if len(places) > 1:
+            return super()._number(connection, places)
+        sql, params = self._upsert(connection, places, due=due_of_followers())
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return {places[0][0]: int(cursor.lastrowid)}  # part of the statement's response
+
+    def _upsert(
+        self, connection: BaseDatabaseWrapper, places: Places, *, due: str
+    ) -> tuple[str, list[Any]]:
+        stream = self._stream(connection)
+        row = f"(%s, LAST_INSERT_ID({self.micros} + %s), {self.now})"
+        # MySQL warns about VALUES() on each statement; MariaDB has no row alias.
+        is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+        alias, seq = ("", "VALUES(seq)") if is_mariadb else (" AS new", "new.seq")
+        sql = (
+            f"INSERT INTO {stream} (`key`, seq, due_at) VALUES {', '.join([row] * len(places))}"
+            f"{alias} ON DUPLICATE KEY UPDATE "
+            f"seq = LAST_INSERT_ID({stream}.seq + 1 + {seq} - {self.micros}), "
+            f"due_at = {due.format(row=f'{stream}.', now=self.now)}"
+        )
+        return sql, upsert_values(places)
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
+        stream = self._stream(connection)
+        due, params = self._due_streams(connection, claim)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT `key`, locked_by, due_at, {self.now}
+                FROM {self._streams_by_due(connection)} WHERE {due}
+                ORDER BY due_at LIMIT %s{skip_locked(connection)}""",
+                [*params, claim.limit],
+            )
+            rows: list[Row] = [*cursor.fetchall()]
+        if not rows:
+            return Claimed([], more=False)
+        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][2])
+        assert newest is not None
+        taken = self._run(
+            connection,
+            # A stream that was claimed since the SELECT is due later.
+            f"""UPDATE (
+                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
+                WHERE `key` IN ({marks(keys)}) AND due_at <= %s LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            SET s.due_at = {self.plus}, s.locked_by = %s, s.locked_at = {self.now}""",
+            [*keys, to_database(newest, connection), ALL, claim.lease, claim.me],
+        )
+        mine = set(keys)
+        if taken < len(rows):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"""SELECT `key` FROM {stream} WHERE `key` IN ({marks(keys)})
+                    AND locked_by = %s AND due_at > {self.now}""",
+                    [*keys, claim.me],
+                )
+                mine = {row[0] for row in cursor.fetchall()}
+        found = [row[:2] for row in rows if row[0] in mine]
+        return claimed(found, seen=rows, limit=claim.limit, due=2)
+
+    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT `key`, seq, {self.now} FROM {self._stream(connection)}
+                WHERE `key` IN ({marks(read.keys)}) AND locked_by = %s""",
+                [*read.keys, read.me],
+            )
+            found = [Found(*row) for row in cursor.fetchall()]
+        events = self._heads(connection, read, [each.key for each in found])
+        for each in found:
+            rows = sorted(events.get(each.key, ()), key=lambda row: row[KEYED.index("seq")])
+            each.rows = rows[: read.limit]
+        return found
+
+    def _heads(
+        self, connection: BaseDatabaseWrapper, read: Read, keys: Sequence[str]
+    ) -> dict[str, list[Row]]:
+        """Return the first wanted events of each key, by status: the index is by status too."""
+        due = f" AND deliver_at <= {self.now}" if read.only_due_retries else ""
+        statuses = ["status = 0", f"status = 2{due}", *["status = 3"] * read.dead_too]
+        columns = ", ".join(f"`{name}`" for name in KEYED)
+        selects = [
+            f"(SELECT {columns} FROM {self._event_by_key(connection)} "
+            f"WHERE `key` = %s AND {status} ORDER BY seq LIMIT %s)"
+            for status in statuses
+        ]
+        found: dict[str, list[Row]] = {}
+        at_once = SELECTS // len(selects)
+        for start in range(0, len(keys), at_once):
+            some = keys[start : start + at_once]
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    " UNION ALL ".join(selects * len(some)),
+                    [each for key in some for _ in selects for each in (key, read.limit)],
+                )
+                for row in cursor.fetchall():
+                    found.setdefault(row[KEYED.index("key")], []).append(row)
+        return found
+
+    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+        event = self._event(connection)
+        reachable = (
+            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.`key` = {event}.`key`
+                AND dead.seq < {event}.seq AND dead.status = 3)"""
+        ) * read.dead_too
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT `key`, MIN(deliver_at) FROM {self._event_by_key(connection)}
+                WHERE `key` IN ({marks(read.keys)}) AND status = 2 {reachable} GROUP BY `key`""",
+                [*read.keys],
+            )
+            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
+        return {key: instant for key, instant in found.items() if instant is not None}
+
+    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+        fence, params = self._fence(connection, me, Hold.STREAM)
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET rescues = rescues + 1
+            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            [*ids, *params],
+        )
+
+    def take_back_starts(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
+    ) -> int:
+        fence, params = self._fence(connection, me, Hold.STREAM)
+        return self._run(
+            connection,
+            # No join: MariaDB would wait for streams that business transactions lock.
+            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET rescues = rescues - 1
+            WHERE event_id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
+            [*ids, *params],
+        )
+
+    def renew_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
+    ) -> tuple[set[str], set[str]]:
+        stream = self._stream(connection)
+        mine, params = f"`key` IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
+        taken = self._run(
+            connection,
+            f"""UPDATE (
+                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
+                WHERE {mine} LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            SET s.due_at = {self.plus}""",
+            [*params, ALL, lease],
+        )
+        if taken == len(keys):
+            return set(keys), set(keys)
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT `key`, due_at FROM {stream} WHERE {mine}", params)
+            return renewed_of(cursor.fetchall(), taken)
+
+    def release_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        released: set[str] = set()
+        for start in range(0, len(streams), STREAMS):
+            released |= self._release_streams(connection, me, streams[start : start + STREAMS])
+        return released
+
+    def _release_streams(
+        self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        stream, keys = self._stream(connection), [each.key for each in streams]
+        mine = f"`key` IN ({marks(keys)}) AND locked_by = %s"
+        params: list[Any] = [*keys, me]
+        if read := [each for each in streams if each.seq is not None]:
+            mine += f" AND seq = CASE `key` {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
+            params += [value for each in read for value in (each.key, each.seq)]
+        due = f"CASE s.`key` {f'WHEN %s THEN {self.plus} ' * len(keys)}END"
+        taken = self._run(
+            connection,
+            f"""UPDATE (
+                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
+                WHERE {mine} LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            SET s.due_at = {due}, s.locked_by = NULL, s.locked_at = {self.now}""",
+            [*params, ALL, *(value for each in streams for value in (each.key, each.delay))],
+        )
+        if taken in (0, len(keys)):
+            return set(keys) if taken else set()
+        with connection.cursor() as cursor:
+            sql = f"SELECT `key`, locked_by FROM {stream} WHERE `key` IN ({marks(keys)})"
+            cursor.execute(sql, keys)
+            return released_of(cursor.fetchall(), me, taken)
+
+    def hand_back_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
+    ) -> int:
+        stream = self._stream(connection)
+        due, seconds = ("", []) if after is None else (f"s.due_at = {self.plus},", [after])
+        return self._run(
+            connection,
+            f"""UPDATE (
+                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
+                WHERE `key` IN ({marks(keys)}) AND locked_by = %s LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            SET {due} s.locked_by = NULL, s.locked_at = {self.now}""",
+            [*keys, me, ALL, *seconds],
+        )
+
+    def _event_by_key(self, connection: BaseDatabaseWrapper) -> str:
+        # For a key with half of all rows, the optimizer would scan and sort them despite LIMIT.
+        return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_key')})"
+
+    def _streams_by_due(self, connection: BaseDatabaseWrapper) -> str:
+        return f"{self._stream(connection)} FORCE INDEX ({index_name('outbox_stream_due')})"

@@ -1,0 +1,97 @@
+"""PostgreSQL: settling of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...listeners.outcomes import Decision
+from ..base.settle import Settling
+from ..values import AsRead, Hold, settle_values
+
+
+class PostgresSettling(Settling):
+    def __init__(self) -> None:
+        self._read_committed: WeakSet[Any] = WeakSet()  # driver connections at this level
+
+    def settle_done(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
+        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read)
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} SET status = 1, done_at = {self.now},
+                available_at = NULL, locked_by = NULL, locked_at = NULL
+            WHERE event_id = ANY(%s) AND {fence}""",
+            [[*ids], *params],
+        )
+
+    def delete_done(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
+        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read)
+        return self._run(
+            connection,
+            f"""DELETE FROM {self._event(connection)}
+            WHERE event_id = ANY(%s) AND {fence} AND unique_key IS NULL""",
+            [[*ids], *params],
+        )
+
+    def settle(
+        self, connection: BaseDatabaseWrapper, *, me: str,
+        decisions: Sequence[tuple[str, Decision]], hold: Hold = Hold.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read, of="e")
+        rows = ", ".join(
+            ["(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text)"] * len(decisions)
+        )
+        return self._run(
+            connection,
+            f"""WITH v (event_id, status, spent, delay, error, progress) AS (VALUES {rows})
+            UPDATE {self._event(connection)} e SET
+                status = v.status, attempts = e.attempts + v.spent, rescues = 0,
+                {hold.value} = {self.now} + v.delay * interval '1 second',
+                done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
+                last_error = COALESCE(v.error, e.last_error),
+                progress = COALESCE(v.progress, e.progress),
+                locked_by = NULL, locked_at = NULL
+            FROM v WHERE e.event_id = v.event_id AND {fence}""",
+            [value for each in decisions for value in settle_values(*each)] + params,
+        )
+
+    def keep_progress(
+        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
+        as_read: AsRead, hold: Hold = Hold.ROW,
+    ) -> bool:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read)
+        written = self._run(
+            connection,
+            f"UPDATE {self._event(connection)} SET progress = %s WHERE event_id = %s AND {fence}",
+            [progress, event_id, *params],
+        )
+        return written == 1
+
+    @contextmanager
+    def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        outermost = not connection.in_atomic_block
+        with transaction.atomic(using=connection.alias):
+            if outermost and connection.connection not in self._read_committed:
+                self._make_read_committed(connection)
+            yield
+
+    def _make_read_committed(self, connection: BaseDatabaseWrapper) -> None:
+        """Set the level before the transaction reads; remember connections that begin with it."""
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            if cursor.fetchone()[0] == "read committed":
+                self._read_committed.add(connection.connection)
+            else:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")

@@ -1,0 +1,114 @@
+"""PostgreSQL: upkeep, and the settings of the engine's connections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..base.upkeep import Upkeep, single_transaction
+from ..values import POSTPONED_FOR
+
+PREPARE_AFTER = 3  # executions before a statement is prepared
+AUTOCOMMIT_LEVEL = r"-c default_transaction_isolation=read\ committed"  # for single statements
+# A plan made for an empty table stays in use when the table is full, so it must suit both. A join
+# must not read a whole index, even of a small table: while an old snapshot is open, it is long.
+# Before PostgreSQL 18, these options add 10,000,000,000 to the cost of a plan that scans anyway.
+# That would trigger JIT, hence jit=off: it took 50 to 90 ms for a heartbeat's three rows.
+PLANS = (
+    "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off "
+    "-c jit=off"
+)
+
+
+class PostgresUpkeep(Upkeep):
+    shared_lock = " FOR SHARE"
+
+    def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
+        event = self._event(connection)
+        return self._run(
+            connection,
+            # A row that was claimed meanwhile is due later.
+            f"""WITH unlocked AS MATERIALIZED (
+                SELECT event_id FROM {event} WHERE event_id = ANY(%s) AND available_at <= %s
+                FOR UPDATE SKIP LOCKED)
+            UPDATE {event} e SET available_at = {self.plus}, locked_by = NULL,
+                locked_at = COALESCE(locked_at, {self.now})
+            FROM unlocked WHERE e.event_id = unlocked.event_id""",
+            [[*ids], newest, POSTPONED_FOR],
+        )
+
+    def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} SET
+                available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
+            WHERE event_id = ANY(%s) AND available_at > {self.now}
+            AND locked_by IS NULL AND locked_at IS NOT NULL""",
+            [[*ids]],
+        )
+
+    def delete(
+        self, connection: BaseDatabaseWrapper, table: str, *, column: str, ids: Sequence[Any]
+    ) -> int:
+        sql = f"DELETE FROM {self._table(connection, table)} WHERE {column} = ANY(%s)"
+        return self._run(connection, sql, [[*ids]])
+
+    def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+        sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"
+        return sql, [self._event(connection)]
+
+    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+        # Inside a transaction, because psycopg sets the level when it begins one.
+        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            level = str(cursor.fetchone()[0]).upper()
+        return None if level == "READ COMMITTED" else level
+
+    def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel, is_psycopg3
+
+        options = {**settings.get("OPTIONS", {})}
+        options.pop("pool", None)
+        options["isolation_level"] = IsolationLevel.READ_COMMITTED  # in each BEGIN
+        if not settings.get("DISABLE_SERVER_SIDE_CURSORS"):  # a transaction pooler takes no options
+            waits = f"-c lock_timeout={_ms(lock_wait)} -c idle_in_transaction_session_timeout=10000"
+            given = f"{options.get('options', '')} {waits} {AUTOCOMMIT_LEVEL} {PLANS}"
+            options["options"] = given.strip()
+            if is_psycopg3:  # parsed and planned once: halves the time of a claim of one row
+                options.update(server_side_binding=True, prepare_threshold=PREPARE_AFTER)
+        settings["OPTIONS"] = options
+
+    def guard_engine(self, connection: BaseDatabaseWrapper) -> None:
+        if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            connection.execute_wrappers.append(InReadCommitted())
+
+
+class InReadCommitted:
+    """Runs a pooled connection's single statements in transactions if its default is stricter.
+
+    A transaction pooler shares sessions, so a connection cannot set their isolation level, neither
+    at the start nor later. The default is queried once for each engine connection.
+    """
+
+    def __init__(self) -> None:
+        self._is_stricter: bool | None = None
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        connection = context["connection"]
+        if connection.in_atomic_block or not connection.get_autocommit():
+            return execute(sql, params, many, context)
+        if self._is_stricter is None:
+            with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+                cursor.execute("SHOW default_transaction_isolation")
+                self._is_stricter = cursor.fetchone()[0] != "read committed"
+        if not self._is_stricter:
+            return execute(sql, params, many, context)
+        with single_transaction(connection):
+            return execute(sql, params, many, context)
+
+
+def _ms(seconds: float) -> int:
+    return max(int(seconds * 1000), 1)

@@ -1,0 +1,20 @@
+"""SQLite: one writer at a time; times are UTC text of 26 characters, by the host's clock."""
+
+from __future__ import annotations
+
+from ..base.dialect import Dialect
+from .claim import SQLiteEventLeases
+from .settle import SQLiteSettling
+from .streams import SQLiteStreams
+from .upkeep import SQLiteUpkeep
+
+
+class SQLite(SQLiteSettling, SQLiteEventLeases, SQLiteStreams, SQLiteUpkeep, Dialect):
+    """The clock is SQLite's own, so that all processes share it. Its resolution is 1 ms."""
+
+    now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
+    plus = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
+    micros = (
+        "(CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 "
+        "+ CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000)"
+    )

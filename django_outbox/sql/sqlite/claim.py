@@ -1,0 +1,117 @@
+"""SQLite: leases of events. No row is ever locked, because there is one writer at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...events import stored_instant
+from ..base.claim import EventLeases
+from ..values import Claim, Claimed, Row, claimed, marks, renewed_of, to_database
+
+logger = logging.getLogger("django_outbox")
+
+AT_ONCE = 25  # rows to fetch before their payload size is checked
+
+
+class SQLiteEventLeases(EventLeases):
+    def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
+        # A SELECT, then a conditional UPDATE by key, because RETURNING cannot return the due time
+        # that it overwrote. If several workers select the same rows, the first UPDATE leases them.
+        seen = self._select_due(connection, claim)
+        rows = self._lease(connection, claim, seen)
+        if seen and not rows:  # others leased them: more may be due behind
+            seen = self._select_due(connection, claim)
+            rows = self._lease(connection, claim, seen)
+        limit = len(seen) if claim.is_cut(seen) else claim.limit
+        return claimed(rows, seen=seen, limit=limit, due=-3)
+
+    def _select_due(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
+        due, params = self._due(connection, claim)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT {", ".join(claim.columns)}, available_at, locked_by, {self.now}
+                FROM {self._event(connection)} WHERE {due}
+                ORDER BY available_at, event_id LIMIT %s""",
+                [*params, claim.limit],
+            )
+            rows: list[Row] = []
+            while not claim.is_cut(rows) and (some := cursor.fetchmany(AT_ONCE)):
+                rows += some
+            return rows
+
+    def _lease(self, connection: BaseDatabaseWrapper, claim: Claim, rows: list[Row]) -> list[Row]:
+        """Lease the selected rows; return those that the worker owns now, as they are now."""
+        if not rows:
+            return []
+        event, ids, me = self._event(connection), [row[0] for row in rows], claim.me
+        newest = stored_instant(max(row[-3] for row in rows))
+        assert newest is not None
+        taken = self._run(
+            connection,
+            # A row that was settled since the SELECT has a later due time, or none.
+            f"""UPDATE {event} SET
+                rescues = rescues + CASE WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
+                locked_by = %s, locked_at = {self.now}, available_at = {self.plus}
+            WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.past.value}""",
+            [me, me, claim.lease, *ids, to_database(newest, connection), me],
+        )
+        if taken < len(rows):
+            logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"""SELECT event_id FROM {event} WHERE event_id IN ({marks(ids)})
+                    AND locked_by = %s AND available_at > {self.now}""",
+                    [*ids, me],
+                )
+                mine = {row[0] for row in cursor.fetchall()}
+            rows = [row for row in rows if row[0] in mine]
+        # Each with the rescue that the UPDATE counted.
+        return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:]) for row in rows]
+
+    def renew(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
+    ) -> tuple[set[str], set[str]]:
+        event = self._event(connection)
+        mine, params = f"event_id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
+        taken = self._run(
+            connection,
+            f"UPDATE {event} SET available_at = {self.plus} "
+            f"WHERE {mine} AND available_at IS NOT NULL",
+            [lease, *params],
+        )
+        if taken == len(ids):
+            return set(ids), set(ids)
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT event_id, available_at FROM {event} WHERE {mine}", params)
+            return renewed_of(cursor.fetchall(), taken)
+
+    def release(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str],
+        after: float | None = 0.0,
+    ) -> int:  # fmt: skip
+        fence, params = self._fence(connection, me)
+        due, seconds = ("", []) if after is None else (f"available_at = {self.plus},", [after])
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} SET {due} locked_by = NULL, locked_at = NULL
+            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            [*seconds, *ids, *params],
+        )
+
+    def unclaim(
+        self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[tuple[str, datetime]]
+    ) -> int:
+        fence, params = self._fence(connection, me, of="e")
+        times = [(event_id, to_database(at, connection)) for event_id, at in due]
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} AS e SET
+                available_at = v.column2, locked_by = NULL, locked_at = NULL
+            FROM (VALUES {", ".join(["(%s, %s)"] * len(due))}) AS v
+            WHERE e.event_id = v.column1 AND {fence}""",
+            [*(value for each in times for value in each), *params],
+        )

@@ -1,0 +1,76 @@
+"""SQLite: settling of events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...listeners.outcomes import Decision
+from ..base.settle import Settling
+from ..values import AsRead, Hold, marks, settle_values
+
+
+class SQLiteSettling(Settling):
+    def settle_done(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
+        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read)
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} SET status = 1, done_at = {self.now},
+                available_at = NULL, locked_by = NULL, locked_at = NULL
+            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            [*ids, *params],
+        )
+
+    def delete_done(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
+        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read)
+        return self._run(
+            connection,
+            f"""DELETE FROM {self._event(connection)}
+            WHERE event_id IN ({marks(ids)}) AND {fence} AND unique_key IS NULL""",
+            [*ids, *params],
+        )
+
+    def settle(
+        self, connection: BaseDatabaseWrapper, *, me: str,
+        decisions: Sequence[tuple[str, Decision]], hold: Hold = Hold.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read, of="e")
+        rows = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(decisions))
+        due = self.plus.replace("%s", "v.delay")
+        return self._run(
+            connection,
+            # Not WITH v AS (…), because the driver counts rows only if a statement begins with
+            # UPDATE.
+            f"""UPDATE {self._event(connection)} AS e SET
+                status = v.status, attempts = e.attempts + v.spent, rescues = 0,
+                {hold.value} = {due}, done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
+                last_error = COALESCE(v.error, e.last_error),
+                progress = COALESCE(v.progress, e.progress),
+                locked_by = NULL, locked_at = NULL
+            FROM (
+                SELECT column1 AS event_id, column2 AS status, column3 AS spent,
+                    column4 AS delay, column5 AS error, column6 AS progress
+                FROM (VALUES {rows})) AS v
+            WHERE e.event_id = v.event_id AND {fence}""",
+            [value for each in decisions for value in settle_values(*each)] + params,
+        )
+
+    def keep_progress(
+        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
+        as_read: AsRead, hold: Hold = Hold.ROW,
+    ) -> bool:  # fmt: skip
+        fence, params = self._fence(connection, me, hold, as_read)
+        written = self._run(
+            connection,
+            f"UPDATE {self._event(connection)} SET progress = %s WHERE event_id = %s AND {fence}",
+            [progress, event_id, *params],
+        )
+        return written == 1

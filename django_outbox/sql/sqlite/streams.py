@@ -1,0 +1,185 @@
+"""SQLite: leases of streams. No row is ever locked, because there is one writer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...events import stored_instant
+from ..base.streams import StreamLeases
+from ..values import (
+    KEYED,
+    Claimed,
+    Found,
+    Hold,
+    Read,
+    Release,
+    Row,
+    StreamClaim,
+    claimed,
+    marks,
+    released_of,
+    renewed_of,
+    to_database,
+)
+
+SELECTS = 50  # in a UNION: with more, each costs twice as much to plan
+STREAMS = 100  # per release: a CASE with a branch per stream makes the cost quadratic
+
+
+class SQLiteStreams(StreamLeases):
+    def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
+        stream = self._stream(connection)
+        due, params = self._due_streams(connection, claim)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT key, locked_by, due_at, {self.now} FROM {stream} WHERE {due}
+                ORDER BY due_at LIMIT %s""",
+                [*params, claim.limit],
+            )
+            rows: list[Row] = [*cursor.fetchall()]
+        if not rows:
+            return Claimed([], more=False)
+        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][2])
+        assert newest is not None
+        taken = self._run(
+            connection,
+            # A stream that was claimed since the SELECT is due later.
+            f"""UPDATE {stream} SET due_at = {self.plus}, locked_by = %s, locked_at = {self.now}
+            WHERE key IN ({marks(keys)}) AND due_at <= %s""",
+            [claim.lease, claim.me, *keys, to_database(newest, connection)],
+        )
+        mine = set(keys)
+        if taken < len(rows):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"""SELECT key FROM {stream} WHERE key IN ({marks(keys)})
+                    AND locked_by = %s AND due_at > {self.now}""",
+                    [*keys, claim.me],
+                )
+                mine = {row[0] for row in cursor.fetchall()}
+        found = [row[:2] for row in rows if row[0] in mine]
+        return claimed(found, seen=rows, limit=claim.limit, due=2)
+
+    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT key, seq, {self.now} FROM {self._stream(connection)}
+                WHERE key IN ({marks(read.keys)}) AND locked_by = %s""",
+                [*read.keys, read.me],
+            )
+            found = [Found(*row) for row in cursor.fetchall()]
+        statuses = "status IN (0, 2) AND " * (not read.dead_too)
+        due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
+        # The index is partial: a query has to repeat its condition.
+        select = (
+            f"SELECT * FROM (SELECT {', '.join(KEYED)} FROM {self._event(connection)} "
+            f"WHERE key = %s AND {statuses}status IN (0, 2, 3){due} ORDER BY seq LIMIT %s)"
+        )
+        for start in range(0, len(found), SELECTS):
+            some = {each.key: each for each in found[start : start + SELECTS]}
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    " UNION ALL ".join([select] * len(some)),
+                    [each for key in some for each in (key, read.limit)],
+                )
+                for row in sorted(cursor.fetchall(), key=lambda row: row[KEYED.index("seq")]):
+                    some[row[KEYED.index("key")]].rows.append(row)
+        return found
+
+    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+        event = self._event(connection)
+        # The index is partial: a query has to repeat its condition.
+        reachable = (
+            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.key = e.key
+                AND dead.seq < e.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
+        ) * read.dead_too
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT key, MIN(deliver_at) FROM {event} e WHERE key IN ({marks(read.keys)})
+                AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY key""",
+                [*read.keys],
+            )
+            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
+        return {key: instant for key, instant in found.items() if instant is not None}
+
+    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+        fence, params = self._fence(connection, me, Hold.STREAM)
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} SET rescues = rescues + 1
+            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            [*ids, *params],
+        )
+
+    def take_back_starts(
+        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
+    ) -> int:
+        fence, params = self._fence(connection, me, Hold.STREAM)
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} SET rescues = rescues - 1
+            WHERE event_id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
+            [*ids, *params],
+        )
+
+    def renew_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
+    ) -> tuple[set[str], set[str]]:
+        stream = self._stream(connection)
+        mine, params = f"key IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
+        taken = self._run(
+            connection, f"UPDATE {stream} SET due_at = {self.plus} WHERE {mine}", [lease, *params]
+        )
+        if taken == len(keys):
+            return set(keys), set(keys)
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT key, due_at FROM {stream} WHERE {mine}", params)
+            return renewed_of(cursor.fetchall(), taken)
+
+    def release_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        released: set[str] = set()
+        for start in range(0, len(streams), STREAMS):
+            released |= self._release_streams(connection, me, streams[start : start + STREAMS])
+        return released
+
+    def _release_streams(
+        self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
+    ) -> set[str]:
+        stream, keys = self._stream(connection), [each.key for each in streams]
+        params: list[Any] = [value for each in streams for value in (each.key, each.delay)]
+        params += [*keys, me]
+        same = ""
+        if read := [each for each in streams if each.seq is not None]:
+            same = f"AND seq = CASE key {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
+            params += [value for each in read for value in (each.key, each.seq)]
+        taken = self._run(
+            connection,
+            f"""UPDATE {stream} SET due_at = CASE key {f"WHEN %s THEN {self.plus} " * len(keys)}END,
+                locked_by = NULL, locked_at = {self.now}
+            WHERE key IN ({marks(keys)}) AND locked_by = %s {same}""",
+            params,
+        )
+        if taken in (0, len(keys)):
+            return set(keys) if taken else set()
+        with connection.cursor() as cursor:
+            sql = f"SELECT key, locked_by FROM {stream} WHERE key IN ({marks(keys)})"
+            cursor.execute(sql, keys)
+            return released_of(cursor.fetchall(), me, taken)
+
+    def hand_back_streams(
+        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
+    ) -> int:
+        due, seconds = ("", []) if after is None else (f"due_at = {self.plus},", [after])
+        return self._run(
+            connection,
+            f"""UPDATE {self._stream(connection)} SET {due}
+                locked_by = NULL, locked_at = {self.now}
+            WHERE key IN ({marks(keys)}) AND locked_by = %s""",
+            [*seconds, *keys, me],
+        )
