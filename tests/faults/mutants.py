@@ -40,14 +40,14 @@ MUTANTS = (
         database="postgres", scenario="pause",
         edits=[
             (
-                "sql/statements.py",
-                'return f"{table}.locked_by = %s AND {unsettled}"',
-                'return f"%s <> \'\' AND {unsettled}"',
+                "sql/base/statements.py",
+                'f"{event}.status IN (0, 2) AND {event}.locked_by = %s"',
+                'f"{event}.status IN (0, 2) AND %s <> \'\'"',
             ),
             (
-                "sql/statements.py",
-                'f"WHERE owned.{key} = {table}.{key} AND owned.locked_by = %s{self.apart})"',
-                'f"WHERE owned.{key} = {table}.{key} AND %s <> \'\'{self.apart})"',
+                "sql/base/statements.py",
+                'owned.{self.key} = {event}.{self.key} AND owned.locked_by = %s"',
+                'owned.{self.key} = {event}.{self.key} AND %s <> \'\'"',
             ),
         ],
     ),
@@ -57,12 +57,12 @@ MUTANTS = (
         database="postgres", scenario="ordered",
         edits=[
             (
-                "sql/postgresql.py",
-                "AND {wanted(read, self.now)} ORDER BY e.seq LIMIT %s",
-                "AND {wanted(read, self.now)} ORDER BY e.occurred_at LIMIT %s",
+                "sql/postgresql/streams.py",
+                "AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s",
+                "AND status IN {statuses}{due} ORDER BY e.occurred_at LIMIT %s",
             ),
             (
-                "sql/postgresql.py",
+                "sql/postgresql/streams.py",
                 "AND s.locked_by = %s ORDER BY s.key, e.seq",
                 "AND s.locked_by = %s ORDER BY s.key, e.occurred_at",
             ),
@@ -74,20 +74,20 @@ MUTANTS = (
         database="postgres", scenario="calm",
         edits=[
             (
-                "sql/postgresql.py",
+                "sql/postgresql/claim.py",
                 """\
-        set_sql, set_params = self._lease(claim)
-        found = """,
+        due, due_params = self._due(connection, claim)
+""",
                 """\
-        set_sql, set_params = self._lease(claim)
+        due, due_params = self._due(connection, claim)
         seen = getattr(type(self), "seen", "")
-        where += " AND (event_id > %s OR attempts > 0 OR locked_by IS NOT NULL"
-        where += " OR available_at <> first_due_at)"
-        where_params.append(seen)
-        found = """,
+        due += " AND (event_id > %s OR attempts > 0 OR locked_by IS NOT NULL"
+        due += " OR available_at <> first_due_at)"
+        due_params.append(seen)
+""",
             ),
             (
-                "sql/postgresql.py",
+                "sql/postgresql/claim.py",
                 """\
             rows = cursor.fetchall()
         limit = claim.limit""",
@@ -104,16 +104,9 @@ MUTANTS = (
         database="postgres", scenario="rollback",
         edits=[
             (
-                "sql/postgresql.py",
-                """\
-        set_sql, set_params = self._lease(claim)
-""",
-                """\
-        set_sql, set_params = self._lease(claim)
-        if claim.ids is not None:
-            set_sql = f"locked_by = %s, locked_at = {self.now}"
-            set_params = [claim.me]
-""",
+                "sql/postgresql/claim.py",
+                "claim.me, claim.me, claim.lease],",
+                "claim.me, claim.me, claim.lease if claim.ids is None else -1.0],",
             ),
         ],
     ),
@@ -123,7 +116,7 @@ MUTANTS = (
         database="postgres", scenario="skew",
         edits=[
             (
-                "sql/postgresql.py",
+                "sql/postgresql/__init__.py",
                 """\
     now = "statement_timestamp()"
     plus = "statement_timestamp() + %s * interval '1 second'"
@@ -148,9 +141,9 @@ MUTANTS = (
         database="postgres", scenario="ordered",
         edits=[
             (
-                "sql/postgresql.py",
-                '"AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s "',
-                '"AND s.locked_by = %s "',
+                "sql/postgresql/streams.py",
+                "AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s",
+                "AND s.locked_by = %s",
             ),
         ],
     ),
@@ -160,21 +153,21 @@ MUTANTS = (
         database="mariadb", scenario="calm",
         edits=[
             (
-                "sql/mysql.py",
+                "sql/mysql/upkeep.py",
                 '"isolation_level": "read committed"}',
                 '"isolation_level": "repeatable read"}',
             ),
             (
-                "sql/claiming.py",
+                "sql/mysql/claim.py",
                 """\
-        seen = self._look(connection, claim)
-        rows = self._take(connection, claim, seen)
+        seen = self._select_due(connection, claim, "" if may_wait else skip_locked(connection))
+        rows = self._lease(connection, claim, seen)
 """,
                 """\
         connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
         try:
-            seen = self._look(connection, claim, self._skip(connection))
-            rows = self._take(connection, claim, seen)
+            seen = self._select_due(connection, claim, skip_locked(connection))
+            rows = self._lease(connection, claim, seen)
             connection.commit()
         except BaseException:
             connection.rollback()
@@ -191,9 +184,9 @@ MUTANTS = (
         database="postgres", scenario="poison",
         edits=[
             (
-                "sql/claiming.py",
-                'return f"rescues = rescues + {rescued}, {lease}"',
-                'return f"rescues = rescues + 0 * {rescued}, {lease}"',
+                "sql/postgresql/claim.py",
+                "rescues = rescues + CASE",
+                "rescues = rescues + 0 * CASE",
             ),
         ],
     ),
@@ -226,11 +219,9 @@ MUTANTS = (
         database="postgres", scenario="deploys",
         edits=[
             (
-                "sql/leasing.py",
-                'connection, "outbox_event", f"{due}locked_by = NULL, locked_at = NULL", values,',
-                """\
-connection, "outbox_event",
-            f"{due}locked_by = NULL, locked_at = NULL, rescues = rescues + 1", values,""",
+                "sql/postgresql/claim.py",
+                "SET {due} locked_by = NULL, locked_at = NULL",
+                "SET {due} locked_by = NULL, locked_at = NULL, rescues = rescues + 1",
             ),
         ],
     ),
@@ -304,7 +295,7 @@ connection, "outbox_event",
         return answer, replace(decision, written=True)
 """,
             ),
-            ("sql/statements.py", "        if as_read is None:\n", "        if True:\n"),
+            ("sql/base/statements.py", "        if as_read is None:\n", "        if True:\n"),
         ],
     ),
     Mutant(
