@@ -358,14 +358,14 @@ def test_r7_a_write_right_before_the_delete_keeps_the_stream(
     """The writer comes after the query for expired streams, so the locked row is checked again."""
     put()
     put("z")
-    real = dialect_of(connection).delete_streams
+    real = dialect_of(connection).delete
     seen: list[list[str]] = []
 
-    def late(each: Any, *, keys: list[str]) -> int:
-        seen.append(keys)
-        return real(each, keys=keys)
+    def late(each: Any, table: str, *, ids: list[str]) -> int:
+        seen.append(ids)
+        return real(each, table, ids=ids)
 
-    monkeypatch.setattr(type(dialect_of(connection)), "delete_streams", staticmethod(late))
+    monkeypatch.setattr(type(dialect_of(connection)), "delete", staticmethod(late))
     expired = OutboxStream.objects.expired()  # by the clock before the write
     with transaction.atomic():
         write("x", key="k")
@@ -382,7 +382,7 @@ def test_r11_a_purge_deletes_by_the_primary_key_and_meets_no_other_row() -> None
     with elsewhere(lambda: write("x", key="z")), CaptureQueriesContext(connection) as sent:
         assert OutboxStream.objects.purge() == 3
     deletes = [each["sql"] for each in sent.captured_queries if each["sql"].startswith("DELETE")]
-    assert len(deletes) == 3
+    assert len(deletes) == (1 if connection.vendor == "postgresql" else 3)
     assert all(" IN " not in sql for sql in deletes)
 
 

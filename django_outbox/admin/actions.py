@@ -12,7 +12,7 @@ from django.db import connections
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from ..models import OutboxEvent, OutboxQuerySet, unlocked
+from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
 from . import state_filter
 from .changelist import LONG
@@ -180,7 +180,7 @@ def act_on(verb: Verb, batch: OutboxQuerySet, *, user_id: Any) -> int:
     """
     connection = connections[batch.db]
     with dialect_of(connection).read_committed(connection):
-        locked = unlocked(verb.fits(batch).order_by(), connection)
+        locked = verb.fits(batch).order_by().lock_unlocked()
         events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
         told = list(events.order_by("pk").defer(*LONG)) if locked else []
         count = verb.act(events) if locked else 0

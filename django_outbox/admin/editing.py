@@ -17,7 +17,7 @@ from .. import hooks
 from ..conf import current
 from ..events import Event
 from ..exceptions import InvalidEvent, PayloadError
-from ..models import OutboxEvent, unlocked
+from ..models import OutboxEvent
 from ..sql import dialect_of
 from ..writing.write import texts
 from . import display, redaction
@@ -113,7 +113,7 @@ def save(event_id: str, form: EventForm, *, verb: Verb, alias: str, user_id: Any
     payload, headers = form.texts
     rows = OutboxEvent.objects.using(alias).filter(pk=event_id)
     with dialect_of(connection).read_committed(connection):
-        if not unlocked(rows.dead().order_by(), connection):
+        if not rows.dead().order_by().lock_unlocked():
             return False
         before = rows.get()
         if digest(before) != form.cleaned_data["seen"]:

@@ -13,7 +13,6 @@ from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from .inbox_queryset import InboxQuerySet
 from .pause_queryset import PauseQuerySet
-from .retention import unlocked
 from .statistics import OutboxStatistics, write_statistics
 from .stream_queryset import StreamQuerySet
 
@@ -29,7 +28,6 @@ __all__ = [
     "PauseQuerySet",
     "StreamQuerySet",
     "missing_table",
-    "unlocked",
     "write_statistics",
 ]
 

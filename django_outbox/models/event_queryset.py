@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from django.db import connections, models, router, transaction
+from django.db import models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Concat, Substr
 
@@ -17,7 +17,8 @@ from ..signals import announce, events_discarded, events_purged, events_replayed
 from ..sql import dialect_of
 from .fields import DatabaseNow, IsDead, IsIndexed, age
 from .pause_queryset import LEASED, POSTPONED, of_pauses
-from .retention import batches, is_expired, unlocked
+from .queryset import TableQuerySet
+from .retention import batches, is_expired
 
 if TYPE_CHECKING:
     from . import OutboxEvent
@@ -27,8 +28,10 @@ NEXT: Final = ("available_at", "event_id")  # claim order: the columns of the in
 BATCH: Final = 500  # events per transaction: limits how long rows stay locked
 
 
-class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
+class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     """Filters, bulk changes and counts of events, all by the database's clock."""
+
+    table = "outbox_event"
 
     def pending(self) -> OutboxQuerySet:
         """Return events that are not finished."""
@@ -107,7 +110,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         self, *, size: int = BATCH, after: str = "", until: datetime | None = None
     ) -> Iterator[OutboxQuerySet]:
         """Yield the dead events among these in batches, as ``batches`` does."""
-        every = self.model.objects.using(self._write_alias())
+        every = self._every()
         ids = self._dead_rows().batches(size=size, after=after, until=until)
         return (every.filter(pk__in=each) for each in ids)
 
@@ -122,8 +125,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         """
         if size < 1:
             raise ValueError(f"The size of a batch is {size!r}; expected at least 1.")
-        connection = connections[self._write_alias()]
-        until = until or dialect_of(connection).clock(connection)
+        until = until or self._clock()
         return _batches(self._plain().exclude(done_at__gt=until), size=size, after=after)
 
     def edit(self, *, payload: str, headers: str | None) -> int:
@@ -176,19 +178,12 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         than its range.
         """
         settings = settings or current()
-        every = self.model.objects.using(self._write_alias())
+        every = self._every()
         expired = self._plain().expired(settings)
         if expired.query.is_empty():  # everything is kept
             return
         for batch in batches(every, settings.PURGE_BATCH_SIZE):
             yield expired.filter(batch)._delete_unlocked()
-
-    def _delete_unlocked(self) -> int:
-        connection = connections[self._write_alias()]
-        with transaction.atomic(using=connection.alias):
-            ids = unlocked(self, connection)
-            dialect = dialect_of(connection)
-            return dialect.delete(connection, "outbox_event", column="event_id", ids=ids)
 
     def expired(self, settings: Settings | None = None) -> OutboxQuerySet:
         """Return finished events past their retention, which the next purge deletes."""
@@ -197,8 +192,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
 
     def is_expired(self, settings: Settings) -> Q:
         """Return the condition of ``expired``; empty if all are kept."""
-        connection = connections[self._write_alias()]
-        condition = is_expired(settings, dialect_of(connection).clock(connection))
+        condition = is_expired(settings, self._clock())
         if condition and settings.ON_DEAD == "block":  # a dead event blocks those behind it
             waiting = self.model.objects.filter(IsIndexed("status"), key=OuterRef("key")).pending()
             condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
@@ -211,7 +205,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
 
     def newest(self, count: int) -> OutboxQuerySet:
         """Return the newest events by primary key (the order of writes), at most ``count``."""
-        ids = self.model.objects.using(self._write_alias()).order_by("-pk")
+        ids = self._every().order_by("-pk")
         below = ids.values_list("pk", flat=True)[count : count + 1]
         return self.filter(pk__gt=next(iter(below), ""))
 
@@ -244,7 +238,7 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
         Each batch is one transaction and wakes the streams first, so that no worker releases one
         as idle. Writers lock streams in the same order, so they wait instead of deadlocking.
         """
-        connection, count = connections[self._write_alias()], 0
+        connection, count = self._connection(), 0
         rows = self.exclude(key=None).order_by("key", "seq").values_list("pk", "key")
         found = [(pk, key) for pk, key in rows if key is not None]
         for start in range(0, len(found), BATCH):
@@ -319,16 +313,11 @@ class OutboxQuerySet(models.QuerySet["OutboxEvent"]):
     def _plain(self) -> OutboxQuerySet:
         """Return the same rows without order or slice, as UPDATE and DELETE require."""
         if self.query.is_sliced:
-            return self.model.objects.using(self._write_alias()).filter(
-                pk__in=[*self.values_list("pk", flat=True)]
-            )
+            return self._every().filter(pk__in=[*self.values_list("pk", flat=True)])
         return self.using(self._write_alias()).order_by()
 
     def _dead_rows(self) -> OutboxQuerySet:
         return self._plain().filter(IsDead("status"))
-
-    def _write_alias(self) -> str:
-        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
 
 
 def _batches(rows: OutboxQuerySet, *, size: int, after: str) -> Iterator[list[str]]:

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from django.db import connections, models, router, transaction
-
 from ..conf import Settings, current
-from ..sql import dialect_of
-from .retention import unlocked
+from .queryset import TableQuerySet
 
 if TYPE_CHECKING:
     from . import OutboxInbox  # noqa: F401 - named in a string below
 
 
-class InboxQuerySet(models.QuerySet["OutboxInbox"]):
+class InboxQuerySet(TableQuerySet["OutboxInbox"]):
     """Received messages, by the database's clock."""
+
+    table = "outbox_inbox"
 
     def expired(self, settings: Settings | None = None) -> InboxQuerySet:
         """Return messages past their retention, which the next purge deletes."""
@@ -36,7 +35,7 @@ class InboxQuerySet(models.QuerySet["OutboxInbox"]):
         expired message, and needs no extra index.
         """
         settings = settings or current()
-        every, limit = self.model.objects.using(self._write_alias()), self._limit(settings)
+        every, limit = self._every(), self._limit(settings)
         size, low = settings.PURGE_BATCH_SIZE, 0
         while limit is not None:
             ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", "received_at")
@@ -46,19 +45,7 @@ class InboxQuerySet(models.QuerySet["OutboxInbox"]):
             low = ids[-1]
             yield every.filter(pk__in=ids)._delete_unlocked()
 
-    def _delete_unlocked(self) -> int:
-        connection = connections[self._write_alias()]
-        with transaction.atomic(using=connection.alias):
-            ids = unlocked(self, connection)
-            dialect = dialect_of(connection)
-            return dialect.delete(connection, "outbox_inbox", column="id", ids=ids)
-
     def _limit(self, settings: Settings) -> datetime | None:
         """Return the instant before which messages are purged; None if they are all kept."""
-        age, connection = settings.RETENTION_INBOX, connections[self._write_alias()]
-        if age is None:
-            return None
-        return dialect_of(connection).clock(connection) - timedelta(seconds=age)
-
-    def _write_alias(self) -> str:
-        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+        age = settings.RETENTION_INBOX
+        return None if age is None else self._clock() - timedelta(seconds=age)

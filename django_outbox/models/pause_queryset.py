@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from django.db import connections, models, router
+from django.db import connections
 from django.db.models import Q
 
 from ..conf import current
@@ -17,6 +17,7 @@ from ..signals import announce, delivery_paused, delivery_resumed
 from ..sql import dialect_of
 from ..sql.values import POSTPONED_FOR
 from .fields import DatabaseNow
+from .queryset import TableQuerySet
 
 if TYPE_CHECKING:
     from . import OutboxPause  # noqa: F401 - named in a string below
@@ -39,7 +40,7 @@ class Resumed:
     streams: int  # that were made due
 
 
-class PauseQuerySet(models.QuerySet["OutboxPause"]):
+class PauseQuerySet(TableQuerySet["OutboxPause"]):
     """``pause`` adds a pause, ``resume`` ends these; workers apply both within about a second."""
 
     def pause(self, kind: str, name: str, *, reason: str = "", by: str = "") -> bool:
@@ -84,9 +85,6 @@ class PauseQuerySet(models.QuerySet["OutboxPause"]):
             pauses, events, streams = pauses + 1, events + count[0], streams + count[1]
             announce(delivery_resumed, sender=alias, kind=kind, name=name, count=sum(count))
         return Resumed(pauses=pauses, events=events, streams=streams)
-
-    def _write_alias(self) -> str:
-        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
 
 
 def of_pauses(alias: str) -> Q:

@@ -8,22 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import models
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, Q, Value, When
 
 from ..conf import Settings
 from ..listeners.outcomes import Status
-
-
-def unlocked(rows: models.QuerySet[Any], connection: BaseDatabaseWrapper) -> list[Any]:
-    """Lock these rows, except those that are locked already, and return their primary keys.
-
-    This does not wait for other transactions.
-    """
-    features = connection.features
-    if features.has_select_for_update:
-        rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
-    return [*rows.values_list("pk", flat=True)]
 
 
 def batches(every: models.QuerySet[Any], size: int) -> Iterator[Q]:

@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db import connections, models, router, transaction
+from django.db import connections, models
 from django.db.models import Count, F, Max, Sum
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import DAY, current, index_name, table_name
 from ..events import LENGTHS
-from ..sql import dialect_of
 from .fields import ExactCharField, UTCDateTimeField
-from .retention import unlocked
+from .queryset import TableQuerySet
 
 HOUR: Final = 3600.0
 # Span of a row, and how long such rows are kept, in seconds: for charts of an hour, a day and a
@@ -53,8 +52,10 @@ def quantile(counts: Sequence[int], part: float) -> float | None:
     return BOUNDS[-1]
 
 
-class StatisticsQuerySet(models.QuerySet["OutboxStatistics"]):
+class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
     """Sums over the rows of many workers, computed by the database."""
+
+    table = "outbox_statistics"
 
     def since(self, instant: datetime, *, span: int) -> StatisticsQuerySet:
         """Return rows of one span (seconds) that begin at or after an instant."""
@@ -89,26 +90,18 @@ class StatisticsQuerySet(models.QuerySet["OutboxStatistics"]):
 
     def purge_batches(self) -> Iterator[int]:
         """Purge all, not only these; yield the size of each delete, which commits by itself."""
-        every, size = self.model.objects.using(self._write_alias()), current().PURGE_BATCH_SIZE
-        connection = connections[every.db]
+        every, size = self._every(), current().PURGE_BATCH_SIZE
         for span, limit in self._limits().items():  # each is a range of the index
             expired = every.filter(span=span, started_at__lt=limit).order_by("started_at")
             count = size
             while count == size:
-                with transaction.atomic(using=connection.alias):
-                    ids = unlocked(expired[:size], connection)
-                    dialect = dialect_of(connection)
-                    count = dialect.delete(connection, "outbox_statistics", column="id", ids=ids)
+                count = expired[:size]._delete_unlocked()
                 yield count
 
     def _limits(self) -> dict[int, datetime]:
         """Return, for each span, the instant before which its rows are expired."""
-        connection = connections[self._write_alias()]
-        now = dialect_of(connection).clock(connection)
+        now = self._clock()
         return {span: now - timedelta(seconds=kept) for span, kept in SPANS.items()}
-
-    def _write_alias(self) -> str:
-        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
 
 
 class OutboxStatistics(models.Model):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from django.db import connections, models, router, transaction
+from django.db import connections, models
 from django.db.models import Exists, OuterRef, Q
 
 from ..conf import DAY, Settings, current
@@ -16,7 +16,8 @@ from ..listeners.outcomes import UNSETTLED, Status
 from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
 from .fields import DatabaseNow, IsIndexed, age
-from .retention import batches, unlocked
+from .queryset import TableQuerySet
+from .retention import batches
 
 if TYPE_CHECKING:
     from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
@@ -36,8 +37,10 @@ class Place:
     backlog: int  # unsettled events, the head included if it is one; at most BACKLOG
 
 
-class StreamQuerySet(models.QuerySet["OutboxStream"]):
+class StreamQuerySet(TableQuerySet["OutboxStream"]):
     """Filters and bulk changes of streams, all by the database's clock."""
+
+    table = "outbox_stream"
 
     def due(self) -> StreamQuerySet:
         """Return streams to claim next, oldest first."""
@@ -69,8 +72,7 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
 
     def is_expired(self, settings: Settings) -> Q:
         """Return the condition of ``expired``."""
-        alias = self._write_alias()
-        limit = dialect_of(connections[alias]).clock(connections[alias]) - timedelta(seconds=IDLE)
+        limit = self._clock() - timedelta(seconds=IDLE)
         idle = Q(due_at=None, locked_at__lt=limit)
         if settings.MODE == "writer_only":  # no worker makes streams idle there
             idle = Q(due_at__lt=limit)
@@ -87,7 +89,7 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         updates the row that is locked here, so no stream is deleted while it gets an event.
         """
         settings = settings or current()
-        every = self.model.objects.using(self._write_alias())
+        every = self._every()
         expired = every.expired(settings)
         for batch in batches(every, settings.PURGE_BATCH_SIZE):
             yield expired.filter(batch)._delete_unlocked()
@@ -108,7 +110,7 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
         Return None if there is none among the ``SEARCHED`` streams due first.
         """
         due = self.due().annotate(now=DatabaseNow()).values_list("pk", "due_at", "now")
-        connection = connections[self._write_alias()]
+        connection = self._connection()
         for start in range(0, SEARCHED, HEADS):
             some = list(due[start : start + HEADS])
             keys = [key for key, *_ in some]
@@ -136,12 +138,6 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
             key: Place(head=events.get(first.get(key, "")), backlog=backlogs[key]) for key in keys
         }
 
-    def _delete_unlocked(self) -> int:
-        connection = connections[self._write_alias()]
-        with transaction.atomic(using=connection.alias):
-            keys = unlocked(self, connection)
-            return dialect_of(connection).delete_streams(connection, keys=keys) if keys else 0
-
     def _events(self) -> OutboxQuerySet:
         """Return pending and dead events of the stream in the outer query."""
         from . import OutboxEvent
@@ -162,6 +158,3 @@ class StreamQuerySet(models.QuerySet["OutboxStream"]):
     def real(self) -> StreamQuerySet:
         """Leave out the row that is not a stream, but the lease of "single_node"."""
         return self.using(self._write_alias()).exclude(pk=ACTIVE)
-
-    def _write_alias(self) -> str:
-        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]

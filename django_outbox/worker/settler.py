@@ -15,7 +15,6 @@ from ..conf import Settings
 from ..delivery.lease import Lease
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..models import OutboxEvent
-from ..models.retention import unlocked
 from ..signals import announce, event_dead, event_settled, lease_lost
 from ..sql import dialect_of
 from ..sql.values import Hold
@@ -101,7 +100,7 @@ class Settler:
         try:
             refused = write(part, connection=connection, me=self._me, settings=self._settings)
         except OperationalError as error:
-            free = self._unlocked(part, connection) if connection.is_usable() else []
+            free = self._unlocked(part) if connection.is_usable() else []
             if not 0 < len(free) < len(part):
                 raise
             part, locked = free, error
@@ -111,12 +110,12 @@ class Settler:
         self._finish(part)
         return locked
 
-    def _unlocked(self, part: Settled, connection: BaseDatabaseWrapper) -> Settled:
+    def _unlocked(self, part: Settled) -> Settled:
         """Return decisions whose rows are unlocked: an idle session must not hold up other rows."""
         ids = [lease.event_id for lease, _ in part]
         with transaction.atomic(using=self._alias):
             rows = OutboxEvent.objects.using(self._alias).filter(pk__in=ids)
-            free = {*unlocked(rows, connection)}
+            free = {*rows.lock_unlocked()}
         return [each for each in part if each[0].event_id in free]
 
     def _look_for_lost(self, part: Settled) -> None:

@@ -19,6 +19,13 @@ from ...events import ACTIVE
 from ..values import Pauses, Row, marks, to_database
 from .insert import Inserting
 
+PRIMARY_KEYS = {
+    "outbox_event": "event_id",
+    "outbox_inbox": "id",
+    "outbox_statistics": "id",
+    "outbox_stream": "key",
+}
+
 
 class Upkeep(Inserting):
     shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
@@ -137,22 +144,14 @@ class Upkeep(Inserting):
 
     # -- deletions ---------------------------------------------------------------------------------
 
-    def delete(
-        self, connection: BaseDatabaseWrapper, table: str, *, column: str, ids: Sequence[Any]
-    ) -> int:
+    def delete(self, connection: BaseDatabaseWrapper, table: str, *, ids: Sequence[Any]) -> int:
         """Delete rows that the caller has locked, by primary key; return how many."""
         if not ids:
             return 0
-        name = self._table(connection, table)
-        return self._run(connection, f"DELETE FROM {name} WHERE {column} IN ({marks(ids)})", ids)
-
-    def delete_streams(self, connection: BaseDatabaseWrapper, *, keys: Sequence[str]) -> int:
-        """Delete streams that the caller has locked; return how many.
-
-        Delete key by key: with a list, MariaDB scans a small table and waits for all its rows.
-        """
-        sql = f"DELETE FROM {self._stream(connection)} WHERE {self.key} = %s"
-        return sum(self._run(connection, sql, [each]) for each in keys)
+        where = f"{PRIMARY_KEYS[table]} IN ({marks(ids)})"
+        return self._run(
+            connection, f"DELETE FROM {self._table(connection, table)} WHERE {where}", ids
+        )
 
     # -- questions to the server -------------------------------------------------------------------
 

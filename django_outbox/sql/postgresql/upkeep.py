@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..base.upkeep import Upkeep, single_transaction
+from ..base.upkeep import PRIMARY_KEYS, Upkeep, single_transaction
 from ..values import POSTPONED_FOR
 
 PREPARE_AFTER = 3  # executions before a statement is prepared
@@ -50,11 +50,9 @@ class PostgresUpkeep(Upkeep):
             [[*ids]],
         )
 
-    def delete(
-        self, connection: BaseDatabaseWrapper, table: str, *, column: str, ids: Sequence[Any]
-    ) -> int:
-        sql = f"DELETE FROM {self._table(connection, table)} WHERE {column} = ANY(%s)"
-        return self._run(connection, sql, [[*ids]])
+    def delete(self, connection: BaseDatabaseWrapper, table: str, *, ids: Sequence[Any]) -> int:
+        name, key = self._table(connection, table), PRIMARY_KEYS[table]
+        return self._run(connection, f"DELETE FROM {name} WHERE {key} = ANY(%s)", [[*ids]])
 
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"

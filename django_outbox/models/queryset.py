@@ -1,0 +1,54 @@
+"""What the querysets of all tables share: the database to write to, its clock, and deletion."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.db import connections, models, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from typing_extensions import Self
+
+from ..sql import dialect_of
+
+M = TypeVar("M", bound=models.Model)
+Q = TypeVar("Q", bound="TableQuerySet[Any]")
+
+
+class TableQuerySet(models.QuerySet[M]):
+    """Rows of a table of the outbox; all that changes them goes to the database for writing."""
+
+    table: str  # its name in ``sql``, without the project's prefix
+
+    def lock_unlocked(self) -> list[Any]:
+        """Lock these rows, except those that others have locked; return their primary keys.
+
+        It waits for no other transaction. Call it in a transaction.
+        """
+        rows, features = self, self._connection().features
+        if features.has_select_for_update:
+            skip = features.has_select_for_update_skip_locked
+            rows = rows.select_for_update(skip_locked=skip)
+        return [*rows.values_list("pk", flat=True)]
+
+    def _every(self) -> Self:
+        """Return all rows of the table, whatever this queryset is restricted to."""
+        return self.__class__(model=self.model, using=self._write_alias())
+
+    def _write_alias(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+
+    def _connection(self) -> BaseDatabaseWrapper:
+        connection: BaseDatabaseWrapper = connections[self._write_alias()]
+        return connection
+
+    def _clock(self) -> datetime:
+        """Return the database's current time, aware."""
+        connection = self._connection()
+        return dialect_of(connection).clock(connection)
+
+    def _delete_unlocked(self) -> int:
+        """Delete these rows, except those that are locked; return how many. Wait for nobody."""
+        connection = self._connection()
+        with transaction.atomic(using=connection.alias):
+            return dialect_of(connection).delete(connection, self.table, ids=self.lock_unlocked())
