@@ -16,9 +16,9 @@ from ..values import Claim, Claimed, Row, claimed, marks, renewed_of, to_databas
 
 logger = logging.getLogger("django_outbox")
 
-LOCK_WAIT_TIMEOUT = 1205
+NOT_LOCKED = (1205, 1213)  # errors: a lock wait timed out; a deadlock
 AT_ONCE = 25  # rows to fetch before their payload size is checked
-SKIP_FOR = 10.0  # seconds after a lock wait in which claims skip locked rows at the cost of speed
+SKIP_FOR = 300.0  # seconds after a lock wait in which claims skip locked rows, at some cost
 ALL = 2**31  # rows: a LIMIT that cuts nothing
 
 
@@ -77,8 +77,8 @@ class MySQLEventLeases(EventLeases):
                     claim.me,
                 ],
             )  # fmt: skip
-        except OperationalError as error:  # it waited for a lock: nothing was changed
-            if error.args[0] != LOCK_WAIT_TIMEOUT or connection.in_atomic_block:
+        except OperationalError as error:  # it has changed nothing
+            if error.args[0] not in NOT_LOCKED or connection.in_atomic_block:
                 raise
             self._skips_until = time.monotonic() + SKIP_FOR
             return []
