@@ -275,15 +275,15 @@ def test_a_row_that_somebody_has_locked_is_passed_over() -> None:
 def test_a_row_that_is_locked_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[str] = []
     dialect = type(dialect_of(connection))
-    hand_back = dialect.hand_back
+    release = dialect.release
 
     def note(*args: Any, **given: Any) -> int:
         try:
-            return hand_back(*args, **given)
+            return release(*args, **given)
         finally:
             tries.append("made")
 
-    monkeypatch.setattr(dialect, "hand_back", note)
+    monkeypatch.setattr(dialect, "release", note)
     with gated(Gate()) as gate, worker() as running:
         (event_id,) = insert()
         wait_until(lambda: gate.entered)
