@@ -44,7 +44,7 @@ class DuplicateEvent(OutboxError):
 
 
 class ListenerAlreadyRegistered(OutboxError):
-    """Two listeners are registered with the same (aggregate type, event type, name)."""
+    """Two listeners have the same title, made of their types and name, or one has two fallbacks."""
 
 
 class UnroutableEvent(OutboxError):
@@ -56,7 +56,7 @@ class PayloadError(OutboxError):
 
 
 class ListenerTimeout(OutboxError):
-    """A listener ran longer than its ``timeout``: it was cancelled, or its thread written off."""
+    """A listener ran longer than its ``timeout``: it was cancelled, or its thread abandoned."""
 
 
 class RetryAfter(Exception):

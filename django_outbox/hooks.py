@@ -27,46 +27,46 @@ class JSON:
     loads = staticmethod(events.decode)
 
 
-class OwnSerializer:
+class CustomSerializer:
     """Wraps ``SERIALIZER``: every error becomes ``InvalidEvent`` or ``PayloadError``."""
 
-    def __init__(self, own: Any) -> None:
-        self._own = own
-        self._reads_types = _takes(own.loads, 2)
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+        self._accepts_type = _accepts(wrapped.loads, 2)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a reference: the process that unpickles an event uses its own serializer."""
         return serializer, ()
 
-    def __deepcopy__(self, memo: Any) -> OwnSerializer:
+    def __deepcopy__(self, memo: Any) -> CustomSerializer:
         return self
 
     def dumps(self, payload: Any) -> Any:
         """Return the payload as text; raise ``InvalidEvent`` if that fails."""
         try:
-            return self._own.dumps(payload)
+            return self._wrapped.dumps(payload)
         except InvalidEvent:
             raise
         except Exception as error:
             raise InvalidEvent(
-                f"{_name(self._own.dumps)} cannot write the payload, {type(payload).__name__}: "
+                f"{_name(self._wrapped.dumps)} cannot write the payload, {type(payload).__name__}: "
                 f"{error!r}"
             ) from error
 
     def loads(self, text: str, type_: Any = None) -> Any:
         """Decode text, to an instance of ``type_`` if given; raise ``PayloadError`` on failure."""
         try:
-            if type_ is not None and self._reads_types:
-                return self._own.loads(text, type_)
-            value = self._own.loads(text)
+            if type_ is not None and self._accepts_type:
+                return self._wrapped.loads(text, type_)
+            value = self._wrapped.loads(text)
         except PayloadError:
             raise
         except Exception as error:
-            raise PayloadError(f"{_name(self._own.loads)} cannot read it: {error!r}") from error
+            raise PayloadError(f"{_name(self._wrapped.loads)} cannot read it: {error!r}") from error
         return value if type_ is None else fit(value, type_)
 
 
-def _takes(call: Callable[..., Any], count: int) -> bool:
+def _accepts(call: Callable[..., Any], count: int) -> bool:
     try:
         inspect.signature(call).bind(*range(count))
     except (TypeError, ValueError):
@@ -80,13 +80,13 @@ def serializer() -> Any:
     value = resolve("SERIALIZER")
     if value is None:
         return JSON
-    if isinstance(value, type) and _takes(value, 0):
+    if isinstance(value, type) and _accepts(value, 0):
         value = value()
     if not callable(getattr(value, "dumps", None)) or not callable(getattr(value, "loads", None)):
         raise ImproperlyConfigured(
             f'OUTBOX["SERIALIZER"] is {value!r}; expected an object with dumps and loads.'
         )
-    return OwnSerializer(value)
+    return CustomSerializer(value)
 
 
 @lru_cache(maxsize=1)
@@ -116,38 +116,38 @@ def interceptors() -> tuple[Callable[[Event], Any], ...]:
     return found
 
 
-MOMENTS = ("before_write", "after_write", "after_commit", "after_rollback")
+HOOK_METHODS = ("before_write", "after_write", "after_commit", "after_rollback")
 
 
 class WriterHooks:
-    """The hooks in ``WRITER_HOOKS``, called in the order of the setting at each moment."""
+    """The hooks in ``WRITER_HOOKS``, called in the order of the setting."""
 
     def __init__(self, hooks: Sequence[object]) -> None:
-        self._told = {
-            moment: [getattr(hook, moment) for hook in hooks if hasattr(hook, moment)]
-            for moment in MOMENTS
+        self._methods = {
+            method: [getattr(hook, method) for hook in hooks if hasattr(hook, method)]
+            for method in HOOK_METHODS
         }
 
-    def change(self, given: list[Event]) -> list[Event]:
+    def run_before_write(self, given: list[Event]) -> list[Event]:
         """Return the events that ``before_write`` returns; none means: suppress the write.
 
         Raises what a hook raises, and ``InvalidEvent`` if it returns anything but events.
         """
-        for before_write in self._told["before_write"]:
+        for before_write in self._methods["before_write"]:
             if given:
                 given = _events(before_write(given), before_write)
         return given
 
-    def tell(self, moment: str, about: list[Event]) -> None:
-        """Call the hooks of a moment after the INSERT; log what they raise."""
-        for hook in self._told[moment]:
+    def run(self, method: str, events: list[Event]) -> None:
+        """Call one method of every hook, after the INSERT; log what they raise."""
+        for hook in self._methods[method]:
             try:
-                hook([*about])
+                hook([*events])
             except Exception:
                 logger.exception("writer hook failed hook=%s", _name(hook))
 
-    def __contains__(self, moment: str) -> bool:
-        return bool(self._told[moment])
+    def __contains__(self, method: str) -> bool:
+        return bool(self._methods[method])
 
 
 def _events(answer: Any, hook: Callable[..., Any]) -> list[Event]:
@@ -176,10 +176,11 @@ def _hook(path: str, cls: Any) -> object:
     setting = f'OUTBOX["WRITER_HOOKS"] names {path!r}, '
     if not isinstance(cls, type):
         raise ImproperlyConfigured(f"{setting}which is {cls!r}; expected a class.")
-    defined = {name: getattr(cls, name) for name in MOMENTS if hasattr(cls, name)}
+    defined = {name: getattr(cls, name) for name in HOOK_METHODS if hasattr(cls, name)}
     if not defined:
         raise ImproperlyConfigured(
-            f"{setting}which has none of the methods {', '.join(MOMENTS)}; expected one at least."
+            f"{setting}which has none of the methods {', '.join(HOOK_METHODS)}; "
+            "expected one at least."
         )
     for name, method in defined.items():
         if not callable(method) or inspect.iscoroutinefunction(method):

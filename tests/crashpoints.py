@@ -88,21 +88,21 @@ def after_hot_claim(fuse: Fuse) -> None:
 def before_listener(fuse: Fuse) -> None:
     from django_outbox.delivery.call import Call
 
-    around(Call, "_answer", before=lambda *args: fuse.light())
+    around(Call, "_call_intercepted", before=lambda *args: fuse.light())
 
 
 def after_listener(fuse: Fuse) -> None:
     """Crash when the effect is there but the listener's outcome is not known yet."""
     from django_outbox.delivery.call import Call
 
-    around(Call, "_answer", after=lambda answer: fuse.light())
+    around(Call, "_call_intercepted", after=lambda answer: fuse.light())
 
 
 def in_atomic_settle(fuse: Fuse) -> None:
     """Crash when an atomic listener's effect and decision are written but not committed."""
     from django_outbox.delivery.call import Call
 
-    around(Call, "_write", after=lambda written: fuse.light())
+    around(Call, "_settle", after=lambda written: fuse.light())
 
 
 def before_settle(fuse: Fuse) -> None:
@@ -131,7 +131,7 @@ def mid_batch(fuse: Fuse) -> None:
 
     def half_way(self: Any, part: Any) -> None:
         finish(self, part)
-        if self._waiting:
+        if self._unsettled:
             fuse.light()
 
     Settler._finish = half_way  # type: ignore[method-assign]

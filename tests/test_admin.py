@@ -458,7 +458,7 @@ def test_an_event_that_has_left_the_filtered_list_is_accounted_for() -> None:
 
 def test_all_that_match_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page names the filter and the count, and events that do not match stay unchanged."""
-    monkeypatch.setattr(bulk_actions, "BATCH", 2)
+    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
     events = [make(event_type="a") for _ in range(5)]
     others = [make(event_type="b").pk, make(Status.DONE, event_type="a").pk]
     client = visitor("view", "replay")
@@ -482,10 +482,12 @@ def all_url(verb: str) -> str:
     return reverse(f"admin:django_outbox_outboxevent_{verb}_all")
 
 
-def test_a_walk_goes_on_from_page_to_page_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bulk_action_continues_from_page_to_page_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It ends although its events die again and new ones die, and it can be resumed."""
-    monkeypatch.setattr(bulk_actions, "BATCH", 2)
-    monkeypatch.setattr(bulk_actions, "STEP", 0)
+    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
+    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
     events = [make(done_at=NOW - HOUR) for _ in range(5)]
     client = visitor("view", "replay")
     page = client.get(all_url("replay"))
@@ -503,11 +505,11 @@ def test_a_walk_goes_on_from_page_to_page_and_ends(monkeypatch: pytest.MonkeyPat
     assert [pk for pk, _ in traces()] == [event.pk for event in events]
 
 
-def test_a_walk_that_was_not_begun_here_is_refused() -> None:
+def test_a_bulk_action_with_an_invalid_token_is_refused() -> None:
     event = make()
     client = visitor("view", "replay")
     for token in ("", "x", "e30:1abc:x", "\0"):
-        assert client.post(all_url("replay"), {"walk": token}).status_code == 400
+        assert client.post(all_url("replay"), {"progress": token}).status_code == 400
     assert client.get(all_url("replay"), {"state": "lost"}).status_code == 302
     assert OutboxEvent.objects.dead().get() == event
 
@@ -654,13 +656,13 @@ def test_undecodable_text_is_shown_as_it_is(text: str) -> None:
 def test_long_text_is_cut_and_said_to_be() -> None:
     event = make(payload='"' + "é" * 5_000_000 + '"')
     page = body(visitor("view"), reverse(PAGE, args=[event.pk]))
-    assert page.count("é") == display.TEXT_LENGTH - 1
+    assert page.count("é") == display.MAX_TEXT_LENGTH - 1
     assert "Only the first 100000 of 5000002 characters are shown." in page
 
 
 @pytest.mark.parametrize("text", ["[" * 100 + "0" + ",0" * 40_000 + "]" * 100])
 def test_text_that_grows_by_indenting_is_cut_too(text: str) -> None:
-    assert len(display.pretty(text)) < display.TEXT_LENGTH + 300
+    assert len(display.pretty(text)) < display.MAX_TEXT_LENGTH + 300
     assert len(display.indented(text)) > len(text)
     longer = f"[{text},{text}]"
     assert display.indented(longer) == longer
@@ -826,7 +828,7 @@ def keyed_events(key: str, *statuses: Status) -> list[str]:
 
 
 def test_a_state_is_looked_up_to_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_filter, "FIRST", 3)
+    monkeypatch.setattr(state_filter, "SCAN_LIMIT", 3)
     dead = [make().pk for _ in range(5)]
     due = [make(Status.NEW).pk for _ in range(4)]
     client = visitor("view")
@@ -845,7 +847,7 @@ def test_a_state_is_looked_up_to_a_limit_and_says_so(monkeypatch: pytest.MonkeyP
 
 def test_what_no_index_finds_is_sought_among_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter never reads the whole table; a link leads on to older events."""
-    monkeypatch.setattr(changelist, "NEWEST", 4)
+    monkeypatch.setattr(changelist, "SCAN_LIMIT", 4)
     events = [make(event_type="a" if n % 2 else "b").pk for n in range(8)]
     client = visitor("view")
     assert listed(client) == events[::-1]
@@ -902,7 +904,7 @@ def test_when_events_were_written(settings: Any) -> None:
 
 def test_filter_by_type(listen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The filter offers types with listeners, recent types, and the selected one."""
-    monkeypatch.setattr(changelist, "RECENT", 2)
+    monkeypatch.setattr(changelist, "TYPES_SCAN_LIMIT", 2)
     old, *recent = (make(event_type=f"type-{n}").pk for n in range(3))
     listen(lambda event: None)
     client = visitor("view", "replay")
@@ -1061,12 +1063,12 @@ def test_the_list_counts_no_further_than_its_limit(monkeypatch: pytest.MonkeyPat
     fill(120)
     client = visitor("view", "replay")
     assert "There are more than" not in body(client, reverse(LIST))
-    monkeypatch.setattr(changelist, "LIMIT", 119)
+    monkeypatch.setattr(changelist, "COUNT_LIMIT", 119)
     page = body(client, reverse(LIST))
     assert "There are more than 119 events here" in page
     assert len(listed(client, p="3")) == 19
     assert client.get(reverse(LIST), {"p": "4"}).status_code == 302
-    monkeypatch.setattr(changelist, "LIMIT", 120)
+    monkeypatch.setattr(changelist, "COUNT_LIMIT", 120)
     assert "There are more than" not in body(client, reverse(LIST))
 
 

@@ -64,7 +64,7 @@ def test_groups_are_of_the_newest_and_say_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "No event is dead." in body(visitor("view"), reverse(GROUPS))
     for _ in range(4):
         make()
-    monkeypatch.setattr(state_filter, "FIRST", 3)
+    monkeypatch.setattr(state_filter, "SCAN_LIMIT", 3)
     assert "Only the newest 3 dead events were searched." in body(visitor("view"), reverse(GROUPS))
 
 

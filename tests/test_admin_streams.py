@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_outbox.admin import stream_admin
-from django_outbox.events import ACTIVE
+from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from tests.table import insert, now, row
@@ -102,12 +102,12 @@ def test_states_can_be_chosen(boss: Client) -> None:
     put("due", due_at=now())
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("idle")
-    put(ACTIVE, due_at=in_ten_minutes(), locked_by="w1")
+    put(SINGLE_NODE_KEY, due_at=in_ten_minutes(), locked_by="w1")
     assert listed(boss, state="due") == {"due"}
     assert listed(boss, state="leased") == {"leased"}
     assert listed(boss, state="all") == {"waits", "due", "leased", "idle"}
     assert boss.get(reverse(LIST), {"state": "nonsense"}).status_code == 302
-    assert boss.get(reverse(PAGE, args=[ACTIVE])).status_code == 302  # it is not a stream
+    assert boss.get(reverse(PAGE, args=[SINGLE_NODE_KEY])).status_code == 302  # it is not a stream
 
 
 def test_a_stream_is_found_by_its_whole_key(boss: Client) -> None:
@@ -257,7 +257,7 @@ def test_a_page_costs_few_queries(boss: Client, django_assert_max_num_queries: A
 def test_a_long_backlog_is_counted_no_further_than_its_limit(
     boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_outbox.models.stream_queryset.BACKLOG", 2)
-    monkeypatch.setattr(stream_admin, "BACKLOG", 2)
+    monkeypatch.setattr("django_outbox.models.stream_queryset.MAX_BACKLOG", 2)
+    monkeypatch.setattr(stream_admin, "MAX_BACKLOG", 2)
     blocked()
     assert '<td class="field-backlog">2+</td>' in body(boss, reverse(LIST))

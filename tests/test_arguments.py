@@ -12,7 +12,14 @@ from django.core.management import CommandError, call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.management.arguments import columns, count, duration, instant, limit, pause
+from django_outbox.management.arguments import (
+    columns,
+    duration,
+    instant,
+    non_negative_int,
+    positive_duration,
+    positive_int,
+)
 
 pytestmark = pytest.mark.any_database
 
@@ -58,7 +65,7 @@ def test_a_duration_is_the_sum_of_its_parts(d: int, h: int, m: int, s: int) -> N
 
 @given(st.text(max_size=20))
 def test_any_text_is_a_duration_or_an_argument_error(text: str) -> None:
-    for parse in (duration, pause, instant, count, limit):
+    for parse in (duration, positive_duration, instant, positive_int, non_negative_int):
         try:
             parse(text)
         except ArgumentTypeError as error:
@@ -66,9 +73,9 @@ def test_any_text_is_a_duration_or_an_argument_error(text: str) -> None:
 
 
 def test_a_pause_is_above_zero() -> None:
-    assert pause("1s") == 1
+    assert positive_duration("1s") == 1
     with pytest.raises(ArgumentTypeError, match="above zero"):
-        pause("0s")
+        positive_duration("0s")
 
 
 @pytest.mark.parametrize(
@@ -96,9 +103,10 @@ def test_what_is_no_instant_is_told(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
-    [(count, "0", "at least 1"), (count, "-1", "at least 1"), (count, "1.5", "at least 1"),
-     (count, "", "at least 1"), (count, "x", "at least 1"), (limit, "-1", "at least 0"),
-     (limit, "², ", "at least 0")],
+    [(positive_int, "0", "at least 1"), (positive_int, "-1", "at least 1"),
+     (positive_int, "1.5", "at least 1"), (positive_int, "", "at least 1"),
+     (positive_int, "x", "at least 1"), (non_negative_int, "-1", "at least 0"),
+     (non_negative_int, "², ", "at least 0")],
     ids=["zero", "negative", "half", "nothing", "text", "negative limit", "no digit"],
 )  # fmt: skip
 def test_what_is_no_count_is_told(parse: Callable[[str], int], text: str, expected: str) -> None:
@@ -107,7 +115,7 @@ def test_what_is_no_count_is_told(parse: Callable[[str], int], text: str, expect
 
 
 def test_counts_and_limits() -> None:
-    assert (count("1"), count("500"), limit("0")) == (1, 500, 0)
+    assert (positive_int("1"), positive_int("500"), non_negative_int("0")) == (1, 500, 0)
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

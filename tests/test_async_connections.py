@@ -150,16 +150,16 @@ def test_those_without_a_database_are_not_throttled(settings: Any) -> None:
 
 def test_who_waits_longest_is_served_first() -> None:
     slots, order = Slots(1), []
-    lease: Any = SimpleNamespace(queued=0.0, queued_at=0.0)
+    lease: Any = SimpleNamespace(connection_wait=0.0, connection_wait_since=0.0)
     threads = [DeliveryThread(slots, lease, alias="default") for _ in range(6)]
     for thread in threads:
-        thread.turn = threading.Event()
-    assert slots.take(threads[0])
+        thread.slot_given = threading.Event()
+    assert slots.acquire(threads[0])
 
     def wait_in_line(number: int) -> None:
-        slots.take(threads[number])
+        slots.acquire(threads[number])
         order.append(number)
-        slots.give_back(threads[number])
+        slots.release(threads[number])
 
     waiting = []
     for number in range(1, 6):
@@ -168,7 +168,7 @@ def test_who_waits_longest_is_served_first() -> None:
     slots.refuse(threads[3])
     with pytest.raises(OperationalError):
         waiting[2].result(10)
-    slots.give_back(threads[0])
+    slots.release(threads[0])
     for number in (0, 1, 3, 4):
         waiting[number].result(10)
     assert order == [1, 2, 4, 5]
@@ -237,7 +237,7 @@ def test_a_stop_under_a_blocked_loop_ends_the_wait(settings: Any) -> None:
             write(5, event_type=ORM)
             wait_until(lambda: len(delivery_threads()) == 5, what="four that wait")
             write(event_type=PLAIN)
-            wait_until(lambda: worker._event_loop._watch._answered_at is None, what="a block")
+            wait_until(lambda: worker._event_loop._watch._ran_at is None, what="a block")
             started = time.monotonic()
             assert in_thread(worker.stop).result(15) is False
             assert time.monotonic() - started < 5

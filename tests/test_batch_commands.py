@@ -74,7 +74,7 @@ def test_j21_only_dead_events_are_replayed() -> None:
     (waits,) = insert(1, due=600, status=RETRY, attempts=2)
     (gone,) = dead(1)
     said = replay(done, waits, gone, "nowhere")
-    assert said == "replayed 1; 3 of those named are not dead, or not there"
+    assert said == "replayed 1; 3 of the given ids are unknown or not dead"
     assert row(done).status == DONE
     assert (row(waits).status, row(waits).attempts) == (RETRY, 2)
     assert replay("--all") == "replayed 0"
@@ -238,7 +238,7 @@ def test_465_an_interruption_says_how_to_go_on(
             replay(*chosen, "--batch-size", "3")
     assert raised.value.returncode == 130
     found = re.fullmatch(
-        r"replayed 6, interrupted\. To go on: the same(, without --all,)? with (--.*)",
+        r"replayed 6, interrupted\. To continue, repeat the command(, without --all,)? with (--.*)",
         str(raised.value),
     )
     assert found

@@ -101,8 +101,8 @@ def test_a_blocked_loop_is_reported_once_with_what_blocks_it(
             unready = worker.health().unready
             assert len(unready) == 1
             assert unready[0].startswith("outbox-default-loop has been blocked for ")
-            looked = worker._event_loop._watch._looked_at
-            wait_until(lambda: worker._event_loop._watch._looked_at > looked + 0.6)
+            looked = worker._event_loop._watch._checked_at
+            wait_until(lambda: worker._event_loop._watch._checked_at > looked + 0.6)
         finally:
             blocker.go_on.set()
         wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
@@ -159,8 +159,8 @@ def test_a_loop_that_waits_is_not_taken_for_a_blocked_one(
         try:
             write(20)
             watch = worker._event_loop._watch
-            begun = watch._looked_at
-            wait_until(lambda: watch._looked_at > begun + 2, what="looks for 2 s")
+            begun = watch._checked_at
+            wait_until(lambda: watch._checked_at > begun + 2, what="looks for 2 s")
             assert worker.health().is_ready
         finally:
             go_on.set()
@@ -293,13 +293,13 @@ class Loop:
 
 @pytest.fixture
 def watched(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockedLoopWatch, Loop, Any]:
-    watch, loop = BlockedLoopWatch("loop", stuck_after=5, serves=lambda task: None), Loop()
+    watch, loop = BlockedLoopWatch("loop", stuck_after=5, lease_of=lambda task: None), Loop()
     monkeypatch.setattr(asyncio, "current_task", lambda loop: None)
 
     def rounds(number: int, *, answering: bool) -> None:
         for _ in range(number):
             clock.pass_(0.25)
-            watch.look(loop, threading.current_thread())  # type: ignore[arg-type]
+            watch.check(loop, threading.current_thread())  # type: ignore[arg-type]
             if answering:
                 loop.answer()
 
@@ -317,7 +317,7 @@ def test_a_process_that_was_stopped_is_not_taken_for_a_blocked_loop(
     rounds(1, answering=True)
     rounds(5, answering=True)
     assert not lines(caplog, "event loop")
-    assert watch.trouble is None
+    assert watch.unready_reason is None
 
 
 def test_a_listener_that_keeps_every_thread_from_running_is_reported_when_it_lets_go(
@@ -339,10 +339,10 @@ def test_each_blockage_is_reported_once_and_anew(
     for _ in range(2):
         rounds(3, answering=True)
         rounds(40, answering=False)
-        assert watch.trouble
+        assert watch.unready_reason
         loop.answer()
         rounds(1, answering=True)
-        assert watch.trouble is None
+        assert watch.unready_reason is None
     assert [level for level, _ in lines(caplog, "event loop")] == [
         "WARNING",
         "ERROR",

@@ -28,16 +28,16 @@ def found(*ids: str) -> list[CheckMessage]:
 class Answering:
     """A connection to a server that returns this text for VERSION()."""
 
-    def __init__(self, vendor: str, name: str, said: str, version: tuple[int, ...]) -> None:
+    def __init__(self, vendor: str, name: str, version_text: str, version: tuple[int, ...]) -> None:
         self.alias, self.vendor, self.display_name = "default", vendor, name
-        self._said, self._version = said, version
+        self._version_text, self._version = version_text, version
         self.Database: Any = SimpleNamespace(__name__="psycopg", __version__="3.2.0")
 
     @contextmanager
     def cursor(self) -> Any:
         yield SimpleNamespace(
             execute=lambda sql: None if sql == "SELECT VERSION()" else pytest.fail(sql),
-            fetchone=lambda: (self._said,),
+            fetchone=lambda: (self._version_text,),
         )
 
     def get_database_version(self) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def test_it_is_found_by_the_checks_of_databases(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("vendor", "display_name", "said", "version", "name"),
+    ("vendor", "display_name", "version_text", "version", "name"),
     [
         ("mysql", "MySQL", "8.0.11-TiDB-v8.5.0", (8, 0, 11), "TiDB"),
         ("mysql", "MySQL", "5.7.25-OceanBase-v4.2.1.0", (5, 7, 25), "OceanBase"),
@@ -81,17 +81,17 @@ def test_it_is_found_by_the_checks_of_databases(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_server_that_only_speaks_the_protocol_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, said: str,
+    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, version_text: str,
     version: tuple[int, ...], name: str,
 ) -> None:  # fmt: skip
-    [message] = asked(monkeypatch, Answering(vendor, display_name, said, version))
+    [message] = asked(monkeypatch, Answering(vendor, display_name, version_text, version))
     assert (message.id, message.is_serious()) == ("django_outbox.E028", True)
     assert f"'default' is {name}, which speaks the protocol of {display_name}" in message.msg
     assert message.hint
 
 
 @pytest.mark.parametrize(
-    ("vendor", "display_name", "said", "version"),
+    ("vendor", "display_name", "version_text", "version"),
     [
         ("postgresql", "PostgreSQL", "PostgreSQL 16.4 on aarch64-unknown-linux-gnu", (16, 4)),
         ("mysql", "MySQL", "8.4.3", (8, 4, 3)),
@@ -100,10 +100,10 @@ def test_a_server_that_only_speaks_the_protocol_is_an_error(
     ],
 )
 def test_builds_of_the_real_servers_are_none_of_these(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, said: str,
+    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, version_text: str,
     version: tuple[int, ...],
 ) -> None:  # fmt: skip
-    assert asked(monkeypatch, Answering(vendor, display_name, said, version)) == []
+    assert asked(monkeypatch, Answering(vendor, display_name, version_text, version)) == []
 
 
 @pytest.mark.parametrize(

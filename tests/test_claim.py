@@ -19,7 +19,7 @@ from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import Claim, Past
+from django_outbox.sql.values import Claim, RescueState
 from tests import databases
 from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
@@ -87,7 +87,7 @@ def test_a_claim_leases() -> None:
     (found,) = claim(lease=30)
     after = row(event_id)
     assert found["event_id"] == event_id
-    assert found["was"] is None
+    assert found["previous_owner"] is None
     assert after.locked_by == "me"
     assert (after.status, after.attempts, after.rescues) == (Status.NEW, 0, 0)
     assert after.locked_at is not None
@@ -134,8 +134,8 @@ def test_an_ended_lease_is_taken_and_counted_as_a_rescue() -> None:
     claim("lost worker")
     end_leases([event_id])
     assert claim("second") == []
-    (found,) = claim("second", past=Past.LOST)
-    assert (found["was"], found["rescues"], found["attempts"]) == ("lost worker", 1, 2)
+    (found,) = claim("second", state=RescueState.LOST)
+    assert (found["previous_owner"], found["rescues"], found["attempts"]) == ("lost worker", 1, 2)
     after = row(event_id)
     assert (after.locked_by, after.rescues, after.attempts) == ("second", 1, 2)
 
@@ -145,7 +145,7 @@ def test_my_own_ended_lease_is_no_rescue() -> None:
     claim("me")
     end_leases([event_id])
     (found,) = claim("me")
-    assert (found["was"], found["rescues"]) == ("me", 0)
+    assert (found["previous_owner"], found["rescues"]) == ("me", 0)
     assert row(event_id).rescues == 0
 
 
@@ -235,19 +235,22 @@ def test_g2_a_hot_claim_does_not_return_an_uncommitted_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rescues", "owner", "past"),
-    [(0, None, Past.CLEAN), (0, "me", Past.CLEAN), (0, "lost", Past.LOST), (1, None, Past.CLEAN),
-     (1, "me", Past.CLEAN), (1, "lost", Past.SUSPECT), (2, None, Past.SUSPECT),
-     (2, "me", Past.SUSPECT), (4, "lost", Past.SUSPECT)],
+    ("rescues", "owner", "state"),
+    [(0, None, RescueState.CLEAN), (0, "me", RescueState.CLEAN), (0, "lost", RescueState.LOST),
+     (1, None, RescueState.CLEAN), (1, "me", RescueState.CLEAN), (1, "lost", RescueState.SUSPECT), (2, None, RescueState.SUSPECT),
+     (2, "me", RescueState.SUSPECT), (4, "lost", RescueState.SUSPECT)],
 )  # fmt: skip
 def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
-    rescues: int, owner: str | None, past: Past
+    rescues: int, owner: str | None, state: RescueState
 ) -> None:
     (event_id,) = insert(due=-1, rescues=rescues, locked_by=owner)
     due = row(event_id).available_at
-    assert lost_events()[:2] == (due if past is Past.LOST else None, past is Past.SUSPECT)
-    assert [claim(past=other) for other in Past if other is not past] == [[], []]
-    (found,) = claim(past=past)
+    assert lost_events()[:2] == (
+        due if state is RescueState.LOST else None,
+        state is RescueState.SUSPECT,
+    )
+    assert [claim(state=other) for other in RescueState if other is not state] == [[], []]
+    (found,) = claim(state=state)
     expected = rescues + (owner == "lost")
     assert (found["rescues"], row(event_id).rescues) == (expected, expected)
 
@@ -276,7 +279,7 @@ def test_what_is_leased_was_not_lost_events() -> None:
     insert(due=20, rescues=2, locked_by="another")
     insert(due=20, locked_by="another")
     assert lost_events()[:2] == (None, False)
-    assert claim(past=Past.SUSPECT) == claim(past=Past.LOST) == []
+    assert claim(state=RescueState.SUSPECT) == claim(state=RescueState.LOST) == []
 
 
 def test_only_what_is_due_first_is_looked_through() -> None:
@@ -513,7 +516,7 @@ def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
     (event_id,) = insert()
     claim("stale")
     end_leases([event_id])
-    claim("owner", past=Past.LOST)
+    claim("owner", state=RescueState.LOST)
     before = row(event_id).__dict__ | {"_state": 0}
     assert settle(event_id, decision, me="stale") == 0
     assert row(event_id).__dict__ | {"_state": 0} == before
@@ -694,9 +697,9 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "big claim": lambda: claim(limit=500),
         "watermark": lambda: claim(limit=20, since=600.0),
         "skip recent": lambda: claim(limit=20, skip_recent=0.5),
-        "suspect": lambda: claim(limit=1, past=Past.SUSPECT),
+        "suspect": lambda: claim(limit=1, state=RescueState.SUSPECT),
         "hot": lambda: claim(ids=some),
-        "lost": lambda: claim(limit=20, past=Past.LOST, at=now()),
+        "lost": lambda: claim(limit=20, state=RescueState.LOST, at=now()),
         "left behind": lambda: lost_events(limit=2000),
         "next due": lambda: dialect().seconds_to_next_due(connection),
         "done": lambda: dialect().settle_done(connection, me="me", ids=some),

@@ -15,9 +15,9 @@ from django.test import Client
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin.charts import PERIODS, shown
+from django_outbox.admin.charts import PERIODS, format_value
 from django_outbox.inspection import overview
-from django_outbox.inspection.overview import look
+from django_outbox.inspection.overview import load_overview
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
     OutboxEvent,
@@ -200,7 +200,7 @@ def test_41_what_waits_is_counted_by_type(boss: Client) -> None:
     found = part(text, "backlog")
     for line in ("order.paid 3 1 4", "order.kept 5", "order.placed 2 1 min"):
         assert line in found
-    seen = look("default").backlog
+    seen = load_overview("default").backlog
     assert seen.is_whole
     assert seen.due == 7
     assert 90 <= seen.lag < 120
@@ -208,14 +208,14 @@ def test_41_what_waits_is_counted_by_type(boss: Client) -> None:
 
 def test_41_a_stream_that_is_due_for_long_is_late_too() -> None:
     keyed("k", due=-500)
-    assert 500 <= look("default").backlog.lag < 530
+    assert 500 <= load_overview("default").backlog.lag < 530
 
 
 def test_41_more_than_is_counted_is_said_to_be(
     boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "MOST", 10)
-    monkeypatch.setattr(overview, "DEAD", 3)
+    monkeypatch.setattr(overview, "MAX_EVENTS", 10)
+    monkeypatch.setattr(overview, "MAX_DEAD", 3)
     insert(9)
     insert(3, due=None, status=Status.DEAD, done_at=now(), last_error="ValueError: no")
     text = body(boss)
@@ -281,8 +281,8 @@ def test_41_event_types_without_a_listener_and_those_who_listen(boss: Client) ->
     insert(1, due=None, event_type="order.old", status=Status.DONE, done_at=now())
     with listening(lambda event: None, "order.paid", name="mail", timeout=5):
         text = body(boss)
-    assert "order.placed __GLOBAL__ 2 2" in part(text, "unheard")
-    assert "order.old __GLOBAL__ 1" in part(text, "unheard")
+    assert "order.placed __GLOBAL__ 2 2" in part(text, "unrouted")
+    assert "order.old __GLOBAL__ 1" in part(text, "unrouted")
     assert "1 event type has no listener." in verdict(text)
     assert re.search(r"order\.paid \* mail \S+lambda\S+ timeout 5 s", part(text, "listeners"))
 
@@ -348,7 +348,7 @@ def test_41_a_minute_that_is_not_over_is_not_shown(boss: Client) -> None:
     ],
 )
 def test_a_value_has_the_digits_that_matter(value: float | None, unit: str, text: str) -> None:
-    assert shown(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 @pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "</script><b>", "'\"&"])
@@ -382,7 +382,7 @@ def test_41_it_costs_few_queries(
 @pytest.mark.django_db(transaction=True)  # MariaDB's ANALYZE commits
 def test_41_every_look_uses_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are 5,000 rows, half of them with a key, and 50 of each kind that a query selects."""
-    monkeypatch.setattr(overview, "NEWEST", 100)
+    monkeypatch.setattr(overview, "DEAD_SCAN_LIMIT", 100)
     clock = now()
     done = {"due": None, "status": Status.DONE, "done_at": clock}
     insert(2400, **done)
@@ -401,7 +401,7 @@ def test_41_every_look_uses_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
         analyze(model)
     works: dict[str, Callable[[], object]] = {
         "backlog": lambda: overview._backlog("default", clock),
-        "dead": lambda: overview._deaths("default"),
+        "dead": lambda: overview._dead("default"),
         "blocked": lambda: overview._blocked("default"),
     }
     steps = large_steps(works)
@@ -416,12 +416,12 @@ def test_41_every_look_uses_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_41_where_no_index_has_the_dead_of_streams_the_newest_events_are_read(
     boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "NEWEST", 5)
+    monkeypatch.setattr(overview, "DEAD_SCAN_LIMIT", 5)
     dead = {"due": None, "status": Status.DEAD, "done_at": now(), "last_error": "ValueError: no"}
     insert(1, key="old", seq=1, **dead)
     insert(2, **dead)
     insert(4, due=None, status=Status.DONE, done_at=now())
     insert(1, key="new", seq=1, **dead)
     is_partial = connection.vendor == "mysql"
-    assert look("default").deaths.count == (3 if is_partial else 4)
+    assert load_overview("default").dead.count == (3 if is_partial else 4)
     assert ("Of events with a key, only the newest" in body(boss)) == is_partial

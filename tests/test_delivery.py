@@ -14,7 +14,7 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.delivery.deliver import adeliver, deliver, is_async
-from django_outbox.delivery.lease import Lease, take
+from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
@@ -30,7 +30,7 @@ def leases(limit: int = 100) -> list[Lease]:
     claim = Claim(me="me", lease=30, limit=limit)
     deadline = time.monotonic() + 24
     rows = dialect_of(connection).claim(connection, claim).rows
-    return [take(each, FULL, deadline=deadline, me="me") for each in rows]
+    return [lease_from_row(each, FULL, deadline=deadline, me="me") for each in rows]
 
 
 def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Decision:

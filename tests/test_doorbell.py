@@ -22,7 +22,7 @@ from django.test import TestCase
 
 import django_outbox as outbox
 from django_outbox import doorbell
-from django_outbox.doorbell.ends import QUIET, database_identity
+from django_outbox.doorbell.base import MAX_INTERVALS, database_identity
 from django_outbox.sql import engine_connection
 from django_outbox.sql.postgresql.notify import listen
 from django_outbox.worker import claimer
@@ -209,17 +209,17 @@ class Slow:
 def test_488_slow_rings_come_seldom(
     settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
 ) -> None:
-    """Notifications take a twentieth of a writer's time; the pause is at most QUIET intervals."""
+    """Notifications take a twentieth of a writer's time; the pause is at most MAX_INTERVALS."""
     monkeypatch.setattr(Slow, "rings", 0)
     for interval, least in ((0.01, 0.04), (0.08, 0.2), (1.0, 1.0)):
         settings.OUTBOX = {
             "DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": interval,
         }  # fmt: skip
-        button = doorbell._button("default")
-        assert button is not None
+        notifier = doorbell._notifier("default")
+        assert notifier is not None
         before = time.monotonic()
         write()
-        assert before + least <= button._not_before <= time.monotonic() + QUIET * interval
+        assert before + least <= notifier._not_before <= time.monotonic() + MAX_INTERVALS * interval
     assert Slow.rings == 3
 
 
@@ -287,7 +287,7 @@ def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
     me = connection.connection.info.backend_pid if connection.connection else None
     own = engine_connection("default", lock_wait=1)
     try:
-        bell = doorbell._button("default").doorbell  # type: ignore[union-attr]
+        bell = doorbell._notifier("default").doorbell  # type: ignore[union-attr]
         listen(own, bell.channel)  # type: ignore[attr-defined]
         with transaction.atomic():
             outbox.write(PLACED)
@@ -357,12 +357,12 @@ def test_486_a_failed_ring_is_tried_again_later_and_told_once(
     monkeypatch.setattr(Moody, "works", False)
     monkeypatch.setattr(Moody, "rings", 0)
     settings.OUTBOX = {"DOORBELL": "tests.test_doorbell.Moody", "DOORBELL_INTERVAL": 0}
-    button = doorbell._button("default")
-    assert button is not None
+    notifier = doorbell._notifier("default")
+    assert notifier is not None
 
     def failed() -> bool:
         write()
-        return button._failures >= 3
+        return notifier._failures >= 3
 
     def rung() -> int:
         write()

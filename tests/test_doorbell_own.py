@@ -213,7 +213,7 @@ def test_the_sample_of_the_reference(settings: Any) -> None:
         ear.listen()
         assert ear.wait(0.05) is False
         with listening(DELIVERED), outbox.Worker() as worker:
-            wait_until(lambda: worker._doorbell_loop._worked, what="an ear")  # type: ignore[union-attr]
+            wait_until(lambda: worker._doorbell_loop._has_succeeded, what="an ear")  # type: ignore[union-attr]
             insert()
             bell.ring(connection)
             wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery")

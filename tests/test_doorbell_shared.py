@@ -22,7 +22,7 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.doorbell import local
-from django_outbox.doorbell.ends import database_identity
+from django_outbox.doorbell.base import database_identity
 from django_outbox.doorbell.local import Local
 from tests.table import insert, listening, statuses
 from tests.waiting import wait_until
@@ -224,7 +224,7 @@ def test_a_link_in_the_place_of_a_socket_opens_nothing(bells: Path) -> None:
     secret.touch(0o600)
     link.symlink_to(secret)
     with pytest.raises(OSError, match="non-socket"):
-        local._share(link, 0o777)
+        local._set_mode(link, 0o777)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 

@@ -16,7 +16,7 @@ from django.test import override_settings
 
 import django_outbox as outbox
 from django_outbox import Event, hooks
-from django_outbox.events import leased
+from django_outbox.events import event_from_row
 from django_outbox.exceptions import DuplicateEvent, InvalidEvent, PayloadError
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Failure
@@ -107,7 +107,7 @@ def undecoded(**fields: Any) -> Event:
     names = [each.name for each in stored._meta.local_fields if each.name in Event.__slots__]
     values = [getattr(stored, name) for name in names]
     places = {name: place for place, name in enumerate(names)}
-    return leased(values, places, hooks.serializer().loads)
+    return event_from_row(values, places, hooks.serializer().loads)
 
 
 everywhere = pytest.mark.parametrize("made", [fresh, written, undecoded, cold, hot])
@@ -168,8 +168,8 @@ def test_events_with_equal_ids_hash_equal_and_may_differ() -> None:
 @copies
 def test_a_copy_keeps_the_exact_text(twin: Twin) -> None:
     """The text given to ``from_json`` is stored unchanged, also when a copy is written."""
-    assert twin(Event.from_json("x", " 12345.0 "))._text == " 12345.0 "
-    assert twin(Event.from_json("x", '{"b": 1.0}'))._text == '{"b": 1.0}'
+    assert twin(Event.from_json("x", " 12345.0 "))._payload_text == " 12345.0 "
+    assert twin(Event.from_json("x", '{"b": 1.0}'))._payload_text == '{"b": 1.0}'
 
 
 def no_decoding(text: str, type_: Any = None) -> Any:
@@ -178,8 +178,8 @@ def no_decoding(text: str, type_: Any = None) -> Any:
 
 @copies
 def test_a_copy_does_not_decode_what_nobody_looked_at(twin: Twin) -> None:
-    event = fresh().written("[1]", no_decoding)
-    assert twin(event)._text == "[1]"
+    event = fresh().as_delivered("[1]", no_decoding)
+    assert twin(event)._payload_text == "[1]"
     with pytest.raises(AssertionError, match="decoded"):
         assert twin(event).payload
 
@@ -189,8 +189,8 @@ def test_damaged_text_is_copied_as_it_is(twin: Twin) -> None:
     """Reading it raises ``PayloadError``; copying and pickling it does not."""
     damaged = {"event_id": "i", "event_type": "x", "payload": '{"a": ', "headers": '{"b"'}
     places = {name: place for place, name in enumerate(damaged)}
-    other = twin(leased([*damaged.values()], places, hooks.serializer().loads))
-    assert (other.event_id, other._text) == ("i", '{"a": ')
+    other = twin(event_from_row([*damaged.values()], places, hooks.serializer().loads))
+    assert (other.event_id, other._payload_text) == ("i", '{"a": ')
     assert hash(other) == hash("i")
     for name in ("payload", "headers"):
         with pytest.raises(PayloadError):
@@ -221,7 +221,7 @@ def test_an_event_of_the_test_kit_is_copied(twin: Twin) -> None:
 def test_a_copy_is_read_by_the_serializer_of_its_process(settings: Any, twin: Twin) -> None:
     settings.OUTBOX = {"SERIALIZER": f"{__name__}.Tagged"}
     event = undecoded()
-    assert event._text.startswith("tagged:")  # type: ignore[union-attr]
+    assert event._payload_text.startswith("tagged:")  # type: ignore[union-attr]
     other = twin(event)
     assert other._loads.__self__ is hooks.serializer()
     assert other.payload == event.payload == FIELDS["payload"]
@@ -284,7 +284,7 @@ def test_replace_of_a_delivered_event_is_a_new_one(made: Made, twin: Twin) -> No
             assert getattr(other, name) == getattr(empty, name), name
     assert other.event_id not in ("", event.event_id)
     assert other.occurred_at > event.occurred_at
-    assert not other._own_id  # generated, so it is unique: written without a savepoint
+    assert not other._id_was_given  # generated, so it is unique: written without a savepoint
     assert set(CARRIED) | set(NOT_CARRIED) == {
         each.name for each in dataclasses.fields(Event) if each.name[0] != "_"
     }
@@ -353,7 +353,7 @@ def test_a_change_is_respected(made: Made) -> None:
     assert (other.event_id, other.unique_key, other.occurred_at) == ("own", "again", later)
     assert (other.attempts, other.payload, other.tenant_id) == (7, 2, None)
     assert dict(other.headers) == {"a": "b"}
-    assert other._own_id
+    assert other._id_was_given
     assert dataclasses.replace(event, deliver_after=60)._delay == 60
     assert dataclasses.replace(event, available_at=later).available_at == later
     with pytest.raises(InvalidEvent, match="event_type"):

@@ -33,7 +33,7 @@ from django_outbox.events import (
     decode_headers,
     encode,
     encode_headers,
-    leased,
+    event_from_row,
     new_id,
 )
 from tests.testapp.models import Order
@@ -371,7 +371,7 @@ def test_a_copy_is_equal_and_a_change_changes_nothing_else(fields: dict[str, Any
     event = Event(event_type="x", payload={"a": 1}, **fields)
     copy = dataclasses.replace(event)
     assert copy == event
-    assert (copy._own_id, copy._delay) == (event._own_id, event._delay)
+    assert (copy._id_was_given, copy._delay) == (event._id_was_given, event._delay)
     assert copy.is_delayed == event.is_delayed
 
     changed = dataclasses.replace(event, payload=2)
@@ -381,10 +381,10 @@ def test_a_copy_is_equal_and_a_change_changes_nothing_else(fields: dict[str, Any
 
 def test_a_copy_may_get_an_id_of_its_own() -> None:
     event = Event(event_type="x")
-    assert dataclasses.replace(event, event_id="own")._own_id
+    assert dataclasses.replace(event, event_id="own")._id_was_given
     another = dataclasses.replace(event, event_id="")
     assert another.event_id != event.event_id
-    assert not another._own_id
+    assert not another._id_was_given
 
 
 def test_a_copy_may_be_due_at_another_time() -> None:
@@ -407,15 +407,15 @@ def test_a_copy_is_checked_like_any_event() -> None:
 
 def test_ready_json_is_kept_by_a_copy_until_its_payload_changes() -> None:
     event = Event.from_json("x", ' {"b": 1.0}')
-    assert dataclasses.replace(event, event_type="y")._text == ' {"b": 1.0}'
-    assert dataclasses.replace(event, payload={"b": 2})._text is None
+    assert dataclasses.replace(event, event_type="y")._payload_text == ' {"b": 1.0}'
+    assert dataclasses.replace(event, payload={"b": 2})._payload_text is None
 
 
 def test_a_stored_event_knows_its_text_and_a_copy_of_it_has_its_own_payload() -> None:
-    stored = Event(event_type="x", event_id="i").written("[1.0]", decode)
-    assert stored._text == "[1.0]"
+    stored = Event(event_type="x", event_id="i").as_delivered("[1.0]", decode)
+    assert stored._payload_text == "[1.0]"
     copy = dataclasses.replace(stored, event_type="y", payload=2)
-    assert (copy.event_type, copy.payload, copy._text) == ("y", 2, None)
+    assert (copy.event_type, copy.payload, copy._payload_text) == ("y", 2, None)
     assert dataclasses.replace(stored).payload == [1.0]
 
 
@@ -599,7 +599,7 @@ class Loads:
 
 def stored(text: str, loads: Any = decode) -> Event:
     """Return an event as it is read from a row."""
-    return leased(("x", text), {"event_type": 0, "payload": 1}, loads)
+    return event_from_row(("x", text), {"event_type": 0, "payload": 1}, loads)
 
 
 def test_a_stored_payload_is_decoded_at_first_sight_and_once() -> None:
@@ -616,7 +616,7 @@ def test_both_routes_decode_the_same_text() -> None:
     mine = {1: (2, 3), "at": NOON}
     written = Event(event_type="x", payload=mine)
     text = encode(mine)
-    hot = written.written(text, decode)
+    hot = written.as_delivered(text, decode)
     cold = stored(text)
     mine["later"] = "changed"  # type: ignore[index]
 
@@ -626,7 +626,7 @@ def test_both_routes_decode_the_same_text() -> None:
 def test_a_hot_event_keeps_every_other_field() -> None:
     written = Event(event_type="x", aggregate=Order(pk=1), tenant_id="t", headers={"a": "b"},
                     unique_key="u", deliver_after=5, occurred_at=NOON)  # fmt: skip
-    hot = written.written("null", decode)
+    hot = written.as_delivered("null", decode)
 
     names = [each.name for each in dataclasses.fields(Event) if each.name[0] != "_"]
     names.remove("payload")
@@ -669,7 +669,7 @@ def test_payload_as_refuses_what_does_not_fit() -> None:
 def test_from_json_keeps_the_exact_text() -> None:
     event = Event.from_json("x", ' {"b": 1.0,  "a": 1e2}', tenant_id="t")
 
-    assert event._text == ' {"b": 1.0,  "a": 1e2}'
+    assert event._payload_text == ' {"b": 1.0,  "a": 1e2}'
     assert event.payload == {"b": 1.0, "a": 100.0}
     assert event.tenant_id == "t"
 
@@ -688,7 +688,7 @@ def test_from_json_refuses_what_is_no_json(text: Any) -> None:
 def test_a_new_id_is_a_ulid_of_now() -> None:
     from ulid import ULID
 
-    new_id.forget()  # another test may have changed the clock
+    new_id.reset()  # another test may have changed the clock
     event_id = Event(event_type="x").event_id
 
     assert len(event_id) == 26
@@ -707,7 +707,7 @@ def test_new_ids_rise_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw() -> None:
         drawn.append(new_id())
 
-    new_id.forget()
+    new_id.reset()
     monkeypatch.setattr(os, "urandom", slow)
     first, second = threading.Thread(target=draw), threading.Thread(target=draw)
     first.start()

@@ -21,12 +21,12 @@ import django_outbox as outbox
 from django_outbox import hooks
 from django_outbox.clocks import monotonic
 from django_outbox.conf import Settings
-from django_outbox.delivery.lease import Lease, take
+from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.events import Event
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL, Claim
-from django_outbox.worker.prefetch import BUSY_AFTER, SOON, Prefetch
+from django_outbox.worker.prefetch import BUSY_AFTER, SHRINK_ABOVE, Prefetch
 from django_outbox.worker.queues import Held, Offers, Ready
 from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
@@ -87,8 +87,8 @@ class Wait:
 def test_the_prefetch_doubles_while_events_start_soon_and_halves_otherwise() -> None:
     wait = Wait()
     assert [wait(0.1) for _ in range(5)] == [16, 32, 64, 100, 100]
-    assert wait(0.9 * SOON) == 100
-    assert [wait(1.1 * SOON) for _ in range(5)] == [50, 25, 12, 8, 8]
+    assert wait(0.9 * SHRINK_ABOVE) == 100
+    assert [wait(1.1 * SHRINK_ABOVE) for _ in range(5)] == [50, 25, 12, 8, 8]
 
 
 def test_the_prefetch_stays_while_nothing_starts_and_where_there_is_no_backlog() -> None:
@@ -172,8 +172,9 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     """Otherwise two workers would run it at the same time."""
     (event_id,) = insert(due=-9)
     found = dialect_of(connection).claim(connection, Claim(me="me", lease=30, limit=1))
-    (waiting,) = [take(each, FULL, deadline=monotonic() + 20, me="me") for each in found.rows]
-    waiting.taken_at -= 10
+    (leased_row,) = found.rows
+    waiting = lease_from_row(leased_row, FULL, deadline=monotonic() + 20, me="me")
+    waiting.claimed_at -= 10
     held = Held(30)
     held.add([waiting])
     drop, starts = held.drop, list[Future[bool]]()
@@ -187,7 +188,7 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     offers = Offers(1, most_bytes=1, wakeup=Wakeup())
     streams: Any = SimpleNamespace(shed=lambda before: False)
     shedding = Shedding(me="me", held=held, offers=offers, streams=streams)
-    assert shedding.step(connection, monotonic()) > 9
+    assert shedding.release_late(connection, monotonic()) > 9
     assert starts[0].result(20) is False
     assert row(event_id).locked_by is None
 
@@ -305,7 +306,7 @@ def test_offers_are_bounded_by_their_payloads_too() -> None:
     wakeup = Wakeup()
     wakeup.wake = lambda: woken.append(None)
     offers = Offers(100, most_bytes=2500, wakeup=wakeup)
-    event = Event(event_type="x", payload="y" * 998).written(
+    event = Event(event_type="x", payload="y" * 998).as_delivered(
         '"' + "y" * 998 + '"', hooks.JSON.loads
     )
     assert [offers.offer(event) for _ in range(5)] == [True, True, True, False, False]
@@ -316,7 +317,7 @@ def test_offers_are_bounded_by_their_payloads_too() -> None:
 
 def lease(event_id: str, size: int, **given: Any) -> Lease:
     return Lease(
-        row=(), places={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
+        row=(), positions={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
         rescued=False, rescues=0, progress=None, deadline=monotonic() + 10,
         payload_bytes=size, **given,
     )  # fmt: skip

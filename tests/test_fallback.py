@@ -695,9 +695,9 @@ def test_an_async_one_that_raises_outside_exception_ends_nothing(settings: Any) 
 @pytest.fixture
 def empty_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_listeners", {})
-    registry._forget_routes()
+    registry._clear_route_caches()
     yield
-    registry._forget_routes()
+    registry._clear_route_caches()
 
 
 registering = pytest.mark.usefixtures("empty_registry")

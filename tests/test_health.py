@@ -21,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox import Worker
 from django_outbox.worker import worker as worker_room
-from django_outbox.worker.health import Health, Report, together
+from django_outbox.worker.health import Health, HealthPipe, combine
 from django_outbox.worker.probes import Probes
 from django_outbox.worker.threads import Loop
 from tests import databases
@@ -210,7 +210,7 @@ def test_a_port_that_is_taken_is_told(site: Site, processes: int) -> None:
         port = taken.getsockname()[1]
         with site.worker("--health-port", str(port), "--processes", str(processes)) as child:
             assert child.wait() == 1
-            assert f"The port {port} of 127.0.0.1 for the health cannot be had" in child.output
+            assert f"The health port {port} of 127.0.0.1 cannot be opened" in child.output
             assert "Traceback" not in child.output
 
 
@@ -239,7 +239,7 @@ class Front:
 
     def _run(self) -> None:
         while not self._ended.wait(0.01):
-            self.probes.show(self._look)
+            self.probes.publish(self._look)
 
     def close(self) -> None:
         self._ended.set()
@@ -305,16 +305,16 @@ def test_a_file_is_not_touched_for_the_dead(tmp_path: Path) -> None:
     probes = Probes(heartbeat_file=path)
     probes.open()
     os.utime(path, (1, 1))
-    probes.show(lambda: Health(dead=("x",)))
+    probes.publish(lambda: Health(dead=("x",)))
     assert path.stat().st_mtime == 1
-    probes.show(lambda: Health(unready=("x",)))
+    probes.publish(lambda: Health(unready=("x",)))
     assert path.stat().st_mtime > 1
 
 
 def test_a_file_whose_directory_is_gone_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_outbox.worker.probes.TOUCH_EVERY", 0)
+    monkeypatch.setattr("django_outbox.worker.probes.TOUCH_INTERVAL", 0)
     directory = tmp_path / "run"
     directory.mkdir()
     probes = Probes(heartbeat_file=directory / "alive")
@@ -322,7 +322,7 @@ def test_a_file_whose_directory_is_gone_is_logged_once(
     (directory / "alive").unlink()
     directory.rmdir()
     for _ in range(3):
-        probes.show(Health)
+        probes.publish(Health)
     assert caplog.text.count("heartbeat file not touched") == 1
 
 
@@ -330,10 +330,12 @@ def test_a_file_whose_directory_is_gone_is_logged_once(
 
 
 def test_health_of_many() -> None:
-    whole = together([Health(), Health(unready=("a",)).of("one"), Health(dead=("b",)).of("two")])
+    whole = combine(
+        [Health(), Health(unready=("a",)).prefixed("one"), Health(dead=("b",)).prefixed("two")]
+    )
     assert whole == Health(dead=("two: b",), unready=("one: a",))
     assert (whole.is_live, whole.is_ready) == (False, False)
-    assert (together([]).is_live, together([]).is_ready) == (True, True)
+    assert (combine([]).is_live, combine([]).is_ready) == (True, True)
     assert Health(unready=("a",)).is_live
 
 
@@ -341,16 +343,16 @@ def test_the_latest_word_counts_and_a_full_pipe_holds_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("django_outbox.worker.health.REPORT_INTERVAL", 0)
-    report = Report()
-    assert report.hear() is None
+    report = HealthPipe()
+    assert report.read_latest() is None
     for n in range(5000):  # more than a pipe holds
-        report.show(lambda n=n: Health(unready=(f"word {n} {'x' * 50}",)))  # type: ignore[misc]
-    assert report.hear() is not None
-    report.show(lambda: Health(dead=("last",)))
-    assert report.hear() == Health(dead=("last",))
-    assert report.hear() is None
+        report.publish(lambda n=n: Health(unready=(f"word {n} {'x' * 50}",)))  # type: ignore[misc]
+    assert report.read_latest() is not None
+    report.publish(lambda: Health(dead=("last",)))
+    assert report.read_latest() == Health(dead=("last",))
+    assert report.read_latest() is None
     report.keep_writer()  # there is no reader any more
-    report.show(Health)
+    report.publish(Health)
     os.close(report._write_end)
 
 
@@ -415,10 +417,10 @@ def test_a_step_that_lasts_too_long_is_trouble_and_then_death(
     worker._claimer_loop._step = lambda: go_on.wait(60) and 0.0  # type: ignore[assignment]
     worker._claimer_loop.wake()
     try:
-        monkeypatch.setattr(worker_room, "LATE", 0)
+        monkeypatch.setattr(worker_room, "UNREADY_AFTER", 0)
         wait_until(lambda: not worker.health().is_ready, what="trouble")
         assert worker.health().is_live
-        monkeypatch.setattr(worker_room, "HANGS", (0, 0.5))
+        monkeypatch.setattr(worker_room, "DEAD_AFTER", (0, 0.5))
         wait_until(lambda: not worker.health().is_live, what="death")
         assert "has been in one step for" in worker.health().dead[0]
     finally:

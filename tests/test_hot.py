@@ -341,7 +341,7 @@ def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
                 queue.offer(outbox.Event(event_type=PLACED))
         lines = [each.getMessage() for each in caplog.records]
         assert {*lines} <= {
-            "hot queue full; what it refuses arrives by the cold route capacity=2"
+            "hot queue full; further events arrive by the cold route capacity=2"
         }  # fmt: skip
         return len(lines)
 

@@ -548,7 +548,7 @@ def test_time_wakes_a_running_worker(settings: Any) -> None:
         wait_until(
             lambda: (
                 not claimer._wakeup.poll_wanted
-                and min(claimer._poll_at, claimer._wakeup.next()) > time.monotonic() + 400
+                and min(claimer._poll_at, claimer._wakeup.next_poll()) > time.monotonic() + 400
             ),
             what="a claimer at rest",
         )

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, transaction
 
 import django_outbox as outbox
-from django_outbox.inspection.listeners import described, unheard
+from django_outbox.inspection.listeners import describe_listeners, unrouted_types
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from tests.table import insert, listening, now
@@ -26,9 +26,9 @@ DONE, DEAD = Status.DONE, Status.DEAD
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide the listeners of other test modules during a test."""
     monkeypatch.setattr(registry, "_listeners", {})
-    registry._forget_routes()
+    registry._clear_route_caches()
     yield
-    registry._forget_routes()
+    registry._clear_route_caches()
 
 
 def hear(event: outbox.Event) -> None:
@@ -70,13 +70,13 @@ def test_what_is_registered_is_described() -> None:
         listening(hear_later, "order.*"),
     ):
         hear.fallback(give_up)  # type: ignore[attr-defined]
-        pattern, exact = described()
+        pattern, exact = describe_listeners()
     assert exact == {
         "event_type": "order.placed",
         "aggregate_type": "shop.Order",
         "name": "stock",
         "function": f"{__name__}.hear",
-        "place": registry.place(hear),
+        "place": registry.location(hear),
         "retry": repr(retry),
         "own_retry": True,
         "timeout": 5,
@@ -126,7 +126,7 @@ def test_routes_are_those_of_the_worker() -> None:
     insert(1, event_type="order.placed", aggregate_type="shop.Cart")
     insert(1, event_type="parcel.sent")
     with listening(hear, "order.placed", aggregate_type="shop.Order"), listening(hear, "parcel.*"):
-        [found] = unheard("default")
+        [found] = unrouted_types("default")
     assert (found.event_type, found.aggregate_type) == ("order.placed", "shop.Cart")
 
 
@@ -135,7 +135,7 @@ def test_the_worst_comes_first() -> None:
         finished(DONE, event_type="a")
     finished(DEAD, event_type="b")
     insert(2, event_type="c")
-    assert [each.event_type for each in unheard("default")] == ["c", "b", "a"]
+    assert [each.event_type for each in unrouted_types("default")] == ["c", "b", "a"]
 
 
 def test_the_look_is_bounded() -> None:
@@ -143,7 +143,7 @@ def test_the_look_is_bounded() -> None:
     insert(1, event_type="old.due", due=-500)
     finished(DONE, event_type="old.done")
     insert(3, event_type="new", due=60)
-    found = {each.event_type: each.events for each in unheard("default", among=3)}
+    found = {each.event_type: each.events for each in unrouted_types("default", limit=3)}
     assert found == {"new": 3, "old.due": 1}  # the newest, and those due first
 
 
@@ -169,14 +169,14 @@ def test_check_exits_1_for_what_is_not_done_and_has_no_listener(
 def test_in_writer_only_nobody_is_missing(settings: Any) -> None:
     insert(1, event_type="order.lost")
     settings.OUTBOX = {"MODE": "writer_only"}
-    assert unheard("default") == []
+    assert unrouted_types("default") == []
 
 
 def test_no_answer_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
     def down(alias: str) -> Any:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr("django_outbox.management.commands.outbox_listeners.unheard", down)
+    monkeypatch.setattr("django_outbox.management.commands.outbox_listeners.unrouted_types", down)
     assert code() == 2
 
 

@@ -17,7 +17,7 @@ def test_errors_in_a_row_are_told_ever_more_seldom(caplog: pytest.LogCaptureFixt
     """Some eight threads of a worker meet an outage at once, and it may last for hours."""
     loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default", lock_wait=1)
     for _ in range(100):
-        loop._failed(ValueError("no"))
+        loop._handle_error(ValueError("no"))
     assert [text.split(" next_try")[0] for text in told(caplog)] == [
         f"outbox-default-claimer failed error=no times={times}" for times in (1, 8, 64)
     ]
@@ -31,7 +31,7 @@ def test_the_pause_after_errors_leaves_time_for_the_lease(
     """No thread sleeps for longer than the heartbeat does, so that it renews what it can."""
     loop = Loop("outbox-default-heartbeat", lambda: 0.0, alias="default", lock_wait=1)
     with override_settings(OUTBOX={"LEASE": lease}):
-        pauses = [loop._failed(ValueError("no")) for _ in range(64)]
+        pauses = [loop._handle_error(ValueError("no")) for _ in range(64)]
     assert pauses[0] <= 0.12
     assert 0.8 * most <= min(pauses[10:]) <= max(pauses[10:]) <= 1.2 * most
     assert told(caplog, "heartbeat")[-1].endswith(f"next_try={most:.1f}s")
@@ -48,6 +48,6 @@ def test_the_first_error_after_a_success_is_told_again(caplog: pytest.LogCapture
 
     loop = Loop("outbox-default-claimer", step, alias="default", lock_wait=1)
     while ills:
-        loop._try()
+        loop._run_step()
     words = [text.split()[1] for text in told(caplog)]
     assert words == ["failed", "works", "failed", "works"]

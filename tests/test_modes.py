@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.db.models import F
 
 import django_outbox as outbox
-from django_outbox.events import ACTIVE
+from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.models import (
     OutboxEvent,
     OutboxLease,
@@ -102,7 +102,8 @@ SINGLE = {"MODE": "single_node", "POLL_INTERVAL": 0.3, "PROBE_INTERVAL": 0.1, "D
 
 def active() -> int:
     """Return the process id of the active worker; 0 if there is none."""
-    owner = OutboxStream.objects.filter(key=ACTIVE).values_list("locked_by", flat=True).first()
+    lease = OutboxStream.objects.filter(key=SINGLE_NODE_KEY)
+    owner = lease.values_list("locked_by", flat=True).first()
     return int(owner.split("-")[-2]) if owner else 0
 
 
@@ -193,7 +194,7 @@ def test_the_active_row_is_no_stream_of_a_user(settings: Any) -> None:
     with listening(lambda event: None), outbox.Worker():
         write(3)
         wait_until(lambda: statuses() == {"DONE": 3}, what="3 DONE")
-        assert OutboxStream.objects.get().key == ACTIVE
+        assert OutboxStream.objects.get().key == SINGLE_NODE_KEY
     stream = OutboxStream.objects.get()
     assert (stream.locked_by, stream.due_at) == (None, None)
 

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_outbox.contrib.prometheus import receivers
-from django_outbox.contrib.prometheus.metrics import BACKLOG, COUNTERS, GAUGES, HISTOGRAMS
+from django_outbox.contrib.prometheus.metrics import BACKLOG_GAUGES, COUNTERS, GAUGES, HISTOGRAMS
 from tests import samples
 from tests.fleet import REPOSITORY, Fleet, children
 from tests.table import statuses, write
@@ -38,7 +38,7 @@ def declared() -> dict[str, tuple[str, set[str]]]:
     """Return every metric as it is exposed, with its type and labels."""
     groups = (
         (COUNTERS, "counter", "_total"), (HISTOGRAMS, "histogram", ""),
-        (GAUGES, "gauge", ""), (BACKLOG, "gauge", ""),
+        (GAUGES, "gauge", ""), (BACKLOG_GAUGES, "gauge", ""),
     )  # fmt: skip
     return {
         f"outbox_{each.name}{suffix}": (kind, set(each.labels))

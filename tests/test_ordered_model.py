@@ -30,7 +30,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import DONE, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import KEYED, Hold, Read, Release, StreamClaim
+from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamClaim, StreamQuery
 from tests.table import PLACED, end_stream_leases, in_thread, listening, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -204,7 +204,7 @@ class Streams(RuleBasedStateMachine):
         dialect = dialect_of(connection)
         claim = StreamClaim(me="rival", lease=FAR, limit=1)
         for key, _ in dialect.claim_streams(connection, claim).rows:
-            wanted = Read(
+            wanted = StreamQuery(
                 me="rival", keys=[key], limit=9, dead_too=self.blocks,
                 only_due_retries=not self.stop,
             )  # fmt: skip
@@ -232,7 +232,9 @@ class Streams(RuleBasedStateMachine):
         owns = stream is not None and stream.locked_by == "rival"
         for each in rival.ids:
             pairs = [(each, DONE)]
-            settled = dialect.settle_all(connection, me="rival", decisions=pairs, hold=Hold.STREAM)
+            settled = dialect.settle_all(
+                connection, me="rival", decisions=pairs, kind=LeaseKind.STREAM
+            )
             assert settled == owns
             if owns:
                 self.events[each].state = "done"

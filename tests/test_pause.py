@@ -392,9 +392,9 @@ def test_what_is_paused_makes_way_in_bounded_batches() -> None:
     (free,) = insert(due=-30, event_type=OTHER)
     pause(*TYPE)
     looking = KnownPauses()
-    looking.look(connection)
+    looking.refresh(connection)
     rounds = 0
-    while not looking.clear(connection, 100):
+    while not looking.postpone_due(connection, 100):
         rounds += 1
         assert rounds <= 40, "batches of 500"
     assert rounds == 40
@@ -418,7 +418,7 @@ def test_each_batch_goes_by_the_index() -> None:
     pause(*TYPE)
     looking = KnownPauses()
     looking.read(connection)
-    sent = statements(lambda: looking.clear(connection, 100))
+    sent = statements(lambda: looking.postpone_due(connection, 100))
     wanted = "outbox_event" if connection.vendor == "mysql" else "ORDER BY available_at"
     about_events = [each for each in sent if wanted in each[0]]
     assert (
@@ -432,23 +432,23 @@ def test_each_batch_goes_by_the_index() -> None:
 def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
     insert(3)
     looking = KnownPauses()
-    sent = asked(lambda: (looking.look(connection), looking.clear(connection, 10)))
+    sent = asked(lambda: (looking.refresh(connection), looking.postpone_due(connection, 10)))
     assert len(sent) == 1
     assert "outbox_pause" in sent[0]
-    assert asked(lambda: looking.look(connection)) == []  # just read
+    assert asked(lambda: looking.refresh(connection)) == []  # just read
 
 
 def test_what_is_free_among_the_paused_is_all_a_claim_may_ask_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pauses, "AT_ONCE", 10)
+    monkeypatch.setattr(pauses, "CHECK_BATCH", 10)
     for _ in range(20):
         insert(due=-60, event_type=SENT)
         insert(due=-60, event_type=OTHER)
     pause(*TYPE)
     looking = KnownPauses()
     looking.read(connection)
-    assert looking.clear(connection, 100) == 5
+    assert looking.postpone_due(connection, 100) == 5
     assert OutboxEvent.objects.postponed().count() == 5
 
 
@@ -462,9 +462,9 @@ def test_nothing_is_postponed_for_a_pause_that_is_over() -> None:
     looking = KnownPauses()
     looking.read(connection)
     resume(*TYPE)
-    assert looking.clear(connection, 10) == 0
+    assert looking.postpone_due(connection, 10) == 0
     assert looking.pauses == frozenset()
-    assert looking.clear(connection, 10) == 10
+    assert looking.postpone_due(connection, 10) == 10
     assert ids_of(claim()) == [event_id]
 
 
@@ -489,7 +489,7 @@ def test_a_resume_waits_for_who_is_just_postponing_and_finds_what_they_did() -> 
     def postpone() -> None:
         looking = KnownPauses()
         looking.read(connection)
-        looking.clear(connection, 10)
+        looking.postpone_due(connection, 10)
 
     with elsewhere(postpone):
         resumed = in_thread(lambda: resume(*TYPE))

@@ -74,7 +74,7 @@ def test_held_streams_are_counted_by_their_heads() -> None:
 
 
 def test_what_waits_is_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "MOST", 2)
+    monkeypatch.setattr(pauses, "MAX_EVENTS", 2)
     insert(5, event_type=SENT)
     run("outbox_pause", "--event-type", SENT)
     [before] = listed()

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import django_outbox as outbox
 from django_outbox.contrib import prometheus
-from django_outbox.contrib.prometheus.gauges import Backlog
+from django_outbox.contrib.prometheus.gauges import BacklogCollector
 from django_outbox.contrib.prometheus.receivers import Receivers
 from django_outbox.models import OutboxEvent, OutboxWorker
 from tests.table import (
@@ -398,7 +398,7 @@ def test_a_database_that_does_not_answer_breaks_no_scrape(
     assert 'outbox_lag_seconds{database="default"}' not in first
     lines = [each.getMessage() for each in caplog.records if "backlog" in each.getMessage()]
     assert [each for each in lines if "alias=default" in each] == [
-        "backlog not asked alias=default error=OperationalError"
+        "backlog not queried alias=default error=OperationalError"
     ]
     wait_until(lambda: shown("outbox_lag_seconds") is not None, what="samples again")
 
@@ -419,7 +419,7 @@ def test_an_alias_without_the_table_is_left_out(
     from django_outbox.contrib.prometheus import gauges
 
     monkeypatch.setattr(gauges, "missing_table", lambda alias: "no table")
-    families = [*Backlog("outbox").collect()]
+    families = [*BacklogCollector("outbox").collect()]
     assert families
     assert [each.samples for each in families] == [[]] * len(families)
     assert caplog.records == []

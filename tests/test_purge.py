@@ -136,9 +136,9 @@ def test_one_worker_at_a_time_has_the_lease() -> None:
     assert [leaders[me].take() for me in "abab"] == [True, False, True, False]
     end_lease()
     assert [leaders[me].take() for me in "bab"] == [True, False, True]
-    leaders["a"].leave("{}")  # it no longer holds the lease
+    leaders["a"].release("{}")  # it no longer holds the lease
     assert [leaders[me].take() for me in "ab"] == [False, True]
-    leaders["b"].leave("{}")
+    leaders["b"].release("{}")
     assert leaders["a"].take()
 
 

@@ -177,8 +177,8 @@ def test_enum_members_and_their_text_are_one(said: Any, heard: Any) -> None:
 def test_what_is_registered_nearby_is_named() -> None:
     for event_type in ("order.placed", "order.paid", "stock.low", "mail.sent"):
         add(event_type, "it")
-    assert registry.nearby("order.place")[0] == "order.placed"
-    assert len(registry.nearby("order.place")) == 3
+    assert registry.similar_types("order.place")[0] == "order.placed"
+    assert len(registry.similar_types("order.place")) == 3
 
 
 # --- registration -------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_what_takes_one_event_is_fit(call: Any) -> None:
 def test_what_does_not_is_a_check_error_naming_it(call: Any) -> None:
     listener("x")(call)
     [error] = faults()
-    assert registry.label(call) in error.msg
+    assert registry.qualified_name(call) in error.msg
     assert error.hint == "Give it the signature (event)."
     assert error.is_serious()
 

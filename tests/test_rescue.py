@@ -304,7 +304,7 @@ def test_trials_become_rarer_while_a_suspect_cannot_be_run_alone() -> None:
 
 def object_with_id(event_id: str) -> Lease:
     return Lease(
-        row=(), places={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
+        row=(), positions={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
         rescued=False, rescues=0, progress=None, deadline=monotonic() + 10,
     )  # fmt: skip
 

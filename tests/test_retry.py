@@ -15,7 +15,7 @@ from django.test import override_settings
 
 from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hooks
 from django_outbox.conf import Settings, current
-from django_outbox.listeners.retry import MAX_DELAY, bounded, checked, from_setting
+from django_outbox.listeners.retry import MAX_RETRY_DELAY, bounded, checked, from_setting
 from tests import samples
 
 pytestmark = pytest.mark.any_database
@@ -101,14 +101,14 @@ def test_exponential_jitter_spreads_and_may_pass_the_cap(monkeypatch: pytest.Mon
 def test_no_attempt_number_overflows(policy: RetryPolicy, attempt: int) -> None:
     delay = policy.delay(attempt)
     assert math.isfinite(delay)
-    assert 0 <= delay <= MAX_DELAY
+    assert 0 <= delay <= MAX_RETRY_DELAY
 
 
 def test_no_attempt_up_to_a_million_overflows() -> None:
     policy = Exponential(multiplier=1.0001, cap=1e9, jitter=STEADY)
     delays = [policy.delay(attempt) for attempt in range(1, 1_000_001, 97)]
     assert delays == sorted(delays)
-    assert delays[-1] == MAX_DELAY
+    assert delays[-1] == MAX_RETRY_DELAY
 
 
 def test_fixed_is_fixed() -> None:
@@ -128,7 +128,7 @@ def test_jittered_adds_at_most_its_part() -> None:
 
 @pytest.mark.parametrize(
     ("given", "delay"),
-    [(-1, 0), (0, 0), (5, 5), (math.inf, MAX_DELAY), (-math.inf, 0), (math.nan, 0)],
+    [(-1, 0), (0, 0), (5, 5), (math.inf, MAX_RETRY_DELAY), (-math.inf, 0), (math.nan, 0)],
 )
 def test_what_a_policy_of_somebody_else_says_is_bounded(given: float, delay: float) -> None:
     assert bounded(given) == delay

@@ -37,7 +37,7 @@ class OldWorker:
     def __init__(self, me: str) -> None:
         self.me = me
         dialect: Any = dialect_of(connection)
-        self._now, self._plus = dialect.now, dialect.plus
+        self._now, self._now_plus = dialect.now, dialect.now_plus
         quote = connection.ops.quote_name
         self._event, self._stream = quote("outbox_event"), quote("outbox_stream")
         self._key = quote("key")
@@ -62,7 +62,7 @@ class OldWorker:
             self._run(
                 f"UPDATE {self._event} SET rescues = rescues + CASE WHEN locked_by IS NULL "
                 f"OR locked_by = %s THEN 0 ELSE 1 END, locked_by = %s, locked_at = {self._now}, "
-                f"available_at = {self._plus} WHERE event_id = %s AND {due} locked_by = %s)",
+                f"available_at = {self._now_plus} WHERE event_id = %s AND {due} locked_by = %s)",
                 self.me, self.me, LEASE, each, self.me,
             )  # fmt: skip
         mine = f"SELECT event_id FROM {self._event} WHERE locked_by = %s AND status IN (0, 2)"
@@ -77,7 +77,7 @@ class OldWorker:
 
     def renew(self, event_id: str) -> int:
         return self._run(
-            f"UPDATE {self._event} SET available_at = {self._plus} WHERE event_id = %s "
+            f"UPDATE {self._event} SET available_at = {self._now_plus} WHERE event_id = %s "
             "AND locked_by = %s AND available_at IS NOT NULL", LEASE, event_id, self.me,
         )  # fmt: skip
 
@@ -92,7 +92,7 @@ class OldWorker:
         """Lease a due stream; return its previous owner."""
         (was,) = self._ids(f"SELECT locked_by FROM {self._stream} WHERE {self._key} = %s", key)
         assert self._run(
-            f"UPDATE {self._stream} SET due_at = {self._plus}, locked_by = %s, "
+            f"UPDATE {self._stream} SET due_at = {self._now_plus}, locked_by = %s, "
             f"locked_at = {self._now} WHERE {self._key} = %s AND due_at <= {self._now}",
             LEASE, self.me, key,
         )  # fmt: skip

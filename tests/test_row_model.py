@@ -28,7 +28,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import Past
+from django_outbox.sql.values import RescueState
 from tests.table import PLACED, claim, end_leases, ids_of, listening, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -110,9 +110,9 @@ class Rows(RuleBasedStateMachine):
 
     # -- other workers ---------------------------------------------------------------------------
 
-    @rule(me=rivals, limit=st.integers(1, 3), past=st.sampled_from(Past))
-    def a_rival_claims(self, me: str, limit: int, past: Past) -> None:
-        taken = ids_of(claim(me, lease=FAR, limit=limit, past=past))
+    @rule(me=rivals, limit=st.integers(1, 3), state=st.sampled_from(RescueState))
+    def a_rival_claims(self, me: str, limit: int, state: RescueState) -> None:
+        taken = ids_of(claim(me, lease=FAR, limit=limit, state=state))
         for each in taken:
             row = self.rows[each]
             if row.state != "due":
@@ -167,8 +167,8 @@ class Rows(RuleBasedStateMachine):
     def a_rival_takes_over_and_both_settle(self, me: str, retries: bool) -> None:
         """The fence exists for this history, which is too rare if left to chance."""
         self.leases_end()
-        for past in Past:
-            self.a_rival_claims(me, 3, past)
+        for state in RescueState:
+            self.a_rival_claims(me, 3, state)
         self.a_rival_settles("thief" if me == "rival" else "rival", not retries)
         self.the_table_is_what_the_model_says()
         self.a_rival_settles(me, retries)

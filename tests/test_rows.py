@@ -27,7 +27,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import Past
+from django_outbox.sql.values import RescueState
 from django_outbox.worker.statistics import Statistics
 from django_outbox.worker.throttle import Throttle
 from tests.table import (
@@ -250,7 +250,7 @@ def test_338_poll_and_probe_are_jittered_within_bounds(
     monkeypatch.setattr(Throttle, "after", lambda self, started: None)  # each poll is a full scan
     settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
     claimer, probes, polls = outbox.Worker()._claimer, [], []
-    claimer._born = -math.inf  # its probation is over, so it scans for suspects
+    claimer._started_at = -math.inf  # its probation is over, so it scans for suspects
     for _ in range(60):
         claimer._scan_at = 0.0
         claimer._wakeup.poll_wanted = True
@@ -367,7 +367,7 @@ def test_439_the_registry_is_safe_to_read_from_all_threads() -> None:
         while not ended.is_set():
             registry.route.cache_clear()
             assert len(registry.route(outbox.GLOBAL, PLACED)) == 1
-            registry.nearby("order.paced")
+            registry.similar_types("order.paced")
             looks += 1
         return looks
 
@@ -416,7 +416,7 @@ def test_n7_a_failed_renewal_is_repeated_on_a_new_connection(
 ) -> None:
     settings.OUTBOX = {**SOON, "LEASE": 2.4}
     # Statistics use the same connection: they would reconnect first, and no renewal would fail.
-    monkeypatch.setattr(Statistics, "step", lambda statistics: None)
+    monkeypatch.setattr(Statistics, "write_if_due", lambda statistics: None)
     ids = insert(2, due=-1)
     with watched() as engine, gated() as gate, outbox.Worker(workers=2):
         wait_until(lambda: len(gate.entered) == 2)
@@ -438,7 +438,7 @@ def test_n7_a_late_renewal_does_not_take_back_a_lost_lease() -> None:
     (event_id,) = insert()
     claim("late")
     end_leases([event_id])
-    claim("owner", past=Past.LOST)
+    claim("owner", state=RescueState.LOST)
     before = row(event_id).__dict__ | {"_state": 0}
     assert renew([event_id], me="late") == (set(), set())
     assert row(event_id).__dict__ | {"_state": 0} == before
@@ -448,7 +448,7 @@ def test_w22_a_late_settle_after_rescue_and_replay_has_no_effect() -> None:
     (event_id,) = insert()
     claim("late")
     end_leases([event_id])
-    claim("rescuer", past=Past.LOST)
+    claim("rescuer", state=RescueState.LOST)
     assert settle(event_id, DEAD, me="rescuer") == 1
     assert settle(event_id, DONE, me="late") == 0
     assert OutboxEvent.objects.dead().replay() == 1

@@ -258,6 +258,6 @@ def test_the_samples_of_the_how_to(settings: Any, monkeypatch: pytest.MonkeyPatc
         outbox.drain()
         dead = OutboxEvent.objects.dead().get()
         assert "does not fit" in (dead.last_error or "")
-        stored = Event(event_type="x").written(found.payload, hooks.serializer().loads)
+        stored = Event(event_type="x").as_delivered(found.payload, hooks.serializer().loads)
         assert stored.payload == json.loads(found.payload)
         assert stored.payload_as(order_pb2.OrderPlaced) == message

@@ -23,9 +23,9 @@ from django_outbox.models.statistics import (
     BOUNDS,
     COUNTS,
     OUTCOMES,
-    RUNS,
+    RUN_COLUMNS,
     SPANS,
-    WAITS,
+    WAIT_COLUMNS,
     bucket,
     quantile,
 )
@@ -148,7 +148,7 @@ def test_41_every_outcome_is_counted_once() -> None:
     for span in SPANS:
         assert summed(span) == {"done": 1, "retry": 2, "dead": 3, "deferred": 4}
     assert summed(event_type=PLACED) == summed()
-    assert sum(spread(WAITS)) == sum(spread(RUNS)) == 10
+    assert sum(spread(WAIT_COLUMNS)) == sum(spread(RUN_COLUMNS)) == 10
 
 
 def test_41_waits_and_runs_are_measured_on_the_database_s_clock() -> None:
@@ -159,7 +159,7 @@ def test_41_waits_and_runs_are_measured_on_the_database_s_clock() -> None:
 
     with listening(lambda event: slow.wait(0.3) and None), outbox.Worker(workers=8):
         wait_until(settled)
-    waits, runs = spread(WAITS), spread(RUNS)
+    waits, runs = spread(WAIT_COLUMNS), spread(RUN_COLUMNS)
     assert waits[bucket(25)] == 5, waits
     assert sum(waits) == sum(runs) == 5
     assert sum(runs[bucket(0.26) : bucket(1.0) + 1]) == 5, runs
@@ -171,7 +171,7 @@ def test_41_time_in_the_queue_of_a_worker_is_waiting_too() -> None:
         write(3)
         with outbox.Worker(workers=1):
             wait_until(settled)
-    waits = spread(WAITS)  # the second event waited for the first, the third for both
+    waits = spread(WAIT_COLUMNS)  # the second event waited for the first, the third for both
     assert sum(waits[bucket(0.3) :]) >= 2, waits
     assert sum(waits[bucket(0.6) :]) >= 1, waits
 
@@ -191,12 +191,12 @@ def test_41_what_ends_dead_without_a_start_is_counted_and_not_timed() -> None:
     with listening(lambda event: None), outbox.Worker():
         wait_until(settled)
     assert summed() == {"dead": 1, "rescued": 1}
-    assert sum(spread(WAITS)) == sum(spread(RUNS)) == 0
+    assert sum(spread(WAIT_COLUMNS)) == sum(spread(RUN_COLUMNS)) == 0
 
 
 def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frequent types have their own rows, all others share one, and no count is lost."""
-    monkeypatch.setattr(engine_statistics, "TYPES", 3)
+    monkeypatch.setattr(engine_statistics, "MAX_TYPES", 3)
     for number in range(10):
         insert(number + 1, event_type=f"order.{number}")
     with listening(lambda event: None, "order.*"), outbox.Worker():
@@ -216,7 +216,7 @@ def test_41_the_oldest_due_event_is_noted_while_nothing_is_settled(kind: str) ->
     else:
         keyed("k", due=-100)
     statistics = Statistics(alias="default", me="me")
-    statistics.look()
+    statistics.measure_lag()
     statistics.write()
     rows = OutboxStatistics.objects.filter(owner="me", event_type="")
     assert {row.span for row in rows} == {*SPANS}
@@ -227,7 +227,7 @@ def test_41_the_greatest_lag_of_a_span_stays() -> None:
     (event_id,) = insert(due=-1000)
     statistics = Statistics(alias="default", me="me")
     for _ in range(2):
-        statistics.look()
+        statistics.measure_lag()
         statistics.write()
         OutboxEvent.objects.filter(pk=event_id).delete()
     assert min(row.lag or 0 for row in OutboxStatistics.objects.filter(span=3600)) >= 1000
@@ -235,11 +235,11 @@ def test_41_the_greatest_lag_of_a_span_stays() -> None:
 
 def test_41_an_idle_worker_writes_no_more_than_its_sign_of_life() -> None:
     statistics = Statistics(alias="default", me="me")
-    statistics.look()
+    statistics.measure_lag()
     statistics.write()
     before = [*OutboxStatistics.objects.order_by("pk").values()]
     with CaptureQueriesContext(connection) as asked:
-        statistics.look()
+        statistics.measure_lag()
         statistics.write()
     if now().minute == before[0]["started_at"].minute:  # a new minute gets new rows
         assert len(asked) == 3  # the oldest event, the oldest stream, the clock
@@ -259,7 +259,7 @@ def test_41_the_rows_of_several_workers_add_up(fleet: Fleet) -> None:
     for span in SPANS:
         assert summed(span) == {"done": 320, "retry": 20}
         assert summed(span, event_type=PLACED) == {"done": 20, "retry": 20}
-    assert sum(spread(WAITS)) == 340
+    assert sum(spread(WAIT_COLUMNS)) == 340
     shares = Counter(fleet_line.pid for fleet_line in fleet.lines() if fleet_line.phase == "end")
     done = OutboxStatistics.objects.filter(span=60, done__gt=0)
     assert sorted(
@@ -287,7 +287,7 @@ def test_41_workers_that_write_at_once_do_not_hinder_each_other() -> None:
     def write_often(owner: str) -> int:
         statistics, failures = Statistics(alias="default", me=owner), 0
         for number in range(15):
-            statistics._fresh = {
+            statistics._new_counts = {
                 (first + 60 * number, f"order.{kind}"): [1, *[0] * (len(COUNTS) - 1)]
                 for kind in range(5)
             }
@@ -327,7 +327,7 @@ def test_41_without_its_table_events_are_delivered_and_counts_kept(
             statistics.write()
     finally:
         rename("away", table)
-    assert "statistics could not be written; events are not affected" in caplog.text
+    assert "statistics could not be updated; events are not affected" in caplog.text
     assert not [each for each in caplog.records if each.levelno > logging.WARNING]
     assert summed() == {}
     statistics.write()

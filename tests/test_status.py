@@ -20,12 +20,12 @@ from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 
 from django_outbox import write
-from django_outbox.events import ACTIVE
+from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.inspection import counts as outbox_counts
 from django_outbox.inspection import status as outbox_status
 from django_outbox.inspection.status import status
 from django_outbox.listeners.outcomes import Status
-from django_outbox.management.deadline import within
+from django_outbox.management.deadline import call_with_timeout
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream, OutboxWorker
 from django_outbox.sql import dialect_of
 from tests.plans import analyze, large_steps
@@ -89,7 +89,7 @@ def test_45_events_streams_and_leases_are_counted() -> None:
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("waits", due_at=in_ten_minutes())
     put("idle")
-    put(ACTIVE, due_at=in_ten_minutes(), locked_by="w1")  # not a stream: the active worker's lease
+    put(SINGLE_NODE_KEY, due_at=in_ten_minutes(), locked_by="w1")  # not a stream
 
     found = ask()
     assert found["counts"] == {"NEW": 8, "DONE": 4, "RETRY": 0, "DEAD": 0}
@@ -175,7 +175,7 @@ def test_45_workers_are_shown() -> None:
 @pytest.fixture
 def large_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Create a table too large to count in full: 60 done, 12 new, 5 to be retried, 7 dead."""
-    monkeypatch.setattr(outbox_counts, "EXACT", 50)
+    monkeypatch.setattr(outbox_counts, "MAX_EXACT_COUNT", 50)
     insert(60, due=None, status=DONE, done_at=now())
     insert(6, due=-9)
     insert(2, due=60, status=RETRY)
@@ -211,9 +211,9 @@ def test_45_what_statistics_do_not_know_of_yet_is_said_to_be_more(
 def test_45_a_count_that_is_ended_is_said_to_be_more(
     large_table: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_counts, "MOST", 5)
-    monkeypatch.setattr(outbox_counts, "DEAD", 3)
-    monkeypatch.setattr(outbox_status, "MOST", 2)
+    monkeypatch.setattr(outbox_counts, "MAX_PENDING", 5)
+    monkeypatch.setattr(outbox_counts, "MAX_DEAD", 3)
+    monkeypatch.setattr(outbox_status, "COUNT_LIMIT", 2)
     found = ask()
     assert (found["due"], found["counts"]["DEAD"]) == (2 + 2, 3)  # events and streams
     assert sum(each["count"] for each in found["dead"]) == 3
@@ -223,7 +223,7 @@ def test_45_a_count_that_is_ended_is_said_to_be_more(
 
 def test_45_no_count_reads_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 5,000 done events and few others, no query may read more than a few rows."""
-    monkeypatch.setattr(outbox_counts, "EXACT", 50)
+    monkeypatch.setattr(outbox_counts, "MAX_EXACT_COUNT", 50)
     insert(5000, due=None, status=DONE, done_at=now())
     insert(20, due=60)
     keyed("k", 20)
@@ -348,9 +348,9 @@ def test_45_a_failure_of_the_database_is_its_own(monkeypatch: pytest.MonkeyPatch
         raise TimeoutError("the driver's")
 
     with pytest.raises(TimeoutError, match="the driver's"):
-        within(30, late, "default")
+        call_with_timeout(30, late, "default")
     with pytest.raises(ZeroDivisionError):
-        within(30, lambda alias: 1 // 0, "default")
+        call_with_timeout(30, lambda alias: 1 // 0, "default")
 
 
 def test_45_unfit_settings_are_no_answer() -> None:

@@ -18,7 +18,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import StreamClaim
-from django_outbox.worker.main import _limit
+from django_outbox.worker.main import _give_up_after
 from django_outbox.worker.supervisor import Signals
 from tests.table import (
     elsewhere,
@@ -412,7 +412,7 @@ def test_a_stream_left_to_others_takes_back_what_was_counted(
         mine = running._streams.get(key)
         assert mine is not None
         mine.careful = 0  # the last one to be run with care
-    running._streams.share([0])  # half of the streams are another worker's share
+    running._streams.release_surplus([0])  # half of the streams are another worker's share
     in_thread(lambda: running._streams.release(connection)).result(10)
     assert sorted(row(each).rescues for each in heads) == [0, 1]
 
@@ -536,12 +536,12 @@ def test_a_spent_worker_claims_no_more() -> None:
 
 def test_the_limit_of_a_stop_counts_from_the_first_signal() -> None:
     signals = Signals()
-    unlimited = _limit(signals, 0.2, None)
+    unlimited = _give_up_after(signals, 0.2, None)
     assert not unlimited()
     signals.receive()
     assert not unlimited()  # the time counts from now
     wait_until(unlimited)
-    hasty = _limit(signals, 3600.0, None)
+    hasty = _give_up_after(signals, 3600.0, None)
     assert not hasty()
     signals.receive()
     assert hasty()

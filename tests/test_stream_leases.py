@@ -13,11 +13,11 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from django_outbox.conf import index_name
-from django_outbox.events import ACTIVE, stored_instant
+from django_outbox.events import SINGLE_NODE_KEY, stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import KEYED, Hold, Read, Release, StreamClaim
+from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamClaim, StreamQuery
 from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
@@ -60,7 +60,7 @@ def found(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any)
 
 
 def read(*keys: str, me: str = "me", limit: int = 100, **more: Any) -> dict[str, Any]:
-    wanted = Read(me=me, keys=keys, limit=limit, **more)
+    wanted = StreamQuery(me=me, keys=keys, limit=limit, **more)
     return {each.key: each for each in dialect().read_streams(connection, wanted)}
 
 
@@ -70,7 +70,7 @@ def ids(found: Any) -> list[str]:
 
 def settle(event_id: str, decision: Decision = DONE, *, me: str = "me") -> int:
     pairs = [(event_id, decision)]
-    return int(dialect().settle_all(connection, me=me, decisions=pairs, hold=Hold.STREAM))
+    return int(dialect().settle_all(connection, me=me, decisions=pairs, kind=LeaseKind.STREAM))
 
 
 def release(key: str, seq: int | None, delay: float | None = None, *, me: str = "me") -> bool:
@@ -107,7 +107,7 @@ def test_an_idle_an_undue_and_a_leased_stream_are_left() -> None:
 
 
 def test_the_row_of_single_node_is_no_stream() -> None:
-    OutboxStream.objects.create(key=ACTIVE, seq=0, due_at=now() - timedelta(seconds=5))
+    OutboxStream.objects.create(key=SINGLE_NODE_KEY, seq=0, due_at=now() - timedelta(seconds=5))
     assert take() == []
     assert dialect().seconds_to_next_due(connection) is None
     OutboxStream.objects.update(due_at=now() + timedelta(seconds=5))
@@ -247,7 +247,7 @@ def test_failures_that_wait_are_passed_over_on_demand() -> None:
     take()
     assert ids(read("a")["a"]) == [waiting, due, deferred, new]
     assert ids(read("a", only_due_retries=True)["a"]) == [due, deferred, new]
-    wanted = Read(me="me", keys=["a", "b"], limit=9)
+    wanted = StreamQuery(me="me", keys=["a", "b"], limit=9)
     assert dialect().next_retries(connection, wanted) == {"a": row(due).deliver_at}
 
 
@@ -257,9 +257,9 @@ def test_a_failure_behind_a_dead_one_is_not_waited_for_where_dead_ones_end_a_str
     rows.filter(pk=before).update(status=2, deliver_at=now() + timedelta(seconds=60))
     rows.filter(pk=behind).update(status=2, deliver_at=now() + timedelta(seconds=30))
     rows.filter(pk=dead).update(status=Status.DEAD, done_at=now())
-    wanted = Read(me="me", keys=["a"], limit=9)
+    wanted = StreamQuery(me="me", keys=["a"], limit=9)
     assert dialect().next_retries(connection, wanted) == {"a": row(behind).deliver_at}
-    wanted = Read(me="me", keys=["a"], limit=9, dead_too=True)
+    wanted = StreamQuery(me="me", keys=["a"], limit=9, dead_too=True)
     assert dialect().next_retries(connection, wanted) == {"a": row(before).deliver_at}
 
 
@@ -339,7 +339,7 @@ def test_events_of_many_streams_are_settled_at_once() -> None:
     take(limit=60)
     cycle = [DONE, RETRY, DEFER, DEAD]
     pairs = [(event_id, cycle[n % 4]) for n, event_id in enumerate([*given, *theirs])]
-    count = dialect().settle_all(connection, me="me", decisions=pairs, hold=Hold.STREAM)
+    count = dialect().settle_all(connection, me="me", decisions=pairs, kind=LeaseKind.STREAM)
     assert count == len(given)
     after = dict(OutboxEvent.objects.values_list("event_id", "status"))
     assert after == dict.fromkeys(theirs, 0) | {key: each.status for key, each in pairs[:180]}
@@ -352,7 +352,7 @@ def test_delete_done_is_fenced_too() -> None:
     take()
     pairs = [(mine, DONE), (unique, DONE), (theirs, DONE)]
     count = dialect().settle_all(
-        connection, me="me", decisions=pairs, hold=Hold.STREAM, delete_done=True
+        connection, me="me", decisions=pairs, kind=LeaseKind.STREAM, delete_done=True
     )
     assert count == 2
     assert {*OutboxEvent.objects.values_list("pk", "status")} == {(unique, 1), (theirs, 0)}
@@ -364,7 +364,7 @@ def test_progress_and_starts_are_fenced() -> None:
     take("another", exclude=["a"])
     take()
     keep = dialect().keep_progress
-    same = {"me": "me", "progress": "{}", "hold": Hold.STREAM, "as_read": (0, None)}
+    same = {"me": "me", "progress": "{}", "kind": LeaseKind.STREAM, "as_read": (0, None)}
     assert keep(connection, event_id=mine, **same)
     assert not keep(connection, event_id=theirs, **same)
     assert dialect().note_starts(connection, me="me", ids=[mine, theirs]) == 1
@@ -461,7 +461,7 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
         me="me",
         event_id=event_id,
         progress="{}",
-        hold=Hold.STREAM,
+        kind=LeaseKind.STREAM,
         as_read=(0, None),
     )
 
@@ -587,12 +587,12 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
     take("me", lease=20)
     keyed("due", due=-1)
     wanted = StreamClaim(me="me", lease=30, limit=10)
-    reading = Read(me="me", keys=["held", "free"], limit=10)
+    reading = StreamQuery(me="me", keys=["held", "free"], limit=10)
     releases = [Release("held", 2, None), Release("free", 1, None)]
 
     def settled(d: Any, own: Any, event_id: str, decision: Decision) -> int:
         pairs = [(event_id, decision)]
-        return int(d.settle_all(own, me="me", decisions=pairs, hold=Hold.STREAM))
+        return int(d.settle_all(own, me="me", decisions=pairs, kind=LeaseKind.STREAM))
 
     with business("due", "held"):
         assert on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows) == []
@@ -671,7 +671,7 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
             assert d.claim_streams(own, StreamClaim(me="me", lease=30, limit=5)).rows
             # The former owner sent this settle before it lost the stream; it commits now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
-            (seen,) = d.read_streams(own, Read(me="me", keys=["a"], limit=5))
+            (seen,) = d.read_streams(own, StreamQuery(me="me", keys=["a"], limit=5))
         return ids(seen)
 
     assert on_own_connection(claim_then_read) == [second]
@@ -740,7 +740,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
     some = due[:10]
     ids = [*OutboxEvent.objects.filter(key__in=some).values_list("pk", flat=True)]
     retries = [(event_id, RETRY) for event_id in ids]
-    stream_hold = {"me": "me", "hold": Hold.STREAM}
+    stream_hold = {"me": "me", "kind": LeaseKind.STREAM}
     releases = [Release(key, 1, None) for key in due[:20]]
     works: dict[str, Callable[[], object]] = {
         "claim": lambda: take(limit=20),

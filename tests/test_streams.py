@@ -11,7 +11,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import write
-from django_outbox.events import ACTIVE
+from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
@@ -118,7 +118,7 @@ def test_a_replay_does_not_wait_for_a_head_that_is_retried_later() -> None:
 def test_a_replay_of_many_streams_is_one_transaction_for_each_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_outbox.models.event_queryset.BATCH", 4)
+    monkeypatch.setattr("django_outbox.models.event_queryset.BATCH_SIZE", 4)
     for n in range(5):
         events(f"k{n}", DEAD, DEAD, progress='{"a": {"state": "done"}}')
         put(f"k{n}")
@@ -147,7 +147,7 @@ def test_a_failed_replay_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     events("k", DEAD)
     put()
     monkeypatch.setattr(
-        "django_outbox.models.event_queryset.OutboxQuerySet._renew", lambda *a, **k: 1 / 0
+        "django_outbox.models.event_queryset.OutboxQuerySet._reset_to_new", lambda *a, **k: 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         OutboxEvent.objects.dead().replay()
@@ -236,7 +236,7 @@ def test_adjectives_of_streams() -> None:
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("waits", due_at=in_ten_minutes())
     put("idle")
-    put(ACTIVE, due_at=LONG_AGO, locked_by="w1")
+    put(SINGLE_NODE_KEY, due_at=LONG_AGO, locked_by="w1")
 
     def keys(rows: Any) -> set[str]:
         return {each.key for each in rows}
@@ -246,7 +246,7 @@ def test_adjectives_of_streams() -> None:
     assert keys(streams.leased()) == {"leased"}
     assert keys(streams.blocked()) == {"waits"}
     assert streams.release() == 2
-    assert OutboxStream.objects.get(pk=ACTIVE).locked_by == "w1"
+    assert OutboxStream.objects.get(pk=SINGLE_NODE_KEY).locked_by == "w1"
 
 
 def test_an_idle_stream_behind_a_dead_head_is_blocked_where_dead_heads_block() -> None:
@@ -304,7 +304,7 @@ def test_36_idle_streams_are_purged() -> None:
     put("due", due_at=LONG_AGO)
     put("leased", due_at=LONG_AGO, locked_by="w1")
     put("waits", due_at=in_ten_minutes())
-    put(ACTIVE)
+    put(SINGLE_NODE_KEY)
     assert [each.key for each in OutboxStream.objects.expired()] == ["old"]
     assert OutboxStream.objects.purge() == 1
     assert OutboxStream.objects.count() == 5

@@ -503,10 +503,10 @@ def test_a_payload_that_is_no_call_is_dead(outside: bool) -> None:
 def test_modules_of_no_app_may_be_allowed() -> None:
     closed = OutboxBackend("mine", {})
     with pytest.raises(LookupError, match="INSTALLED_APPS"):
-        closed._find("antigravity.fly")
+        closed._load_task("antigravity.fly")
     opened = OutboxBackend("mine", {"OPTIONS": {"modules": ["wsgiref"]}})
     with pytest.raises(LookupError, match="is not a task"):
-        opened._find("wsgiref.util.guess_scheme")
+        opened._load_task("wsgiref.util.guess_scheme")
 
 
 @inside

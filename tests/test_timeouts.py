@@ -24,7 +24,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import Hold
+from django_outbox.sql.values import LeaseKind
 from tests.table import (
     PLACED,
     claim,
@@ -480,7 +480,7 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept() -> None:
     ):
         (event_id,) = write()
         ended(DONE=1)
-        assert worker._dispatcher._written_off == []
+        assert worker._dispatcher._abandoned == []
     assert calls == [0, 1]
     assert "ListenerTimeout" in str(row(event_id).last_error)
     assert "cancelled" in str(row(event_id).last_error)
@@ -490,7 +490,7 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept() -> None:
 def test_a_coroutine_that_blocks_its_thread_is_written_off_a_moment_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timeouts, "GRACE", 0.3)
+    monkeypatch.setattr(timeouts, "CANCELLATION_GRACE", 0.3)
     block = Hanging()
 
     async def blocks(event: outbox.Event) -> None:
@@ -634,14 +634,16 @@ def test_the_same_worker_may_have_leased_the_event_again(name: str) -> None:
 
 
 ROWS = [
-    (Hold.ROW, 0, None, True), (Hold.ROW, 1, None, False), (Hold.ROW, 0, "{}", False),
-    (Hold.STREAM, 0, None, True), (Hold.STREAM, 1, None, False), (Hold.STREAM, 0, "{}", False),
+    (LeaseKind.ROW, 0, None, True), (LeaseKind.ROW, 1, None, False),
+    (LeaseKind.ROW, 0, "{}", False),
+    (LeaseKind.STREAM, 0, None, True), (LeaseKind.STREAM, 1, None, False),
+    (LeaseKind.STREAM, 0, "{}", False),
 ]  # fmt: skip
 RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, outcome="retry")
 
 
-def leased(hold: Hold, **columns: Any) -> str:
-    if hold is Hold.ROW:
+def leased(kind: LeaseKind, **columns: Any) -> str:
+    if kind is LeaseKind.ROW:
         (event_id,) = insert(**columns)
         claim()
         return event_id
@@ -652,30 +654,35 @@ def leased(hold: Hold, **columns: Any) -> str:
     return event_id
 
 
-@pytest.mark.parametrize(("hold", "attempts", "progress", "fits"), ROWS)
+@pytest.mark.parametrize(("kind", "attempts", "progress", "fits"), ROWS)
 @pytest.mark.parametrize("decision", [DONE, RETRY], ids=["done", "retry"])
 @pytest.mark.parametrize("delete", [False, True], ids=["mark", "delete"])
 def test_a_settle_may_ask_for_the_row_as_it_was_read(
-    hold: Hold, attempts: int, progress: str | None, fits: bool, decision: Decision, delete: bool
+    kind: LeaseKind,
+    attempts: int,
+    progress: str | None,
+    fits: bool,
+    decision: Decision,
+    delete: bool,
 ) -> None:
-    event_id = leased(hold)
+    event_id = leased(kind)
     count = dialect_of(connection).settle_all(
-        connection, me="me", decisions=[(event_id, decision)], hold=hold, delete_done=delete,
+        connection, me="me", decisions=[(event_id, decision)], kind=kind, delete_done=delete,
         as_read=(attempts, progress),
     )  # fmt: skip
     assert count == fits
     assert OutboxEvent.objects.filter(pk=event_id, status=0, attempts=0).exists() != fits
 
 
-@pytest.mark.parametrize(("hold", "attempts", "progress", "fits"), ROWS)
+@pytest.mark.parametrize(("kind", "attempts", "progress", "fits"), ROWS)
 @pytest.mark.parametrize("was", [None, '{"a":{"state":"done"}}'], ids=["none", "some"])
 def test_progress_is_only_kept_where_the_row_is_as_it_was_read(
-    hold: Hold, attempts: int, progress: str | None, fits: bool, was: str | None
+    kind: LeaseKind, attempts: int, progress: str | None, fits: bool, was: str | None
 ) -> None:
-    event_id = leased(hold, progress=was)
+    event_id = leased(kind, progress=was)
     read = was if progress is None else progress
     kept = dialect_of(connection).keep_progress(
-        connection, me="me", event_id=event_id, progress='{"b":{"state":"done"}}', hold=hold,
+        connection, me="me", event_id=event_id, progress='{"b":{"state":"done"}}', kind=kind,
         as_read=(attempts, read),
     )  # fmt: skip
     assert kept is fits
@@ -813,7 +820,7 @@ def test_a_worker_whose_threads_all_hang_says_that_only_a_new_process_helps(
         write(1)
         wait_until(lambda: worker._dispatcher._hanging() == 1)
         assert worker.health().is_live
-        assert not worker.is_worn_out
+        assert not worker.has_too_many_hung_threads
         write(1)
         wait_until(lambda: not worker.health().is_live, what="death")
         reason = "2 threads hang in listeners past their timeouts"

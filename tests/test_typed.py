@@ -506,7 +506,7 @@ def test_classes_that_can_be_read_are_no_error() -> None:
 
 
 def test_any_class_may_be_asked_for() -> None:
-    found = Event(event_type="x").written('{"sku": "a", "more": 1}', decode)
+    found = Event(event_type="x").as_delivered('{"sku": "a", "more": 1}', decode)
     assert found.payload_as(Line) == Line("a")
     assert found.payload == {"sku": "a", "more": 1}
     with pytest.raises(PayloadError, match=r"The payload of x .* does not fit Plain: .*`\$\.n`"):
@@ -535,7 +535,7 @@ def test_the_samples_of_the_how_to() -> None:
         assert (found.event_type, found.headers) == ("order.placed", '{"region":"north"}')
         assert found.key == str(order.id)
         payload = shop["shop.events"].OrderPlaced
-        typed = Event(event_type="x").written(found.payload, decode).payload_as(payload)
+        typed = Event(event_type="x").as_delivered(found.payload, decode).payload_as(payload)
         shop["shop.listeners"].reserve_stock(Event(event_type="x", payload=typed))
         assert shop["shop.listeners"].reserved == [(order.id, "tea", 1), (order.id, "cup", 1)]
         insert(event_type="shipment.created", payload='{"parcel": 3}')

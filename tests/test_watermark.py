@@ -19,11 +19,11 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxLease
 from django_outbox.models.event_queryset import OutboxQuerySet
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import Claim, Claimed, Hold, StreamClaim
+from django_outbox.sql.values import Claim, Claimed, LeaseKind, StreamClaim
 from django_outbox.worker import claimer, throttle, watermark
 from django_outbox.worker.statistics import Statistics
 from django_outbox.worker.throttle import FULL_SCAN_FACTOR, LONGEST_PAUSE, Throttle
-from django_outbox.worker.watermark import MARGIN, ScanningWatermark, Watermark
+from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, ScanningWatermark, Watermark
 from tests.table import insert, keyed, listening, now, purging, rest_of, statuses, write
 from tests.test_hot import engine_statements
 from tests.waiting import wait_until
@@ -52,9 +52,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def claim(clock: Clock, it: Watermark, found: Claimed, *, took: float = 0.5) -> float | None:
     """Claim once; return how many seconds back the scan begins, or None for a full scan."""
-    age = it.age()
+    age = it.begin_claim()
     clock.now += took
-    it.note(found)
+    it.end_claim(found)
     return age
 
 
@@ -72,27 +72,27 @@ def pause_for(seconds: float) -> Callable[[Throttle, float], None]:
 
 def test_a_claim_begins_where_the_one_before_it_ended(clock: Clock) -> None:
     it = Watermark(margin=3)
-    it.begin(clock.now, 70)
-    assert claim(clock, it, ALL) == 70 + MARGIN + 3
+    it.set(clock.now, 70)
+    assert claim(clock, it, ALL) == 70 + LATE_COMMIT_MARGIN + 3
     clock.now += 2
-    assert claim(clock, it, ALL) == 0.5 + 2 + MARGIN + 3
-    assert claim(clock, it, ALL) == 0.5 + MARGIN + 3
+    assert claim(clock, it, ALL) == 0.5 + 2 + LATE_COMMIT_MARGIN + 3
+    assert claim(clock, it, ALL) == 0.5 + LATE_COMMIT_MARGIN + 3
 
 
 def test_a_claim_that_left_some_is_followed_by_one_that_begins_where_it_began(clock: Clock) -> None:
     it = Watermark()
     claim(clock, it, SOME)
-    assert claim(clock, it, SOME) == 0.5 + 40 + MARGIN
+    assert claim(clock, it, SOME) == 0.5 + 40 + LATE_COMMIT_MARGIN
 
 
 def test_what_was_skipped_is_above_the_watermark(clock: Clock) -> None:
     it = Watermark()
     claim(clock, it, ALL)
     clock.now += 5
-    assert it.age() == 5.5 + MARGIN
-    it.note(ALL, skipped=True)
+    assert it.begin_claim() == 5.5 + LATE_COMMIT_MARGIN
+    it.end_claim(ALL, skipped=True)
     clock.now += 1
-    assert it.age() == 6.5 + MARGIN
+    assert it.begin_claim() == 6.5 + LATE_COMMIT_MARGIN
 
 
 def test_a_full_scan_is_followed_by_a_pause(clock: Clock) -> None:
@@ -101,7 +101,7 @@ def test_a_full_scan_is_followed_by_a_pause(clock: Clock) -> None:
         assert claim(clock, it, ALL) is None
         assert it.next_scan() == math.inf
     clock.now += 1
-    assert claim(clock, it, ALL, took=0.0) == 1.5 + MARGIN
+    assert claim(clock, it, ALL, took=0.0) == 1.5 + LATE_COMMIT_MARGIN
     clock.now = it.next_scan()
     assert claim(clock, it, ALL) is None
 
@@ -234,9 +234,9 @@ def test_a_long_scan_for_the_oldest_is_followed_by_a_pause(
 ) -> None:
     monkeypatch.setattr(Throttle, "after", pause_for(600.0))
     statistics = Statistics(alias="default", me="me")
-    assert statistics.look() > 590
+    assert statistics.measure_lag() > 590
     with django_assert_num_queries(0):
-        assert statistics.look() > 590
+        assert statistics.measure_lag() > 590
 
 
 @pytest.mark.django_db(transaction=True)
@@ -273,7 +273,7 @@ def plan_of_settling(ids: Sequence[str], decision: Decision) -> str:
     try:
         with own.execute_wrapper(note):
             decisions = [(each, decision) for each in ids]
-            dialect_of(own).settle_all(own, me="me", decisions=decisions, hold=Hold.STREAM)
+            dialect_of(own).settle_all(own, me="me", decisions=decisions, kind=LeaseKind.STREAM)
         with own.cursor() as cursor:
             cursor.execute(f"EXPLAIN {sent[0][0]}", sent[0][1])
             return "\n".join(line for (line,) in cursor.fetchall())

@@ -661,7 +661,7 @@ def test_an_error_of_the_database_harms_no_event_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error closed the connection, so the check before the next event must not query it."""
-    monkeypatch.setattr(connection_cleanup, "PAUSE", -1.0)
+    monkeypatch.setattr(connection_cleanup, "CHECK_AFTER", -1.0)
 
     def listener(event: outbox.Event) -> None:
         if event.payload["n"] == 0 and not event.attempts:

@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_told(
         taken.listen()
         port = str(taken.getsockname()[1])
         said = refused(site, "--metrics-port", port, "--processes", processes, env=env)
-    assert f"The port {port} of 127.0.0.1 for the metrics cannot be had" in said
+    assert f"The metrics port {port} of 127.0.0.1 cannot be opened" in said
 
 
 # -- log lines -------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_the_lines_of_a_machine_have_its_name_in_the_event() -> None:
     logger.addHandler(keep)
     try:
         loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default", lock_wait=1)
-        loop._failed(ValueError("no"))
+        loop._handle_error(ValueError("no"))
     finally:
         logger.removeHandler(keep)
     assert lines[0]["event"] == "outbox-default-claimer failed"

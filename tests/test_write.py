@@ -557,7 +557,7 @@ def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(django_timezone, "now", lambda: Shifted.now(timezone.utc))
     monkeypatch.setattr("django_outbox.events.arguments.datetime", Shifted)
     yield shift
-    new_id.forget()  # new_id never falls below the highest time it has used
+    new_id.reset()  # new_id never falls below the highest time it has used
 
 
 def database_now() -> datetime:

@@ -15,177 +15,185 @@ from django.utils.translation import gettext_lazy as _
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
 from . import state_filter
-from .changelist import LONG
+from .changelist import LONG_TEXTS
 
-BATCH: Final = 500  # events per transaction; workers and writers never wait long
+BATCH_SIZE: Final = 500  # events per transaction; workers and writers never wait long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
+class EventAction:
     """An action that users can apply to events."""
 
     name: str
-    permission: str  # the name of a verb; one permission may allow several verbs
+    permission: str  # checked on OutboxEvent; one permission may allow several actions
     label: Any  # lazily translated, as are the texts below
-    asked: Any  # formatted with the number of events
+    question: Any  # formatted with the number of events
     hint: Any  # what happens to the events
-    log: Any
-    told: Any  # formatted with the number of events
-    unfit: Any  # formatted with the number of skipped events and their states
-    flag: int  # action_flag of the LogEntry
-    fits: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
-    # Finds these events without a full scan.
-    look: Callable[[str, state_filter.Span], state_filter.Found]
-    act: Callable[[OutboxQuerySet], int]
-    batch: int = BATCH  # events per transaction
+    log_message: Any
+    result_message: Any  # formatted with the number of events
+    skipped_message: Any  # formatted with the number of skipped events and their states
+    log_flag: int  # action_flag of the LogEntry
+    applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
+    # Finds candidates by an index, without a full scan.
+    scan: Callable[[str, state_filter.Span], state_filter.ScanResult]
+    apply: Callable[[OutboxQuerySet], int]
+    batch_size: int = BATCH_SIZE  # events per transaction
 
 
-REPLAY: Final = Verb(
+REPLAY: Final = EventAction(
     name="replay",
     permission="replay",
     label=_("Replay"),
-    asked=ngettext_lazy("Replay %d event?", "Replay %d events?"),
+    question=ngettext_lazy("Replay %d event?", "Replay %d events?"),
     hint=_(
         "They are delivered again as if new: no attempts, due at once, with the same id, payload "
         "and headers. Listeners of a shared event that are done already are not called again."
     ),
-    log=_("Replayed."),
-    told=ngettext_lazy("%d event was replayed.", "%d events were replayed."),
-    unfit=ngettext_lazy(
+    log_message=_("Replayed."),
+    result_message=ngettext_lazy("%d event was replayed.", "%d events were replayed."),
+    skipped_message=ngettext_lazy(
         "%(count)d was skipped because it is not dead: %(states)s.",
         "%(count)d were skipped because they are not dead: %(states)s.",
         "count",
     ),
-    flag=CHANGE,
-    fits=OutboxQuerySet.dead,
-    look=state_filter.look_dead,
-    act=OutboxQuerySet.replay,
+    log_flag=CHANGE,
+    applicable=OutboxQuerySet.dead,
+    scan=state_filter.scan_dead,
+    apply=OutboxQuerySet.replay,
 )
-DISCARD: Final = Verb(
+DISCARD: Final = EventAction(
     name="discard",
     permission="discard",
     label=_("Discard"),
-    asked=ngettext_lazy("Discard %d event?", "Discard %d events?"),
+    question=ngettext_lazy("Discard %d event?", "Discard %d events?"),
     hint=_("They are deleted and will never be delivered. This cannot be undone."),
-    log=_("Discarded."),
-    told=ngettext_lazy("%d event was discarded.", "%d events were discarded."),
-    unfit=REPLAY.unfit,
-    flag=DELETION,
-    fits=OutboxQuerySet.dead,
-    look=state_filter.look_dead,
-    act=OutboxQuerySet.discard,
+    log_message=_("Discarded."),
+    result_message=ngettext_lazy("%d event was discarded.", "%d events were discarded."),
+    skipped_message=REPLAY.skipped_message,
+    log_flag=DELETION,
+    applicable=OutboxQuerySet.dead,
+    scan=state_filter.scan_dead,
+    apply=OutboxQuerySet.discard,
 )
-RUN_NOW: Final = Verb(
+RUN_NOW: Final = EventAction(
     name="run_now",
     permission="replay",
     label=_("Run now"),
-    asked=ngettext_lazy("Run %d event now?", "Run %d events now?"),
+    question=ngettext_lazy("Run %d event now?", "Run %d events now?"),
     hint=_(
         "They are due at once instead of waiting for their time or next try. "
         "Attempts keep counting."
     ),
-    log=_("Made due now."),
-    told=ngettext_lazy("%d event was made due.", "%d events were made due."),
-    unfit=ngettext_lazy(
+    log_message=_("Made due now."),
+    result_message=ngettext_lazy("%d event was made due.", "%d events were made due."),
+    skipped_message=ngettext_lazy(
         "%(count)d was skipped because it does not wait for a time: %(states)s.",
         "%(count)d were skipped because they do not wait for a time: %(states)s.",
         "count",
     ),
-    flag=CHANGE,
-    fits=OutboxQuerySet.waiting,
-    look=state_filter.look_later,
-    act=OutboxQuerySet.run_now,
+    log_flag=CHANGE,
+    applicable=OutboxQuerySet.waiting,
+    scan=state_filter.scan_due_later,
+    apply=OutboxQuerySet.run_now,
 )
 EDIT: Final = replace(  # confirmed by a form, not by a confirmation page
     REPLAY,
     name="edit",
     permission="edit",
     label=_("Edit and replay"),
-    told=ngettext_lazy("%d event was edited and replayed.", "%d events were edited and replayed."),
+    result_message=ngettext_lazy(
+        "%d event was edited and replayed.", "%d events were edited and replayed."
+    ),
 )
-SKIP: Final = Verb(
+SKIP: Final = EventAction(
     name="skip",
     permission="discard",
     label=_("Skip"),
-    asked=ngettext_lazy("Skip %d event?", "Skip %d events?"),
+    question=ngettext_lazy("Skip %d event?", "Skip %d events?"),
     hint=_(
         "They become dead and can be replayed, and the events behind them continue. With ON_DEAD "
         '= "block" they still block the stream: discard them instead.'
     ),
-    log=_("Skipped."),
-    told=ngettext_lazy("%d event was skipped.", "%d events were skipped."),
-    unfit=ngettext_lazy(
+    log_message=_("Skipped."),
+    result_message=ngettext_lazy("%d event was skipped.", "%d events were skipped."),
+    skipped_message=ngettext_lazy(
         "%(count)d was skipped because it has no key, is finished, or is held by a worker: "
         "%(states)s.",
         "%(count)d were skipped because they have no key, are finished, or are held by a worker: "
         "%(states)s.",
         "count",
     ),
-    flag=CHANGE,
-    fits=OutboxQuerySet.skippable,
-    look=state_filter.look_later,
-    act=OutboxQuerySet.skip,
-    batch=1,  # a worker may claim the stream at any moment; then nothing is logged
+    log_flag=CHANGE,
+    applicable=OutboxQuerySet.skippable,
+    scan=state_filter.scan_due_later,
+    apply=OutboxQuerySet.skip,
+    batch_size=1,  # a worker may claim the stream at any moment; then nothing is logged
 )
-FOR_ALL: Final = (REPLAY, RUN_NOW, DISCARD)  # verbs for all events that match a filter
-VERBS: Final = (*FOR_ALL, SKIP)
+BULK_ACTIONS: Final = (REPLAY, RUN_NOW, DISCARD)  # actions for all events that match a filter
+ACTIONS: Final = (*BULK_ACTIONS, SKIP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of a verb for the events that a user chose."""
+class ActionResult:
+    """The result of an action for the events that a user chose."""
 
-    verb: Verb
+    action: EventAction
     done: int
-    gone: int  # deleted, locked or changed before the verb reached them
-    unfit: Counter[int] = field(default_factory=Counter)  # not for this verb, by status
+    unavailable: int  # deleted, locked or changed before the action reached them
+    not_applicable: Counter[int] = field(default_factory=Counter)  # by status
 
     def __str__(self) -> str:
-        said = [str(self.verb.told % self.done)]
-        if count := self.unfit.total():
-            found = ", ".join(f"{n} {status_label(each)}" for each, n in sorted(self.unfit.items()))
-            said.append(self.verb.unfit % {"count": count, "states": found})
-        if self.gone:
-            said.append(
+        sentences = [str(self.action.result_message % self.done)]
+        if count := self.not_applicable.total():
+            by_status = sorted(self.not_applicable.items())
+            states = ", ".join(f"{n} {status_label(each)}" for each, n in by_status)
+            sentences.append(self.action.skipped_message % {"count": count, "states": states})
+        if self.unavailable:
+            sentences.append(
                 ngettext(
                     "%d was skipped because it is gone or has changed meanwhile.",
                     "%d were skipped because they are gone or have changed meanwhile.",
-                    self.gone,
+                    self.unavailable,
                 )
-                % self.gone
+                % self.unavailable
             )
-        return " ".join(said)
+        return " ".join(sentences)
 
 
-def act(verb: Verb, ids: Sequence[str], *, alias: str, user_id: Any) -> Outcome:
-    """Apply the verb in batches to those of these events that allow it."""
-    named = [*dict.fromkeys(each for each in ids if "\0" not in each)]
-    done, unfit = 0, Counter[int]()
-    for start in range(0, len(named), verb.batch):
-        some = named[start : start + verb.batch]
-        batch = OutboxEvent.objects.using(alias).filter(pk__in=some)
-        fitting = {*verb.fits(batch).values_list("pk", flat=True)}
-        unfit.update(status for pk, status in batch.values_list("pk", "status")
-                     if pk not in fitting)  # fmt: skip
-        done += act_on(verb, batch, user_id=user_id)
-    gone = len({*ids}) - done - unfit.total()
-    return Outcome(verb=verb, done=done, unfit=unfit, gone=max(gone, 0))
+def apply_in_batches(
+    action: EventAction, ids: Sequence[str], *, alias: str, user_id: Any
+) -> ActionResult:
+    """Apply the action in batches to those of these events that allow it."""
+    valid_ids = [*dict.fromkeys(each for each in ids if "\0" not in each)]
+    done, not_applicable = 0, Counter[int]()
+    for start in range(0, len(valid_ids), action.batch_size):
+        chunk = valid_ids[start : start + action.batch_size]
+        batch = OutboxEvent.objects.using(alias).filter(pk__in=chunk)
+        applicable = {*action.applicable(batch).values_list("pk", flat=True)}
+        not_applicable.update(
+            status for pk, status in batch.values_list("pk", "status") if pk not in applicable
+        )
+        done += apply_to_batch(action, batch, user_id=user_id)
+    unavailable = len({*ids}) - done - not_applicable.total()
+    return ActionResult(
+        action=action, done=done, not_applicable=not_applicable, unavailable=max(unavailable, 0)
+    )
 
 
-def act_on(verb: Verb, batch: OutboxQuerySet, *, user_id: Any) -> int:
-    """Apply the verb to one batch; return how many events it changed.
+def apply_to_batch(action: EventAction, batch: OutboxQuerySet, *, user_id: Any) -> int:
+    """Apply the action to one batch; return how many events it changed.
 
-    Lock the events first, so that the log names exactly those that the verb changed. Rows that
-    are locked elsewhere are skipped, so that the verb does not wait for them.
+    Lock the events first, so that the log names exactly those that the action changed. Rows that
+    are locked elsewhere are skipped, so that the action does not wait for them.
     """
     connection = connections[batch.db]
     with dialect_of(connection).read_committed(connection):
-        locked = verb.fits(batch).order_by().lock_unlocked()
+        locked = action.applicable(batch).order_by().lock_unlocked()
         events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
-        told = list(events.order_by("pk").defer(*LONG)) if locked else []
-        count = verb.act(events) if locked else 0
+        logged = list(events.order_by("pk").defer(*LONG_TEXTS)) if locked else []
+        count = action.apply(events) if locked else 0
         if count:
-            LogEntry.objects.log_actions(user_id, told, verb.flag, str(verb.log))
+            LogEntry.objects.log_actions(user_id, logged, action.log_flag, str(action.log_message))
     return count
 
 

@@ -1,4 +1,4 @@
-"""Actions on all events that match a filter, in short steps; the user can stop after each."""
+"""Actions on all events that match a filter, a few seconds per request."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from django.db import connections
 
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
-from .actions import BATCH, Verb, act_on
+from .actions import BATCH_SIZE, EventAction, apply_to_batch
 
-STEP: Final = 2.0  # seconds of work in one request
-SALT: Final = "django_outbox.walk"
-MONTH: Final = 30 * 86400  # seconds for which a bulk action can be resumed
+SECONDS_PER_REQUEST: Final = 2.0  # of work, at least one batch
+SALT: Final = "django_outbox.bulk_action"
+MAX_AGE: Final = 30 * 86400  # seconds for which a bulk action can be resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
-    """Progress of a bulk action; the browser keeps it, signed, from step to step."""
+class BulkProgress:
+    """Progress of a bulk action; the browser keeps it, signed, from request to request."""
 
     until: str  # ISO time; later deaths are left out, or events that die again would repeat
     total: int  # events that matched at the beginning
@@ -30,10 +30,10 @@ class Walk:
     after: str = ""  # the last id that was processed
     done: int = 0
     skipped: int = 0  # locked elsewhere, or changed before the action reached them
-    is_over: bool = False
+    is_finished: bool = False
 
     @property
-    def seen(self) -> int:
+    def processed(self) -> int:
         return self.done + self.skipped
 
     @property
@@ -41,32 +41,35 @@ class Walk:
         return signing.dumps(asdict(self), salt=SALT, compress=True)
 
 
-def begin(alias: str, *, total: int, is_all: bool) -> Walk:
+def begin(alias: str, *, total: int, is_all: bool) -> BulkProgress:
     connection = connections[alias]
     now = dialect_of(connection).clock(connection)
-    return Walk(until=now.isoformat(), total=total, is_all=is_all)
+    return BulkProgress(until=now.isoformat(), total=total, is_all=is_all)
 
 
-def taken_up(token: str) -> Walk:
+def resume(token: str) -> BulkProgress:
     """Return the progress in a token; raise ``SuspiciousOperation`` (status 400) if invalid."""
     try:
-        return Walk(**signing.loads(token, salt=SALT, max_age=MONTH))
+        return BulkProgress(**signing.loads(token, salt=SALT, max_age=MAX_AGE))
     except (signing.BadSignature, TypeError) as error:
         raise SuspiciousOperation("The state of this bulk action is not valid.") from error
 
 
-def step(walk: Walk, verb: Verb, rows: OutboxQuerySet, *, user_id: Any) -> Walk:
-    """Act on the next events for ``STEP`` seconds, at least one batch; return the progress."""
-    until, ends = datetime.fromisoformat(walk.until), time.monotonic() + STEP
+def advance(
+    progress: BulkProgress, action: EventAction, rows: OutboxQuerySet, *, user_id: Any
+) -> BulkProgress:
+    """Apply the action to the next events for ``SECONDS_PER_REQUEST``; return the progress."""
+    until = datetime.fromisoformat(progress.until)
+    deadline = time.monotonic() + SECONDS_PER_REQUEST
     events = OutboxEvent.objects.using(rows.db)
-    for ids in verb.fits(rows).batches(size=BATCH, after=walk.after, until=until):
-        done = act_on(verb, events.filter(pk__in=ids), user_id=user_id)
-        walk = replace(
-            walk,
+    for ids in action.applicable(rows).batches(size=BATCH_SIZE, after=progress.after, until=until):
+        done = apply_to_batch(action, events.filter(pk__in=ids), user_id=user_id)
+        progress = replace(
+            progress,
             after=ids[-1],
-            done=walk.done + done,
-            skipped=walk.skipped + len(ids) - done,
+            done=progress.done + done,
+            skipped=progress.skipped + len(ids) - done,
         )
-        if time.monotonic() >= ends:
-            return walk
-    return replace(walk, is_over=True)
+        if time.monotonic() >= deadline:
+            return progress
+    return replace(progress, is_finished=True)

@@ -21,30 +21,33 @@ from ..models import OutboxEvent
 from .date_hierarchy import WrittenFilter, span_of
 from .state_filter import STATES, Span, State
 
-LIMIT: Final = 10_000  # events; the list does not count further
-NEWEST: Final = 50_000  # newest events that a filter without an index scans
-RECENT: Final = 1000  # newest events whose types the filter offers
-LONG: Final = ("payload", "headers", "result", "progress")  # large columns that a list never loads
+COUNT_LIMIT: Final = 10_000  # events; the list does not count further
+SCAN_LIMIT: Final = 50_000  # newest events that a filter without an index scans
+TYPES_SCAN_LIMIT: Final = 1000  # newest events whose types the filter offers
+LONG_TEXTS: Final = ("payload", "headers", "result", "progress")  # never loaded for a list
 # Lookups that a URL may use on a column, in addition to the filters in the sidebar.
-LOOKUPS: Final = {"", *"exact in isnull gt gte lt lte contains startswith year month day".split()}
-# Parameters with which the ids that a scan found are the whole list.
-LOOKED: Final = {"state", "written", "up_to", "p", "all"}
+ALLOWED_LOOKUPS: Final = {
+    "",
+    *"exact in isnull gt gte lt lte contains startswith year month day".split(),
+}
+# URL parameters that filter no further: the list is then exactly the ids of an index scan.
+SCAN_PARAMETERS: Final = {"state", "written", "up_to", "p", "all"}
 UP_TO: Final = "up_to"  # URL parameter: the id of the newest event to scan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Truncation:
     """Where a scan stopped although there may be more events."""
 
-    looked_at: int
-    older: str | None  # id at which the scan can be continued; None: it cannot
+    scanned: int
+    next_id: str | None  # id at which the scan can be continued; None: it cannot
 
 
 class EventList(ChangeList):
     """Change list that does not load the large columns: fifty payloads may take 50 MiB."""
 
-    cut: Cut | None = None
-    looked: Looked | None = None
+    truncation: Truncation | None = None
+    scanned_rows: ScannedRows | None = None
     span: Span
     matching: Any  # all events that match the filters; may take long to read
 
@@ -52,7 +55,7 @@ class EventList(ChangeList):
         """Reject lookups that guess hidden values letter by letter, or that break the query."""
         for name in self.get_filters_params():
             column, _sep, lookup = name.partition("__")
-            if column in LONG or lookup not in LOOKUPS:
+            if column in LONG_TEXTS or lookup not in ALLOWED_LOOKUPS:
                 raise IncorrectLookupParameters(name)
         return super().get_filters(request)
 
@@ -61,11 +64,11 @@ class EventList(ChangeList):
         is_filtered = bool(found.query.where)
         state, self.span = state_of(request), self._span(request)
         self.matching = found = _within(found, self.span)
-        if state is not None and state.look is not None:
-            found = self._by_look(found, state)
+        if state is not None and state.scan is not None:
+            found = self._by_index_scan(found, state)
         elif is_filtered:
-            found = self._newest(found)
-        return found.defer(*LONG)
+            found = self._among_newest(found)
+        return found.defer(*LONG_TEXTS)
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         state = state_of(request)
@@ -74,54 +77,58 @@ class EventList(ChangeList):
         return [*state.ordering]
 
     def get_results(self, request: HttpRequest) -> None:
-        if self.looked is not None:
-            self.queryset = cast("Any", self.looked)
+        if self.scanned_rows is not None:
+            self.queryset = cast("Any", self.scanned_rows)
         super().get_results(request)
-        if self.paginator.few is not None:
-            self.result_list = self.paginator.few
+        if self.paginator.single_page is not None:
+            self.result_list = self.paginator.single_page
 
     @property
     def older_url(self) -> str:
         """Return the URL of the same list, continued where this scan stopped."""
-        assert self.cut is not None
-        return self.get_query_string({UP_TO: self.cut.older}, remove=["p"])
+        assert self.truncation is not None
+        return self.get_query_string({UP_TO: self.truncation.next_id}, remove=["p"])
 
-    def said_filters(self) -> list[str]:
+    def describe_filters(self) -> list[str]:
         """Describe the active filters to a user who is about to act on all matching events."""
         specs = cast("list[admin.SimpleListFilter]", self.filter_specs)
-        said = [
+        texts = [
             f"{each.title}: {choice['display']}"
             for each in specs
             for choice in each.choices(self)
             if choice["selected"] and each.value() is not None
         ]
         names = {each.parameter_name for each in specs}
-        rest = {name: each for name, each in self.filter_params.items() if name not in names}
-        said += [f"{name}: {', '.join(map(str, each))}" for name, each in rest.items()]
+        others = {name: each for name, each in self.filter_params.items() if name not in names}
+        texts += [f"{name}: {', '.join(map(str, each))}" for name, each in others.items()]
         title = gettext("Search")
-        return [*said, *([f"{title}: {self.query}"] if self.query else [])]
+        return [*texts, *([f"{title}: {self.query}"] if self.query else [])]
 
-    def _by_look(self, found: QuerySet[Any], state: State) -> QuerySet[Any]:
-        assert state.look is not None
-        looked = state.look(found.db, self.span)
-        if not looked.is_all:
-            goes_on = state is STATES["dead"]  # other scans are not in the order of the ids
-            older = looked.ids[-1] if goes_on else None
-            self.cut = Cut(looked_at=len(looked.ids), older=older)
+    def _by_index_scan(self, found: QuerySet[Any], state: State) -> QuerySet[Any]:
+        assert state.scan is not None
+        result = state.scan(found.db, self.span)
+        if not result.is_all:
+            can_continue = state is STATES["dead"]  # other scans are not in the order of the ids
+            next_id = result.ids[-1] if can_continue else None
+            self.truncation = Truncation(scanned=len(result.ids), next_id=next_id)
         low, high = self.span
-        ids = [pk for pk in looked.ids if (low or "") <= pk and (high is None or pk <= high)]
+        ids = [pk for pk in result.ids if (low or "") <= pk and (high is None or pk <= high)]
         found = found.filter(pk__in=ids)
-        if looked.is_sorted and {*self.params, *self.filter_params} <= LOOKED and not self.query:
-            self.looked = Looked(self.root_queryset.defer(*LONG), ids)
+        if (
+            result.is_sorted
+            and {*self.params, *self.filter_params} <= SCAN_PARAMETERS
+            and not self.query
+        ):
+            self.scanned_rows = ScannedRows(self.root_queryset.defer(*LONG_TEXTS), ids)
         return found
 
-    def _newest(self, found: QuerySet[Any]) -> QuerySet[Any]:
-        """Restrict the query to the ``NEWEST`` events, because no index supports the filters."""
+    def _among_newest(self, found: QuerySet[Any]) -> QuerySet[Any]:
+        """Restrict the query to the newest ``SCAN_LIMIT`` events; no index supports the filters."""
         ids = _within(OutboxEvent.objects.using(found.db), self.span).order_by("-pk")
-        mark = ids.values_list("pk", flat=True)[NEWEST : NEWEST + 1]
-        for older in mark:
-            self.cut = Cut(looked_at=NEWEST, older=older)
-            found = found.filter(pk__gt=older)
+        next_ids = ids.values_list("pk", flat=True)[SCAN_LIMIT : SCAN_LIMIT + 1]
+        for next_id in next_ids:
+            self.truncation = Truncation(scanned=SCAN_LIMIT, next_id=next_id)
+            found = found.filter(pk__gt=next_id)
         return found
 
     def _span(self, request: HttpRequest) -> Span:
@@ -140,7 +147,7 @@ def _within(rows: QuerySet[Any], span: Span) -> QuerySet[Any]:
     return rows if high is None else rows.filter(pk__lte=high)
 
 
-class Looked:
+class ScannedRows:
     """Rows found by a state's index scan alone; read page by page and not counted again."""
 
     def __init__(self, rows: QuerySet[Any], ids: list[str]) -> None:
@@ -159,30 +166,30 @@ class Looked:
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
-    """Counts up to ``LIMIT`` and no further; the list then shows that there are more."""
+    """Counts up to ``COUNT_LIMIT`` and no further; the list then shows that there are more."""
 
     @cached_property
-    def few(self) -> list[Any] | None:
+    def single_page(self) -> list[Any] | None:
         """Return all rows if they fit on one page; a search for rare rows then scans only once."""
         rows = list(self.object_list[: self.per_page + 1])
         return rows if len(rows) <= self.per_page else None
 
     @cached_property
     def count(self) -> int:
-        return min(self._counted, LIMIT)
+        return min(self._counted, COUNT_LIMIT)
 
     @property
     def is_capped(self) -> bool:
-        return self._counted > LIMIT
+        return self._counted > COUNT_LIMIT
 
     @cached_property
     def _counted(self) -> int:
-        if self.few is not None:
-            return len(self.few)
+        if self.single_page is not None:
+            return len(self.single_page)
         rows: Any = self.object_list
-        if isinstance(rows, Looked):
+        if isinstance(rows, ScannedRows):
             return len(rows)
-        return int(rows.order_by()[: LIMIT + 1].count())
+        return int(rows.order_by()[: COUNT_LIMIT + 1].count())
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -203,7 +210,7 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.filter(STATES[name].where)
 
 
-class UpTo(admin.SimpleListFilter):
+class UpToFilter(admin.SimpleListFilter):
     """Invisible filter that accepts ``up_to``, the parameter of the link to older events."""
 
     title = ""
@@ -235,7 +242,7 @@ class EventTypeFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
         newest = model_admin.get_queryset(request).order_by("-pk")
-        types = set(newest.values_list("event_type", flat=True)[:RECENT])
+        types = set(newest.values_list("event_type", flat=True)[:TYPES_SCAN_LIMIT])
         types |= {each.event_type for each in registry.listeners() if "*" not in each.event_type}
         if chosen := self.value():
             types.add(chosen)

@@ -15,12 +15,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..models import OutboxStatistics
-from ..models.statistics import RUNS, WAITS, quantile
+from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from .display import duration
 
-SETTLING: Final = 12.0  # seconds until all workers have written the numbers of a past minute
+COMPLETE_AFTER: Final = 12.0  # seconds until all workers have written the numbers of a past minute
 WIDTH, HEIGHT = 100.0, 30.0  # of the SVG sketch, in the units of its viewBox
-LEAST: Final = 0.001  # seconds; lower end of the scale of charts of times
+MIN_SECONDS: Final = 0.001  # seconds; lower end of the scale of charts of times
 
 Row = dict[str, Any]
 Values = Sequence[float | None]
@@ -53,13 +53,13 @@ class Series:
 
     @property
     def latest(self) -> str:
-        return shown(
+        return format_value(
             next((each for each in reversed(self.values) if each is not None), None), self.unit
         )
 
     @property
     def highest(self) -> str:
-        return shown(
+        return format_value(
             max((each for each in self.values if each is not None), default=None), self.unit
         )
 
@@ -68,7 +68,7 @@ class Series:
 class Chart:
     name: str
     title: str
-    explained: str
+    description: str
     unit: str  # "rate", "seconds" or "count"
     series: Sequence[Series]
 
@@ -91,22 +91,22 @@ class Chart:
 
     def _path(self, values: Values) -> str:
         """Return the path of a line: a gap for a missing value, a dash for an isolated value."""
-        every = [value for each in self.series for value in each.values if value is not None]
-        low, high = self._height(LEAST), self._height(max(every, default=0))
-        step, parts, is_down = WIDTH / max(len(values) - 1, 1), [], False
+        known = [value for each in self.series for value in each.values if value is not None]
+        low, high = self._height(MIN_SECONDS), self._height(max(known, default=0))
+        step, parts, is_pen_down = WIDTH / max(len(values) - 1, 1), [], False
         for number, value in enumerate(values):
             if value is None:
-                is_down = False
+                is_pen_down = False
                 continue
-            part = (self._height(value) - low) / (high - low) if high > low else 0.0
-            y = HEIGHT - 1 - (HEIGHT - 2) * max(part, 0.0)
-            parts.append(f"{'L' if is_down else 'M'}{number * step:.2f},{y:.2f}")
-            parts += [] if is_down else ["h0.5"]
-            is_down = True
+            fraction = (self._height(value) - low) / (high - low) if high > low else 0.0
+            y = HEIGHT - 1 - (HEIGHT - 2) * max(fraction, 0.0)
+            parts.append(f"{'L' if is_pen_down else 'M'}{number * step:.2f},{y:.2f}")
+            parts += [] if is_pen_down else ["h0.5"]
+            is_pen_down = True
         return "".join(parts)
 
     def _height(self, value: float) -> float:
-        return log10(max(value, LEAST)) if self.unit == "seconds" else value
+        return log10(max(value, MIN_SECONDS)) if self.unit == "seconds" else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +142,14 @@ class Charts:
         """Return every value as text, the newest first."""
         lines = [each for chart in self.charts for each in chart.series]
         return [
-            (clock(at), [shown(each.values[number], each.unit) for each in lines])
+            (format_instant(at), [format_value(each.values[number], each.unit) for each in lines])
             for number, at in reversed([*enumerate(self.times)])
         ]
 
 
 def charts(alias: str, period: Period, now: datetime) -> Charts:
     """Return the charts of a period, up to the last span that all workers have written."""
-    end = int(now.timestamp() - SETTLING) // period.span * period.span
+    end = int(now.timestamp() - COMPLETE_AFTER) // period.span * period.span
     times = [
         datetime.fromtimestamp(end - period.span * back, timezone.utc)
         for back in range(period.steps, 0, -1)
@@ -161,13 +161,13 @@ def charts(alias: str, period: Period, now: datetime) -> Charts:
     )
 
 
-def first_of(period: Period, now: datetime) -> datetime:
+def start_of(period: Period, now: datetime) -> datetime:
     """Return the start of a period, for tables of sums over it."""
     return now - timedelta(seconds=period.span * period.steps)
 
 
 def _charts(rows: Sequence[Row | None], *, minutes: float) -> list[Chart]:
-    return [*_rates(rows, minutes), *_times(rows), *_states(rows)]
+    return [*_rates(rows, minutes), *_times(rows), *_lag_and_workers(rows)]
 
 
 def _rates(rows: Sequence[Row | None], minutes: float) -> list[Chart]:
@@ -178,11 +178,11 @@ def _rates(rows: Sequence[Row | None], minutes: float) -> list[Chart]:
     return [
         Chart(
             name="throughput", title=_("Delivered"), unit="rate",
-            explained=_("events done, per minute"), series=[line("done", _("done"))],
+            description=_("events done, per minute"), series=[line("done", _("done"))],
         ),
         Chart(
             name="failures", title=_("Not delivered"), unit="rate",
-            explained=_("deliveries with another outcome, per minute"),
+            description=_("deliveries with another outcome, per minute"),
             series=[
                 line("retry", _("retried")), line("dead", _("dead")),
                 line("deferred", _("deferred")), line("rescued", _("rescued")),
@@ -196,25 +196,25 @@ def _times(rows: Sequence[Row | None]) -> list[Chart]:
         counts = [[row[name] for name in names] if row else [] for row in rows]
         return [
             Series(
-                label=f"p{part:g}", tone=f"p{part:g}", unit="seconds",
-                values=[_rounded(quantile(each, part / 100)) for each in counts],
+                label=f"p{percent:g}", tone=f"p{percent:g}", unit="seconds",
+                values=[_rounded(quantile(each, percent / 100)) for each in counts],
             )
-            for part in (50, 95, 99)
+            for percent in (50, 95, 99)
         ]  # fmt: skip
 
     return [
         Chart(
             name="wait", title=_("Schedule to start"), unit="seconds",
-            explained=_("from due until started"), series=lines(WAITS),
+            description=_("from due until started"), series=lines(WAIT_COLUMNS),
         ),
         Chart(
             name="run", title=_("Time in listeners"), unit="seconds",
-            explained=_("of one delivery"), series=lines(RUNS),
+            description=_("of one delivery"), series=lines(RUN_COLUMNS),
         ),
     ]  # fmt: skip
 
 
-def _states(rows: Sequence[Row | None]) -> list[Chart]:
+def _lag_and_workers(rows: Sequence[Row | None]) -> list[Chart]:
     def line(name: str, *, label: str, tone: str, unit: str) -> Series:
         values = [None if row is None else row[name] for row in rows]
         return Series(label=label, tone=tone, unit=unit, values=values)
@@ -222,12 +222,12 @@ def _states(rows: Sequence[Row | None]) -> list[Chart]:
     return [
         Chart(
             name="lag", title=_("Oldest due event"), unit="seconds",
-            explained=_("how long it had waited"),
+            description=_("how long it had waited"),
             series=[line("oldest", label=_("lag"), tone="lag", unit="seconds")],
         ),
         Chart(
             name="workers", title=_("Workers"), unit="count",
-            explained=_("that reported statistics"),
+            description=_("that reported statistics"),
             series=[line("workers", label=_("workers"), tone="workers", unit="count")],
         ),
     ]  # fmt: skip
@@ -237,21 +237,21 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.3g}")
 
 
-def shown(value: float | None, unit: str) -> str:
+def format_value(value: float | None, unit: str) -> str:
     """Return a value with its unit and two or three significant digits."""
     if value is None:
         return "–"
     if unit == "seconds":
-        return time(value)
+        return format_seconds(value)
     return _("%s/min") % _digits(value) if unit == "rate" else _digits(value)
 
 
-def clock(instant: datetime) -> str:
+def format_instant(instant: datetime) -> str:
     """Return date and time in the current time zone, whatever USE_TZ says."""
     return localtime(instant).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def time(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return seconds as a readable duration: ``4 ms``, ``1.2 s``, ``3 min``."""
     if seconds >= 60:
         return duration(seconds)

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..listeners.outcomes import UNSETTLED
 from ..models import OutboxEvent
-from ..models.stream_queryset import BACKLOG
+from ..models.stream_queryset import MAX_BACKLOG
 from . import display, event_timeline
 
 Column = Callable[[Any], Any]  # takes an event; __name__ is the field that it shows, if any
@@ -65,13 +65,13 @@ def stream(event: OutboxEvent) -> str:
 
 
 @admin.display(description=_("before it"))
-def place(event: OutboxEvent) -> str:
+def events_ahead(event: OutboxEvent) -> str:
     """Count the events of the stream that are delivered before this one."""
     if event.key is None or event.status not in UNSETTLED:
         return ""
-    ahead = OutboxEvent.objects.using(event._state.db).ahead_of(event)
-    count = ahead[: BACKLOG + 1].count()
-    return f"{BACKLOG}+" if count > BACKLOG else str(count)
+    ahead = OutboxEvent.objects.using(event._state.db).preceding(event)
+    count = ahead[: MAX_BACKLOG + 1].count()
+    return f"{MAX_BACKLOG}+" if count > MAX_BACKLOG else str(count)
 
 
 @admin.display(description=_("lease"))
@@ -85,7 +85,7 @@ def timeline(event: Any) -> str:
 
 
 # Only functions: a field's name would be sortable, and only the primary key has an index.
-LIST: Final[list[str | Column]] = [
+LIST_COLUMNS: Final[list[str | Column]] = [
     event,
     aggregate,
     status,
@@ -100,7 +100,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
         [
             ("event_type", "event_id"),
             ("aggregate_type", "aggregate_id", "tenant_id"),
-            (stream, "seq", place, "unique_key"),
+            (stream, "seq", events_ahead, "unique_key"),
         ],
     ),
     (
@@ -131,7 +131,7 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
-    if column is stream or column is place:
+    if column is stream or column is events_ahead:
         return event.key is None
     if column is lease:
         return not event_timeline.lease(event)

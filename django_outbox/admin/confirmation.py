@@ -15,77 +15,78 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from ..models import OutboxEvent
-from .actions import Outcome, Verb, act
-from .changelist import LONG
-from .read_only import LookingAdmin, may
+from .actions import ActionResult, EventAction, apply_in_batches
+from .changelist import LONG_TEXTS
+from .read_only import ReadOnlyAdmin, may
 
-SHOWN: Final = 20  # events that a confirmation page lists
-CONFIRMED: Final = "outbox_confirmed"  # form field: the user has confirmed
-EVENT: Final = "outbox_event"  # form field: the ids of the confirmed events
+EVENTS_SHOWN: Final = 20  # events that a confirmation page lists
+CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
+EVENT_IDS_FIELD: Final = "outbox_event"  # form field: the ids of the confirmed events
 
 
-class AskingAdmin(LookingAdmin):
-    """Applies verbs to events, if the user has the permission and has confirmed."""
+class ConfirmationAdmin(ReadOnlyAdmin):
+    """Applies actions to events, if the user has the permission and has confirmed."""
 
-    def act_or_ask(
-        self, request: HttpRequest, verb: Verb, ids: Sequence[str]
+    def apply_or_confirm(
+        self, request: HttpRequest, action: EventAction, ids: Sequence[str]
     ) -> TemplateResponse | None:
-        """Act on the events that the user confirmed, or else ask about these."""
-        self.require(request, verb)
-        if CONFIRMED in request.POST:
-            self.act(request, verb, request.POST.getlist(EVENT))
+        """Apply the action to the confirmed events, or else ask to confirm these."""
+        self.require_permission(request, action)
+        if CONFIRMED_FIELD in request.POST:
+            self.apply(request, action, request.POST.getlist(EVENT_IDS_FIELD))
             return None
         ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
-        hidden = {"action": [verb.name], ACTION_CHECKBOX_NAME: ticked} if ticked else {}
-        return self.ask(request, verb, ids, hidden=hidden)
+        hidden = {"action": [action.name], ACTION_CHECKBOX_NAME: ticked} if ticked else {}
+        return self.confirm(request, action, ids, hidden=hidden)
 
-    def act(self, request: HttpRequest, verb: Verb, ids: Sequence[str]) -> None:
-        self.tell(request, act(verb, ids, alias=self.alias, user_id=request.user.pk))
+    def apply(self, request: HttpRequest, action: EventAction, ids: Sequence[str]) -> None:
+        result = apply_in_batches(action, ids, alias=self.alias, user_id=request.user.pk)
+        self.show_result(request, result)
 
-    def tell(self, request: HttpRequest, outcome: Outcome) -> None:
-        level = messages.SUCCESS if outcome.done else messages.WARNING
-        self.message_user(request, str(outcome), level)
+    def show_result(self, request: HttpRequest, result: ActionResult) -> None:
+        level = messages.SUCCESS if result.done else messages.WARNING
+        self.message_user(request, str(result), level)
 
-    def ask(
+    def confirm(
         self,
         request: HttpRequest,
-        verb: Verb,
+        action: EventAction,
         ids: Sequence[str],
         *,
         hidden: dict[str, Any],
-        **more: Any,
+        **extra: Any,
     ) -> TemplateResponse:
-        """Return the confirmation page: the verb, its events, and how many are left out."""
-        named = [each for each in dict.fromkeys(ids) if "\0" not in each]
-        chosen = OutboxEvent.objects.using(self.alias).filter(pk__in=named)
-        fitting = verb.fits(chosen).order_by("-pk").defer(*LONG)
-        count = fitting.count()
+        """Return the confirmation page: the action, its events, and how many are left out."""
+        valid_ids = [each for each in dict.fromkeys(ids) if "\0" not in each]
+        chosen = OutboxEvent.objects.using(self.alias).filter(pk__in=valid_ids)
+        applicable = action.applicable(chosen).order_by("-pk").defer(*LONG_TEXTS)
+        count = applicable.count()
         context = {
-            "asked": verb.asked % count,
-            "events": fitting[:SHOWN],
-            "further": max(count - SHOWN, 0),
+            "question": action.question % count,
+            "events": applicable[:EVENTS_SHOWN],
+            "further": max(count - EVENTS_SHOWN, 0),
             "left_out": len({*ids}) - count,
             "is_possible": count > 0,
             "is_all": True,
-            "hidden": {**hidden, EVENT: ids, CONFIRMED: ["yes"]},
+            "hidden": {**hidden, EVENT_IDS_FIELD: ids, CONFIRMED_FIELD: ["yes"]},
         }
-        return self.page(request, "ask.html", verb, {**context, **more})
+        return self.render_page(request, "confirm.html", action, {**context, **extra})
 
-    def page(
-        self, request: HttpRequest, template: str, verb: Verb, context: dict[str, Any]
+    def render_page(
+        self, request: HttpRequest, template: str, action: EventAction, context: dict[str, Any]
     ) -> TemplateResponse:
         common = {
             **self.admin_site.each_context(request),
-            "title": verb.label,
-            "verb": verb,
+            "title": action.label,
+            "action": action,
             "opts": self.opts,
             "media": self.media,
-            "back": self.url(request, "changelist"),
+            "back_url": self.url(request, "changelist"),
         }
         return TemplateResponse(request, f"admin/django_outbox/{template}", {**common, **context})
 
-    def require(self, request: HttpRequest, verb: Verb) -> None:
-        if not (self.has_view_or_change_permission(request) and may(request, verb.permission)):
+    def require_permission(self, request: HttpRequest, action: EventAction) -> None:
+        if not (self.has_view_or_change_permission(request) and may(request, action.permission)):
             raise PermissionDenied
 
     def url(self, request: HttpRequest, page: str, *arguments: str) -> str:

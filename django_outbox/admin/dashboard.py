@@ -13,18 +13,20 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from ..inspection.overview import look
+from ..inspection.overview import load_overview
 from ..models import OutboxEvent, OutboxStatistics
-from .charts import PERIODS, charts, clock, first_of
-from .dashboard_tables import parts, problems, tiles
-from .read_only import LookingAdmin, may
+from .charts import PERIODS, charts, format_instant, start_of
+from .dashboard_tables import problems, sections, tiles
+from .read_only import ReadOnlyAdmin, may
 
-TYPES: Final = 30  # event types that the table of deliveries shows
-FIRST: Final = ("workers", "paused")  # sections that come first if there is any problem
-ORDER: Final = ("workers", "paused", "backlog", "blocked", "dead", "unheard", "types", "listeners")
+MAX_TYPES: Final = 30  # event types that the table of deliveries shows
+FIRST_IF_PROBLEM: Final = ("workers", "paused")  # sections that come first if there is any problem
+SECTION_ORDER: Final = (
+    "workers", "paused", "backlog", "blocked", "dead", "unrouted", "types", "listeners",
+)  # fmt: skip
 
 
-class DashboardAdmin(LookingAdmin):
+class DashboardAdmin(ReadOnlyAdmin):
     """One page instead of a change list; it needs the permission to view events."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -53,20 +55,24 @@ class DashboardAdmin(LookingAdmin):
 
 def _context(name: str) -> dict[str, Any]:
     alias, period = router.db_for_write(OutboxEvent), PERIODS[name]
-    seen = look(alias)
+    overview = load_overview(alias)
     statistics = OutboxStatistics.objects.using(alias)
-    by_type = statistics.since(first_of(period, seen.now), span=period.span).by_type(TYPES)
-    found, wrong = parts(seen, by_type, period), problems(seen)
-    urgent = [each for each in ORDER if wrong and (each in FIRST or found[each].is_wrong)]
-    drawn = charts(alias, period, seen.now)
+    by_type = statistics.since(start_of(period, overview.now), span=period.span).by_type(MAX_TYPES)
+    found, found_problems = sections(overview, by_type, period), problems(overview)
+    urgent = [
+        each
+        for each in SECTION_ORDER
+        if found_problems and (each in FIRST_IF_PROBLEM or found[each].needs_attention)
+    ]
+    drawn_charts = charts(alias, period, overview.now)
     return {
-        "now_iso": seen.now.isoformat(),
-        "clock": f"{clock(seen.now)} {localtime(seen.now):%Z}",
-        "problems": wrong,
-        "is_bad": any(each.is_bad for each in wrong),
-        "tiles": tiles(seen, drawn),
+        "now_iso": overview.now.isoformat(),
+        "clock": f"{format_instant(overview.now)} {localtime(overview.now):%Z}",
+        "problems": found_problems,
+        "is_bad": any(each.is_bad for each in found_problems),
+        "tiles": tiles(overview, drawn_charts),
         "urgent": [found[each] for each in urgent],
-        "calm": [found[each] for each in ORDER if each not in urgent],
-        "charts": drawn,
+        "others": [found[each] for each in SECTION_ORDER if each not in urgent],
+        "charts": drawn_charts,
         "periods": [(each, PERIODS[each].title, each == name) for each in PERIODS],
     }

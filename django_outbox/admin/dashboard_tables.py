@@ -16,23 +16,23 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..conf import current
-from ..inspection.listeners import options
-from ..inspection.overview import COUNTED, NEWEST, Cause, Overview, Waiting
-from ..inspection.workers import SeenWorker
-from ..models.statistics import RUNS, WAITS, quantile
-from ..models.stream_queryset import BACKLOG
+from ..inspection.listeners import listener_options
+from ..inspection.overview import DEAD_SCAN_LIMIT, MAX_BLOCKED_COUNTED, Cause, Overview, TypeBacklog
+from ..inspection.workers import WorkerInfo
+from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
+from ..models.stream_queryset import MAX_BACKLOG
 from . import display
-from .charts import Charts, Row, shown, time
+from .charts import Charts, Row, format_seconds, format_value
 
-EVENTS: Final = "admin:django_outbox_outboxevent_changelist"
-EVENT: Final = "admin:django_outbox_outboxevent_change"
-STREAM: Final = "admin:django_outbox_outboxstream_change"
+EVENTS_URL: Final = "admin:django_outbox_outboxevent_changelist"
+EVENT_URL: Final = "admin:django_outbox_outboxevent_change"
+STREAM_URL: Final = "admin:django_outbox_outboxstream_change"
 
 Cells = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Section:
     """A section with one table, or with a sentence if the table is empty."""
 
     name: str
@@ -41,7 +41,7 @@ class Part:
     rows: Sequence[Cells]
     empty: str
     note: str = ""
-    is_wrong: bool = False  # needs attention
+    needs_attention: bool = False
 
     @property
     def heads(self) -> list[tuple[str, bool]]:
@@ -58,72 +58,74 @@ class Problem:
     """A problem that needs attention, and the section that shows it."""
 
     text: str
-    part: str
+    section: str
     is_bad: bool  # True: events are not delivered; False: not urgent
 
 
-def problems(seen: Overview) -> list[Problem]:
+def problems(overview: Overview) -> list[Problem]:
     """Return the problems, the worst first."""
-    return [*_bad(seen), *_doubtful(seen)]
+    return [*_severe_problems(overview), *_minor_problems(overview)]
 
 
-def _bad(seen: Overview) -> Iterator[Problem]:
+def _severe_problems(overview: Overview) -> Iterator[Problem]:
     if current().MODE == "writer_only":
         return  # its events do not wait for a worker
-    if not seen.alive:
-        yield Problem(text=_("No worker is alive."), part="workers", is_bad=True)
-    if seen.backlog.lag > display.LATE:
-        text = _("The oldest due event has waited for %s.") % display.duration(seen.backlog.lag)
-        yield Problem(text=text, part="backlog", is_bad=True)
+    if not overview.alive:
+        yield Problem(text=_("No worker is alive."), section="workers", is_bad=True)
+    if overview.backlog.lag > display.LATE_AFTER:
+        text = _("The oldest due event has waited for %s.") % display.duration(overview.backlog.lag)
+        yield Problem(text=text, section="backlog", is_bad=True)
 
 
-def _doubtful(seen: Overview) -> Iterator[Problem]:
-    if count := len(seen.workers) - seen.alive:
+def _minor_problems(overview: Overview) -> Iterator[Problem]:
+    if count := len(overview.workers) - overview.alive:
         text = ngettext("%d worker is silent.", "%d workers are silent.", count)
-        yield Problem(text=text % count, part="workers", is_bad=False)
-    if count := len(seen.pauses):
+        yield Problem(text=text % count, section="workers", is_bad=False)
+    if count := len(overview.pauses):
         text = ngettext("%d pause is active.", "%d pauses are active.", count)
-        yield Problem(text=text % count, part="paused", is_bad=False)
-    if count := seen.blocked.count:
+        yield Problem(text=text % count, section="paused", is_bad=False)
+    if count := overview.blocked.count:
         text = ngettext("%s stream is blocked.", "%s streams are blocked.", count)
-        yield Problem(text=text % _capped(count, COUNTED), part="blocked", is_bad=False)
-    if count := seen.deaths.count:
+        yield Problem(
+            text=text % _capped(count, MAX_BLOCKED_COUNTED), section="blocked", is_bad=False
+        )
+    if count := overview.dead.count:
         text = ngettext("%s event is dead.", "%s events are dead.", count)
-        number = f"{count}{'' if seen.deaths.is_whole else '+'}"
-        yield Problem(text=text % number, part="dead", is_bad=False)
-    if count := sum(bool(each.unsettled) for each in seen.unheard):
+        number = f"{count}{'' if overview.dead.is_whole else '+'}"
+        yield Problem(text=text % number, section="dead", is_bad=False)
+    if count := sum(bool(each.unsettled) for each in overview.unrouted):
         text = ngettext("%d event type has no listener.", "%d event types have no listener.", count)
-        yield Problem(text=text % count, part="unheard", is_bad=False)
+        yield Problem(text=text % count, section="unrouted", is_bad=False)
 
 
-def parts(seen: Overview, by_type: Sequence[Row], period: Any) -> dict[str, Part]:
+def sections(overview: Overview, by_type: Sequence[Row], period: Any) -> dict[str, Section]:
     """Return every section by its name."""
-    wrong = {each.part for each in problems(seen)}
+    with_problem = {each.section for each in problems(overview)}
     found = [
-        workers(seen, "workers" in wrong),
-        paused(seen),
-        blocked(seen),
-        deaths(seen),
-        backlog(seen, "backlog" in wrong),
-        unheard(seen),
+        workers(overview, "workers" in with_problem),
+        paused(overview),
+        blocked(overview),
+        dead(overview),
+        backlog(overview, "backlog" in with_problem),
+        unrouted(overview),
         types(by_type, period),
-        listeners(seen),
+        listeners(overview),
     ]
     return {each.name: each for each in found}
 
 
-def workers(seen: Overview, is_wrong: bool) -> Part:
-    return Part(
+def workers(overview: Overview, needs_attention: bool) -> Section:
+    return Section(
         name="workers",
         title=_("Workers"),
         columns=[_("process"), _("last heartbeat"), _("since"), "#" + _("holds"), _("runs")],
-        rows=[_worker(each, seen.now) for each in seen.workers],
+        rows=[_worker(each, overview.now) for each in overview.workers],
         empty=_("No worker is running. Start one: manage.py outbox_worker"),
-        is_wrong=is_wrong,
+        needs_attention=needs_attention,
     )
 
 
-def _worker(each: SeenWorker, now: datetime) -> Cells:
+def _worker(each: WorkerInfo, now: datetime) -> Cells:
     name = format_html(
         '{} <span class="outbox-id">{}</span>', each.hostname, _("process %d") % each.pid
     )
@@ -138,39 +140,42 @@ def _worker(each: SeenWorker, now: datetime) -> Cells:
     return name, life, since, str(each.held), runs
 
 
-def paused(seen: Overview) -> Part:
-    return Part(
+def paused(overview: Overview) -> Section:
+    return Section(
         name="paused", title=_("Paused"),
         columns=[_("kind"), _("name"), _("since"), _("by"), _("reason")],
         rows=[
-            (each.get_kind_display(), each.name, display.since("%s", each.paused_at, seen.now),
+            (each.get_kind_display(), each.name, display.since("%s", each.paused_at, overview.now),
              each.paused_by, each.reason)
-            for each in seen.pauses
+            for each in overview.pauses
         ],
-        empty=_("Nothing is paused."), is_wrong=bool(seen.pauses),
+        empty=_("Nothing is paused."), needs_attention=bool(overview.pauses),
     )  # fmt: skip
 
 
-def blocked(seen: Overview) -> Part:
+def blocked(overview: Overview) -> Section:
     columns = [_("key"), _("head"), "#" + _("attempts"), _("first due"), "#" + _("waiting"),
                _("next try"), _("error")]  # fmt: skip
     note = ""
-    if seen.blocked.count > len(seen.blocked.streams):
+    if overview.blocked.count > len(overview.blocked.streams):
         note = _("Showing %(shown)d of %(all)s.") % {
-            "shown": len(seen.blocked.streams), "all": _capped(seen.blocked.count, COUNTED),
+            "shown": len(overview.blocked.streams),
+            "all": _capped(overview.blocked.count, MAX_BLOCKED_COUNTED),
         }  # fmt: skip
-    return Part(
+    return Section(
         name="blocked", title=_("Blocked streams"), columns=columns, note=note,
-        rows=[_stream(*each, seen.now) for each in seen.blocked.streams],
-        empty=_("No stream is blocked."), is_wrong=bool(seen.blocked.count),
+        rows=[_stream(*each, overview.now) for each in overview.blocked.streams],
+        empty=_("No stream is blocked."), needs_attention=bool(overview.blocked.count),
     )  # fmt: skip
 
 
-def _stream(stream: Any, place: Any, now: datetime) -> Cells:
-    head, due = place.head, stream.due_at
-    link = format_html('<a href="{}">{}</a>', reverse(STREAM, args=[quote(stream.key)]), stream.key)
+def _stream(stream: Any, summary: Any, now: datetime) -> Cells:
+    head, due = summary.head, stream.due_at
+    link = format_html(
+        '<a href="{}">{}</a>', reverse(STREAM_URL, args=[quote(stream.key)]), stream.key
+    )
     next_try = _("not automatically") if due is None else display.since(_("in %s"), due, now)
-    waiting = _capped(place.backlog, BACKLOG)
+    waiting = _capped(summary.backlog, MAX_BACKLOG)
     if head is None:  # settled between two queries
         return link, "", "", "", waiting, next_try, ""
     return (
@@ -180,20 +185,22 @@ def _stream(stream: Any, place: Any, now: datetime) -> Cells:
     )  # fmt: skip
 
 
-def deaths(seen: Overview) -> Part:
-    found = sorted(seen.deaths.by_cause.items(), key=lambda each: (-each[1][0], each[0].event_type))
+def dead(overview: Overview) -> Section:
+    found = sorted(
+        overview.dead.by_cause.items(), key=lambda each: (-each[1][0], each[0].event_type)
+    )
     notes = []
-    if not seen.deaths.is_whole:
-        notes.append(_("Only the newest %d dead events are counted.") % seen.deaths.count)
-    if not seen.deaths.is_complete:
-        limit = {"limit": NEWEST}
+    if not overview.dead.is_whole:
+        notes.append(_("Only the newest %d dead events are counted.") % overview.dead.count)
+    if not overview.dead.is_complete:
+        limit = {"limit": DEAD_SCAN_LIMIT}
         notes.append(_("Of events with a key, only the newest %(limit)d were searched.") % limit)
-    return Part(
+    return Section(
         name="dead", title=_("Dead events by cause"),
         columns=[_("event type"), _("listener"), _("error"), "#" + _("events"), _("last")],
-        rows=[_cause(cause, count, last, seen.now) for cause, (count, last) in found],
+        rows=[_cause(cause, count, last, overview.now) for cause, (count, last) in found],
         note=" ".join(notes),
-        empty=_("No event is dead."), is_wrong=bool(seen.deaths.count),
+        empty=_("No event is dead."), needs_attention=bool(overview.dead.count),
     )  # fmt: skip
 
 
@@ -202,96 +209,97 @@ def _cause(cause: Cause, count: int, last: datetime | None, now: datetime) -> Ce
     return link, cause.listener, cause.error, str(count), display.since(_("%s ago"), last, now)
 
 
-def backlog(seen: Overview, is_wrong: bool) -> Part:
+def backlog(overview: Overview, needs_attention: bool) -> Section:
     columns = [_("event type"), "#" + _("due"), "#" + _("held"), "#" + _("retrying"),
                "#" + _("scheduled"), "#" + _("in streams"), _("oldest due")]  # fmt: skip
-    found = sorted(seen.backlog.by_type.items(), key=lambda each: (-each[1].total, each[0]))
+    found = sorted(overview.backlog.by_type.items(), key=lambda each: (-each[1].total, each[0]))
     note = _("There are more: only those due first are counted.")
-    return Part(
+    return Section(
         name="backlog", title=_("Waiting by type"), columns=columns,
-        rows=[_waiting(event_type, each, seen.now) for event_type, each in found],
-        note="" if seen.backlog.is_whole else note,
-        empty=_("No events are waiting."), is_wrong=is_wrong,
+        rows=[_waiting(event_type, each, overview.now) for event_type, each in found],
+        note="" if overview.backlog.is_whole else note,
+        empty=_("No events are waiting."), needs_attention=needs_attention,
     )  # fmt: skip
 
 
-def _waiting(event_type: str, each: Waiting, now: datetime) -> Cells:
+def _waiting(event_type: str, each: TypeBacklog, now: datetime) -> Cells:
     counts = each.due, each.held, each.retrying, each.scheduled, each.in_streams
-    late = each.since is not None and (now - each.since).total_seconds() > display.LATE
+    late = each.since is not None and (now - each.since).total_seconds() > display.LATE_AFTER
     since = display.since("%s", each.since, now, is_late=late)
     return _events(event_type), *(str(count) if count else "" for count in counts), since
 
 
-def unheard(seen: Overview) -> Part:
-    return Part(
-        name="unheard", title=_("Event types without a listener here"),
+def unrouted(overview: Overview) -> Section:
+    return Section(
+        name="unrouted", title=_("Event types without a listener here"),
         columns=[_("event type"), _("aggregate type"), "#" + _("events"), "#" + _("not done")],
         rows=[
             (_events(each.event_type), each.aggregate_type, str(each.events), str(each.unsettled))
-            for each in seen.unheard
+            for each in overview.unrouted
         ],
         empty=_("Every event type that was seen has a listener."),
-        is_wrong=any(each.unsettled for each in seen.unheard),
+        needs_attention=any(each.unsettled for each in overview.unrouted),
     )  # fmt: skip
 
 
-def types(by_type: Sequence[Row], period: Any) -> Part:
+def types(by_type: Sequence[Row], period: Any) -> Section:
     columns = [_("event type"), "#" + _("done"), "#" + _("retried"), "#" + _("deferred"),
                "#" + _("dead"), "#" + _("start p95"), "#" + _("run p50"),
                "#" + _("run p95")]  # fmt: skip
-    return Part(
+    return Section(
         name="types", title=_("Deliveries by type, %s") % period.title, columns=columns,
         rows=[_type(row) for row in by_type], empty=_("Nothing was delivered."),
     )  # fmt: skip
 
 
 def _type(row: Row) -> Cells:
-    waits, runs = ([row[name] for name in names] for names in (WAITS, RUNS))
+    waits, runs = ([row[name] for name in names] for names in (WAIT_COLUMNS, RUN_COLUMNS))
     times = quantile(waits, 0.95), quantile(runs, 0.5), quantile(runs, 0.95)
     return (
         _events(row["event_type"]) if row["event_type"] else _("all others"),
         *(str(row[name]) if row[name] else "" for name in ("done", "retry", "deferred", "dead")),
-        *(shown(each, "seconds") for each in times),
+        *(format_value(each, "seconds") for each in times),
     )
 
 
-def listeners(seen: Overview) -> Part:
-    return Part(
+def listeners(overview: Overview) -> Section:
+    return Section(
         name="listeners", title=_("Listeners registered here"),
         columns=[_("event type"), _("aggregate type"), _("name"), _("listener"), _("options")],
         rows=[
             (each["event_type"], each["aggregate_type"], each["name"], each["function"],
-             ", ".join(options(each)))
-            for each in seen.listeners
+             ", ".join(listener_options(each)))
+            for each in overview.listeners
         ],
         empty=_("No listener is registered in this process."),
     )  # fmt: skip
 
 
-def tiles(seen: Overview, drawn: Charts) -> list[tuple[str, str, bool]]:
+def tiles(overview: Overview, charts: Charts) -> list[tuple[str, str, bool]]:
     """Return the headline numbers: title, value, and whether the value needs attention."""
-    lag = seen.backlog.lag
-    more = "" if seen.backlog.is_whole else "+"
-    delivered = drawn.charts[0].series[0].latest
+    lag = overview.backlog.lag
+    more = "" if overview.backlog.is_whole else "+"
+    delivered = charts.charts[0].series[0].latest
     return [
-        (_("workers alive"), str(seen.alive), not seen.alive),
-        (_("due now"), f"{seen.backlog.due}{more}", False),
-        (_("oldest due"), time(lag), lag > display.LATE),
+        (_("workers alive"), str(overview.alive), not overview.alive),
+        (_("due now"), f"{overview.backlog.due}{more}", False),
+        (_("oldest due"), format_seconds(lag), lag > display.LATE_AFTER),
         (_("delivered"), delivered, False),
-        (_("blocked streams"), _capped(seen.blocked.count, COUNTED), bool(seen.blocked.count)),
-        (_("dead events"), f"{seen.deaths.count}{'' if seen.deaths.is_whole else '+'}",
-         bool(seen.deaths.count)),
+        (_("blocked streams"), _capped(overview.blocked.count, MAX_BLOCKED_COUNTED),
+         bool(overview.blocked.count)),
+        (_("dead events"), f"{overview.dead.count}{'' if overview.dead.is_whole else '+'}",
+         bool(overview.dead.count)),
     ]  # fmt: skip
 
 
 def _event(event_id: str, event_type: str) -> SafeString:
-    url = reverse(EVENT, args=[quote(event_id)])
+    url = reverse(EVENT_URL, args=[quote(event_id)])
     return format_html('<a href="{}" title="{}">{}</a>', url, event_id, event_type)
 
 
 def _events(event_type: str, **filters: object) -> SafeString:
     query = urlencode({"event_type": event_type, **filters})
-    return format_html('<a href="{}?{}">{}</a>', reverse(EVENTS), query, event_type)
+    return format_html('<a href="{}?{}">{}</a>', reverse(EVENTS_URL), query, event_type)
 
 
 def _capped(count: int, most: int) -> str:

@@ -21,27 +21,27 @@ from django.utils import timezone as django_timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext_lazy as _
 
-from ..events import least_id, made_at
+from ..events import id_timestamp, least_id
 
 Span = tuple[str | None, str | None]
 
-RECENT: Final = {
+RELATIVE_PERIODS: Final = {
     "hour": (_("The last hour"), timedelta(hours=1)),
     "day": (_("The last 24 hours"), timedelta(days=1)),
 }
 PERIOD: Final = re.compile(r"(\d{4})-(\d\d)(?:-(\d\d)(?:T(\d\d))?)?", re.ASCII)
-MONTHS: Final = 12  # newest months that the filter offers
-DAYS: Final = 7  # newest days that it offers with them
+MAX_MONTHS: Final = 12  # newest months that the filter offers
+MAX_DAYS: Final = 7  # newest days that it offers with them
 
 
 def span_of(value: str | None) -> Span:
     """Return the range of ids of a period; raise ``IncorrectLookupParameters`` if invalid."""
     if value is None:
         return None, None
-    if value in RECENT:
-        return least_id(datetime.now(timezone.utc) - RECENT[value][1]), None
+    if value in RELATIVE_PERIODS:
+        return least_id(datetime.now(timezone.utc) - RELATIVE_PERIODS[value][1]), None
     start, end = _period(value)
-    # The end is never hit: no id has the least value of its millisecond, 80 random bits at zero.
+    # The end is excluded in effect: no real id is the least of its millisecond (80 zero bits).
     return least_id(start), least_id(end)
 
 
@@ -74,7 +74,7 @@ class WrittenFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         self._ids = model_admin.get_queryset(request).values_list("pk", flat=True)
-        return [(name, label) for name, (label, _span) in RECENT.items()]
+        return [(name, label) for name, (label, _span) in RELATIVE_PERIODS.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         span_of(self.value())  # only validates; EventList applies the range
@@ -96,9 +96,9 @@ class WrittenFilter(admin.SimpleListFilter):
 
     def _periods(self, chosen: str | None) -> list[tuple[str, str]]:
         """Return the chosen period with those that contain it, and the next smaller periods."""
-        first, last = self._extent()
-        if chosen is None or chosen in RECENT:
-            days = [last - timedelta(days=n) for n in range(DAYS)]
+        first, last = self._time_range()
+        if chosen is None or chosen in RELATIVE_PERIODS:
+            days = [last - timedelta(days=n) for n in range(MAX_DAYS)]
             return [*_days(each for each in days if each.date() >= first.date()),
                     *_months(first, last)]  # fmt: skip
         start = django_timezone.localtime(_period(chosen)[0])
@@ -111,11 +111,11 @@ class WrittenFilter(admin.SimpleListFilter):
         hours = [start.replace(hour=n) for n in range(24)]
         return found + [(e.strftime("%Y-%m-%dT%H"), e.strftime("%H:00–%H:59")) for e in hours]
 
-    def _extent(self) -> tuple[datetime, datetime]:
+    def _time_range(self) -> tuple[datetime, datetime]:
         """Return when the first event was written, according to its id, and the current time."""
         now = django_timezone.localtime(datetime.now(timezone.utc))
         for pk in self._ids.order_by("pk")[:1]:
-            if (made := made_at(pk)) and made < now:
+            if (made := id_timestamp(pk)) and made < now:
                 return django_timezone.localtime(made), now
         return now - timedelta(days=365), now
 
@@ -123,7 +123,7 @@ class WrittenFilter(admin.SimpleListFilter):
 def _months(first: datetime, last: datetime) -> list[tuple[str, str]]:
     year, month = last.year, last.month
     found: list[tuple[str, str]] = []
-    while (year, month) >= (first.year, first.month) and len(found) < MONTHS:
+    while (year, month) >= (first.year, first.month) and len(found) < MAX_MONTHS:
         each = datetime(year, month, 1)  # noqa: DTZ001 - only displayed
         found.append((f"{year:04}-{month:02}", date_format(each, "YEAR_MONTH_FORMAT")))
         year, month = (year, month - 1) if month > 1 else (year - 1, 12)

@@ -19,14 +19,14 @@ from ..listeners.progress import Entry, entries
 from ..models import OutboxEvent
 from . import redaction
 
-LATE: Final = 60  # seconds that an event may be due before the admin highlights it
-TEXT_LENGTH: Final = 100_000  # characters of one text that a page shows
-LINE_LENGTH: Final = 120  # characters of an error that the list shows
+LATE_AFTER: Final = 60  # seconds that an event may be due before the admin highlights it
+MAX_TEXT_LENGTH: Final = 100_000  # characters of one text that a page shows
+MAX_LINE_LENGTH: Final = 120  # characters of an error that the list shows
 
-NAMES: Final = {int(status): f"outbox-{status.name.lower()}" for status in Status}
+CSS_CLASSES: Final = {int(status): f"outbox-{status.name.lower()}" for status in Status}
 
 
-PROGRESS: Final = """<table class="outbox-progress">
+PROGRESS_TABLE: Final = """<table class="outbox-progress">
 <tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
 PROGRESS_ROW: Final = """<tr><th>{}</th><td><span class="outbox-status outbox-{}">{}</span></td>
 <td>{}</td><td>{}</td><td>{}</td></tr>"""
@@ -34,7 +34,7 @@ PROGRESS_ROW: Final = """<tr><th>{}</th><td><span class="outbox-status outbox-{}
 
 def badge(event: OutboxEvent) -> SafeString:
     """Return the status as a coloured word."""
-    name = NAMES.get(event.status, "")
+    name = CSS_CLASSES.get(event.status, "")
     label = event.get_status_display()
     return format_html('<span class="outbox-status {}">{}</span>', name, label)
 
@@ -54,7 +54,7 @@ def timing(event: OutboxEvent, now: datetime) -> str | SafeString:
         phrase = _("leased for another %s") if event.locked_by else _("due in %s")
         return since(phrase, due, now)
     phrase = _("lease ended %s ago") if event.locked_by else _("due for %s")
-    return since(phrase, due, now, is_late=(now - due).total_seconds() > LATE)
+    return since(phrase, due, now, is_late=(now - due).total_seconds() > LATE_AFTER)
 
 
 def since(
@@ -97,28 +97,28 @@ def aggregate(event: OutboxEvent) -> str:
 def first_line(text: str | None) -> str:
     """Return the first line of an error, shortened; the rest is the traceback."""
     lines = (text or "").strip().splitlines()
-    return Truncator(lines[0]).chars(LINE_LENGTH) if lines else ""
+    return Truncator(lines[0]).chars(MAX_LINE_LENGTH) if lines else ""
 
 
 def pretty(text: str | None) -> str | SafeString:
     """Return stored JSON as HTML, indented if possible; REDACT hides values."""
-    return preformatted(shown(text) if text else text)
+    return preformatted(redacted(text) if text else text)
 
 
-def shown(text: str) -> str:
+def redacted(text: str) -> str:
     """Return stored JSON with REDACT applied; REDACT hides all of a text that is not JSON."""
     if not current().REDACT:
         return indented(text)
     try:
         return redaction.dump(redaction.hide(redaction.parse(text)), "  ")
     except (ValueError, RecursionError):
-        why = _("it cannot be decoded, and REDACT is set")
-        return f"{redaction.MASK} ({why})"
+        reason = _("it cannot be decoded, and REDACT is set")
+        return f"{redaction.MASK} ({reason})"
 
 
 def indented(text: str) -> str:
     """Indent JSON without decoding it: numbers, escapes and repeated keys stay as stored."""
-    if len(text) > TEXT_LENGTH:
+    if len(text) > MAX_TEXT_LENGTH:
         return text  # indenting could make it a hundred times as long
     try:
         return msgspec.json.format(text, indent=2)
@@ -128,12 +128,12 @@ def indented(text: str) -> str:
 
 def progress(text: str | None) -> str | SafeString:
     """Return the progress of an event's listeners as a table; if unreadable, as plain text."""
-    found = entries(text) if len(text or "") <= TEXT_LENGTH else None
+    found = entries(text) if len(text or "") <= MAX_TEXT_LENGTH else None
     if not found:
         return pretty(text)
     rows = format_html_join("", PROGRESS_ROW, map(_progress_row, found, found.values()))
     titles = _("listener"), _("state"), _("attempts"), _("next try"), _("error")
-    return format_html(PROGRESS, *titles, rows)
+    return format_html(PROGRESS_TABLE, *titles, rows)
 
 
 def _progress_row(title: str, entry: Entry) -> tuple[Any, ...]:
@@ -143,12 +143,12 @@ def _progress_row(title: str, entry: Entry) -> tuple[Any, ...]:
 
 
 def preformatted(text: str | None) -> str | SafeString:
-    """Return text with its line breaks, cut off after ``TEXT_LENGTH`` characters."""
+    """Return text with its line breaks, cut off after ``MAX_TEXT_LENGTH`` characters."""
     if not text:
         return ""
-    block = format_html('<pre class="outbox-text">{}</pre>', text[:TEXT_LENGTH])
-    if len(text) <= TEXT_LENGTH:
+    block = format_html('<pre class="outbox-text">{}</pre>', text[:MAX_TEXT_LENGTH])
+    if len(text) <= MAX_TEXT_LENGTH:
         return block
     note = _("Only the first %(shown)d of %(all)d characters are shown.")
-    note %= {"shown": TEXT_LENGTH, "all": len(text)}
+    note %= {"shown": MAX_TEXT_LENGTH, "all": len(text)}
     return format_html('{}<p class="outbox-note">{}</p>', block, note)

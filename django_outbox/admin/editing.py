@@ -19,9 +19,9 @@ from ..events import Event
 from ..exceptions import InvalidEvent, PayloadError
 from ..models import OutboxEvent
 from ..sql import dialect_of
-from ..writing.write import texts
+from ..writing.write import serialize
 from . import display, redaction
-from .actions import Verb
+from .actions import EventAction
 
 MAX_PAYLOAD_LENGTH: Final = 500_000  # characters of a payload that a form can hold
 FIELDS: Final = ("payload", "headers")
@@ -43,7 +43,7 @@ class EventForm(forms.Form):
 
     def __init__(self, event: OutboxEvent, data: Any = None) -> None:
         self._event, self._secrets = event, dict[str, list[Any]]()
-        shown = {name: self._shown(name) for name in FIELDS}
+        shown = {name: self._masked(name) for name in FIELDS}
         super().__init__(data, initial={**shown, "seen": digest(event)})
 
     def clean_payload(self) -> str:
@@ -56,11 +56,11 @@ class EventForm(forms.Form):
         """Build an event as ``write`` does, so that only a valid one is saved."""
         if not self.errors:
             try:
-                self.texts = texts(self._made())
+                self.texts = serialize(self._new_event())
             except (InvalidEvent, PayloadError) as error:
                 raise ValidationError(str(error)) from error
 
-    def _made(self) -> Event:
+    def _new_event(self) -> Event:
         text, event_type = self.cleaned_data["payload"], self._event.event_type
         headers = _headers(self.cleaned_data["headers"])
         serializer = hooks.serializer()
@@ -68,7 +68,7 @@ class EventForm(forms.Form):
             return Event.from_json(event_type, text, headers=headers)
         return Event(event_type=event_type, payload=serializer.loads(text), headers=headers)
 
-    def _shown(self, name: str) -> str:
+    def _masked(self, name: str) -> str:
         text = getattr(self._event, name) or ""
         self._secrets[name] = []
         try:
@@ -88,11 +88,11 @@ class EventForm(forms.Form):
         try:
             return redaction.dump(redaction.restore(value, self._secrets[name]))
         except ValueError as error:
-            said = gettext(
+            message = gettext(
                 "%(name)s contains a mask that matches no hidden value. Leave masks where they "
                 "were, or replace them with a new value."
             )
-            raise ValidationError(said % {"name": error}) from error
+            raise ValidationError(message % {"name": error}) from error
 
 
 def can_be_edited(event: OutboxEvent) -> bool:
@@ -103,7 +103,7 @@ def digest(event: OutboxEvent) -> str:
     return hashlib.sha256(repr([event.payload, event.headers]).encode()).hexdigest()
 
 
-def save(event_id: str, form: EventForm, *, verb: Verb, alias: str, user_id: Any) -> bool:
+def save(event_id: str, form: EventForm, *, action: EventAction, alias: str, user_id: Any) -> bool:
     """Change and replay the event; return whether that was done.
 
     It is not if the event is locked, not dead any more, or changed since the form was shown. The
@@ -118,13 +118,13 @@ def save(event_id: str, form: EventForm, *, verb: Verb, alias: str, user_id: Any
         before = rows.get()
         if digest(before) != form.cleaned_data["seen"]:
             return False
-        told = gettext(
+        message = gettext(
             "Edited and replayed. Payload before: %(payload)s Headers before: %(headers)s"
         )
-        old = {name: display.shown(getattr(before, name) or "") or "–" for name in FIELDS}
+        old = {name: display.redacted(getattr(before, name) or "") or "–" for name in FIELDS}
         rows.edit(payload=payload, headers=headers)
-        verb.act(rows)
-        LogEntry.objects.log_actions(user_id, [before], CHANGE, told % old)
+        action.apply(rows)
+        LogEntry.objects.log_actions(user_id, [before], CHANGE, message % old)
     return True
 
 
@@ -138,9 +138,9 @@ def _headers(text: str) -> dict[str, Any]:
         raise InvalidEvent(gettext("The headers are not JSON: %s.") % error) from error
     if not isinstance(value, redaction.Pairs) or len({k for k, _v in value}) < len(value):
         raise InvalidEvent(gettext("Headers must be a JSON object with unique keys."))
-    unfit: Sequence[Any] = [k for k, v in value if not _is_text(v)]
-    if unfit:
-        raise InvalidEvent(gettext("The header %r is not text; put it in quotes.") % unfit[0])
+    not_text: Sequence[Any] = [k for k, v in value if not _is_text(v)]
+    if not_text:
+        raise InvalidEvent(gettext("The header %r is not text; put it in quotes.") % not_text[0])
     return dict(value)
 
 

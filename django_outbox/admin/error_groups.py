@@ -15,19 +15,19 @@ from django.db.models.functions import Substr
 from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext_lazy as _
 
-from ..inspection.status import LINE, error_class
+from ..inspection.status import ERROR_LENGTH, error_class
 from ..listeners.progress import entries
 from ..models import OutboxEvent
 from ..models.fields import begins_with
 from . import state_filter
 
-AT_ONCE: Final = 1000  # events per query
-NAMES: Final = 3  # listeners named in one line
+BATCH_SIZE: Final = 1000  # events per query
+MAX_NAMES: Final = 3  # listeners named in one line
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Dead events of one type that died of the same class of error."""
+    """Dead events of one type that failed with the same class of error."""
 
     event_type: str
     error: str
@@ -45,10 +45,10 @@ class Group:
         return found.urlencode()
 
     @property
-    def named(self) -> str:
-        """Return the names of at most ``NAMES`` listeners."""
+    def listener_names(self) -> str:
+        """Return the names of at most ``MAX_NAMES`` listeners."""
         names = sorted(self.listeners)
-        return ", ".join(names[:NAMES]) + ", …" * (len(names) > NAMES)
+        return ", ".join(names[:MAX_NAMES]) + ", …" * (len(names) > MAX_NAMES)
 
     def add(self, at: datetime | None, line: str | None, progress: str | None) -> None:
         """Count one more event; events must come newest first."""
@@ -64,19 +64,19 @@ class Group:
 
 def groups(alias: str) -> tuple[list[Group], bool]:
     """Return the groups of the newest dead events, largest first, and whether these are all."""
-    found = state_filter.look_dead(alias, (None, None))
-    made: dict[tuple[str, str], Group] = {}
-    for start in range(0, len(found.ids), AT_ONCE):
-        for event_type, line, at, progress in _rows(alias, found.ids[start : start + AT_ONCE]):
+    found = state_filter.scan_dead(alias, (None, None))
+    by_cause: dict[tuple[str, str], Group] = {}
+    for start in range(0, len(found.ids), BATCH_SIZE):
+        for event_type, line, at, progress in _rows(alias, found.ids[start : start + BATCH_SIZE]):
             key = event_type, error_class(line)
-            group = made.setdefault(key, Group(event_type=key[0], error=key[1]))
+            group = by_cause.setdefault(key, Group(event_type=key[0], error=key[1]))
             group.add(at, line, progress)
-    return sorted(made.values(), key=lambda each: (-each.count, each.event_type)), found.is_all
+    return sorted(by_cause.values(), key=lambda each: (-each.count, each.event_type)), found.is_all
 
 
 def _rows(alias: str, ids: Sequence[str]) -> Any:
     events = OutboxEvent.objects.using(alias).filter(pk__in=ids).dead().order_by("-pk")
-    lines = events.annotate(line=Substr("last_error", 1, LINE))
+    lines = events.annotate(line=Substr("last_error", 1, ERROR_LENGTH))
     return lines.values_list("event_type", "line", "done_at", "progress")
 
 

@@ -1,4 +1,4 @@
-"""Events in the admin: nothing is added or edited, and only dead ones are acted upon."""
+"""Admin of events: list and show them; replay, discard, run now, skip, or edit and replay."""
 
 from __future__ import annotations
 
@@ -23,14 +23,23 @@ from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import DatabaseNow
 from ..sql import dialect_of
 from . import bulk_actions, columns, display, editing, error_groups
-from .actions import DISCARD, EDIT, FOR_ALL, REPLAY, RUN_NOW, VERBS, Outcome, Verb
-from .changelist import LONG, EventList, EventTypeFilter, StateFilter, UpTo
-from .confirmation import SHOWN, AskingAdmin
+from .actions import (
+    ACTIONS,
+    BULK_ACTIONS,
+    DISCARD,
+    EDIT,
+    REPLAY,
+    RUN_NOW,
+    ActionResult,
+    EventAction,
+)
+from .changelist import LONG_TEXTS, EventList, EventTypeFilter, StateFilter, UpToFilter
+from .confirmation import EVENTS_SHOWN, ConfirmationAdmin
 from .date_hierarchy import WrittenFilter
 from .read_only import may
 
-# Verbs offered above the list for all matching events, by the value of the state filter.
-OFFERED: Final = {
+# Actions offered above the list for all matching events, by the value of the state filter.
+BULK_ACTIONS_BY_STATE: Final = {
     "": (REPLAY,),
     "dead": (REPLAY, DISCARD),
     "scheduled": (RUN_NOW,),
@@ -38,11 +47,17 @@ OFFERED: Final = {
 }
 
 
-class OutboxEventAdmin(AskingAdmin):
-    """Admin of events: read-only pages, and verbs that each need a permission."""
+class OutboxEventAdmin(ConfirmationAdmin):
+    """Admin of events: read-only pages, and actions that each need a permission."""
 
-    list_display = columns.LIST
-    list_filter = [StateFilter, error_groups.ErrorFilter, EventTypeFilter, WrittenFilter, UpTo]
+    list_display = columns.LIST_COLUMNS
+    list_filter = [
+        StateFilter,
+        error_groups.ErrorFilter,
+        EventTypeFilter,
+        WrittenFilter,
+        UpToFilter,
+    ]
     list_per_page = 50
     list_max_show_all = 200
     ordering = ["-event_id"]
@@ -69,8 +84,8 @@ class OutboxEventAdmin(AskingAdmin):
         """
         if term := search_term.strip():
             found = queryset.filter(Q(event_id=term) | Q(unique_key=term))
-            by_reading = Q(aggregate_id=term) | Q(key=term)
-            queryset = found if found.exists() else queryset.filter(by_reading)
+            unindexed = Q(aggregate_id=term) | Q(key=term)
+            queryset = found if found.exists() else queryset.filter(unindexed)
         return queryset, False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -80,31 +95,31 @@ class OutboxEventAdmin(AskingAdmin):
 
     @admin.action(permissions=["replay"], description=_("Replay dead events"))
     def replay(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
-        return self._act_on_ticked(request, REPLAY)
+        return self._apply_to_ticked(request, REPLAY)
 
     @admin.action(permissions=["replay"], description=_("Run waiting events now"))
     def run_now(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
-        return self._act_on_ticked(request, RUN_NOW)
+        return self._apply_to_ticked(request, RUN_NOW)
 
     @admin.action(permissions=["discard"], description=_("Discard dead events"))
     def discard(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
-        return self._act_on_ticked(request, DISCARD)
+        return self._apply_to_ticked(request, DISCARD)
 
-    def _act_on_ticked(self, request: HttpRequest, verb: Verb) -> HttpResponse | None:
-        """Act on the ticked ids, not on the filtered list.
+    def _apply_to_ticked(self, request: HttpRequest, action: EventAction) -> HttpResponse | None:
+        """Apply the action to the ticked ids, not to the filtered list.
 
         The result then also counts an event that has just left the state "dead".
         """
         if request.POST.get("select_across") == "1":
-            return HttpResponseRedirect(self._url_of_all(request, verb))
-        return self.act_or_ask(request, verb, request.POST.getlist(ACTION_CHECKBOX_NAME))
+            return HttpResponseRedirect(self._bulk_url(request, action))
+        return self.apply_or_confirm(request, action, request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            *(self._path(f"all/{each.name}/", f"{each.name}_all", partial(self.all_view, verb=each))
-              for each in FOR_ALL),
+            *(self._path(f"all/{each.name}/", f"{each.name}_all",
+                         partial(self.bulk_view, action=each)) for each in BULK_ACTIONS),
             *(self._path(f"<path:object_id>/{each.name}/", each.name,
-                         partial(self.one_view, verb=each)) for each in VERBS),
+                         partial(self.event_view, action=each)) for each in ACTIONS),
             self._path("<path:object_id>/edit/", "edit", self.edit_view),
             self._path("groups/", "groups", self.groups_view),
             *super().get_urls(),
@@ -117,41 +132,45 @@ class OutboxEventAdmin(AskingAdmin):
         name = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
         return cast("URLPattern", path(route, guarded, name=name))
 
-    def one_view(self, request: HttpRequest, object_id: str, *, verb: Verb) -> HttpResponse:
+    def event_view(
+        self, request: HttpRequest, object_id: str, *, action: EventAction
+    ) -> HttpResponse:
         """Ask for confirmation on GET, act on one event on POST."""
-        self.require(request, verb)
+        self.require_permission(request, action)
         event_id = unquote(object_id)
-        is_there = self.get_object(request, event_id) is not None
-        if request.method != "POST" and is_there:
-            context = {"back": self.url(request, "change", object_id)}
-            return self.ask(request, verb, [event_id], hidden={}, **context)
+        exists = self.get_object(request, event_id) is not None
+        if request.method != "POST" and exists:
+            context = {"back_url": self.url(request, "change", object_id)}
+            return self.confirm(request, action, [event_id], hidden={}, **context)
         if request.method == "POST":
-            self.act(request, verb, [event_id])
-            is_there = self.get_object(request, event_id) is not None
-        page = ("change", object_id) if is_there else ("changelist",)
+            self.apply(request, action, [event_id])
+            exists = self.get_object(request, event_id) is not None
+        page = ("change", object_id) if exists else ("changelist",)
         return HttpResponseRedirect(self.url(request, *page))
 
-    def all_view(self, request: HttpRequest, *, verb: Verb) -> HttpResponse:
+    def bulk_view(self, request: HttpRequest, *, action: EventAction) -> HttpResponse:
         """Ask for confirmation on GET; each POST acts for a few seconds, until all are done."""
-        self.require(request, verb)
+        self.require_permission(request, action)
         try:
             listed = cast("EventList", self.get_changelist_instance(request))
         except IncorrectLookupParameters:
             return HttpResponseRedirect(f"{self.url(request, 'changelist')}?e=1")
-        back = {"back": f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"}
+        back = {"back_url": f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"}
         if request.method != "POST":
-            return self.page(request, "ask.html", verb, about_all(listed, verb, self.alias) | back)
-        walk = bulk_actions.taken_up(request.POST.get("walk", ""))
-        walk = bulk_actions.step(walk, verb, listed.matching, user_id=request.user.pk)
-        if not walk.is_over:
-            context = {"walk": walk, "told": verb.told % walk.done}
-            return self.page(request, "walk.html", verb, context | back)
-        self.tell(request, Outcome(verb=verb, done=walk.done, gone=walk.skipped))
-        return HttpResponseRedirect(back["back"])
+            context = bulk_confirmation(listed, action, self.alias) | back
+            return self.render_page(request, "confirm.html", action, context)
+        progress = bulk_actions.resume(request.POST.get("progress", ""))
+        progress = bulk_actions.advance(progress, action, listed.matching, user_id=request.user.pk)
+        if not progress.is_finished:
+            context = {"progress": progress, "message": action.result_message % progress.done}
+            return self.render_page(request, "bulk_action.html", action, context | back)
+        result = ActionResult(action=action, done=progress.done, unavailable=progress.skipped)
+        self.show_result(request, result)
+        return HttpResponseRedirect(back["back_url"])
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show payload and headers of a dead event in a form; save them and replay it."""
-        self.require(request, EDIT)
+        self.require_permission(request, EDIT)
         event = self.get_object(request, unquote(object_id))
         if event is None or event.status != Status.DEAD or not editing.can_be_edited(event):
             text = gettext(
@@ -162,14 +181,14 @@ class OutboxEventAdmin(AskingAdmin):
         form = editing.EventForm(event, request.POST or None)
         back = self.url(request, "change", object_id)
         if not (request.method == "POST" and form.is_valid()):
-            return self.page(
-                request, "edit.html", EDIT, {"form": form, "event": event, "back": back}
+            return self.render_page(
+                request, "edit.html", EDIT, {"form": form, "event": event, "back_url": back}
             )
         user_id = request.user.pk
-        if editing.save(event.pk, form, verb=REPLAY, alias=self.alias, user_id=user_id):
-            self.tell(request, Outcome(verb=EDIT, done=1, gone=0))
+        if editing.save(event.pk, form, action=REPLAY, alias=self.alias, user_id=user_id):
+            self.show_result(request, ActionResult(action=EDIT, done=1, unavailable=0))
         else:
-            self.tell(request, Outcome(verb=EDIT, done=0, gone=1))
+            self.show_result(request, ActionResult(action=EDIT, done=0, unavailable=1))
         return HttpResponseRedirect(back)
 
     def groups_view(self, request: HttpRequest) -> HttpResponse:
@@ -191,25 +210,25 @@ class OutboxEventAdmin(AskingAdmin):
             "lines": lines,
             "counted": None if is_all else sum(each.count for each in found),
             "may_replay": may(request, REPLAY.permission),
-            "list": self.url(request, "changelist"),
-            "replay": self.url(request, "replay_all"),
+            "list_url": self.url(request, "changelist"),
+            "replay_url": self.url(request, "replay_all"),
         }
-        return self.page(request, "groups.html", REPLAY, context)
+        return self.render_page(request, "groups.html", REPLAY, context)
 
-    def _url_of_all(self, request: HttpRequest, verb: Verb) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{verb.name}_all"
+    def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{action.name}_all"
         url = reverse(name, current_app=self.admin_site.name)
         return f"{url}?{request.GET.urlencode()}"
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        ways = [
-            {"verb": verb, "url": self._url_of_all(request, verb)}
-            for verb in OFFERED.get(request.GET.get("state", ""), ())
-            if may(request, verb.permission)
+        bulk_links = [
+            {"action": action, "url": self._bulk_url(request, action)}
+            for action in BULK_ACTIONS_BY_STATE.get(request.GET.get("state", ""), ())
+            if may(request, action.permission)
         ]
-        own = {"outbox_verbs": ways, "outbox_groups": self.url(request, "groups")}
+        own = {"outbox_actions": bulk_links, "outbox_groups": self.url(request, "groups")}
         return super().changelist_view(request, {**(extra_context or {}), **own})
 
     def render_change_form(
@@ -217,29 +236,29 @@ class OutboxEventAdmin(AskingAdmin):
     ) -> HttpResponse:
         event = context["original"]
         itself = OutboxEvent.objects.using(self.alias).filter(pk=event.pk)
-        context["outbox_verbs"] = [
-            {"verb": verb, "url": self.url(request, verb.name, quote(event.pk))}
-            for verb in VERBS
-            if may(request, verb.permission) and verb.fits(itself).exists()
+        context["outbox_actions"] = [
+            {"action": action, "url": self.url(request, action.name, quote(event.pk))}
+            for action in ACTIONS
+            if may(request, action.permission) and action.applicable(itself).exists()
         ]
         context["is_dead"] = is_dead = event.status == Status.DEAD
         if is_dead and may(request, EDIT.permission) and editing.can_be_edited(event):
             url = self.url(request, EDIT.name, quote(event.pk))
-            context["outbox_verbs"].insert(1, {"verb": EDIT, "url": url})
+            context["outbox_actions"].insert(1, {"action": EDIT, "url": url})
         return super().render_change_form(request, context, *args, **options)
 
 
-def about_all(listed: EventList, verb: Verb, alias: str) -> dict[str, Any]:
-    """Return the context of the page that confirms a verb for all matching events."""
-    found = verb.look(alias, listed.span)
-    fitting = verb.fits(listed.matching.filter(pk__in=found.ids)).order_by("-pk")
-    count = fitting.count()
+def bulk_confirmation(listed: EventList, action: EventAction, alias: str) -> dict[str, Any]:
+    """Return the context of the page that confirms an action for all matching events."""
+    found = action.scan(alias, listed.span)
+    applicable = action.applicable(listed.matching.filter(pk__in=found.ids)).order_by("-pk")
+    count = applicable.count()
     return {
-        "asked": verb.asked % count,
+        "question": action.question % count,
         "is_all": found.is_all,
-        "events": fitting.defer(*LONG)[:SHOWN],
-        "further": max(count - SHOWN, 0),
-        "filters": listed.said_filters(),
+        "events": applicable.defer(*LONG_TEXTS)[:EVENTS_SHOWN],
+        "further": max(count - EVENTS_SHOWN, 0),
+        "filters": listed.describe_filters(),
         "is_possible": count > 0 or not found.is_all,
-        "hidden": {"walk": [bulk_actions.begin(alias, total=count, is_all=found.is_all).token]},
+        "hidden": {"progress": [bulk_actions.begin(alias, total=count, is_all=found.is_all).token]},
     }

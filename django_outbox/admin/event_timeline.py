@@ -17,8 +17,8 @@ from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxStream, OutboxWorker
 from . import display
 
-ACTIONS = 20  # newest entries of the admin's log that are shown
-SAID = 120  # characters of one entry that are shown
+MAX_LOG_ENTRIES = 20  # newest entries of the admin's log that are shown
+MAX_ENTRY_LENGTH = 120  # characters of one entry that are shown
 
 Step = tuple[datetime, str]
 
@@ -30,7 +30,7 @@ def timeline(event: Any) -> SafeString:
     rows = format_html_join(
         "",
         "<tr><td>{}</td><td>{}</td><th>{}</th></tr>",
-        ((display.exact(at), _distance(at, event.seen_at), said) for at, said in steps),
+        ((display.exact(at), _relative_time(at, event.seen_at), text) for at, text in steps),
     )
     return format_html('<table class="outbox-timeline">{}</table>', rows)
 
@@ -39,11 +39,13 @@ def _steps(event: Any) -> list[Any]:
     is_waiting = event.status in (Status.NEW, Status.RETRY)
     due = _("lease ends") if event.locked_by else _("due")
     end = _("died") if event.status == Status.DEAD else _("done")
-    asked = _("next try") if event.key is not None else _("not before this time, set by its writer")
+    deliver_at = (
+        _("next try") if event.key is not None else _("not before this time, set by its writer")
+    )
     return [
         (event.occurred_at, _("occurred")),
         (event.created_at, _("written")),
-        (event.deliver_at if is_waiting else None, asked),
+        (event.deliver_at if is_waiting else None, deliver_at),
         (event.first_due_at, _("first due, or due again by a replay")),
         (event.locked_at if event.locked_by else None, _("leased")),
         (event.available_at, due),
@@ -56,34 +58,37 @@ def _actions(event: OutboxEvent) -> list[Step]:
         content_type=ContentType.objects.get_for_model(OutboxEvent), object_id=event.pk
     ).select_related("user")
     return [
-        (each.action_time, f"{each.user}: {Truncator(each.get_change_message()).chars(SAID)}")
-        for each in entries.order_by("-action_time")[:ACTIONS]
+        (
+            each.action_time,
+            f"{each.user}: {Truncator(each.get_change_message()).chars(MAX_ENTRY_LENGTH)}",
+        )
+        for each in entries.order_by("-action_time")[:MAX_LOG_ENTRIES]
     ]
 
 
-def _distance(at: datetime, now: datetime) -> str:
+def _relative_time(at: datetime, now: datetime) -> str:
     phrase = _("%s ago") if at <= now else _("in %s")
     return phrase % display.duration(abs((now - at).total_seconds()))
 
 
 def lease(event: Any) -> SafeString | str:
     """Return the lease of the event or its stream: owner, times, whether the owner is alive."""
-    held = event
+    leased = event
     if event.key is not None:
-        held = OutboxStream.objects.using(event._state.db).filter(pk=event.key).first()
-    if held is None or held.locked_by is None:
+        leased = OutboxStream.objects.using(event._state.db).filter(pk=event.key).first()
+    if leased is None or leased.locked_by is None:
         return ""
-    until = held.due_at if held is not event else held.available_at
+    until = leased.due_at if leased is not event else leased.available_at
     return format_html(
         '<span class="outbox-id">{}</span><br>{}<br>{}',
-        held.locked_by,
+        leased.locked_by,
         _("since %(since)s, until %(until)s")
-        % {"since": display.exact(held.locked_at), "until": display.exact(until)},
-        _alive(held.locked_by, event),
+        % {"since": display.exact(leased.locked_at), "until": display.exact(until)},
+        _owner_status(leased.locked_by, event),
     )
 
 
-def _alive(owner: str, event: Any) -> SafeString | str:
+def _owner_status(owner: str, event: Any) -> SafeString | str:
     """Judge by the worker's heartbeat; only its lease decides what happens to the event."""
     worker = OutboxWorker.objects.using(event._state.db).filter(pk=owner).first()
     if worker is None:
@@ -94,5 +99,5 @@ def _alive(owner: str, event: Any) -> SafeString | str:
         return _("The worker is alive: %(host)s, process %(pid)s, last seen %(ago)s ago.") % {
             "host": worker.hostname, "pid": worker.pid, "ago": ago,
         }  # fmt: skip
-    said = _("The worker is lost: silent for %s. The event is due again when the lease ends.")
-    return format_html('<strong class="outbox-late">{}</strong>', said % ago)
+    text = _("The worker is lost: silent for %s. The event is due again when the lease ends.")
+    return format_html('<strong class="outbox-late">{}</strong>', text % ago)

@@ -22,9 +22,9 @@ from .. import doorbell
 from ..inspection.pauses import backlogs, unknown_name
 from ..models import OutboxPause, PauseQuerySet
 from ..models.fields import DatabaseNow
-from ..models.pause_queryset import unfit
+from ..models.pause_queryset import pause_error
 from . import display
-from .read_only import LookingAdmin
+from .read_only import ReadOnlyAdmin
 
 
 class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -44,7 +44,7 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean(self) -> dict[str, Any]:
         given = super().clean() or {}
         kind, name = given.get("kind"), given.get("name")
-        if kind and name and (fault := unfit(kind, name)):
+        if kind and name and (fault := pause_error(kind, name)):
             raise ValidationError({"name": fault})
         return given
 
@@ -55,11 +55,11 @@ class PauseList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         pauses = list(self.result_list)
-        count_all(pauses)
+        set_backlogs(pauses)
         self.result_list = pauses
 
 
-def count_all(pauses: list[Any]) -> None:
+def set_backlogs(pauses: list[Any]) -> None:
     """Set the backlog of these pauses, with one lookup for all of them."""
     if pauses:
         found = backlogs(router.db_for_write(OutboxPause), pauses)
@@ -71,11 +71,11 @@ def count_all(pauses: list[Any]) -> None:
 def waiting(pause: Any) -> str:
     more = "" if pause.backlog.is_all else "+"
     events, streams = pause.backlog.events, pause.backlog.streams
-    said = ngettext("%(count)d%(more)s event", "%(count)d%(more)s events", events)
-    parts = [said % {"count": events, "more": more}]
+    text = ngettext("%(count)d%(more)s event", "%(count)d%(more)s events", events)
+    parts = [text % {"count": events, "more": more}]
     if streams:
-        said = ngettext("%(count)d%(more)s stream", "%(count)d%(more)s streams", streams)
-        parts.append(said % {"count": streams, "more": more})
+        text = ngettext("%(count)d%(more)s stream", "%(count)d%(more)s streams", streams)
+        parts.append(text % {"count": streams, "more": more})
     return ", ".join(parts)
 
 
@@ -89,7 +89,7 @@ def name(pause: Any) -> str:
     return format_html('<span class="outbox-id">{}</span>', pause.name)
 
 
-class OutboxPauseAdmin(LookingAdmin):
+class OutboxPauseAdmin(ReadOnlyAdmin):
     """Admin of pauses: add one to pause, resume to end it; each needs its own permission."""
 
     form = PauseForm
@@ -109,8 +109,8 @@ class OutboxPauseAdmin(LookingAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allow users who may pause or resume to see what is paused."""
-        may_look = super().has_view_permission(request, obj)
-        return may_look or self.has_add_permission(request) or self.has_resume_permission(request)
+        may_view = super().has_view_permission(request, obj)
+        return may_view or self.has_add_permission(request) or self.has_resume_permission(request)
 
     def get_queryset(self, request: HttpRequest) -> PauseQuerySet:
         pauses = cast("PauseQuerySet", super().get_queryset(request))
@@ -121,7 +121,7 @@ class OutboxPauseAdmin(LookingAdmin):
     ) -> Any:
         found = super().get_object(request, object_id, from_field)
         if found is not None:
-            count_all([found])
+            set_backlogs([found])
         return found
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[PauseList]:
@@ -155,7 +155,7 @@ class OutboxPauseAdmin(LookingAdmin):
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
     ) -> HttpResponse:
-        self._ring()
+        self._notify_workers()
         self.message_user(request, gettext("Paused: %s.") % obj, messages.SUCCESS)
         return HttpResponseRedirect(self._url("changelist"))
 
@@ -170,10 +170,10 @@ class OutboxPauseAdmin(LookingAdmin):
             if done.pauses:
                 self._log(request, each)
             events, streams = events + done.events, streams + done.streams
-        self._ring()
-        said = gettext("Resumed: %(names)s. Due now: %(events)d events, %(streams)d streams.")
+        self._notify_workers()
+        message = gettext("Resumed: %(names)s. Due now: %(events)d events, %(streams)d streams.")
         names = ", ".join(map(str, pauses))
-        text = said % {"names": names, "events": events, "streams": streams}
+        text = message % {"names": names, "events": events, "streams": streams}
         self.message_user(request, text, messages.SUCCESS)
 
     def get_urls(self) -> list[URLPattern]:
@@ -206,7 +206,7 @@ class OutboxPauseAdmin(LookingAdmin):
         user_id: Any = request.user.pk
         LogEntry.objects.log_actions(user_id, [pause], DELETION, gettext("Resumed."))
 
-    def _ring(self) -> None:
+    def _notify_workers(self) -> None:
         alias = self._pauses().db
         transaction.on_commit(lambda: doorbell.ring(connections[alias]), using=alias)
 

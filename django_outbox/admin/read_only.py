@@ -14,8 +14,8 @@ from ..models import OutboxEvent
 from .changelist import CappedPaginator
 
 
-class LookingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Read-only admin of one outbox table; users act through verbs, each with its permission.
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Read-only admin of one outbox table; actions need a permission each.
 
     It reads from the database that events are written to, never from a replica.
     """
@@ -57,7 +57,7 @@ class LookingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().get_object(request, object_id, from_field)
 
 
-def may(request: HttpRequest, verb: str) -> bool:
-    """Return whether the user has the permission of a verb, which is defined on events."""
+def may(request: HttpRequest, permission: str) -> bool:
+    """Return whether the user has this permission of ``OutboxEvent``, such as "replay"."""
     meta = OutboxEvent._meta
-    return request.user.has_perm(f"{meta.app_label}.{get_permission_codename(verb, meta)}")
+    return request.user.has_perm(f"{meta.app_label}.{get_permission_codename(permission, meta)}")

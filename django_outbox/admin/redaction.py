@@ -26,8 +26,8 @@ class Pairs(list[tuple[str, Any]]):
     """A JSON object as pairs, in the original order and with repeated keys."""
 
 
-Trail = tuple[str, ...]  # the keys that lead to a value
-Change = Callable[[Any, Trail], Any]
+Path = tuple[str, ...]  # the keys that lead to a value
+Change = Callable[[Any, Path], Any]
 
 
 def parse(text: str) -> Any:
@@ -49,60 +49,60 @@ def dump(value: Any, indent: str = "", *, line: str = "") -> str:
     if isinstance(value, Pairs):
         colon = ": " if indent else ":"
         parts = [f"{_scalar(k)}{colon}{dump(v, indent, line=inner or line)}" for k, v in value]
-        return _enclosed("{}", parts, inner, line)
+        return _bracketed("{}", parts, inner, line)
     if isinstance(value, list):
-        return _enclosed("[]", [dump(v, indent, line=inner or line) for v in value], inner, line)
+        return _bracketed("[]", [dump(v, indent, line=inner or line) for v in value], inner, line)
     return _scalar(value)
 
 
-def is_hidden(trail: Trail) -> bool:
-    """Return whether the trail ends with a name or dotted path of REDACT, ignoring case."""
-    at = f".{'.'.join(trail)}".casefold()
-    return bool(trail) and any(at.endswith(f".{each.casefold()}") for each in current().REDACT)
+def is_hidden(path: Path) -> bool:
+    """Return whether the path ends with a name or dotted path of REDACT, ignoring case."""
+    dotted = f".{'.'.join(path)}".casefold()
+    return bool(path) and any(dotted.endswith(f".{each.casefold()}") for each in current().REDACT)
 
 
 def hide(value: Any) -> Any:
     """Return the parsed value with a mask in place of each hidden value."""
-    return _walk(value, lambda found, trail: MASK if is_hidden(trail) else found)
+    return _transform(value, lambda found, path: MASK if is_hidden(path) else found)
 
 
 def hide_numbered(value: Any) -> tuple[Any, list[Any]]:
     """Return the value with numbered masks, and the hidden values for ``restore``."""
     secrets: list[Any] = []
 
-    def change(found: Any, trail: Trail) -> Any:
-        if not is_hidden(trail):
+    def change(found: Any, path: Path) -> Any:
+        if not is_hidden(path):
             return found
         secrets.append(found)
         return f"{MASK}{len(secrets)}"
 
-    return _walk(value, change), secrets
+    return _transform(value, change), secrets
 
 
 def restore(value: Any, secrets: Sequence[Any]) -> Any:
     """Put hidden values back; raise ``ValueError`` for a misplaced mask or an unknown number."""
 
-    def change(found: Any, trail: Trail) -> Any:
+    def change(found: Any, path: Path) -> Any:
         is_text = isinstance(found, str) and not isinstance(found, Number)
         match = NUMBERED.fullmatch(found) if is_text else None
         if match is None:
             return found
-        place = int(match[1] or 0)
-        if not is_hidden(trail) or not 0 < place <= len(secrets):
-            raise ValueError(".".join(trail))
-        return secrets[place - 1]
+        number = int(match[1] or 0)
+        if not is_hidden(path) or not 0 < number <= len(secrets):
+            raise ValueError(".".join(path))
+        return secrets[number - 1]
 
-    return _walk(value, change)
+    return _transform(value, change)
 
 
-def _walk(value: Any, change: Change, trail: Trail = ()) -> Any:
-    changed = change(value, trail)
+def _transform(value: Any, change: Change, path: Path = ()) -> Any:
+    changed = change(value, path)
     if changed is not value:
         return changed
     if isinstance(value, Pairs):
-        return Pairs((k, _walk(v, change, (*trail, k))) for k, v in value)
-    if isinstance(value, list):  # its items share its trail
-        return [_walk(v, change, trail) for v in value]
+        return Pairs((k, _transform(v, change, (*path, k))) for k, v in value)
+    if isinstance(value, list):  # its items share its path
+        return [_transform(v, change, path) for v in value]
     return value
 
 
@@ -110,7 +110,7 @@ def _scalar(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _enclosed(marks: str, parts: list[str], inner: str, line: str) -> str:
+def _bracketed(marks: str, parts: list[str], inner: str, line: str) -> str:
     if not parts or not inner:
         return f"{marks[0]}{','.join(parts)}{marks[1]}"
     return f"{marks[0]}\n{inner}" + f",\n{inner}".join(parts) + f"\n{line}{marks[1]}"

@@ -18,10 +18,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxStream, StreamQuerySet
 from ..models.fields import DatabaseNow
-from ..models.stream_queryset import BACKLOG
+from ..models.stream_queryset import MAX_BACKLOG
 from . import columns, display
 from .actions import DISCARD, REPLAY, RUN_NOW, SKIP
-from .confirmation import AskingAdmin
+from .confirmation import ConfirmationAdmin
 
 STATES: Final = {
     "blocked": _("Blocked"),
@@ -60,16 +60,16 @@ class StreamList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        if self.paginator.few is not None:
-            self.result_list = self.paginator.few
-        place_all(list(self.result_list))
+        if self.paginator.single_page is not None:
+            self.result_list = self.paginator.single_page
+        set_summaries(list(self.result_list))
 
 
-def place_all(streams: list[Any]) -> None:
+def set_summaries(streams: list[Any]) -> None:
     """Set the head and backlog of these streams, with one lookup for all of them."""
-    places = OutboxStream.objects.places([stream.key for stream in streams])
+    summaries = OutboxStream.objects.summaries([stream.key for stream in streams])
     for stream in streams:
-        stream.place = places[stream.key]
+        stream.summary = summaries[stream.key]
 
 
 @admin.display(description=_("key"), ordering="key")
@@ -79,7 +79,7 @@ def key(stream: OutboxStream) -> str:
 
 @admin.display(description=_("head event"))
 def head(stream: Any) -> str:
-    if (event := stream.place.head) is None:
+    if (event := stream.summary.head) is None:
         return ""
     url = reverse("admin:django_outbox_outboxevent_change", args=[quote(event.pk)])
     return format_html(
@@ -89,25 +89,25 @@ def head(stream: Any) -> str:
 
 @admin.display(description=_("status"))
 def status(stream: Any) -> str:
-    event = stream.place.head
+    event = stream.summary.head
     return "" if event is None else display.badge(event)
 
 
 @admin.display(description=_("attempts"))
 def attempts(stream: Any) -> Any:
-    event = stream.place.head
+    event = stream.summary.head
     return "" if event is None else event.attempts
 
 
 @admin.display(description=_("last error"))
 def error(stream: Any) -> str:
-    event = stream.place.head
+    event = stream.summary.head
     return "" if event is None else display.first_line(event.last_error)
 
 
 @admin.display(description=_("first due"))
 def age(stream: Any) -> Any:
-    event = stream.place.head
+    event = stream.summary.head
     return (
         ""
         if event is None
@@ -117,14 +117,14 @@ def age(stream: Any) -> Any:
 
 @admin.display(description=_("waiting"))
 def backlog(stream: Any) -> str:
-    return f"{stream.place.backlog}{'+' * (stream.place.backlog >= BACKLOG)}"
+    return f"{stream.summary.backlog}{'+' * (stream.summary.backlog >= MAX_BACKLOG)}"
 
 
 @admin.display(description=_("next try"), ordering="due_at")
 def next_try(stream: Any) -> Any:
     due, now = stream.due_at, stream.seen_at
     if due is None:
-        return _("not automatically") if stream.place.backlog else _("idle")
+        return _("not automatically") if stream.summary.backlog else _("idle")
     if due <= now:
         return display.since(gettext("due for %s"), due, now)
     phrase = gettext("leased for another %s") if stream.locked_by else gettext("in %s")
@@ -151,7 +151,7 @@ SECTIONS: Final[Any] = [
 ]
 
 
-class OutboxStreamAdmin(AskingAdmin):
+class OutboxStreamAdmin(ConfirmationAdmin):
     """Admin of streams: replay or discard a dead head, retry a waiting one now, or skip it."""
 
     list_display = [key, head, status, attempts, error, age, backlog, next_try]
@@ -166,14 +166,14 @@ class OutboxStreamAdmin(AskingAdmin):
     def get_queryset(self, request: HttpRequest) -> StreamQuerySet:
         """Annotate ``seen_at``, the database's current time."""
         streams = cast("StreamQuerySet", super().get_queryset(request))
-        return streams.real().annotate(seen_at=DatabaseNow())
+        return streams.streams_only().annotate(seen_at=DatabaseNow())
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
         stream = super().get_object(request, object_id, from_field)
         if stream is not None:
-            place_all([stream])
+            set_summaries([stream])
         return stream
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -190,24 +190,24 @@ class OutboxStreamAdmin(AskingAdmin):
 
     @admin.action(permissions=["replay"], description=_("Replay the dead head"))
     def replay(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
-        return self.act_or_ask(request, REPLAY, self._heads(queryset))
+        return self.apply_or_confirm(request, REPLAY, self._heads(queryset))
 
     @admin.action(permissions=["replay"], description=_("Try the head now"))
     def run_now(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
-        return self.act_or_ask(request, RUN_NOW, self._heads(queryset))
+        return self.apply_or_confirm(request, RUN_NOW, self._heads(queryset))
 
     @admin.action(permissions=["discard"], description=_("Discard the dead head"))
     def discard(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
-        return self.act_or_ask(request, DISCARD, self._heads(queryset))
+        return self.apply_or_confirm(request, DISCARD, self._heads(queryset))
 
     @admin.action(
         permissions=["discard"], description=_("Skip the head: it becomes dead, others continue")
     )
     def skip(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:
-        return self.act_or_ask(request, SKIP, self._heads(queryset))
+        return self.apply_or_confirm(request, SKIP, self._heads(queryset))
 
     def _heads(self, streams: StreamQuerySet) -> list[str]:
         """Return the ids of these streams' heads, for at most as many as a page may show."""
         keys = [*streams.order_by("pk").values_list("pk", flat=True)[: self.list_max_show_all]]
-        places = streams.places(keys).values()
-        return [each.head.pk for each in places if each.head is not None]
+        summaries = streams.summaries(keys).values()
+        return [each.head.pk for each in summaries if each.head is not None]

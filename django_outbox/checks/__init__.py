@@ -14,13 +14,13 @@ from django.db import router
 
 from .. import conf, hooks
 from ..conf import Settings
-from ..doorbell.choosing import UnusableDoorbell, choose
+from ..doorbell.selection import UnusableDoorbell, create_doorbell
 from ..listeners import registry
 from ..models import OutboxEvent
 from . import deploying, pooling, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
-DELIVERING = (
+DELIVERY_SETTINGS = (
     "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS",
     "LISTENER_TIMEOUT", "STUCK_AFTER", "HOT_QUEUE_CAPACITY", "COLD_QUEUE_CAPACITY",
     "PREFETCH_BYTES", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
@@ -38,7 +38,7 @@ def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     faults = conf.problems()
     if faults:
         return [Error(each.message, hint=each.hint, id="django_outbox.E001") for each in faults]
-    return [*_unresolved(), *_clashes(conf.current())]
+    return [*_unresolved(), *_conflicts(conf.current())]
 
 
 def _unresolved() -> Iterator[CheckMessage]:
@@ -51,12 +51,12 @@ def _unresolved() -> Iterator[CheckMessage]:
         except ImproperlyConfigured as error:
             yield Error(str(error), hint="Correct the dotted path.", id="django_outbox.E002")
     try:
-        choose(router.db_for_write(OutboxEvent))
+        create_doorbell(router.db_for_write(OutboxEvent))
     except UnusableDoorbell as error:
         yield Error(error.message, hint=error.hint, id="django_outbox.E002")
 
 
-def _clashes(settings: Settings) -> Iterator[CheckMessage]:
+def _conflicts(settings: Settings) -> Iterator[CheckMessage]:
     if (
         settings.MODE == "ordered"
         and settings.ORDERING == "global"
@@ -71,7 +71,7 @@ def _clashes(settings: Settings) -> Iterator[CheckMessage]:
         )
 
 
-def _given(settings: Settings, names: Sequence[str]) -> list[str]:
+def _changed(settings: Settings, names: Sequence[str]) -> list[str]:
     """Return which of these settings are not at their default."""
     default = Settings()
     return [name for name in names if getattr(settings, name) != getattr(default, name)]
@@ -82,13 +82,13 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]
     """Report W006 settings and listeners without effect: MODE "writer_only" delivers nothing."""
     if conf.problems() or conf.current().MODE != "writer_only":
         return []
-    idle = _given(conf.current(), DELIVERING)
-    idle += [each.where for each in registry.listeners()]
-    if not idle:
+    without_effect = _changed(conf.current(), DELIVERY_SETTINGS)
+    without_effect += [each.where for each in registry.listeners()]
+    if not without_effect:
         return []
     return [
         Warning(
-            f'In OUTBOX["MODE"] "writer_only" these have no effect: {", ".join(idle)}.',
+            f'In OUTBOX["MODE"] "writer_only" these have no effect: {", ".join(without_effect)}.',
             hint="In this mode events are only written; remove the other settings.",
             id="django_outbox.W006",
         )
@@ -143,7 +143,7 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     """Report E042 an atomic listener whose app writes to a database without the outbox."""
     found: list[CheckMessage] = []
     for each in (each for each in registry.listeners() if each.atomic):
-        config = apps.get_containing_app_config(registry.label(each.call))
+        config = apps.get_containing_app_config(registry.qualified_name(each.call))
         written = {router.db_for_write(model) for model in config.get_models()} if config else set()
         if written and written.isdisjoint(aliases()):
             text = (
@@ -173,8 +173,8 @@ def check_embedded(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 @register("django_outbox")
 def check_tasks(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     """Report E055 TASKS names the outbox, but no tasks framework is installed."""
-    given = getattr(settings, "TASKS", {})
-    named = [alias for alias, each in given.items() if each.get("BACKEND") == TASKS_BACKEND]
+    backends = getattr(settings, "TASKS", {})
+    named = [alias for alias, each in backends.items() if each.get("BACKEND") == TASKS_BACKEND]
     if not named or find_spec("django.tasks") or find_spec("django_tasks"):
         return []
     return [

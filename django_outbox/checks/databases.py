@@ -52,12 +52,12 @@ def check_databases(
         connection = connections[alias]
         if connection.vendor not in DIALECTS:
             continue  # reported as E024
-        found += [*_journal(connection), *_schema(connection), *_tables(connection)]
-        found += [*_isolation(connection), *_statement(connection)]
+        found += [*_journal_mode(connection), *_schema(connection), *_tables(connection)]
+        found += [*_isolation(connection), *_statement_size(connection)]
     return found
 
 
-def _journal(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+def _journal_mode(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if connection.vendor != "sqlite" or is_in_memory(connection):
         return
     with connection.cursor() as cursor:
@@ -94,7 +94,7 @@ def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
         )
 
 
-def _statement(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+def _statement_size(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     largest = dialect_of(connection).largest_statement(connection)
     if largest is None or conf.problems():
         return

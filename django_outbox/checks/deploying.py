@@ -19,20 +19,20 @@ def check_deployment(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     """Report W007 naive times; W014 long timeouts; W050 stale connections."""
     if conf.problems():
         return []
-    return [*_times(), *_timeouts(), *_ages()]
+    return [*_naive_times(), *_long_timeouts(), *_stale_connections()]
 
 
-def _times() -> Iterator[CheckMessage]:
+def _naive_times() -> Iterator[CheckMessage]:
     if not django_settings.USE_TZ:
         yield Warning(
             "USE_TZ is False: a naive occurred_at or available_at is read as local time, and one "
-            "hour each autumn is there twice.",
+            "hour each autumn occurs twice.",
             hint="Set USE_TZ = True, or pass aware datetimes or deliver_after= and silence this.",
             id="django_outbox.W007",
         )
 
 
-def _timeouts() -> Iterator[CheckMessage]:
+def _long_timeouts() -> Iterator[CheckMessage]:
     drain = conf.current().DRAIN_TIMEOUT
     long = [each.where for each in registry.listeners() if each.timeout and each.timeout > drain]
     if long:
@@ -46,7 +46,7 @@ def _timeouts() -> Iterator[CheckMessage]:
         )
 
 
-def _ages() -> Iterator[CheckMessage]:
+def _stale_connections() -> Iterator[CheckMessage]:
     for alias in aliases():
         settings = connections.settings[alias]
         is_kept = settings.get("CONN_MAX_AGE", 0) is None and connections[alias].vendor != "sqlite"

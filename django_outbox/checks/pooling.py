@@ -13,7 +13,7 @@ from ..sql import can_notify
 from .databases import Configs, aliases
 
 POOLER_PORTS = ("6432", "6543")  # PgBouncer's, and the one that hosting providers use
-MIN_SIZE = 4  # connections: the default of psycopg's pool, and then its max_size
+DEFAULT_POOL_SIZE = 4  # connections: psycopg's default for min_size, and for max_size if unset
 
 
 @register("django_outbox")
@@ -34,7 +34,7 @@ def _pool(alias: str) -> Iterator[CheckMessage]:
     if not pool:
         return
     options = pool if isinstance(pool, dict) else {}
-    size = options.get("max_size") or options.get("min_size", MIN_SIZE)
+    size = options.get("max_size") or options.get("min_size", DEFAULT_POOL_SIZE)
     threads = conf.current().WORKERS
     if isinstance(size, int) and size < threads:
         yield Warning(
@@ -43,7 +43,7 @@ def _pool(alias: str) -> Iterator[CheckMessage]:
             "and fail in the end.",
             hint=f'Set OPTIONS["pool"]["max_size"] to {threads} or more; async listeners that use '
             f"the database want up to {conf.current().ASYNC_CONNECTIONS or 2 * threads} more "
-            '(OUTBOX["ASYNC_CONNECTIONS"]). The engine\'s own connections are apart.',
+            '(OUTBOX["ASYNC_CONNECTIONS"]). The engine\'s own connections are separate.',
             id="django_outbox.W051",
         )
 
@@ -53,7 +53,7 @@ def _pooler(alias: str) -> Iterator[CheckMessage]:
     if listens_on not in connections:
         return
     settings = connections.settings[listens_on]
-    if reason := _looks_pooled(settings):
+    if reason := _pooler_sign(settings):
         yield Warning(
             f"Workers of {alias!r} would LISTEN on {listens_on!r}, where {reason}: it looks like "
             "a pooler in transaction mode, through which no notification arrives. Workers poll "
@@ -73,7 +73,7 @@ def _listens_on(alias: str) -> str:
     return str(options.get("database") or alias) if options["kind"] == "postgres" else ""
 
 
-def _looks_pooled(settings: dict[str, Any]) -> str | None:
+def _pooler_sign(settings: dict[str, Any]) -> str | None:
     """Return which setting suggests a pooler in transaction mode; None if there is none."""
     if settings.get("DISABLE_SERVER_SIDE_CURSORS"):
         return "DISABLE_SERVER_SIDE_CURSORS is set"

@@ -14,19 +14,19 @@ from .databases import Configs, aliases
 
 Version = tuple[int, ...]
 
-OLDEST: dict[str, Version] = {
+MIN_VERSIONS: dict[str, Version] = {
     "PostgreSQL": (15,),
     "MySQL": (8, 4),
     "MariaDB": (10, 11),
     "SQLite": (3, 35),
 }
 
-OLDEST_PSYCOPG: Version = (3, 2)  # the first whose notifies() takes a timeout
+MIN_PSYCOPG: Version = (3, 2)  # the first whose notifies() takes a timeout
 
 # What VERSION() contains if only the protocol is the same, as each project documents it: TiDB
 # "8.0.11-TiDB-v8.5.0", OceanBase "5.7.25-OceanBase-v4.2.1.0", YugabyteDB "PostgreSQL 11.2-YB-2.18",
 # CockroachDB "CockroachDB CCL v24.1.0".
-ONLY_ALIKE = {
+PROTOCOL_ONLY = {
     "-TiDB-": "TiDB",
     "-OceanBase-": "OceanBase",
     "-YB-": "YugabyteDB",
@@ -42,7 +42,7 @@ def check_servers(
     found: list[CheckMessage] = []
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
-        found += _unknown(connection) or _only_alike(connection) or _old(connection)
+        found += _unknown(connection) or _protocol_only(connection) or _outdated(connection)
         found += _driver(connection)
     return found
 
@@ -60,9 +60,9 @@ def _unknown(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     ]
 
 
-def _only_alike(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+def _protocol_only(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     """Return E028: a server that accepts ``SKIP LOCKED`` but locks nothing delivers twice."""
-    said = dialect_of(connection).version_text(connection)
+    version_text = dialect_of(connection).version_text(connection)
     return [
         Error(
             f"The database {connection.alias!r} is {name}, which speaks the protocol of "
@@ -71,20 +71,20 @@ def _only_alike(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
             hint=f"Route django_outbox to {SUPPORTED}.",
             id="django_outbox.E028",
         )
-        for mark, name in ONLY_ALIKE.items()
-        if mark in said
+        for mark, name in PROTOCOL_ONLY.items()
+        if mark in version_text
     ]
 
 
-def _old(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+def _outdated(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     name, version = connection.display_name, connection.get_database_version()
-    oldest = OLDEST[name]
-    if version >= oldest:
+    minimum = MIN_VERSIONS[name]
+    if version >= minimum:
         return []
     return [
         Warning(
-            f"The database {connection.alias!r} is {name} {_text(version)}; expected "
-            f"{_text(oldest)} or later.",
+            f"The database {connection.alias!r} is {name} {_format(version)}; expected "
+            f"{_format(minimum)} or later.",
             hint="Upgrade the server.",
             id="django_outbox.W025",
         )
@@ -96,12 +96,12 @@ def _driver(connection: Any) -> list[CheckMessage]:
         return []
     driver = connection.Database
     version = tuple(int(part) for part in driver.__version__.split()[0].split(".")[:2])
-    if version >= OLDEST_PSYCOPG:
+    if version >= MIN_PSYCOPG:
         return []
     return [
         Warning(
             f"The database {connection.alias!r} is reached by {driver.__name__} "
-            f"{driver.__version__}; expected psycopg {_text(OLDEST_PSYCOPG)} or later. With "
+            f"{driver.__version__}; expected psycopg {_format(MIN_PSYCOPG)} or later. With "
             "psycopg 3.0 and 3.1 workers receive no notifications and find events by polling; "
             "psycopg2 is not tested.",
             hint="Run pip install 'psycopg[binary]>=3.2'.",
@@ -110,5 +110,5 @@ def _driver(connection: Any) -> list[CheckMessage]:
     ]
 
 
-def _text(version: Version) -> str:
+def _format(version: Version) -> str:
     return ".".join(map(str, version))

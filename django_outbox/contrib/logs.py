@@ -23,7 +23,7 @@ import msgspec
 from ..events import Event
 
 PREFIX = "log."  # of headers that hold the writer's context
-OWN = ("event_id", "event_type", "listener", "attempt")  # set per call, not passed on to events
+CALL_FIELDS = ("event_id", "event_type", "listener", "attempt")  # not passed on to events
 
 # A conversion in a log call's format string, with the name before it: "… event_id=%s".
 FIELD = re.compile(r"%%|(?:(?P<name>\w+)=)?%[-#0 +]*[\d.]*[a-zA-Z]")
@@ -54,7 +54,9 @@ def remember() -> dict[str, str]:
     structlog = _structlog()
     bound = structlog.get_contextvars() if structlog is not None else {}
     values = {**bound, **(_context.get() or {})}
-    return {f"{PREFIX}{name}": str(value) for name, value in values.items() if name not in OWN}
+    return {
+        f"{PREFIX}{name}": str(value) for name, value in values.items() if name not in CALL_FIELDS
+    }
 
 
 @contextmanager
@@ -63,10 +65,10 @@ def restore(event: Event) -> Iterator[None]:
     values = {
         name.removeprefix(PREFIX): value
         for name, value in event.headers.items()
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in OWN
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in CALL_FIELDS
     }
     own = (event.event_id, event.event_type, event.listener, event.attempts + 1)
-    with context(**values, **dict(zip(OWN, own, strict=True))):
+    with context(**values, **dict(zip(CALL_FIELDS, own, strict=True))):
         yield
 
 
@@ -92,7 +94,7 @@ class JSONFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        event, fields = _parts(record)
+        event, fields = _split(record)
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(),
             "level": record.levelname,
@@ -106,7 +108,7 @@ class JSONFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+def _split(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
     """Split a line into its words and fields, by the call's format string, not by its values."""
     text = str(record.msg)
     arguments = record.args if isinstance(record.args, tuple) else ()

@@ -51,11 +51,11 @@ def restore(event: Event) -> Iterator[None]:
 
     The span has only the class of an error, because an error's text may contain private data.
     """
-    with _delivery(event) as span:
+    with _delivery_span(event) as span:
         try:
             yield
         except BaseException as error:
-            kind = _name(error)
+            kind = _class_name(error)
             span.set_status(Status(StatusCode.ERROR))
             span.set_attribute("error.type", kind)
             span.add_event("exception", {"exception.type": kind})
@@ -65,18 +65,18 @@ def restore(event: Event) -> Iterator[None]:
 @contextmanager
 def restore_telling_errors(event: Event) -> Iterator[None]:
     """Do as ``restore``, and add an error's message and traceback to the span."""
-    with _delivery(event) as span:
+    with _delivery_span(event) as span:
         try:
             yield
         except BaseException as error:
             span.set_status(Status(StatusCode.ERROR, str(error)))
-            span.set_attribute("error.type", _name(error))
+            span.set_attribute("error.type", _class_name(error))
             span.record_exception(error)
             raise
 
 
 @contextmanager
-def _delivery(event: Event) -> Iterator[Span]:
+def _delivery_span(event: Event) -> Iterator[Span]:
     token = context.attach(_baggage.extract(event.headers))
     try:
         with _tracer.start_as_current_span(
@@ -109,7 +109,7 @@ def _links(event: Event) -> list[Link]:
     return [Link(found)] if found.is_valid else []
 
 
-def _name(error: BaseException) -> str:
+def _class_name(error: BaseException) -> str:
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return f"{module}{kind.__qualname__}"

@@ -12,10 +12,10 @@ from asgiref.sync import sync_to_async
 from ..listeners import registry
 from .lease import Lease
 
-PAUSE = 0.1  # seconds between two checks while a listener waits for a database connection
+CHECK_INTERVAL = 0.1  # seconds between two checks while a listener waits for a database connection
 
 
-async def within(timeout: float | None, awaitable: Awaitable[Any], lease: Lease) -> Any:
+async def with_timeout(timeout: float | None, awaitable: Awaitable[Any], lease: Lease) -> Any:
     """Await like ``asyncio.wait_for``, but measure the timeout by the lease's clock."""
     if timeout is None:
         return await awaitable
@@ -27,37 +27,37 @@ async def within(timeout: float | None, awaitable: Awaitable[Any], lease: Lease)
             raise asyncio.TimeoutError from error
         raise
     finally:
-        timer.end()
+        timer.stop()
 
 
 class Timer:
-    """Cancels the task that creates it after ``timeout`` seconds, unless ``end`` comes first."""
+    """Cancels the task that creates it after ``timeout`` seconds, unless ``stop`` comes first."""
 
     def __init__(self, timeout: float, lease: Lease) -> None:
         self.expired = False
         self._lease, self._until = lease, lease.clock + timeout
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(timeout, self._look)
+        self._handle = self._loop.call_later(timeout, self._check)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the timer, and take back a cancellation that it has requested."""
         self._handle.cancel()
         uncancel = getattr(self._task, "uncancel", None)  # since Python 3.11
         if self.expired and uncancel is not None:
             uncancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         left = self._until - self._lease.clock
         if left > 0:
-            pause = max(left, PAUSE) if self._lease.queued_at else left
-            self._handle = self._loop.call_later(pause, self._look)
+            pause = max(left, CHECK_INTERVAL) if self._lease.connection_wait_since else left
+            self._handle = self._loop.call_later(pause, self._check)
         elif self._task is not None:
             self.expired = True
             self._task.cancel()
 
 
-def awaited(call: Any) -> Callable[..., Awaitable[Any]]:
+def as_async(call: Any) -> Callable[..., Awaitable[Any]]:
     """Return a callable to await: the fallback, or, if it is plain, a wrapper around it.
 
     The wrapper runs it in the thread of its delivery, where it may use the database.

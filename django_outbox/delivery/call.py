@@ -19,14 +19,14 @@ from ..conf import Settings
 from ..events import Event
 from ..exceptions import ListenerTimeout
 from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
-from ..listeners.registry import Listener, place
+from ..listeners.registry import Listener, location
 from ..signals import announce, event_decided, event_started
 from ..sql import dialect_of
-from .async_timeouts import awaited, within
+from .async_timeouts import as_async, with_timeout
 from .decide import decide, describe, name, recovered
 from .interceptors import Escaping, intercept
 from .lease import Lease
-from .timeouts import TimedCall, WrittenOff, report
+from .timeouts import CallAbandoned, TimedCall, report_timeout
 
 if TYPE_CHECKING:
     from .fanout import FanOut
@@ -41,7 +41,7 @@ class _Raised:
     error: BaseException
 
 
-class _Undo(Exception):
+class _Rollback(Exception):
     """Rolls back the transaction of an atomic listener."""
 
 
@@ -59,13 +59,13 @@ class Call:
     attempts: int
     settings: Settings
     alias: str
-    between: Callable[[Lease], Any]  # tidies up before the next listener or fallback
+    between: Callable[[Lease], Any]  # cleans up before the next listener or fallback
     escaping: Escaping = ()
     fan_out: FanOut | None = None  # set if the event has several listeners
-    before: float = 0.0  # seconds that other listeners of the event took before
+    duration_before: float = 0.0  # seconds that earlier listeners of the event took
     failure: Failure | None = None  # what the fallback is called with, once it is called
     failed: Decision = LOST  # the decision that led to the fallback
-    context: Context | None = None  # it runs in this; set if it may be written off
+    context: Context | None = None  # runs the call; set if the call may be abandoned
 
     @property
     def timeout(self) -> float | None:
@@ -75,75 +75,77 @@ class Call:
 
     def run(self) -> Decision:
         """Call the listener and decide."""
-        if unfit := self._unfit():
-            return unfit
+        if failed := self._convert_payload():
+            return failed
         self._begin()
         answer, decision = self._execute(self.listener.call, self.event)
-        return self._ended(decision) if decision is DONE else self._conclude(answer, decision)
+        if decision is DONE:
+            return self._announce_decided(decision)
+        return self._fall_back_if_failed(answer, decision)
 
     def finish(self, seconds: float) -> Decision:
-        """Decide in place of the thread that hangs in this call, written off after ``seconds``."""
-        report(self.event, self.listener, self.alias, seconds)
+        """Decide in place of the thread that hangs in this call, abandoned after ``seconds``."""
+        report_timeout(self.event, self.listener, self.alias, seconds)
         self.lease.duration += seconds
         self.lease.called_at, self.lease.timed = 0.0, None
-        late = self._late("its thread was written off")
-        decision = self._decide(late)
+        timeout_error = self._timeout_error("its thread was written off")
+        decision = self._decide(timeout_error)
         if self.failure is not None:  # it was the fallback
-            return self._ended(self._told(decision))
-        return self._conclude(late, decision)
+            return self._announce_decided(self._log_recovery(decision))
+        return self._fall_back_if_failed(timeout_error, decision)
 
-    def apart(self, between: Callable[[Lease], Any]) -> Call:
+    def copy_for_thread(self, between: Callable[[Lease], Any]) -> Call:
         """Return a copy of the call for another thread; the thread that hangs keeps its event."""
-        event = self.event.apart(self.attempts)
-        event.called(self.listener.title, self.alias)
+        event = self.event.copy_for_listener(self.attempts)
+        event.set_listener(self.listener.title, self.alias)
         assert self.context is not None  # policy and fallback may read what the listener set
         call = replace(self, event=event, between=between, context=self.context.copy())
-        call._unfit()  # cannot fail: the payload fitted before
+        call._convert_payload()  # cannot fail: the payload fitted before
         return call
 
-    def _conclude(self, answer: Any, decision: Decision) -> Decision:
+    def _fall_back_if_failed(self, answer: Any, decision: Decision) -> Decision:
         """Call the fallback if the listener has failed for good."""
-        failure = self._failure(answer, decision)
+        failure = self._final_failure(answer, decision)
         if failure is None:
-            return self._ended(decision)
+            return self._announce_decided(decision)
         self.between(self.lease)
         self.failure, self.failed = failure, decision
         _, decision = self._execute(self.listener.fallback, self.event, failure)
-        return self._ended(self._told(decision))
+        return self._announce_decided(self._log_recovery(decision))
 
     async def arun(self) -> Decision:
         """Await the listener on the event loop and decide."""
-        if unfit := self._unfit():
-            return unfit
+        if failed := self._convert_payload():
+            return failed
         self._begin()
-        answer = await self._awaited(self.listener.call, self.event)
+        answer = await self._acall(self.listener.call, self.event)
         decision = self._decide(answer)
-        failure = self._failure(answer, decision)
+        failure = self._final_failure(answer, decision)
         if failure is None:
-            return self._ended(decision)
+            return self._announce_decided(decision)
         await self.between(self.lease)
         self.failure, self.failed = failure, decision
-        answer = await self._awaited(awaited(self.listener.fallback), self.event, failure)
-        return self._ended(self._told(self._decide(answer)))
+        answer = await self._acall(as_async(self.listener.fallback), self.event, failure)
+        return self._announce_decided(self._log_recovery(self._decide(answer)))
 
     def _begin(self) -> None:
         announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
-        self.before = self.lease.duration
+        self.duration_before = self.lease.duration
 
-    def _ended(self, decision: Decision) -> Decision:
+    def _announce_decided(self, decision: Decision) -> Decision:
         if event_decided.receivers:  # checked here too, because the arguments cost time
             announce(
                 event_decided, sender=self.alias, event=self.event, listener=self.listener,
-                outcome=decision.outcome, duration=self.lease.duration - self.before,
+                outcome=decision.outcome, duration=self.lease.duration - self.duration_before,
             )  # fmt: skip
         return decision
 
-    def _unfit(self) -> Decision | None:
+    def _convert_payload(self) -> Decision | None:
         """Convert the payload to the listener's type; return a decision if that fails."""
         if self.listener.payload_type is None:
             return None
         try:
-            self.event.take_as(self.listener.payload_type)
+            self.event.convert_payload(self.listener.payload_type)
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - the class runs its own code
@@ -155,7 +157,7 @@ class Call:
     def _execute(self, call: Any, *args: Any) -> tuple[Any, Decision]:
         """Return what the listener returned or raised, and the decision.
 
-        Raises ``WrittenOff`` if the call was written off before: this thread must not change
+        Raises ``CallAbandoned`` if the call was abandoned before: this thread must not change
         anything then.
         """
         lease, timeout = self.lease, self.timeout
@@ -167,13 +169,13 @@ class Call:
         if self.listener.atomic:
             answer, decision = self._in_transaction(timed, call, args)
         else:
-            answer = self._answer(timed, call, args)
+            answer = self._call_intercepted(timed, call, args)
         lease.duration += monotonic() - started
         lease.called_at = 0.0
         if timed is not None:
             lease.timed = None
-            if timed.is_overdue:
-                report(self.event, self.listener, self.alias, timed.seconds)
+            if timed.timed_out:
+                report_timeout(self.event, self.listener, self.alias, timed.seconds)
         return answer, self._decide(answer) if decision is None else decision
 
     def _in_transaction(
@@ -183,54 +185,54 @@ class Call:
         connection, answer, decision = connections[self.alias], None, LOST
         try:
             with dialect_of(connection).read_committed(connection):
-                answer = self._answer(timed, call, args)
+                answer = self._call_intercepted(timed, call, args)
                 decision = self._decide(answer)
                 if isinstance(answer, BaseException):
-                    raise _Undo
-                if not self._write(decision):
+                    raise _Rollback
+                if not self._settle(decision):
                     decision = LOST
-                    raise _Undo
-        except _Undo:
+                    raise _Rollback
+        except _Rollback:
             return answer, decision
         except Exception as error:
-            if timed is not None and not (timed.has_returned or timed.returns()):
-                raise WrittenOff from error  # the rollback failed
+            if timed is not None and not (timed.has_returned or timed.mark_returned()):
+                raise CallAbandoned from error  # the rollback failed
             return error, self._decide(error)
         if self.fan_out is not None:
-            self.fan_out.committed()
+            self.fan_out.mark_committed()
         return answer, replace(decision, written=True)
 
-    def _answer(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
+    def _call_intercepted(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
         answer: Any
         try:
             if not hooks.interceptors():
-                answer = self._called(timed, call, args)
+                answer = self._call(timed, call, args)
             else:
                 with intercept(self.event, self.escaping):
-                    answer = self._called(timed, call, args)
+                    answer = self._call(timed, call, args)
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
             answer = error
-        if timed is not None and not timed.returns():
-            raise WrittenOff
+        if timed is not None and not timed.mark_returned():
+            raise CallAbandoned
         return answer
 
-    def _called(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
+    def _call(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
         answer = call(*args)
         if answer is None:
             return None
         if isawaitable(answer):
             if timed is not None:
-                timed.is_awaited()
-            answer = async_to_sync(self._timed)(answer)
-        return _plain(answer)
+                timed.mark_awaited()
+            answer = async_to_sync(self._await_with_timeout)(answer)
+        return _unwrap(answer)
 
-    async def _awaited(self, call: Any, *args: Any) -> Any:
+    async def _acall(self, call: Any, *args: Any) -> Any:
         started, began = monotonic(), self.lease.clock
         try:
             with intercept(self.event, self.escaping):
-                return _plain(await self._timed(call(*args)))
+                return _unwrap(await self._await_with_timeout(call(*args)))
         except BaseException as error:
             if self.lease.cancelled and isinstance(error, asyncio.CancelledError):
                 raise
@@ -239,19 +241,19 @@ class Call:
             self.lease.duration += monotonic() - started
             seconds = self.lease.clock - began
             if self.timeout is not None and seconds >= self.timeout:
-                report(self.event, self.listener, self.alias, seconds)
+                report_timeout(self.event, self.listener, self.alias, seconds)
 
-    async def _timed(self, awaitable: Awaitable[Any]) -> Any:
+    async def _await_with_timeout(self, awaitable: Awaitable[Any]) -> Any:
         """Return what the listener returned or raised; cancel it after the timeout."""
         timeout, started = self.timeout, self.lease.clock
         try:
-            return await within(timeout, _guarded(awaitable), self.lease)
+            return await with_timeout(timeout, _await_guarded(awaitable), self.lease)
         except asyncio.TimeoutError as error:  # ours, or one of the listener's own
             if timeout is None or self.lease.clock - started < timeout:
                 return _Raised(error)
-            late = self._late("cancelled")
-            late.__cause__ = error
-            return _Raised(late)
+            timeout_error = self._timeout_error("cancelled")
+            timeout_error.__cause__ = error
+            return _Raised(timeout_error)
         except asyncio.CancelledError as error:
             if self.lease.cancelled:  # by the worker, which is stopping
                 raise
@@ -259,10 +261,10 @@ class Call:
         except Exception as error:  # noqa: BLE001 - a listener may raise anything
             return _Raised(error)
 
-    def _late(self, end: str) -> ListenerTimeout:
+    def _timeout_error(self, consequence: str) -> ListenerTimeout:
         fallback = self.listener.fallback if self.failure is not None else None
-        where = place(fallback or self.listener.call)
-        return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {end}")
+        where = location(fallback or self.listener.call)
+        return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {consequence}")
 
     # -- what to decide ----------------------------------------------------------------------------
 
@@ -281,31 +283,31 @@ class Call:
             defer_limit=limit,
         )
 
-    def _write(self, decision: Decision) -> bool:
+    def _settle(self, decision: Decision) -> bool:
         """Settle on the listener's connection; return whether the row is ours and as we read it.
 
         Ours alone is not enough. This worker may have leased the row again: to retry its own call
-        that was written off, or after another worker has tried.
+        that was abandoned, or after another worker has tried.
         """
         connection, event_id = connections[self.alias], self.event.event_id
         dialect, attempts = dialect_of(connection), self.lease.event.attempts
         if self.fan_out is not None:
             return dialect.keep_progress(
                 connection, me=self.lease.owner, event_id=event_id,
-                progress=self.fan_out.note_atomic(self.listener.title, decision),
-                as_read=(attempts, self.fan_out.in_row), hold=self.lease.hold,
+                progress=self.fan_out.record_atomic(self.listener.title, decision),
+                as_read=(attempts, self.fan_out.progress_in_row), kind=self.lease.kind,
             )  # fmt: skip
         settled = dialect.settle_all(
             connection,
             me=self.lease.owner,
             decisions=[(event_id, decision)],
-            hold=self.lease.hold,
+            kind=self.lease.kind,
             delete_done=self.settings.RETENTION_DONE == 0,
             as_read=(attempts, None),
         )
         return settled == 1
 
-    def _failure(self, answer: Any, decision: Decision) -> Failure | None:
+    def _final_failure(self, answer: Any, decision: Decision) -> Failure | None:
         """Return the failure for the fallback; None without one, or if no exception was final."""
         if self.listener.fallback is None or decision.status is not Status.DEAD:
             return None
@@ -318,7 +320,7 @@ class Call:
             text=describe(answer),
         )
 
-    def _told(self, decision: Decision) -> Decision:
+    def _log_recovery(self, decision: Decision) -> Decision:
         failure = self.failure
         if decision.status is Status.DONE and failure is not None:
             logger.warning(
@@ -329,13 +331,13 @@ class Call:
         return decision
 
 
-def _plain(answer: Any) -> Any:
+def _unwrap(answer: Any) -> Any:
     if isinstance(answer, _Raised):
         raise answer.error
     return None if isinstance(answer, BaseException) else answer  # returned, not raised
 
 
-async def _guarded(awaitable: Awaitable[Any]) -> Any:
+async def _await_guarded(awaitable: Awaitable[Any]) -> Any:
     """Await; return exceptions that would end the event loop instead of raising them."""
     try:
         return await awaitable

@@ -26,11 +26,11 @@ from .timeouts import TimedCall
 
 logger = logging.getLogger("django_outbox")
 
-NOTHING: Pauses = frozenset()
-FAULT_DELAY = 5.0  # seconds until an event is delivered again after an error of the worker itself
+NO_PAUSES: Pauses = frozenset()
+ERROR_DELAY = 5.0  # seconds until an event is delivered again after an error of the worker itself
 
 
-def may_go_on(lease: Lease) -> bool:
+def may_continue(lease: Lease) -> bool:
     return True
 
 
@@ -39,23 +39,23 @@ def deliver(
     *,
     alias: str,
     escaping: Escaping = (),
-    between: Callable[[Lease], bool] = may_go_on,
-    pauses: Pauses = NOTHING,
+    between: Callable[[Lease], bool] = may_continue,
+    pauses: Pauses = NO_PAUSES,
 ) -> Decision:
     """Call the event's listeners and decide; what they raise is a result, unless ``escaping``.
 
     ``between`` is called after a listener, before another one or a fallback. It tidies up, and
     returns whether another listener may start. What ``pauses`` names is not called, and waits.
-    Raises ``WrittenOff`` if a call returns after it was written off; see ``finish``.
+    Raises ``CallAbandoned`` if a call returns after it was abandoned; see ``finish``.
     """
     settings = current()
     listeners = _listeners(lease, settings, pauses)
     if isinstance(listeners, Decision):
         return listeners
-    lease.waited = monotonic() - lease.taken_at
+    lease.waited = monotonic() - lease.claimed_at
     if len(listeners) == 1 and lease.progress is None:
         event = lease.event
-        event.called(listeners[0].title, alias)
+        event.set_listener(listeners[0].title, alias)
         call = Call(lease, listeners[0], event, event.attempts, settings, alias, between, escaping)
         if call.timeout is None:
             decision = call.run()
@@ -65,52 +65,52 @@ def deliver(
     else:
         titles = paused_listeners(pauses)
         decision = FanOut(lease, listeners, settings, alias, between, escaping, titles).run()
-    lease.forget()  # not if the call was written off: another thread has the lease then
+    lease.drop_event()  # not if the call was abandoned: another thread has the lease then
     return decision
 
 
 def finish(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Decision:
-    """Continue a delivery whose thread was written off in this call, which counts as failed.
+    """Continue a delivery whose thread was abandoned in this call, which counts as failed.
 
-    What it calls has its timeout, too, and may be written off in turn.
+    What it calls has its timeout, too, and may be abandoned in turn.
     """
-    call, fan_out = timed.call.apart(between), timed.call.fan_out
+    call, fan_out = timed.call.copy_for_thread(between), timed.call.fan_out
     assert call.context is not None
     decision = call.context.run(call.finish, timed.seconds)
     if fan_out is not None:
         fan_out.between = between
-        fan_out.note(call, decision)
+        fan_out.record(call, decision)
         decision = fan_out.run()
-    call.lease.forget()
+    call.lease.drop_event()
     return decision
 
 
 async def adeliver(
     lease: Lease, *, alias: str, between: Callable[[Lease], Awaitable[bool]],
-    pauses: Pauses = NOTHING,
+    pauses: Pauses = NO_PAUSES,
 ) -> Decision:  # fmt: skip
     """Await the listeners of an event, all of them ``async def`` (see ``is_async``); decide."""
     settings = current()
     listeners = _listeners(lease, settings, pauses)
     if isinstance(listeners, Decision):
         return listeners
-    lease.waited = monotonic() - lease.taken_at
+    lease.waited = monotonic() - lease.claimed_at
     try:
         if len(listeners) == 1 and lease.progress is None:
             event = lease.event
-            event.called(listeners[0].title, alias)
+            event.set_listener(listeners[0].title, alias)
             call = Call(lease, listeners[0], event, event.attempts, settings, alias, between)
             return await call.arun()
         titles = paused_listeners(pauses)
         fan_out = FanOut(lease, listeners, settings, alias, between, paused=titles)
         for call in fan_out.calls():
-            if fan_out.begun and not await between(lease):
+            if fan_out.has_started and not await between(lease):
                 break
             task = asyncio.create_task(call.arun(), name=call.listener.title)
-            fan_out.note(call, await task)
+            fan_out.record(call, await task)
         return fan_out.decision
     finally:
-        lease.forget()
+        lease.drop_event()
 
 
 def is_async(lease: Lease) -> bool:
@@ -125,7 +125,7 @@ def _listeners(lease: Lease, settings: Settings, pauses: Pauses) -> tuple[Listen
     ):
         return PAUSED
     try:
-        lease.event.read()  # here, so that damaged JSON is dead, and not retried
+        lease.event.decode_row()  # here, so that damaged JSON is dead, and not retried
     except PayloadError as error:
         return dead(describe(error), kind=name(error))
     listeners = registry.route(lease.aggregate_type, lease.event_type)
@@ -142,7 +142,7 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
         return DONE
     error = UnroutableEvent(
         f"No listener for event type {event.event_type!r} of aggregate type "
-        f"{event.aggregate_type!r}. Registered nearby: {registry.nearby(event.event_type)}. "
+        f"{event.aggregate_type!r}. Registered nearby: {registry.similar_types(event.event_type)}. "
         f"Expected a listener in a module named {settings.LISTENER_MODULE!r} of an installed app."
     )
     if settings.UNROUTABLE == "retry":
@@ -150,7 +150,7 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
     if lease.age >= grace:
         return dead(describe(error), kind=name(error))
     if lease.key is not None:
-        _warn_of_hold(lease.key, event.event_type, event.event_id)
+        _warn_of_blocked_stream(lease.key, event.event_type, event.event_id)
     wait = min(max(grace - lease.age, 0.1), grace / 20 + 1)
     return Decision(
         status=Status.NEW, delay=wait, error=clean(str(error)), kind=name(error), outcome="deferred"
@@ -158,19 +158,19 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
 
 
 @lru_cache(maxsize=1000)  # so that it warns once
-def _warn_of_hold(key: str, event_type: str, event_id: str) -> None:
+def _warn_of_blocked_stream(key: str, event_type: str, event_id: str) -> None:
     logger.warning(
         "stream blocked: its first event has no listener and waits for UNROUTABLE_GRACE "
         "event_id=%s event_type=%s", event_id, event_type,
     )  # fmt: skip
 
 
-def faulty() -> Decision:
+def deferred_after_error() -> Decision:
     """Decide on a delivery that failed by an error of the worker itself: defer it."""
-    return Decision(status=Status.NEW, delay=FAULT_DELAY, outcome="deferred")
+    return Decision(status=Status.NEW, delay=ERROR_DELAY, outcome="deferred")
 
 
-def lost(rescues: int) -> Decision:
+def dead_after_rescues(rescues: int) -> Decision:
     """Decide on an event that too many workers were lost with: it is dead."""
     reason = f"lost {rescues} workers"
     return dead(reason, kind=reason)

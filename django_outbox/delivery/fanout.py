@@ -26,10 +26,10 @@ class FanOut:
         between: Callable[[Lease], Any], escaping: Escaping = (),
         paused: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
-        self.begun = False
+        self.has_started = False
         self.between = between
-        self.in_row = lease.progress  # the progress that is in the row
-        self._rest = iter(listeners)  # not yet considered
+        self.progress_in_row = lease.progress  # the progress that is in the row
+        self._remaining = iter(listeners)  # not yet considered
         self._lease, self._settings, self._alias = lease, settings, alias
         self._escaping = escaping
         self._paused = paused  # titles of listeners
@@ -41,32 +41,32 @@ class FanOut:
     def run(self) -> Decision:
         """Call the listeners that are due, or those of them that are left; return the decision."""
         for call in self.calls():
-            if self.begun and not self.between(self._lease):
+            if self.has_started and not self.between(self._lease):
                 break
             call.context = context = copy_context()
-            self.note(call, context.run(call.run))
+            self.record(call, context.run(call.run))
         return self.decision
 
     def calls(self) -> Iterator[Call]:
-        for listener in self._rest:
+        for listener in self._remaining:
             if self._lost or listener.title in self._paused:
                 continue
             if self._progress.is_due(listener.title):
                 yield self._call(listener)
 
-    def note(self, call: Call, decision: Decision) -> None:
-        self.begun, self._lost = True, decision is LOST
-        if not decision.written:  # if it is, note_atomic has recorded it
-            self._progress.note(call.listener.title, decision)
+    def record(self, call: Call, decision: Decision) -> None:
+        self.has_started, self._lost = True, decision is LOST
+        if not decision.written:  # if it is, record_atomic has recorded it
+            self._progress.record(call.listener.title, decision)
 
-    def note_atomic(self, title: str, decision: Decision) -> str:
+    def record_atomic(self, title: str, decision: Decision) -> str:
         """Record what an atomic listener commits with its changes; return the progress to write."""
-        self._progress.note(title, decision)
+        self._progress.record(title, decision)
         return self._progress.text
 
-    def committed(self) -> None:
-        """Note that the progress returned by ``note_atomic`` is in the row."""
-        self.in_row = self._progress.text
+    def mark_committed(self) -> None:
+        """Note that the progress returned by ``record_atomic`` is in the row."""
+        self.progress_in_row = self._progress.text
 
     @property
     def decision(self) -> Decision:
@@ -76,9 +76,9 @@ class FanOut:
 
     def _call(self, listener: Listener) -> Call:
         attempts = self._progress.attempts(listener.title)
-        event = self._lease.event.apart(attempts)
-        event.called(listener.title, self._alias)
-        self._lease.event.called(listener.title, self._alias)  # read by Lease.listener
+        event = self._lease.event.copy_for_listener(attempts)
+        event.set_listener(listener.title, self._alias)
+        self._lease.event.set_listener(listener.title, self._alias)  # read by Lease.listener
         return Call(
             self._lease, listener, event, attempts, self._settings, self._alias, self.between,
             self._escaping, self,

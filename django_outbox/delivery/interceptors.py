@@ -15,12 +15,13 @@ logger = logging.getLogger("django_outbox")
 
 Escaping = tuple[type[BaseException], ...]
 
-endings: ContextVar[Escaping] = ContextVar("endings", default=())  # exceptions that end drain()
+# Exceptions that end drain().
+drain_ending_errors: ContextVar[Escaping] = ContextVar("drain_ending_errors", default=())
 
 
-def ends_the_run(error: BaseException) -> bool:
+def ends_drain(error: BaseException) -> bool:
     """Return whether a listener's exception ends ``drain()`` instead of counting as a failure."""
-    return isinstance(error, endings.get())
+    return isinstance(error, drain_ending_errors.get())
 
 
 def intercept(event: Event, escaping: Escaping) -> ExitStack:

@@ -6,11 +6,11 @@ from typing import Final
 
 from ..listeners import registry
 from ..listeners.outcomes import Decision, Status
-from ..listeners.progress import NEW, PAUSE, entries
+from ..listeners.progress import NEW_ENTRY, PAUSED_DELAY, entries
 from ..sql.values import Pauses
 
 # For an event that a worker had already claimed when the pause began.
-PAUSED: Final = Decision(status=Status.NEW, delay=PAUSE, outcome="deferred")
+PAUSED: Final = Decision(status=Status.NEW, delay=PAUSED_DELAY, outcome="deferred")
 
 
 def is_paused(
@@ -29,7 +29,7 @@ def is_paused(
     left = [
         each.title
         for each in registry.route(aggregate_type, event_type)
-        if reached.get(each.title, NEW).state == "due"
+        if reached.get(each.title, NEW_ENTRY).state == "due"
     ]
     return bool(left) and titles.issuperset(left)
 

@@ -1,4 +1,4 @@
-"""Timeouts of calls in threads: a call either returns in time or is written off."""
+"""Timeouts of calls in threads: a call either returns in time or is abandoned."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_outbox")
 
-GRACE = 1.0  # seconds in which a cancelled coroutine has to end
+CANCELLATION_GRACE = 1.0  # seconds in which a cancelled coroutine has to end
 
 
-class WrittenOff(BaseException):
-    """Ends a thread whose call was written off: another thread has taken over the delivery."""
+class CallAbandoned(BaseException):
+    """Ends a thread whose call was abandoned: another thread has taken over the delivery."""
 
 
 class TimedCall:
@@ -30,27 +30,30 @@ class TimedCall:
 
     def __init__(self, call: Call, started: float, timeout: float) -> None:
         self.call, self.started = call, started
-        self.ends_at = started + timeout  # monotonic; from then on it may be written off
-        self.has_returned = False  # before it was written off; owner: its thread
+        self.ends_at = started + timeout  # monotonic; from then on it may be abandoned
+        self.has_returned = False  # before it was abandoned; owner: its thread
         self.seconds = 0.0  # duration, set when it ends
         self._timeout = timeout
         self._ended = threading.Lock()  # acquired by the thread that ends the call, never released
 
     @property
-    def is_overdue(self) -> bool:
+    def timed_out(self) -> bool:
         """Return whether it has ended after its timeout."""
         return self.seconds >= self._timeout
 
-    def is_awaited(self) -> None:
-        """Note that it is a coroutine: its timeout starts now, and it has ``GRACE`` to end then."""
-        self.ends_at = monotonic() + self._timeout + GRACE
+    def mark_awaited(self) -> None:
+        """Note that it is a coroutine: its timeout starts now.
 
-    def returns(self) -> bool:
-        """End the call in its thread; return whether it was not written off before."""
+        After the timeout it has ``CANCELLATION_GRACE`` to end.
+        """
+        self.ends_at = monotonic() + self._timeout + CANCELLATION_GRACE
+
+    def mark_returned(self) -> bool:
+        """End the call in its thread; return whether it was not abandoned before."""
         self.has_returned = self._end()
         return self.has_returned
 
-    def write_off(self) -> bool:
+    def abandon(self) -> bool:
         """End the call from another thread; return whether it had not returned before."""
         return self._end()
 
@@ -62,7 +65,7 @@ class TimedCall:
         return True
 
 
-def report(event: Event, listener: Listener, alias: str, seconds: float) -> None:
+def report_timeout(event: Event, listener: Listener, alias: str, seconds: float) -> None:
     """Log and announce that a listener ran longer than its timeout."""
     logger.warning(
         "listener runs longer than its timeout event_id=%s event_type=%s listener=%r seconds=%.1f",

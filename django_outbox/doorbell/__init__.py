@@ -12,23 +12,23 @@ from django.core.signals import setting_changed
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import current
-from .choosing import choose
-from .ends import QUIET, Doorbell, Ear
+from .base import MAX_INTERVALS, Doorbell, Ear
+from .selection import create_doorbell
 
 logger = logging.getLogger("django_outbox")
 
-SLOW = 0.1  # fraction of DOORBELL_INTERVAL; a notification that takes longer is slow
-SHARE = 0.05  # fraction of a writer's time that slow notifications may take
+SLOW_FRACTION = 0.1  # fraction of DOORBELL_INTERVAL; a notification that takes longer is slow
+MAX_TIME_SHARE = 0.05  # fraction of a writer's time that slow notifications may take
 BACKOFF = (1.0, 60.0)  # seconds without a notification after the first failure, and at most
 
 
 def ring(connection: BaseDatabaseWrapper) -> None:
     """Wake the workers of this database, at most once per ``DOORBELL_INTERVAL``; never raise.
 
-    If notifications wait long for their answer, send fewer: see ``SHARE``.
+    If notifications wait long for their answer, send fewer: see ``MAX_TIME_SHARE``.
     """
-    if (button := _button(connection.alias)) is not None:
-        button.press(connection)
+    if (notifier := _notifier(connection.alias)) is not None:
+        notifier.notify(connection)
 
 
 def ear(alias: str) -> Ear | None:
@@ -36,11 +36,11 @@ def ear(alias: str) -> Ear | None:
 
     Raises ``ImproperlyConfigured`` if ``DOORBELL`` cannot be used.
     """
-    button = _button(alias)
-    return None if button is None else button.doorbell.ear()
+    notifier = _notifier(alias)
+    return None if notifier is None else notifier.doorbell.ear()
 
 
-class _Button:
+class _Notifier:
     """A doorbell of this process: coalesces notifications, and backs off after failures."""
 
     def __init__(self, doorbell: Doorbell, interval: float) -> None:
@@ -49,7 +49,7 @@ class _Button:
         self._not_before = 0.0  # monotonic
         self._failures = 0  # consecutive
 
-    def press(self, connection: BaseDatabaseWrapper) -> None:
+    def notify(self, connection: BaseDatabaseWrapper) -> None:
         if connection.in_atomic_block:
             return  # a TestCase holds it open: nothing was committed
         now = time.monotonic()
@@ -59,14 +59,14 @@ class _Button:
         try:
             self.doorbell.ring(connection)
         except Exception as error:  # noqa: BLE001 - the commit is done; only latency is lost
-            self._rest(now, error)
+            self._back_off(now, error)
         else:
             self._failures = 0
             took = time.monotonic() - now
-            if getattr(self.doorbell, "waits", False) and took > SLOW * self._interval:
-                self._not_before = now + min(took / SHARE, QUIET * self._interval)
+            if getattr(self.doorbell, "waits", False) and took > SLOW_FRACTION * self._interval:
+                self._not_before = now + min(took / MAX_TIME_SHARE, MAX_INTERVALS * self._interval)
 
-    def _rest(self, now: float, error: Exception) -> None:
+    def _back_off(self, now: float, error: Exception) -> None:
         if not self._failures:
             reason = str(error).partition("\n")[0]
             logger.warning("doorbell failed; events arrive by polling error=%s", reason)
@@ -89,20 +89,20 @@ class _Unusable:
 
 
 @cache
-def _button(alias: str) -> _Button | None:
+def _notifier(alias: str) -> _Notifier | None:
     doorbell: Doorbell | None
     try:
-        doorbell = choose(alias)
+        doorbell = create_doorbell(alias)
     except ImproperlyConfigured as error:
         doorbell = _Unusable(error)
-    return None if doorbell is None else _Button(doorbell, current().DOORBELL_INTERVAL)
+    return None if doorbell is None else _Notifier(doorbell, current().DOORBELL_INTERVAL)
 
 
 def _reset(*, setting: str, **kwargs: object) -> None:
     if setting in ("OUTBOX", "DATABASES"):
-        _button.cache_clear()
+        _notifier.cache_clear()
 
 
 setting_changed.connect(_reset, dispatch_uid="django_outbox.doorbell")
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_button.cache_clear)
+    os.register_at_fork(after_in_child=_notifier.cache_clear)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .ends import Ear, database_identity
+from .base import Ear, database_identity
 
 logger = logging.getLogger("django_outbox")
 
@@ -80,20 +80,20 @@ class Local:
 class LocalEar:
     sure = False  # receives nothing from writers on other hosts
 
-    def __init__(self, bell: Local, prefix: str) -> None:
-        self._bell, self._prefix = bell, prefix
+    def __init__(self, doorbell: Local, prefix: str) -> None:
+        self._doorbell, self._prefix = doorbell, prefix
         self._socket: socket.socket | None = None
         self._path: Path | None = None
 
     def listen(self) -> None:
         self.close()
-        directory = self._bell.directory()
+        directory = self._doorbell.directory()
         name = f"{self._prefix}{os.getpid()}.{secrets.token_hex(3)}"
         self._socket = _datagram_socket()
         # Writers must not find the socket under its name before they may write to it.
         self._path = directory / f".{name}"
         self._socket.bind(str(self._path))
-        _share(self._path, directory.stat().st_mode)
+        _set_mode(self._path, directory.stat().st_mode)
         self._path = self._path.rename(directory / name)
 
     def wait(self, timeout: float) -> bool:
@@ -105,10 +105,10 @@ class LocalEar:
             if not self._path.exists():
                 raise ConnectionError(f"{self._path} was removed") from None
             return False
-        self._take_what_waits()
+        self._drain_socket()
         return True
 
-    def _take_what_waits(self) -> None:
+    def _drain_socket(self) -> None:
         assert self._socket is not None
         self._socket.setblocking(False)
         try:
@@ -126,12 +126,12 @@ class LocalEar:
             self._path = None
 
 
-def _share(path: Path, directory: int) -> None:
+def _set_mode(path: Path, directory_mode: int) -> None:
     """Let users who may create sockets in the directory, by its mode, write to a new socket.
 
     Never follows a link: in a shared directory another user could replace the socket by one.
     """
-    group, others = directory & stat.S_IWGRP, directory & stat.S_IWOTH
+    group, others = directory_mode & stat.S_IWGRP, directory_mode & stat.S_IWOTH
     mode = 0o600 | (0o060 if group else 0) | (0o006 if others else 0)
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(path, mode, follow_symlinks=False)  # noqa: PTH101 - Path.chmod is not safer

@@ -10,10 +10,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..conf import current
 from ..sql import engine_connection
 from ..sql.postgresql.notify import listen, notify, wait_for_notification
-from .ends import Ear, table_identity
+from .base import Ear, table_identity
 
-CHECK_AFTER = 5.0  # seconds without a notification, after which a worker tests its connection
-ANSWER_WITHIN = 2.0  # seconds within which it must receive its own notification
+PROBE_AFTER = 5.0  # seconds without a notification, after which a worker tests its connection
+PROBE_TIMEOUT = 2.0  # seconds within which it must receive its own notification
 
 
 class Postgres:
@@ -39,34 +39,34 @@ class Postgres:
 class PostgresEar:
     """LISTEN on a connection of its own; tests it by a NOTIFY to itself if it receives nothing."""
 
-    def __init__(self, bell: Postgres) -> None:
-        self._bell = bell
+    def __init__(self, doorbell: Postgres) -> None:
+        self._doorbell = doorbell
         self._listening: BaseDatabaseWrapper | None = None
-        self._heard_at = 0.0  # monotonic
-        self._asked_at: float | None = None  # monotonic; when it last notified itself
+        self._received_at = 0.0  # monotonic
+        self._probed_at: float | None = None  # monotonic; when it last notified itself
         self.sure = False
 
     def listen(self) -> None:
         self.close()
-        self._listening = engine_connection(self._bell.direct, lock_wait=current().LOCK_WAIT)
-        listen(self._listening, self._bell.channel)
-        self._heard_at, self._asked_at = 0.0, None  # tests the connection at once
+        self._listening = engine_connection(self._doorbell.direct, lock_wait=current().LOCK_WAIT)
+        listen(self._listening, self._doorbell.channel)
+        self._received_at, self._probed_at = 0.0, None  # tests the connection at once
 
     def wait(self, timeout: float) -> bool:
         assert self._listening is not None
-        heard = wait_for_notification(self._listening, timeout)
+        received = wait_for_notification(self._listening, timeout)
         now = time.monotonic()
-        if heard:
-            self._heard_at, self._asked_at, self.sure = now, None, True
-        elif self._asked_at is not None and now - self._asked_at > ANSWER_WITHIN:
+        if received:
+            self._received_at, self._probed_at, self.sure = now, None, True
+        elif self._probed_at is not None and now - self._probed_at > PROBE_TIMEOUT:
             raise ConnectionError(
                 "LISTEN receives nothing; is there a transaction pooler in between?"
             )
-        elif self._asked_at is None and now - self._heard_at > CHECK_AFTER:
-            self._asked_at = now
-            asking = connections[self._bell.alias]
-            notify(asking, self._bell.channel)
-        return heard
+        elif self._probed_at is None and now - self._received_at > PROBE_AFTER:
+            self._probed_at = now
+            probing = connections[self._doorbell.alias]
+            notify(probing, self._doorbell.channel)
+        return received
 
     def close(self) -> None:
         self.sure = False

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .ends import Ear, database_identity
+from .base import Ear, database_identity
 
 
 class Redis:
@@ -37,14 +37,14 @@ class Redis:
 class RedisEar:
     sure = False  # Redis keeps nothing for disconnected workers
 
-    def __init__(self, bell: Redis) -> None:
-        self._bell = bell
+    def __init__(self, doorbell: Redis) -> None:
+        self._doorbell = doorbell
         self._pubsub: Any = None
 
     def listen(self) -> None:
         self.close()
-        self._pubsub = self._bell.client.pubsub(ignore_subscribe_messages=True)
-        self._pubsub.subscribe(self._bell.channel)
+        self._pubsub = self._doorbell.client.pubsub(ignore_subscribe_messages=True)
+        self._pubsub.subscribe(self._doorbell.channel)
 
     def wait(self, timeout: float) -> bool:
         return self._pubsub.get_message(timeout=timeout) is not None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from .arguments import ABSENT
-from .event import Event, leased
-from .ids import least_id, made_at, new_id
+from .event import Event, event_from_row
+from .ids import id_timestamp, least_id, new_id
 from .json_text import check_text, decode, decode_headers, encode, encode_headers, fit
 from .typed import Declaration, declared
 from .validation import (
-    ACTIVE,
     GLOBAL,
     LENGTHS,
     NO_HEADERS,
     RECEIVED_LENGTHS,
+    SINGLE_NODE_KEY,
     aggregate_key,
     as_utc,
     exact_text,
@@ -24,7 +24,7 @@ from .validation import (
 
 __all__ = [
     "ABSENT",
-    "ACTIVE",
+    "SINGLE_NODE_KEY",
     "GLOBAL",
     "LENGTHS",
     "NO_HEADERS",
@@ -43,8 +43,8 @@ __all__ = [
     "fit",
     "identity",
     "least_id",
-    "leased",
-    "made_at",
+    "event_from_row",
+    "id_timestamp",
     "new_id",
     "read_only_headers",
     "stored_instant",

@@ -66,16 +66,16 @@ def fill_times(
     """Check and fill the times; return ``occurred_at`` if it was not given."""
     occurred: Any = event.occurred_at
     due: Any = event.available_at
-    if deliver_after is None or (due is None and event._made is None):
+    if deliver_after is None or (due is None and event._generated is None):
         raise TypeError("None is not a due time; omit the argument to deliver at once.")
     due = ABSENT if due is None else due
     if due is not ABSENT and deliver_after is not ABSENT:
         raise InvalidEvent("available_at and deliver_after were both given; expected one of them.")
-    made = event._made[1] if event._made is not None else None
+    generated = event._generated[1] if event._generated is not None else None
     if occurred is ABSENT or occurred is None:
-        made = occurred = datetime.now(timezone.utc)
-    given = occurred is not made
-    occurred = validation.instant("occurred_at", occurred) if given else made
+        generated = occurred = datetime.now(timezone.utc)
+    given = occurred is not generated
+    occurred = validation.instant("occurred_at", occurred) if given else generated
     if due is not ABSENT:
         due = validation.instant("available_at", due)
         put("_delay", None)
@@ -84,10 +84,10 @@ def fill_times(
     elif deliver_after is not ABSENT:
         delay = validation.delay(deliver_after)
         if given:
-            due = validation.later(occurred, delay)
+            due = validation.add_delay(occurred, delay)
         else:
             put("_delay", delay.total_seconds())
     put("occurred_at", occurred)
     put("available_at", None if due is ABSENT else due)
     put("deliver_at", event.available_at)
-    return made
+    return generated

@@ -57,19 +57,20 @@ class Event:
     listener: str = ""  # title of the listener that is called with it
     database: str = ""  # alias of the database that it was delivered from
     # The id and ``occurred_at`` generated here. Not None also means: validated before, a copy.
-    _made: tuple[str, datetime | None] | None = field(default=None, repr=False, compare=False)
+    _generated: tuple[str, datetime | None] | None = field(default=None, repr=False, compare=False)
     _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
-    _exact: tuple[Any, str] | None = field(default=None, repr=False, compare=False)  # payload, JSON
+    # The payload given with its exact JSON text.
+    _payload_and_text: tuple[Any, str] | None = field(default=None, repr=False, compare=False)
     _loads: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     _row: Sequence[Any] | None = field(default=None, repr=False, compare=False)
-    _places: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _positions: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     # The stored event that dataclasses.replace copies this one from; a stored event's is itself.
     _origin: Event | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self, aggregate: Any, deliver_after: Any) -> None:
         put = object.__setattr__.__get__(self)
         if self._origin is not None:
-            _begin_anew(put, self, self._origin)
+            _reset_stored_fields(put, self, self._origin)
         if type(self.event_type) is not str and (found := declared(type(self.event_type))):
             arguments.fill_declared(put, self, found, aggregate)
         put("event_type", validation.type_name(self.event_type, "event_type"))
@@ -77,16 +78,16 @@ class Event:
             put("aggregate_type", validation.type_name(self.aggregate_type, "aggregate_type"))
         if aggregate is not None:
             arguments.fill_aggregate(put, self, aggregate)
-        made_id = (self._made or ("",))[0]
+        generated_id = (self._generated or ("",))[0]
         if self.event_id in ("", None):
-            put("event_id", made_id := new_id())
+            put("event_id", generated_id := new_id())
         put("event_id", validation.identity(self.event_id))
         put("key", validation.stream_key(self.key))
         for name, most in LENGTHS.items():
             if (value := getattr(self, name)) is not None:
                 put(name, validation.exact_text(name, value, most=most))
         put("headers", validation.read_only_headers(self.headers))
-        put("_made", (made_id, arguments.fill_times(put, self, deliver_after)))
+        put("_generated", (generated_id, arguments.fill_times(put, self, deliver_after)))
         if self.key is not None and (self.deliver_at is not None or self._delay is not None):
             raise InvalidEvent(
                 f"key {self.key!r} was given together with a delay; a stream delivers its events "
@@ -99,7 +100,7 @@ class Event:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "_origin":
             return self  # not kept: the garbage collector would have to free the cycle
-        value = self._stored(name)
+        value = self._column(name)
         if name == "payload":
             value = (self._loads or decode)(value)
         elif name == "headers":
@@ -109,43 +110,48 @@ class Event:
         object.__setattr__(self, name, value)
         return value
 
-    def read(self) -> None:
+    def decode_row(self) -> None:
         """Decode the row's headers and payload; raise ``PayloadError`` if they are damaged."""
         if self._row is not None:
-            _put_headers(self, _headers(self._stored("headers")))
-            _put_payload(self, (self._loads or decode)(self._stored("payload")))
+            _put_headers(self, _headers(self._column("headers")))
+            _put_payload(self, (self._loads or decode)(self._column("payload")))
 
-    def _stored(self, name: str) -> Any:
+    def _column(self, name: str) -> Any:
         """Return the row's value of a column, or the default of a column that the row lacks."""
-        place = self._places.get(name)
-        return _EMPTY.get(name) if place is None or self._row is None else self._row[place]
+        position = self._positions.get(name)
+        return (
+            _COLUMN_DEFAULTS.get(name)
+            if position is None or self._row is None
+            else self._row[position]
+        )
 
     def __hash__(self) -> int:
         return hash(self.event_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy values only; JSON not decoded yet stays text, even if damaged."""
-        fields = _filled(self)
+        fields = _filled_fields(self)
         if self._row is None:
-            self.stored()  # if two copies are written, the second may clash
-            return _restored, ({**fields, "_made": self._made}, None, self._text)
-        row = {name: _plain(self._stored(name)) for name in _KEPT if name not in fields}
-        return _restored, (fields, row, self._text)
+            self.mark_written()  # if two copies are written, the second may clash
+            return _restored, ({**fields, "_generated": self._generated}, None, self._payload_text)
+        row = {name: _picklable(self._column(name)) for name in _ROW_FIELDS if name not in fields}
+        return _restored, (fields, row, self._payload_text)
 
     def __str__(self) -> str:
         return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
 
     @property
-    def _own_id(self) -> bool:
+    def _id_was_given(self) -> bool:
         """Return whether the caller gave the id, and so may have used it before."""
-        return self._made is None or self.event_id != self._made[0]
+        return self._generated is None or self.event_id != self._generated[0]
 
     @property
-    def _text(self) -> str | None:
+    def _payload_text(self) -> str | None:
         """The payload's exact JSON: the row's, or the text given with this payload; else None."""
         if self._row is not None:
-            return str(self._stored("payload"))
-        return self._exact[1] if self._exact and self._exact[0] is self.payload else None
+            return str(self._column("payload"))
+        given = self._payload_and_text
+        return given[1] if given and given[0] is self.payload else None
 
     @property
     def is_delayed(self) -> bool:
@@ -157,12 +163,12 @@ class Event:
         try:
             if self._row is None or self._loads in (None, decode):
                 return fit(self.payload, type_)
-            own: T = self._loads(self._stored("payload"), type_)
+            own: T = self._loads(self._column("payload"), type_)
             return own
         except PayloadError as error:
             raise PayloadError(f"The payload of {self} does not fit {error}") from None
 
-    def take_as(self, type_: type) -> None:
+    def convert_payload(self, type_: type) -> None:
         """Convert a delivered event's payload to ``type_``; ``PayloadError`` if it does not fit."""
         _put_payload(self, self.payload_as(type_))
 
@@ -178,13 +184,13 @@ class Event:
             value = decode(text)
         except PayloadError as error:
             raise InvalidEvent(f"from_json got no valid JSON: {error}") from error
-        return cls(event_type=event_type, payload=value, _exact=(value, text), **fields)
+        return cls(event_type=event_type, payload=value, _payload_and_text=(value, text), **fields)
 
-    def stored(self) -> None:
+    def mark_written(self) -> None:
         """Note that the id may be in the table, so that a second write of the event may clash."""
-        _put_made(self, ("", self._made[1] if self._made else None))
+        _put_generated(self, ("", self._generated[1] if self._generated else None))
 
-    def amended(self, **fields: Any) -> Event:
+    def copy_with(self, **fields: Any) -> Event:
         """Return the event with other headers or another key and the same id, stored or not."""
         if self._row is None:
             return replace(self, **fields)
@@ -193,21 +199,22 @@ class Event:
             object.__setattr__(event, name, value)
         return event
 
-    def called(self, listener: str, database: str) -> None:
+    def set_listener(self, listener: str, database: str) -> None:
         """Set the listener and the database alias of a delivered event."""
         _put_listener(self, listener)
         _put_database(self, database)
 
-    def apart(self, attempts: int) -> Event:
+    def copy_for_listener(self, attempts: int) -> Event:
         """Return a copy of a delivered event, its payload too, for one of several listeners."""
         assert self._row is not None
-        event = leased(self._row, self._places, self._loads or decode)
+        event = event_from_row(self._row, self._positions, self._loads or decode)
         _put_attempts(event, attempts)
         return event
 
-    def written(self, text: str, loads: Callable[..., Any]) -> Event:
+    def as_delivered(self, text: str, loads: Callable[..., Any]) -> Event:
         """Return the event as its listeners will get it; ``text`` is its undecoded payload."""
-        return leased((*[getattr(self, name) for name in _KEPT], text), _WRITTEN, loads)
+        row = (*[getattr(self, name) for name in _ROW_FIELDS], text)
+        return event_from_row(row, _ROW_POSITIONS, loads)
 
 
 for _name in ("aggregate", "deliver_after"):  # only arguments, not attributes
@@ -216,58 +223,61 @@ for _name in ("aggregate", "deliver_after"):  # only arguments, not attributes
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
 _OF_DELIVERY = ("payload", "listener", "database")
-_KEPT = tuple(name for name in Event.__slots__ if name[0] != "_" and name not in _OF_DELIVERY)
-_WRITTEN = {name: place for place, name in enumerate((*_KEPT, "payload"))}
+_ROW_FIELDS = tuple(name for name in Event.__slots__ if name[0] != "_" and name not in _OF_DELIVERY)
+_ROW_POSITIONS = {name: position for position, name in enumerate((*_ROW_FIELDS, "payload"))}
 _SLOTS = frozenset(Event.__slots__)
-_BEGINS = {  # fields that a copy of a stored event resets, and their values
+_RESET_VALUES = {  # fields that a copy of a stored event resets, and their values
     "seq": None, "event_id": "", "occurred_at": ABSENT, "available_at": ABSENT, "unique_key": None,
     "created_at": None, "deliver_at": None, "first_due_at": None, "attempts": 0, "source": "",
-    "listener": "", "database": "", "_made": None, "_delay": None, "_exact": None, "_loads": None,
+    "listener": "", "database": "", "_generated": None, "_delay": None,
+    "_payload_and_text": None, "_loads": None,
 }  # fmt: skip
-_NO_ROW: Mapping[str, Any] = {"_row": None, "_places": {}, "_origin": None}
-_READERS = {
+_NO_ROW: Mapping[str, Any] = {"_row": None, "_positions": {}, "_origin": None}
+_FIELD_GETTERS = {
     name: getattr(Event, name).__get__
     for name in Event.__slots__
-    if name not in (*_NO_ROW, "_exact")
+    if name not in (*_NO_ROW, "_payload_and_text")
 }
-_EMPTY = {
+_COLUMN_DEFAULTS = {
     "aggregate_type": GLOBAL, "attempts": 0, "source": "cold", "listener": "", "database": "",
-    "_made": ("", None),
+    "_generated": ("", None),
 }  # fmt: skip
 
 
-def leased(row: Sequence[Any], places: Mapping[str, int], loads: Callable[..., Any]) -> Event:
+def event_from_row(
+    row: Sequence[Any], positions: Mapping[str, int], loads: Callable[..., Any]
+) -> Event:
     """Create an event from a stored row without validation; fields are read at first access.
 
-    ``places`` maps columns to positions in the row. Listeners use few of the fields; reading all
+    ``positions`` maps columns to positions in the row. Listeners use few of the fields; reading all
     of them cost as much as the rest of a delivery.
     """
     event: Event = _new(Event)
     _put_row(event, row)
-    _put_places(event, places)
+    _put_positions(event, positions)
     _put_loads(event, loads)
     return event
 
 
-def _begin_anew(put: Callable[[str, Any], None], event: Event, origin: Event) -> None:
+def _reset_stored_fields(put: Callable[[str, Any], None], event: Event, origin: Event) -> None:
     """Reset the fields that do not carry over from a stored event, unless they were changed."""
-    for name, value in _BEGINS.items():
+    for name, value in _RESET_VALUES.items():
         if getattr(event, name) is getattr(origin, name):
             put(name, value)
     for name, value in _NO_ROW.items():
         put(name, value)
 
 
-def _filled(event: Event) -> dict[str, Any]:
+def _filled_fields(event: Event) -> dict[str, Any]:
     """Return the fields that have a value, without the driver's row and references to it."""
     found = {}
-    for name, read in _READERS.items():
+    for name, read in _FIELD_GETTERS.items():
         with suppress(AttributeError):
-            found[name] = _plain(read(event))
+            found[name] = _picklable(read(event))
     return found
 
 
-def _plain(value: Any) -> Any:
+def _picklable(value: Any) -> Any:
     return dict(value) if isinstance(value, MappingProxyType) else value  # cannot be pickled
 
 
@@ -278,10 +288,12 @@ def _restored(fields: dict[str, Any], row: dict[str, Any] | None, text: str | No
             headers["headers"] = validation.read_only_headers(headers["headers"])
     if row is not None:
         row["payload"] = text
-        event = leased([*row.values()], {name: n for n, name in enumerate(row)}, fields["_loads"])
+        positions = {name: position for position, name in enumerate(row)}
+        event = event_from_row([*row.values()], positions, fields["_loads"])
     else:
         event = _new(Event)
-        fields |= {**_NO_ROW, "_exact": None if text is None else (fields["payload"], text)}
+        given = None if text is None else (fields["payload"], text)
+        fields |= {**_NO_ROW, "_payload_and_text": given}
     put = object.__setattr__.__get__(event)
     for name, value in fields.items():
         put(name, value)
@@ -294,9 +306,9 @@ def _headers(stored: Any) -> Mapping[str, str]:
 
 # Set fields although the dataclass is frozen, twice as fast as object.__setattr__.
 _new = object.__new__
-_put_row, _put_places, _put_loads, _put_payload, _put_headers = (
-    getattr(Event, name).__set__ for name in ("_row", "_places", "_loads", "payload", "headers")
+_put_row, _put_positions, _put_loads, _put_payload, _put_headers = (
+    getattr(Event, name).__set__ for name in ("_row", "_positions", "_loads", "payload", "headers")
 )
-_put_listener, _put_database, _put_attempts, _put_made = (
-    getattr(Event, name).__set__ for name in ("listener", "database", "attempts", "_made")
+_put_listener, _put_database, _put_attempts, _put_generated = (
+    getattr(Event, name).__set__ for name in ("listener", "database", "attempts", "_generated")
 )

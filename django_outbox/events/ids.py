@@ -10,32 +10,32 @@ from datetime import datetime
 from ulid import ULID, base32
 
 
-class _Ids:
+class _IdGenerator:
     """A generator of ids that increase across threads, and even if the clock is set back."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.forget)
+            os.register_at_fork(after_in_child=self.reset)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset, because a forked child must not continue from its parent's last id."""
         self._lock = threading.Lock()
-        self._at = 0  # milliseconds, never backwards
-        self._low = 0  # the 80 random bits
+        self._millis = 0  # of the last id; never decreases
+        self._random = 0  # the lower 80 bits of the last id
 
     def __call__(self) -> str:
         with self._lock:
             now = time.time_ns() // 1_000_000
-            if now > self._at:
-                self._at, self._low = now, int.from_bytes(os.urandom(10), "big") >> 1
+            if now > self._millis:
+                self._millis, self._random = now, int.from_bytes(os.urandom(10), "big") >> 1
             else:
-                self._low += 1
-            value = (self._at << 80) + self._low
+                self._random += 1
+            value = (self._millis << 80) + self._random
         return base32.encode(value.to_bytes(16, "big"))
 
 
-new_id = _Ids()
+new_id = _IdGenerator()
 
 
 def least_id(at: datetime) -> str:
@@ -44,7 +44,7 @@ def least_id(at: datetime) -> str:
     return str(ULID.from_bytes((millis << 80).to_bytes(16, "big")))
 
 
-def made_at(event_id: str) -> datetime | None:
+def id_timestamp(event_id: str) -> datetime | None:
     """Return when an id was created, by its writer's clock; None if it is not a ULID."""
     try:
         made: datetime = ULID.from_str(event_id).datetime

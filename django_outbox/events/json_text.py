@@ -23,9 +23,10 @@ NOT_JSON = (bytes, bytearray, memoryview, set, frozenset)  # msgspec would write
 
 
 def encode(payload: Any) -> str:
-    """Return the payload as JSON text; ``InvalidEvent`` for what JSON or a database cannot hold.
+    """Return the payload as JSON text; ``InvalidEvent`` for what JSON cannot express.
 
-    Uses the standard library's encoder, which rejects NaN and Infinity; msgspec would write null.
+    The standard library's encoder rejects NaN and Infinity; msgspec would write null.
+    ``check_text`` refuses what a database cannot store.
     """
     try:
         text = _encoder.encode(payload)
@@ -128,10 +129,10 @@ def _default(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     kept = (bytes, bytearray, memoryview, Decimal)
-    return msgspec.to_builtins(value, builtin_types=kept, enc_hook=_dump)
+    return msgspec.to_builtins(value, builtin_types=kept, enc_hook=_dump_model)
 
 
-def _dump(value: Any) -> Any:
+def _dump_model(value: Any) -> Any:
     """Convert a pydantic model, which msgspec does not support."""
     dump = getattr(type(value), "model_dump", None)
     if dump is None:

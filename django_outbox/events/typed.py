@@ -13,7 +13,7 @@ from .validation import GLOBAL, LENGTHS
 C = TypeVar("C", bound=type)
 Path = str | Callable[[Any], Any]  # "order.id", or a callable that gets the payload
 
-MARK = "__outbox_event__"  # attribute that holds a class's declaration
+DECLARATION_ATTRIBUTE = "__outbox_event__"  # attribute that holds a class's declaration
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Declaration:
         if self.key is not None:
             found["key"] = self._identity("key", self.key, source)
         if self.headers:
-            texts = {n: follow(f"headers[{n!r}]", p, source) for n, p in self.headers.items()}
+            texts = {n: resolve_path(f"headers[{n!r}]", p, source) for n, p in self.headers.items()}
             found["headers"] = {
                 n: validation.identity(t) for n, t in texts.items() if t is not None
             }
@@ -62,11 +62,11 @@ class Declaration:
         return found
 
     def _identity(self, what: str, path: Path, source: Any) -> Any:
-        value = validation.identity(follow(what, path, source))
+        value = validation.identity(resolve_path(what, path, source))
         if value is None:
             raise InvalidEvent(
-                f"The {what} of {self.event_type!r} is None, taken from {_named(path)}; expected a "
-                "str, an int or a UUID."
+                f"The {what} of {self.event_type!r} is None, taken from {_path_text(path)}; "
+                "expected a str, an int or a UUID."
             )
         return value
 
@@ -101,7 +101,7 @@ def event(
     def declare(cls: C) -> C:
         if not isinstance(cls, type):
             raise InvalidEvent(f"@event was put on {cls!r}; expected a class.")
-        setattr(cls, MARK, declaration)
+        setattr(cls, DECLARATION_ATTRIBUTE, declaration)
         return cls
 
     return declare
@@ -109,7 +109,7 @@ def event(
 
 def declared(cls: Any) -> Declaration | None:
     """Return the ``@event`` declaration of this class itself, not of a base class, or None."""
-    return vars(cls).get(MARK) if isinstance(cls, type) else None
+    return vars(cls).get(DECLARATION_ATTRIBUTE) if isinstance(cls, type) else None
 
 
 def _checked(column: str, value: Any) -> str:
@@ -123,7 +123,7 @@ def check_path(what: str, path: Any) -> None:
     raise InvalidEvent(f"{what} is {path!r}; expected an attribute path or a callable.")
 
 
-def follow(what: str, path: Path, source: Any) -> Any:
+def resolve_path(what: str, path: Path, source: Any) -> Any:
     """Return the value that a path leads to, through attributes or items of mappings."""
     if not isinstance(path, str):
         return path(source)
@@ -139,5 +139,5 @@ def follow(what: str, path: Path, source: Any) -> Any:
     return value
 
 
-def _named(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return repr(path) if isinstance(path, str) else getattr(path, "__qualname__", repr(path))

@@ -17,8 +17,8 @@ from django.utils.dateparse import parse_datetime
 from ..exceptions import InvalidEvent
 
 GLOBAL: Final = "__GLOBAL__"  # the aggregate type of events that belong to no aggregate
-ACTIVE: Final = "__outbox_active__"  # not a stream: the row that is the lease of "single_node"
-MAX_DELAY = timedelta(days=36_525)  # later due times overflow some database's calendar
+SINGLE_NODE_KEY: Final = "__outbox_active__"  # not a stream: the lease of "single_node"
+MAX_DELIVER_AFTER = timedelta(days=36_525)  # later due times overflow some database's calendar
 LENGTHS: Mapping[str, int] = {  # most characters in each column
     "event_id": 36,
     "event_type": 128,
@@ -36,7 +36,7 @@ def exact_text(name: str, given: Any, *, most: int) -> str:
     """Return text that every database stores unchanged; refuse text that some change or reject."""
     if not isinstance(given, str):
         raise InvalidEvent(f"{name} is {given!r}; expected a str.")
-    value = exactly_str(given)
+    value = plain_str(given)
     if not value.strip():
         raise InvalidEvent(f"{name} is {value!r}; expected a text that is not blank.")
     if len(value) > most:
@@ -59,7 +59,7 @@ def identity(value: Any) -> Any:
 def stream_key(value: Any) -> Any:
     """Return ``key`` as text; refuse the one that the outbox reserves for itself."""
     value = identity(value)
-    if value == ACTIVE:
+    if value == SINGLE_NODE_KEY:
         raise InvalidEvent(f"key is {value!r}, which the outbox itself uses; choose another.")
     return value
 
@@ -79,10 +79,10 @@ def type_name(value: Any, name: str) -> str:
         value = value.value if isinstance(value.value, str) else value.name
     if not isinstance(value, str):
         raise InvalidEvent(f"{name} is {value!r}; expected a str or an enum member.")
-    return exactly_str(value)
+    return plain_str(value)
 
 
-def exactly_str(value: str) -> str:
+def plain_str(value: str) -> str:
     """Return a plain ``str``: drivers and msgspec accept no SafeString and no str enum member."""
     return str.__str__(value)
 
@@ -110,7 +110,7 @@ def read_only_headers(value: Any) -> Mapping[str, str]:
             raise InvalidEvent(f"The header {name!r}: {text!r} is not str: str. Convert both.")
         if not _is_unicode(name) or not _is_unicode(text):
             raise InvalidEvent(f"The header {name!r} holds a lone surrogate.")
-    return MappingProxyType({exactly_str(k): exactly_str(v) for k, v in value.items()})
+    return MappingProxyType({plain_str(k): plain_str(v) for k, v in value.items()})
 
 
 def instant(name: str, given: Any) -> datetime:
@@ -137,12 +137,12 @@ def delay(value: Any) -> timedelta:
         raise InvalidEvent(
             "deliver_after is not a finite duration; expected seconds or a timedelta."
         )
-    if not timedelta(0) < value <= MAX_DELAY:
+    if not timedelta(0) < value <= MAX_DELIVER_AFTER:
         raise InvalidEvent(f"deliver_after is {value}; expected more than zero, at most 100 years.")
     return value
 
 
-def later(start: datetime, delay: timedelta) -> datetime:
+def add_delay(start: datetime, delay: timedelta) -> datetime:
     """Return the due time of a delay that counts from ``occurred_at``."""
     try:
         return instant("occurred_at + deliver_after", start + delay)

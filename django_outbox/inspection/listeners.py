@@ -10,14 +10,14 @@ from typing import Any, Final
 from .. import hooks
 from ..conf import current
 from ..listeners.outcomes import Status
-from ..listeners.registry import ANY, Listener, label, listeners, place, route
+from ..listeners.registry import ANY, Listener, listeners, location, qualified_name, route
 from ..models import OutboxEvent
 
-AMONG: Final = 10_000  # newest events that a command scans, and as many of those due first
+MAX_EVENTS: Final = 10_000  # newest events that a command scans, and as many of those due first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unrouted:
+class UnroutedType:
     """Events of one type that no listener of this process receives."""
 
     event_type: str
@@ -26,7 +26,7 @@ class Unrouted:
     unsettled: int  # of these: new, to be retried, or dead
 
 
-def unheard(alias: str, *, among: int = AMONG) -> list[Unrouted]:
+def unrouted_types(alias: str, *, limit: int = MAX_EVENTS) -> list[UnroutedType]:
     """Return event types without a listener, among the newest events and those due first.
 
     Types with the most unsettled events come first. The scan is bounded: no index lists the types.
@@ -38,44 +38,44 @@ def unheard(alias: str, *, among: int = AMONG) -> list[Unrouted]:
     due_first = events.filter(available_at__isnull=False).order_by("available_at")
     rows = {
         row[0]: row[1:]
-        for look in (newest, due_first)
-        for row in look.values_list("pk", "event_type", "aggregate_type", "status")[:among]
+        for query in (newest, due_first)
+        for row in query.values_list("pk", "event_type", "aggregate_type", "status")[:limit]
     }
     counts = Counter(row[:2] for row in rows.values())
     unsettled = Counter(row[:2] for row in rows.values() if row[2] != Status.DONE)
     found = [
-        Unrouted(event_type=kind, aggregate_type=of, events=n, unsettled=unsettled[kind, of])
+        UnroutedType(event_type=kind, aggregate_type=of, events=n, unsettled=unsettled[kind, of])
         for (kind, of), n in counts.items()
         if not route(of, kind)
     ]
     return sorted(found, key=lambda each: (-each.unsettled, -each.events, each.event_type))
 
 
-def described() -> list[dict[str, Any]]:
+def describe_listeners() -> list[dict[str, Any]]:
     """Return the registered listeners as dicts, in the order of the event types."""
-    found = [_described(each) for each in listeners()]
+    found = [_describe(each) for each in listeners()]
     return sorted(
         found, key=lambda each: (each["event_type"], each["aggregate_type"], each["name"])
     )
 
 
-def _described(each: Listener) -> dict[str, Any]:
+def _describe(each: Listener) -> dict[str, Any]:
     return {
         "event_type": each.event_type,
         "aggregate_type": "*" if each.aggregate_type is ANY else each.aggregate_type,
         "name": each.name,
-        "function": label(each.call),
-        "place": place(each.call),
+        "function": qualified_name(each.call),
+        "place": location(each.call),
         "retry": repr(each.retry or hooks.retry_policy()),
         "own_retry": each.retry is not None,
         "timeout": each.timeout,
         "atomic": each.atomic,
         "is_async": each.is_async,
-        "fallback": each.fallback and label(each.fallback),
+        "fallback": each.fallback and qualified_name(each.fallback),
     }
 
 
-def options(each: dict[str, Any]) -> Iterator[str]:
+def listener_options(each: dict[str, Any]) -> Iterator[str]:
     """Yield the options of a described listener that differ from the defaults, as text."""
     if each["is_async"]:
         yield "async"

@@ -16,25 +16,25 @@ from ..listeners.outcomes import UNSETTLED
 from ..listeners.progress import entries
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import IsIndexed
-from ..models.stream_queryset import Place
+from ..models.stream_queryset import StreamSummary
 from ..sql import dialect_of
-from .listeners import Unrouted, described, unheard
+from .listeners import UnroutedType, describe_listeners, unrouted_types
 from .status import error_class
-from .workers import SeenWorker, workers
+from .workers import WorkerInfo, workers
 
-MOST: Final = 10_000  # events counted, those due first
-STREAMS: Final = 500  # streams whose events are counted, those due first
-RECENT: Final = 1000  # newest events checked for a listener, and as many of those due first
-NEWEST: Final = 20_000  # newest events scanned for dead ones if no index finds them
-DEAD: Final = 1000  # newest dead events that are grouped by cause
-BLOCKED: Final = 20  # streams that are shown with what blocks them
-COUNTED: Final = 1000  # blocked streams that are counted
-PAUSES: Final = 200  # pauses that are listed
-LINE: Final = 200  # characters of an error
+MAX_EVENTS: Final = 10_000  # events counted, those due first
+MAX_STREAMS: Final = 500  # streams whose events are counted, those due first
+UNROUTED_SCAN_LIMIT: Final = 1000  # newest events checked for a listener, and as many due first
+DEAD_SCAN_LIMIT: Final = 20_000  # newest events scanned for dead ones if no index finds them
+MAX_DEAD: Final = 1000  # newest dead events that are grouped by cause
+MAX_BLOCKED_SHOWN: Final = 20  # streams that are shown with what blocks them
+MAX_BLOCKED_COUNTED: Final = 1000  # blocked streams that are counted
+MAX_PAUSES: Final = 200  # pauses that are listed
+ERROR_LENGTH: Final = 200  # characters of an error
 
 
 @dataclass(slots=True, kw_only=True)
-class Waiting:
+class TypeBacklog:
     """Numbers of unsettled events of one type, among those counted."""
 
     due: int = 0
@@ -50,8 +50,8 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    by_type: dict[str, Waiting]
+class BacklogByType:
+    by_type: dict[str, TypeBacklog]
     is_whole: bool  # False: there are more than were counted
     lag: float  # seconds that the oldest due event, or stream, has waited
 
@@ -70,91 +70,93 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deaths:
+class DeadEvents:
     by_cause: dict[Cause, tuple[int, datetime | None]]  # count, and the latest death
     count: int
     is_whole: bool
-    is_complete: bool  # False: dead events with a key were sought only in the NEWEST events
+    is_complete: bool  # False: events with a key were searched only up to DEAD_SCAN_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    streams: Sequence[tuple[OutboxStream, Place]]
-    count: int  # at most COUNTED
+class BlockedStreams:
+    streams: Sequence[tuple[OutboxStream, StreamSummary]]
+    count: int  # at most MAX_BLOCKED_COUNTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     now: datetime  # by the database's clock
-    workers: Sequence[SeenWorker]  # silent ones first
-    backlog: Backlog
-    deaths: Deaths
-    blocked: Blocked
-    unheard: Sequence[Unrouted]
+    workers: Sequence[WorkerInfo]  # silent ones first
+    backlog: BacklogByType
+    dead: DeadEvents
+    blocked: BlockedStreams
+    unrouted: Sequence[UnroutedType]
     pauses: Sequence[OutboxPause]  # the oldest first
-    listeners: Sequence[dict[str, Any]] = field(default_factory=described)
+    listeners: Sequence[dict[str, Any]] = field(default_factory=describe_listeners)
 
     @property
     def alive(self) -> int:
         return sum(not each.is_silent for each in self.workers)
 
 
-def look(alias: str) -> Overview:
+def load_overview(alias: str) -> Overview:
     """Return an overview of the outbox in this database."""
     now = dialect_of(connections[alias]).clock(connections[alias])
     return Overview(
         now=now,
         workers=sorted(workers(alias, now), key=lambda each: not each.is_silent),
         backlog=_backlog(alias, now),
-        deaths=_deaths(alias),
+        dead=_dead(alias),
         blocked=_blocked(alias),
-        unheard=unheard(alias, among=RECENT),
-        pauses=[*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:PAUSES]],
+        unrouted=unrouted_types(alias, limit=UNROUTED_SCAN_LIMIT),
+        pauses=[*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]],
     )
 
 
-def _backlog(alias: str, now: datetime) -> Backlog:
+def _backlog(alias: str, now: datetime) -> BacklogByType:
     """Count unsettled events by type and state, those due first."""
-    by_type: defaultdict[str, Waiting] = defaultdict(Waiting)
+    by_type: defaultdict[str, TypeBacklog] = defaultdict(TypeBacklog)
     connection = connections[alias]
-    rows = dialect_of(connection).backlog_by_type(connection, most=MOST)
+    rows = dialect_of(connection).backlog_by_type(connection, most=MAX_EVENTS)
     for event_type, state, count, first in rows:
         setattr(by_type[event_type], state, count)
         if state == "due":
             by_type[event_type].since = stored_instant(first)
-    streams = OutboxStream.objects.using(alias).real().filter(due_at__isnull=False)
-    heads = [*streams.order_by("due_at").values_list("key", "due_at", "locked_by")[: STREAMS + 1]]
+    streams = OutboxStream.objects.using(alias).streams_only().filter(due_at__isnull=False)
+    heads = [
+        *streams.order_by("due_at").values_list("key", "due_at", "locked_by")[: MAX_STREAMS + 1]
+    ]
     events_of = OutboxEvent.objects.using(alias).filter(
-        IsIndexed("status"), status__in=UNSETTLED, key__in=[key for key, *_ in heads[:STREAMS]]
+        IsIndexed("status"), status__in=UNSETTLED, key__in=[key for key, *_ in heads[:MAX_STREAMS]]
     )
-    ordered = [*events_of.order_by().values_list("event_type", flat=True)[: MOST + 1]]
-    for event_type, count in Counter(ordered[:MOST]).items():
+    ordered = [*events_of.order_by().values_list("event_type", flat=True)[: MAX_EVENTS + 1]]
+    for event_type, count in Counter(ordered[:MAX_EVENTS]).items():
         by_type[event_type].in_streams += count
     dues = [each.since for each in by_type.values() if each.since]
     dues += [due for _, due, locked_by in heads if due and due <= now and locked_by is None]
     counted = sum(count for _type, _state, count, _first in rows)
-    return Backlog(
+    return BacklogByType(
         by_type=dict(by_type),
-        is_whole=counted < MOST and len(heads) <= STREAMS and len(ordered) <= MOST,
+        is_whole=counted < MAX_EVENTS and len(heads) <= MAX_STREAMS and len(ordered) <= MAX_EVENTS,
         lag=max(((now - due).total_seconds() for due in dues), default=0.0),
     )
 
 
-def _deaths(alias: str) -> Deaths:
+def _dead(alias: str) -> DeadEvents:
     """Count the newest dead events by cause."""
     connection = connections[alias]
     dialect = dialect_of(connection)
-    ids, is_complete = dialect.lately_dead(connection, most=DEAD + 1, scan=NEWEST)
-    rows: Any = OutboxEvent.objects.using(alias).filter(pk__in=ids[:DEAD])
-    rows = rows.annotate(line=Substr("last_error", 1, LINE))
+    ids, is_complete = dialect.lately_dead(connection, most=MAX_DEAD + 1, scan=DEAD_SCAN_LIMIT)
+    rows: Any = OutboxEvent.objects.using(alias).filter(pk__in=ids[:MAX_DEAD])
+    rows = rows.annotate(line=Substr("last_error", 1, ERROR_LENGTH))
     found = [*rows.values_list("event_type", "line", "progress", "done_at")]
     causes: dict[Cause, tuple[int, datetime | None]] = {}
     for event_type, line, progress, done_at in found:
         for cause in _causes(event_type, line, progress):
             count, last = causes.get(cause, (0, None))
             causes[cause] = count + 1, max(filter(None, (last, done_at)), default=None)
-    return Deaths(
-        by_cause=causes, count=len(found), is_whole=len(ids) <= DEAD, is_complete=is_complete
+    return DeadEvents(
+        by_cause=causes, count=len(found), is_whole=len(ids) <= MAX_DEAD, is_complete=is_complete
     )  # fmt: skip
 
 
@@ -169,9 +171,9 @@ def _causes(event_type: str, line: str | None, progress: str | None) -> list[Cau
     return found or [Cause(event_type=event_type, listener="", error=error_class(line))]
 
 
-def _blocked(alias: str) -> Blocked:
+def _blocked(alias: str) -> BlockedStreams:
     blocked = OutboxStream.objects.using(alias).blocked()
-    count = blocked[:COUNTED].count()
-    streams = [*blocked.order_by("due_at", "pk")[:BLOCKED]] if count else []
-    places = OutboxStream.objects.using(alias).places([each.key for each in streams])
-    return Blocked(streams=[(each, places[each.key]) for each in streams], count=count)
+    count = blocked[:MAX_BLOCKED_COUNTED].count()
+    streams = [*blocked.order_by("due_at", "pk")[:MAX_BLOCKED_SHOWN]] if count else []
+    summaries = OutboxStream.objects.using(alias).summaries([each.key for each in streams])
+    return BlockedStreams(streams=[(each, summaries[each.key]) for each in streams], count=count)

@@ -15,15 +15,15 @@ from ..conf import current
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import age
-from ..models.stream_queryset import Place
+from ..models.stream_queryset import StreamSummary
 from ..sql import dialect_of
 from .counts import counts
 from .workers import workers
 
-MOST: Final = 10_000  # due, leased and blocked rows that are counted
-SHOWN: Final = 20  # blocked streams that are listed
-PAUSES: Final = 100  # pauses that are listed
-LINE: Final = 200  # characters of an error
+COUNT_LIMIT: Final = 10_000  # due, leased and blocked rows that are counted
+MAX_BLOCKED_SHOWN: Final = 20  # blocked streams that are listed
+MAX_PAUSES: Final = 100  # pauses that are listed
+ERROR_LENGTH: Final = 200  # characters of an error
 
 Report = dict[str, Any]
 
@@ -47,21 +47,21 @@ def status(alias: str) -> Report:
     events = OutboxEvent.objects.using(alias)
     streams = OutboxStream.objects.using(alias)
     now = dialect_of(connections[alias]).clock(connections[alias])
-    found, claims = counts(alias), current().MODE != "writer_only"
+    found, delivers = counts(alias), current().MODE != "writer_only"
     oldest = events.oldest_pending_age()
     return {
         "counts": found.numbers,
         "at_least": [*found.at_least],
         "estimated": [*found.estimated],
-        "due": capped(events.due()) + capped(streams.due()) if claims else 0,
-        "leased": capped(events.leased()) + capped(streams.leased()),
+        "due": capped_count(events.due()) + capped_count(streams.due()) if delivers else 0,
+        "leased": capped_count(events.leased()) + capped_count(streams.leased()),
         "oldest_pending_age": None if oldest is None else round(oldest, 3),
         "dead": _dead(events.filter(pk__in=found.dead)),
         "streams": {
-            "due": capped(streams.due()),
-            "leased": capped(streams.leased()),
-            "blocked": capped(streams.blocked()),
-            "heads": _heads(alias, now),
+            "due": capped_count(streams.due()),
+            "leased": capped_count(streams.leased()),
+            "blocked": capped_count(streams.blocked()),
+            "heads": _blocked_heads(alias, now),
         },
         "paused": [
             {
@@ -70,7 +70,7 @@ def status(alias: str) -> Report:
                 "reason": each.reason,
                 "age": _age(each.paused_at, now),
             }
-            for each in OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:PAUSES]
+            for each in OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]
         ],
         "workers": [
             {
@@ -85,10 +85,10 @@ def status(alias: str) -> Report:
     }
 
 
-def faults(report: Report, limits: Limits) -> list[str]:
+def violations(report: Report, limits: Limits) -> list[str]:
     """Return a sentence for each limit that the report violates."""
     age = report["oldest_pending_age"] or 0.0
-    most = [
+    maximums = [
         ("the oldest due event has waited for seconds", age, limits.max_age),
         ("events and streams due", report["due"], limits.max_due),
         ("dead events", report["counts"]["DEAD"], limits.max_dead),
@@ -96,25 +96,27 @@ def faults(report: Report, limits: Limits) -> list[str]:
     ]
     found = [
         f"{what}: {value:g}, at most {limit:g} expected"
-        for what, value, limit in most
+        for what, value, limit in maximums
         if limit is not None and value > limit
     ]
     lease = current().LEASE  # a lost worker's row stays for ten leases
     live = sum(each["heartbeat_age"] <= lease for each in report["workers"])
-    least = limits.min_workers
-    if least is not None and live < least:
-        found.append(f"workers: {live}, at least {least} expected")
+    minimum = limits.min_workers
+    if minimum is not None and live < minimum:
+        found.append(f"workers: {live}, at least {minimum} expected")
     return found
 
 
-def capped(rows: QuerySet[Any]) -> int:
-    """Count rows, at most ``MOST``."""
-    return rows[:MOST].count()
+def capped_count(rows: QuerySet[Any]) -> int:
+    """Count rows, at most ``COUNT_LIMIT``."""
+    return rows[:COUNT_LIMIT].count()
 
 
 def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
     """Count dead events by event type and error class."""
-    errors = rows.annotate(line=Substr("last_error", 1, LINE)).values_list("event_type", "line")
+    errors = rows.annotate(line=Substr("last_error", 1, ERROR_LENGTH)).values_list(
+        "event_type", "line"
+    )
     found = Counter((event_type, error_class(line)) for event_type, line in errors)
     return [
         {"event_type": event_type, "error": error, "count": count}
@@ -129,16 +131,16 @@ def error_class(line: str | None) -> str:
     return (line or "").partition("\n")[0].partition(":")[0].strip()
 
 
-def _heads(alias: str, now: datetime) -> list[dict[str, Any]]:
-    """Show the blocked streams that were written to first."""
+def _blocked_heads(alias: str, now: datetime) -> list[dict[str, Any]]:
+    """Return the heads of blocked streams, ordered by their next try."""
     streams = OutboxStream.objects.using(alias)
-    blocked = list(streams.blocked().order_by("due_at", "pk")[:SHOWN])
-    places = streams.places([each.key for each in blocked])
-    return [_head(each, places[each.key], now) for each in blocked]
+    blocked = list(streams.blocked().order_by("due_at", "pk")[:MAX_BLOCKED_SHOWN])
+    summaries = streams.summaries([each.key for each in blocked])
+    return [_head(each, summaries[each.key], now) for each in blocked]
 
 
-def _head(stream: OutboxStream, place: Place, now: datetime) -> dict[str, Any]:
-    head, due = place.head, stream.due_at
+def _head(stream: OutboxStream, summary: StreamSummary, now: datetime) -> dict[str, Any]:
+    head, due = summary.head, stream.due_at
     return {
         "key": stream.key,
         "event_id": head and head.event_id,
@@ -146,7 +148,7 @@ def _head(stream: OutboxStream, place: Place, now: datetime) -> dict[str, Any]:
         "status": head and Status(head.status).name,
         "age": _age(head.first_due_at, now) if head else None,
         "next_try": None if due is None else due.isoformat(),
-        "backlog": place.backlog,
+        "backlog": summary.backlog,
     }
 
 

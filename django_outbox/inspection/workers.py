@@ -12,11 +12,11 @@ from ..conf import current
 from ..models import OutboxWorker
 from ..models.fields import age
 
-MOST: Final = 1000  # workers returned at most, those with the latest heartbeats
+MAX_WORKERS: Final = 1000  # those with the latest heartbeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenWorker:
+class WorkerInfo:
     """A live or lost worker; the row of a lost one is removed after ten leases."""
 
     id: str
@@ -30,19 +30,19 @@ class SeenWorker:
     running: Sequence[tuple[str, str, float]]  # event type, event id, seconds; the longest first
 
 
-def workers(alias: str, now: datetime) -> list[SeenWorker]:
+def workers(alias: str, now: datetime) -> list[WorkerInfo]:
     """Return the workers of a database, the oldest first; ``now`` is the database's clock."""
-    rows = OutboxWorker.objects.using(alias).order_by("-heartbeat_at", "pk")[:MOST]
-    found = [_seen(row, age(row.heartbeat_at, now)) for row in rows]
+    rows = OutboxWorker.objects.using(alias).order_by("-heartbeat_at", "pk")[:MAX_WORKERS]
+    found = [_worker_info(row, age(row.heartbeat_at, now)) for row in rows]
     return sorted(found, key=lambda each: (each.started_at, each.id))
 
 
-def _seen(row: OutboxWorker, heartbeat_age: float) -> SeenWorker:
+def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
     try:
         info = json.loads(row.info or "{}")
     except ValueError:
         info = {}
-    return SeenWorker(
+    return WorkerInfo(
         id=row.id,
         hostname=row.hostname,
         pid=row.pid,

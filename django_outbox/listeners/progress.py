@@ -11,8 +11,8 @@ import msgspec
 from ..clocks import monotonic
 from .outcomes import Decision, Status
 
-PAUSE = 1.0  # seconds until a paused row is due again; the next poll then postpones it for longer
-SHOWN = 200  # characters of an error that an entry keeps, at most
+PAUSED_DELAY = 1.0  # seconds until a paused row is due again; the next poll postpones it further
+MAX_ERROR_LENGTH = 200  # characters of an error that an entry keeps, at most
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
 
 
-NEW = Entry(state="due")
+NEW_ENTRY = Entry(state="due")
 _decoder = msgspec.json.Decoder(dict[str, Entry])
 
 
@@ -39,7 +39,7 @@ def entries(text: str | None) -> dict[str, Entry] | None:
         return None
 
 
-def of_succeeded(text: str | None) -> str | None:
+def progress_after_replay(text: str | None) -> str | None:
     """Return the progress that a replayed row keeps: listeners that are done do not run again."""
     done = {
         title: msgspec.structs.replace(entry, attempts=0)  # the row's count restarts, too
@@ -63,7 +63,7 @@ class Progress:
         self._kind = ""  # of the last error
         self._entries = entries(text) or {}  # damaged: every listener runs, as after a lost settle
         # The row is due, so its first listener is due too, even if the row's due time was changed.
-        due = [entry.at or now for entry in self._of("due")]
+        due = [entry.at or now for entry in self._entries_in("due")]
         self._claimed = max(now, min(due, default=now))
 
     @property
@@ -72,13 +72,13 @@ class Progress:
 
     def is_due(self, title: str) -> bool:
         """Return whether this listener is still to run, and due."""
-        entry = self._entries.get(title, NEW)
+        entry = self._entries.get(title, NEW_ENTRY)
         return entry.state == "due" and self._seconds_to(entry) <= 0
 
     def attempts(self, title: str) -> int:
-        return self._entries.get(title, NEW).attempts
+        return self._entries.get(title, NEW_ENTRY).attempts
 
-    def note(self, title: str, decision: Decision) -> None:
+    def record(self, title: str, decision: Decision) -> None:
         """Record the decision on a listener's run."""
         state: Any = "due" if decision.delay is not None else decision.status.name.lower()
         if decision.error:
@@ -89,26 +89,26 @@ class Progress:
             attempts=self.attempts(title) + decision.spent,
             failed=decision.status is Status.RETRY,
             at=None if decision.delay is None else self._now() + timedelta(seconds=decision.delay),
-            error=(decision.error or "").partition("\n")[0][:SHOWN],
+            error=(decision.error or "").partition("\n")[0][:MAX_ERROR_LENGTH],
         )
 
     def decision(self, attempts: int, *, paused: Collection[str] = ()) -> Decision:
         """Return the row's decision: done if all are done, dead if none is left and one is dead.
 
         ``attempts`` is the row's count: the most executions of any one listener. The row is due
-        with its next listener that is not ``paused``, or after ``PAUSE`` if all are.
+        with its next listener that is not ``paused``, or after ``PAUSED_DELAY`` if all are.
         """
-        waiting, dead = self._of("due"), self._of("dead")
+        waiting, dead = self._entries_in("due"), self._entries_in("dead")
         most = max(self.attempts(title) for title in self._titles)
         common: dict[str, Any] = {
             "spent": max(most - attempts, 0), "progress": self.text, "kind": self._kind,
         }  # fmt: skip
         if waiting:
-            next_ones = self._of("due", but=paused)
+            next_ones = self._entries_in("due", excluding=paused)
             failed = bool(dead) or any(entry.failed for entry in waiting)
             return Decision(
                 status=Status.RETRY if failed else Status.NEW,
-                delay=max(min(map(self._seconds_to, next_ones), default=PAUSE), 0.0),
+                delay=max(min(map(self._seconds_to, next_ones), default=PAUSED_DELAY), 0.0),
                 outcome="retry" if failed else "deferred",
                 error=self._last_error(),
                 **common,
@@ -119,15 +119,17 @@ class Progress:
             )
         return Decision(status=Status.DONE, error=self._last_error(), **common)
 
-    def _of(self, state: str, *, but: Collection[str] = ()) -> list[Entry]:
-        titles = [title for title in self._titles if title not in but]
-        entries = [self._entries.get(title, NEW) for title in titles]
+    def _entries_in(self, state: str, *, excluding: Collection[str] = ()) -> list[Entry]:
+        titles = [title for title in self._titles if title not in excluding]
+        entries = [self._entries.get(title, NEW_ENTRY) for title in titles]
         return [entry for entry in entries if entry.state == state]
 
     def _last_error(self, state: str | None = None) -> str | None:
         """Return an error of a listener in that state (None: any), if possible of this delivery."""
         among = [
-            title for title in self._titles if state in (None, self._entries.get(title, NEW).state)
+            title
+            for title in self._titles
+            if state in (None, self._entries.get(title, NEW_ENTRY).state)
         ]
         if whole := [self._errors[title] for title in among if title in self._errors]:
             return whole[-1]

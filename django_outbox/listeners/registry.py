@@ -60,7 +60,7 @@ class Listener:
     @property
     def where(self) -> str:
         """Return name and location: ``shop.listeners.reserve_stock (…/listeners.py:12)``."""
-        return place(self.call)
+        return location(self.call)
 
     @property
     def fault(self) -> str | None:
@@ -144,7 +144,7 @@ def listener(
                     payload_type=payload_type,
                 )
             )
-        _give_fallback(call)
+        _attach_fallback(call)
         return call  # type: ignore[return-value]  # it has a fallback now
 
     return register
@@ -159,7 +159,7 @@ def add(new: Listener) -> None:
             "name= of its own to have both called."
         )
     _listeners[new.key] = new
-    _forget_routes()
+    _clear_route_caches()
 
 
 def fallback(of: Callable[..., Any], call: F) -> F:
@@ -170,12 +170,12 @@ def fallback(of: Callable[..., Any], call: F) -> F:
     mine = [each for each in listeners() if each.call == of]
     for old in (each.fallback for each in mine if each.fallback):
         raise ListenerAlreadyRegistered(
-            f"{place(call)} and {place(old)} are both the fallback of {place(of)}. Expected one; "
-            "have it call the other."
+            f"{location(call)} and {location(old)} are both the fallback of {location(of)}. "
+            "Expected one; have it call the other."
         )
     for each in mine:
         _listeners[each.key] = replace(each, fallback=call)
-    _forget_routes()
+    _clear_route_caches()
     return call
 
 
@@ -183,15 +183,15 @@ def remove(call: Callable[..., Any]) -> None:
     """Remove every registration of a callable; for tests."""
     for key in [key for key, each in _listeners.items() if each.call == call]:
         del _listeners[key]
-    _forget_routes()
+    _clear_route_caches()
 
 
-def _forget_routes() -> None:
+def _clear_route_caches() -> None:
     route.cache_clear()
     route_is_async.cache_clear()
 
 
-def _give_fallback(call: Any) -> None:
+def _attach_fallback(call: Any) -> None:
     """Set the decorator ``fallback`` on a callable, unless the name is taken or cannot be set."""
     mine = functools.partial(fallback, call)
     if isinstance(getattr(call, "fallback", mine), functools.partial):
@@ -222,25 +222,25 @@ def route_is_async(aggregate_type: str, event_type: str) -> bool:
     return bool(found) and all(each.is_async and not each.atomic for each in found)
 
 
-def nearby(event_type: str) -> list[str]:
+def similar_types(event_type: str) -> list[str]:
     """Return registered event types like this one, nearest first, for an error message."""
     known = sorted({each.event_type for each in listeners()})
     return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
 
 
-def label(call: Callable[..., Any]) -> str:
+def qualified_name(call: Callable[..., Any]) -> str:
     """Return module and qualified name of a callable."""
-    call = _whole(call)
+    call = _unwrap_partial(call)
     named = call if hasattr(call, "__qualname__") else type(call)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def place(call: Callable[..., Any]) -> str:
+def location(call: Callable[..., Any]) -> str:
     """Return name and source location of a callable."""
-    call = inspect.unwrap(_whole(call))
+    call = inspect.unwrap(_unwrap_partial(call))
     of_object = getattr(type(call), "__call__", None)  # noqa: B004 - as in is_async
     code = getattr(call, "__code__", None) or getattr(of_object, "__code__", None)
-    return f"{label(call)}{f' ({code.co_filename}:{code.co_firstlineno})' if code else ''}"
+    return f"{qualified_name(call)}{f' ({code.co_filename}:{code.co_firstlineno})' if code else ''}"
 
 
 def is_async(call: Callable[..., Any]) -> bool:
@@ -250,25 +250,25 @@ def is_async(call: Callable[..., Any]) -> bool:
 
 
 def _fault(call: Callable[..., Any], expected: str, *arguments: object) -> str | None:
-    if _makes_generator(call):
-        return f"{place(call)} is a generator function: a call would run nothing of it."
+    if _is_generator_function(call):
+        return f"{location(call)} is a generator function: a call would run nothing of it."
     try:
         inspect.signature(call).bind(*arguments)
     except TypeError:
-        return f"{place(call)} does not take {expected}."
+        return f"{location(call)} does not take {expected}."
     except ValueError:  # a builtin without a signature
         return None
     return None
 
 
-def _makes_generator(call: Callable[..., Any]) -> bool:
+def _is_generator_function(call: Callable[..., Any]) -> bool:
     return any(
         inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
         for each in (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
     )
 
 
-def _whole(call: Callable[..., Any]) -> Callable[..., Any]:
+def _unwrap_partial(call: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(call, functools.partial):
         call = call.func
     return call

@@ -12,7 +12,7 @@ from django.utils.module_loading import import_string
 
 ErrorTypes = tuple[type[BaseException], ...]
 UNSET: Any = object()
-MAX_DELAY = 365 * 86400.0  # seconds; later due times overflow some database's calendar
+MAX_RETRY_DELAY = 365 * 86400.0  # seconds; later due times overflow some database's calendar
 
 
 @runtime_checkable
@@ -31,7 +31,7 @@ class RetryPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Selective:
+class _BasePolicy:
     """Base of ``Exponential``, ``Fixed`` and ``Linear``: most executions, and errors to retry.
 
     An error matches if it or one of its causes (``raise … from cause``) does. An exception that
@@ -43,7 +43,7 @@ class _Selective:
     give_up_on: ErrorTypes = ()  # never retry these; wins over retry_on
 
     def __post_init__(self) -> None:
-        _check(self)
+        _validate_options(self)
 
     def should_retry(self, exc: BaseException) -> bool:
         errors = [*_with_causes(exc)]
@@ -53,7 +53,7 @@ class _Selective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exponential(_Selective):
+class Exponential(_BasePolicy):
     """min(cap, base × multiplier^(attempt − 1)), times a random factor; may exceed the cap."""
 
     base: float = 0.2  # seconds
@@ -72,7 +72,7 @@ class Exponential(_Selective):
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Fixed(_Selective):
+class Fixed(_BasePolicy):
     """The same delay every time: ``Fixed(3)``.
 
     The field is called ``wait``, because ``delay`` is a method; ``dataclasses.replace`` takes
@@ -91,7 +91,7 @@ class Fixed(_Selective):
         wait: float = 5.0,
     ) -> None:
         object.__setattr__(self, "wait", wait if delay is UNSET else delay)
-        _Selective.__init__(
+        _BasePolicy.__init__(
             self, max_attempts=max_attempts, retry_on=retry_on, give_up_on=give_up_on
         )
 
@@ -100,7 +100,7 @@ class Fixed(_Selective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear(_Selective):
+class Linear(_BasePolicy):
     """step × attempt, at most ``cap``."""
 
     step: float = 5.0  # seconds
@@ -119,7 +119,7 @@ class Jittered:
 
     def __post_init__(self) -> None:
         checked(self.policy)
-        if not _amount(self.jitter):
+        if not _is_seconds(self.jitter):
             raise ValueError(f"Jittered got jitter={self.jitter!r}; expected {_NUMBER[1]}.")
 
     @property
@@ -184,7 +184,7 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def bounded(delay: float) -> float:
     """Limit a delay to the seconds, zero or more, that every database can add to its clock."""
-    return min(delay, MAX_DELAY) if delay > 0 else 0.0  # 0 for NaN too
+    return min(delay, MAX_RETRY_DELAY) if delay > 0 else 0.0  # 0 for NaN too
 
 
 def checked(value: Any) -> RetryPolicy:
@@ -197,18 +197,18 @@ def checked(value: Any) -> RetryPolicy:
     return value
 
 
-def _check(policy: object) -> None:
+def _validate_options(policy: object) -> None:
     """Raise ``ValueError`` for options that would otherwise fail only after an event has failed."""
     for each in fields(policy):  # type: ignore[arg-type]
         value = getattr(policy, each.name)
-        is_fit, expected = RULES[each.name]
+        is_fit, expected = OPTION_RULES[each.name]
         if not is_fit(value):
             raise ValueError(
                 f"{type(policy).__name__} got {each.name}={value!r}; expected {expected}."
             )
 
 
-def _amount(value: Any) -> bool:
+def _is_seconds(value: Any) -> bool:
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
@@ -217,29 +217,29 @@ def _amount(value: Any) -> bool:
     )
 
 
-def _range(value: Any) -> bool:
+def _is_range(value: Any) -> bool:
     return (
         isinstance(value, (tuple, list))
         and len(value) == 2
-        and all(map(_amount, value))
+        and all(map(_is_seconds, value))
         and value[0] <= value[1]
     )
 
 
-def _executions(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return value is None or (type(value) is int and value >= 1)
 
 
-def _errors(value: Any) -> bool:
+def _are_error_types(value: Any) -> bool:
     return isinstance(value, tuple) and all(
         isinstance(each, type) and issubclass(each, BaseException) for each in value
     )
 
 
-_NUMBER = (_amount, "a finite number of at least 0")
-_ERRORS = (_errors, "a tuple of exception classes")
-RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "max_attempts": (_executions, "a whole number of executions, at least 1, or None"),
+_NUMBER = (_is_seconds, "a finite number of at least 0")
+_ERRORS = (_are_error_types, "a tuple of exception classes")
+OPTION_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "max_attempts": (_is_count, "a whole number of executions, at least 1, or None"),
     "retry_on": _ERRORS,
     "give_up_on": _ERRORS,
     "base": _NUMBER,
@@ -247,5 +247,5 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "multiplier": _NUMBER,
     "wait": _NUMBER,
     "step": _NUMBER,
-    "jitter": (_range, "two numbers of at least 0, the smaller one first"),
+    "jitter": (_is_range, "two numbers of at least 0, the smaller one first"),
 }

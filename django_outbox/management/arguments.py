@@ -42,7 +42,7 @@ def duration(text: str) -> float:
     return seconds
 
 
-def pause(text: str) -> float:
+def positive_duration(text: str) -> float:
     """Return the seconds of a duration above zero."""
     if not (seconds := duration(text)):
         raise ArgumentTypeError(f"{text!r} is nothing; expected a duration above zero.")
@@ -72,21 +72,21 @@ def instant(text: str) -> datetime | timedelta:
         ) from error
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     """Return a whole number of at least 1."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise ArgumentTypeError(f"{text!r} is not a count; expected a whole number of at least 1.")
     return int(text)
 
 
-def limit(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """Return a whole number of at least 0."""
     if not (text.isascii() and text.isdigit()):
         raise ArgumentTypeError(f"{text!r} is not a limit; expected a whole number of at least 0.")
     return int(text)
 
 
-def address(text: str) -> tuple[str, int]:
+def host_and_port(text: str) -> tuple[str, int]:
     """Return host and port of ``8001``, ``0.0.0.0:8001`` or ``[::]:8001``; loopback by default.
 
     As with ``runserver``, other hosts cannot reach a port given without a host.

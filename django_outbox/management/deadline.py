@@ -15,30 +15,30 @@ from ..sql import is_in_memory
 T = TypeVar("T")
 
 
-def within(seconds: float, ask: Callable[[str], T], alias: str) -> T:
-    """Return the result of ``ask(alias)``; raises ``TimeoutError`` after ``seconds``.
+def call_with_timeout(seconds: float, query: Callable[[str], T], alias: str) -> T:
+    """Return the result of ``query(alias)``; raises ``TimeoutError`` after ``seconds``.
 
     With any driver, a connect to a host that does not answer blocks for minutes. So another thread
-    calls ``ask`` on its own connection, and is abandoned after the timeout. If the database is in
-    memory, or a transaction is open, this thread calls ``ask`` itself, without a timeout.
+    calls ``query`` on its own connection, and is abandoned after the timeout. If the database is in
+    memory, or a transaction is open, this thread calls ``query`` itself, without a timeout.
     """
     connection = connections[alias]
     if connection.in_atomic_block or is_in_memory(connection):
-        return ask(alias)
-    answer: Future[T] = Future()
+        return query(alias)
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(ask(alias))
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
-            answer.set_exception(error)
+            result.set_result(query(alias))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            result.set_exception(error)
         finally:
             connections.close_all()
 
     threading.Thread(target=run, name="outbox-question", daemon=True).start()
     try:
-        return answer.result(seconds)
+        return result.result(seconds)
     except TooLate as error:
-        if answer.done():
+        if result.done():
             raise  # the database's own error
         raise TimeoutError(f"no answer within {seconds:g} s") from error

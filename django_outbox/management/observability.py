@@ -39,7 +39,7 @@ def metrics_at(address: tuple[str, int] | None, *, processes: int) -> Metrics | 
         socket.create_server(address, family=family).close()
     except OSError as error:
         raise ImproperlyConfigured(
-            f"The port {port} of {host} for the metrics cannot be had: {error}"
+            f"The metrics port {port} of {host} cannot be opened: {error}"
         ) from error
     return partial(prometheus.serve, port, host)
 

@@ -29,12 +29,12 @@ def add_names(parser: ArgumentParser) -> None:
     )
 
 
-def chosen(options: dict[str, Any]) -> list[tuple[str, str]]:
+def named_pauses(options: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the kind and name of each pause that was named."""
     return [(kind, name) for kind in KINDS for name in options[kind]]
 
 
-def ready(alias: str | None) -> str:
+def checked_alias(alias: str | None) -> str:
     """Return the alias, or the router's; raises ``CommandError`` if a table is missing."""
     if missing := missing_table(alias):
         raise CommandError(missing)

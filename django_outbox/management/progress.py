@@ -13,21 +13,21 @@ class Progress:
 
     def __init__(self, stream: Any, *, verb: str) -> None:
         self._stream, self._verb = stream, verb
-        self._is_seen = bool(getattr(stream, "isatty", lambda: False)())
-        self._started, self._next = time.monotonic(), 0.0
+        self._is_terminal = bool(getattr(stream, "isatty", lambda: False)())
+        self._started, self._redraw_at = time.monotonic(), 0.0
         self.count = 0
 
     def add(self, count: int) -> None:
         self.count += count
         now = time.monotonic()
-        if self._is_seen and now >= self._next:
-            self._next = now + REDRAW_INTERVAL
+        if self._is_terminal and now >= self._redraw_at:
+            self._redraw_at = now + REDRAW_INTERVAL
             rate = self.count / max(now - self._started, 0.001)
             self._write(f"{self._verb} {self.count:,} ({rate:,.0f} a second)")
 
     def close(self) -> None:
         """Clear the line for the next output."""
-        if self._is_seen and self._next:
+        if self._is_terminal and self._redraw_at:
             self._write("")
 
     def _write(self, text: str) -> None:

@@ -12,20 +12,20 @@ from django.db.models.functions import Coalesce, Concat, Substr
 
 from ..conf import Settings, current
 from ..listeners.outcomes import UNSETTLED, Status
-from ..listeners.progress import of_succeeded
+from ..listeners.progress import progress_after_replay
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from ..sql import dialect_of
 from .fields import DatabaseNow, IsDead, IsIndexed, age
-from .pause_queryset import LEASED, POSTPONED, of_pauses
+from .pause_queryset import LEASED, POSTPONED, paused_condition
 from .queryset import TableQuerySet
-from .retention import batches, is_expired
+from .retention import batches, expired_condition
 
 if TYPE_CHECKING:
     from . import OutboxEvent
     from .stream_queryset import StreamQuerySet
 
-NEXT: Final = ("available_at", "event_id")  # claim order: the columns of the index of due events
-BATCH: Final = 500  # events per transaction: limits how long rows stay locked
+CLAIM_ORDER: Final = ("available_at", "event_id")  # as in the index of due events
+BATCH_SIZE: Final = 500  # events per transaction: limits how long rows stay locked
 
 
 class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
@@ -43,7 +43,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def due(self) -> OutboxQuerySet:
         """Return events to claim next, oldest first; those with a key are due by their stream."""
-        return self.filter(available_at__lte=DatabaseNow()).order_by(*NEXT)
+        return self.filter(available_at__lte=DatabaseNow()).order_by(*CLAIM_ORDER)
 
     def waiting(self) -> OutboxQuerySet:
         """Return events that wait for their due time or next try, and are not leased."""
@@ -52,19 +52,19 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def skippable(self) -> OutboxQuerySet:
         """Return unfinished events with a key whose stream no worker has leased."""
-        held = self._every_stream().filter(locked_by__isnull=False).values("pk")
-        return self.pending().exclude(key=None).exclude(key__in=held)
+        leased = self._all_streams().filter(locked_by__isnull=False).values("pk")
+        return self.pending().exclude(key=None).exclude(key__in=leased)
 
     def scheduled(self) -> OutboxQuerySet:
         """Return new events that wait for their due time, the next one first."""
-        return self._later().filter(status=Status.NEW)
+        return self._due_later().filter(status=Status.NEW)
 
     def retrying(self) -> OutboxQuerySet:
         """Return failed events that wait for their next try, the next one first.
 
         An event with a key is not included, because its stream waits instead.
         """
-        return self._later().filter(status=Status.RETRY)
+        return self._due_later().filter(status=Status.RETRY)
 
     def done(self) -> OutboxQuerySet:
         return self.filter(status=Status.DONE)
@@ -82,7 +82,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
         Leave out the events behind them in a stream, and leased events, which finish first.
         """
-        return self.pending().filter(of_pauses(self._write_alias())).exclude(LEASED)
+        return self.pending().filter(paused_condition(self._write_alias())).exclude(LEASED)
 
     def replay(self) -> int:
         """Make the dead events among these due again as if new; return how many.
@@ -91,7 +91,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """
         return sum(self.replay_batches())
 
-    def replay_batches(self, *, size: int = BATCH) -> Iterator[int]:
+    def replay_batches(self, *, size: int = BATCH_SIZE) -> Iterator[int]:
         """Replay the dead events among these; yield the count of each batch, which may be 0.
 
         Batches are those of ``dead_batches``. Each commits by itself to keep locks short.
@@ -102,20 +102,20 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Delete the dead events among these; return how many."""
         return sum(self.discard_batches())
 
-    def discard_batches(self, *, size: int = BATCH) -> Iterator[int]:
+    def discard_batches(self, *, size: int = BATCH_SIZE) -> Iterator[int]:
         """Delete the dead events among these; yield the count of each batch, which may be 0."""
         return (batch._discard_dead() for batch in self.dead_batches(size=size))
 
     def dead_batches(
-        self, *, size: int = BATCH, after: str = "", until: datetime | None = None
+        self, *, size: int = BATCH_SIZE, after: str = "", until: datetime | None = None
     ) -> Iterator[OutboxQuerySet]:
         """Yield the dead events among these in batches, as ``batches`` does."""
-        every = self._every()
+        every = self._all_rows()
         ids = self._dead_rows().batches(size=size, after=after, until=until)
         return (every.filter(pk__in=each) for each in ids)
 
     def batches(
-        self, *, size: int = BATCH, after: str = "", until: datetime | None = None
+        self, *, size: int = BATCH_SIZE, after: str = "", until: datetime | None = None
     ) -> Iterator[list[str]]:
         """Yield the ids of these in batches, in ascending order.
 
@@ -126,7 +126,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         if size < 1:
             raise ValueError(f"The size of a batch is {size!r}; expected at least 1.")
         until = until or self._clock()
-        return _batches(self._plain().exclude(done_at__gt=until), size=size, after=after)
+        return _batches(self._updatable().exclude(done_at__gt=until), size=size, after=after)
 
     def edit(self, *, payload: str, headers: str | None) -> int:
         """Set payload and headers (JSON text) of the dead events among these; return how many."""
@@ -137,7 +137,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
         An event with a key still waits for the events before it in its stream.
         """
-        waiting = self._plain().waiting()
+        waiting = self._updatable().waiting()
         count = waiting.filter(key=None).update(available_at=DatabaseNow())
         return count + waiting._in_streams(lambda batch: batch.update(deliver_at=DatabaseNow()))
 
@@ -146,7 +146,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
         They can be replayed. Events in a stream that a worker has leased are not changed.
         """
-        return self._plain().pending()._in_streams(OutboxQuerySet._give_up)
+        return self._updatable().pending()._in_streams(OutboxQuerySet._mark_dead)
 
     def release(self) -> int:
         """Release the leases of these, or of their streams: due now; return how many.
@@ -154,32 +154,32 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         Count no attempt. The previous owner can no longer settle them. Use this for a worker that
         is known to be gone.
         """
-        rows = self._plain().pending()
+        rows = self._updatable().pending()
         count = rows.filter(locked_by__isnull=False).update(
             available_at=DatabaseNow(), locked_by=None, locked_at=None
         )
         keys = rows._keys()
-        for start in range(0, len(keys), BATCH):
-            count += self._streams(keys[start : start + BATCH]).release()
+        for start in range(0, len(keys), BATCH_SIZE):
+            count += self._streams(keys[start : start + BATCH_SIZE]).release()
         return count
 
     def purge(self) -> int:
-        """Delete every finished event past its retention, batch by batch; return how many."""
+        """Delete the finished events among these that are past their retention; return how many."""
         count = sum(self.purge_batches())
         if count:
             announce(events_purged, sender=self._write_alias(), count=count)
         return count
 
     def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
-        """Purge these; yield the size of each delete, maybe 0. Each delete commits by itself.
+        """Purge in batches; yield the size of each delete, which may be 0. Each commits by itself.
 
         ``settings`` replaces the project's settings for retention and batch size. The purge scans
         the primary key upwards in ranges. So it needs no extra index, and no batch reads more
         than its range.
         """
         settings = settings or current()
-        every = self._every()
-        expired = self._plain().expired(settings)
+        every = self._all_rows()
+        expired = self._updatable().expired(settings)
         if expired.query.is_empty():  # everything is kept
             return
         for batch in batches(every, settings.PURGE_BATCH_SIZE):
@@ -187,25 +187,25 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def expired(self, settings: Settings | None = None) -> OutboxQuerySet:
         """Return finished events past their retention, which the next purge deletes."""
-        condition = self.is_expired(settings or current())
+        condition = self.expired_condition(settings or current())
         return self.filter(condition) if condition else self.none()
 
-    def is_expired(self, settings: Settings) -> Q:
-        """Return the condition of ``expired``; empty if all are kept."""
-        condition = is_expired(settings, self._clock())
+    def expired_condition(self, settings: Settings) -> Q:
+        """Return the condition by which ``expired`` filters; empty if all are kept."""
+        condition = expired_condition(settings, self._clock())
         if condition and settings.ON_DEAD == "block":  # a dead event blocks those behind it
             waiting = self.model.objects.filter(IsIndexed("status"), key=OuterRef("key")).pending()
             condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
         return condition
 
-    def ahead_of(self, event: OutboxEvent) -> OutboxQuerySet:
-        """Return events of the same key that are to be delivered before this one."""
+    def preceding(self, event: OutboxEvent) -> OutboxQuerySet:
+        """Return the pending events that precede this one in its stream."""
         earlier = self.pending().filter(IsIndexed("status"), key=event.key, seq__lt=event.seq)
         return earlier.order_by()
 
     def newest(self, count: int) -> OutboxQuerySet:
         """Return the newest events by primary key (the order of writes), at most ``count``."""
-        ids = self._every().order_by("-pk")
+        ids = self._all_rows().order_by("-pk")
         below = ids.values_list("pk", flat=True)[count : count + 1]
         return self.filter(pk__gt=next(iter(below), ""))
 
@@ -225,15 +225,15 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             return None
         row = self.due().annotate(now=DatabaseNow()).values_list("available_at", "now").first()
         ages = [] if row is None or row[0] is None else [age(row[0], row[1])]
-        if (keyed := self._every_stream().oldest_head_age(self._plain())) is not None:
+        if (keyed := self._all_streams().oldest_head_age(self._updatable())) is not None:
             ages.append(keyed)
         return max(ages, default=None)
 
-    def _later(self) -> OutboxQuerySet:
-        return self.filter(locked_by=None, available_at__gt=DatabaseNow()).order_by(*NEXT)
+    def _due_later(self) -> OutboxQuerySet:
+        return self.filter(locked_by=None, available_at__gt=DatabaseNow()).order_by(*CLAIM_ORDER)
 
     def _in_streams(self, change: Callable[[OutboxQuerySet], int]) -> int:
-        """Change those of these that have a key, batch by batch; return how many.
+        """Apply a change to the events with a key, batch by batch; return how many it changed.
 
         Each batch is one transaction and wakes the streams first, so that no worker releases one
         as idle. Writers lock streams in the same order, so they wait instead of deadlocking.
@@ -241,8 +241,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         connection, count = self._connection(), 0
         rows = self.exclude(key=None).order_by("key", "seq").values_list("pk", "key")
         found = [(pk, key) for pk, key in rows if key is not None]
-        for start in range(0, len(found), BATCH):
-            batch = found[start : start + BATCH]
+        for start in range(0, len(found), BATCH_SIZE):
+            batch = found[start : start + BATCH_SIZE]
             with transaction.atomic(using=connection.alias):
                 dialect_of(connection).wake_streams(connection, [key for _, key in batch])
                 count += change(self.filter(pk__in=[pk for pk, _ in batch]))
@@ -267,10 +267,10 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def _replay(self) -> int:
         count = 0
         for pk, progress in self.exclude(progress=None).values_list("pk", "progress"):
-            count += self.filter(pk=pk)._renew(progress=of_succeeded(progress))
-        return count + self.filter(progress=None)._renew()
+            count += self.filter(pk=pk)._reset_to_new(progress=progress_after_replay(progress))
+        return count + self.filter(progress=None)._reset_to_new()
 
-    def _renew(self, **values: str | None) -> int:
+    def _reset_to_new(self, **values: str | None) -> int:
         without_key = Q(key=None)
         return self.update(
             status=Status.NEW,
@@ -286,7 +286,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             **values,
         )
 
-    def _give_up(self) -> int:
+    def _mark_dead(self) -> int:
         free = self._streams(self._keys()).filter(locked_by=None).values_list("pk", flat=True)
         return self.filter(key__in=[*free]).update(
             status=Status.DEAD,
@@ -303,21 +303,21 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return [key for key in self.values_list("key", flat=True).distinct() if key is not None]
 
     def _streams(self, keys: Sequence[str]) -> StreamQuerySet:
-        return self._every_stream().filter(pk__in=keys)
+        return self._all_streams().filter(pk__in=keys)
 
-    def _every_stream(self) -> StreamQuerySet:
+    def _all_streams(self) -> StreamQuerySet:
         from . import OutboxStream
 
         return OutboxStream.objects.using(self._write_alias())
 
-    def _plain(self) -> OutboxQuerySet:
-        """Return the same rows without order or slice, as UPDATE and DELETE require."""
+    def _updatable(self) -> OutboxQuerySet:
+        """Return the same rows, without order or slice, for an UPDATE or DELETE."""
         if self.query.is_sliced:
-            return self._every().filter(pk__in=[*self.values_list("pk", flat=True)])
+            return self._all_rows().filter(pk__in=[*self.values_list("pk", flat=True)])
         return self.using(self._write_alias()).order_by()
 
     def _dead_rows(self) -> OutboxQuerySet:
-        return self._plain().filter(IsDead("status"))
+        return self._updatable().filter(IsDead("status"))
 
 
 def _batches(rows: OutboxQuerySet, *, size: int, after: str) -> Iterator[list[str]]:

@@ -160,7 +160,7 @@ class PendingIndex(Index):
         if schema_editor.connection.features.supports_partial_indexes:
             index = Index(fields=self.fields, name=self.name, condition=self.where)
         elif self.plain_fields is None:
-            return _nothing(schema_editor)
+            return _no_op_statement(schema_editor)
         else:
             index = Index(fields=self.plain_fields or self.fields, name=self.name)
         if self.unique:
@@ -171,10 +171,10 @@ class PendingIndex(Index):
     def remove_sql(self, model: Any, schema_editor: Any, **options: Any) -> Any:
         partial = schema_editor.connection.features.supports_partial_indexes
         if self.plain_fields is None and not partial:
-            return _nothing(schema_editor)
+            return _no_op_statement(schema_editor)
         return super().remove_sql(model, schema_editor, **options)
 
 
-def _nothing(schema_editor: Any) -> str:
+def _no_op_statement(schema_editor: Any) -> str:
     """Return a statement without effect, because the caller must return one."""
     return f"SELECT 1{schema_editor.connection.features.bare_select_suffix}"

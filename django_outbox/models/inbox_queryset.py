@@ -24,18 +24,18 @@ class InboxQuerySet(TableQuerySet["OutboxInbox"]):
         return self.none() if limit is None else self.filter(received_at__lt=limit)
 
     def purge(self) -> int:
-        """Delete all messages past their retention, not only these; return how many."""
+        """Delete every expired message, whatever this is filtered by; return how many."""
         return sum(self.purge_batches())
 
     def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
-        """Purge all, not only these; yield the size of each delete, which commits by itself.
+        """Do what ``purge`` does; yield the size of each delete, which commits by itself.
 
         A size may be 0. ``settings`` replaces the project's settings for retention and batch size.
         Primary keys rise with the time of receipt. So the scan stops at the first batch without an
         expired message, and needs no extra index.
         """
         settings = settings or current()
-        every, limit = self._every(), self._limit(settings)
+        every, limit = self._all_rows(), self._limit(settings)
         size, low = settings.PURGE_BATCH_SIZE, 0
         while limit is not None:
             ahead = every.filter(pk__gt=low).order_by("pk").values_list("pk", "received_at")

@@ -11,7 +11,7 @@ from django.db import connections
 from django.db.models import Q
 
 from ..conf import current
-from ..events import ACTIVE
+from ..events import SINGLE_NODE_KEY
 from ..listeners.outcomes import UNSETTLED
 from ..signals import announce, delivery_paused, delivery_resumed
 from ..sql import dialect_of
@@ -22,13 +22,13 @@ from .queryset import TableQuerySet
 if TYPE_CHECKING:
     from . import OutboxPause  # noqa: F401 - named in a string below
 
-BATCH: Final = 500  # events made due in one statement
-KEYS: Final = 200  # streams that are checked and woken together
+EVENTS_PER_STATEMENT: Final = 500  # events made due in one statement
+STREAMS_PER_BATCH: Final = 200  # streams that are checked and woken together
 MAX_NAME_LENGTH: Final = 255  # characters of a pause's name, at most
 
-LATER: Final = Q(available_at__gt=DatabaseNow())
-LEASED: Final = Q(LATER, locked_by__isnull=False)
-POSTPONED: Final = Q(LATER, locked_by=None, locked_at__isnull=False)
+DUE_LATER: Final = Q(available_at__gt=DatabaseNow())
+LEASED: Final = Q(DUE_LATER, locked_by__isnull=False)
+POSTPONED: Final = Q(DUE_LATER, locked_by=None, locked_at__isnull=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
 
         Raises ``ValueError`` for a kind or name that cannot exist.
         """
-        if fault := unfit(kind, name):
+        if fault := pause_error(kind, name):
             raise ValueError(fault)
         _, is_new = self.using(self._write_alias()).get_or_create(
             kind=kind,
@@ -80,15 +80,15 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
             # This waits for a worker that is postponing rows; a later one finds the pause gone.
             if not every.filter(pk=pk).delete()[0]:
                 continue
-            found = _Waiting(alias, kind, name)
-            count = (found.bring_back_events(), found.wake_streams())
+            found = _ResumedBacklog(alias, kind, name)
+            count = (found.make_events_due(), found.wake_streams())
             pauses, events, streams = pauses + 1, events + count[0], streams + count[1]
             announce(delivery_resumed, sender=alias, kind=kind, name=name, count=sum(count))
         return Resumed(pauses=pauses, events=events, streams=streams)
 
 
-def of_pauses(alias: str) -> Q:
-    """Return the condition of events that are postponed, or will be by a worker's next poll."""
+def paused_condition(alias: str) -> Q:
+    """Return the condition of events that are postponed, or that the next poll will postpone."""
     from . import OutboxPause
 
     pauses = OutboxPause.objects.using(alias)
@@ -97,8 +97,8 @@ def of_pauses(alias: str) -> Q:
     return Q(event_type__in=types) | Q(key__in=keys) | POSTPONED
 
 
-def unfit(kind: str, name: str) -> str | None:
-    """Return why this kind and name cannot be paused; None if they can."""
+def pause_error(kind: str, name: str) -> str | None:
+    """Return why a pause of this kind and name is invalid; None if it is valid."""
     from . import OutboxPause
 
     kinds = [*OutboxPause.Kind.values]
@@ -106,12 +106,12 @@ def unfit(kind: str, name: str) -> str | None:
         return f"The kind is {kind!r}; expected one of {', '.join(kinds)}."
     if not name or "\0" in name or len(name) > MAX_NAME_LENGTH:
         return f"The name of a {kind} is {name!r}; expected 1 to {MAX_NAME_LENGTH} characters."
-    if kind == "stream" and name == ACTIVE:
+    if kind == "stream" and name == SINGLE_NODE_KEY:
         return f"{name!r} is not a stream: it is the lease of the mode single_node."
     return None
 
 
-class _Waiting:
+class _ResumedBacklog:
     """Events and streams that waited for a pause that has ended, and may wait for others."""
 
     def __init__(self, alias: str, kind: str, name: str) -> None:
@@ -122,7 +122,7 @@ class _Waiting:
         # No row was postponed beyond this, and a worker that postpones now sees the resume.
         self._until = now + timedelta(seconds=max(POSTPONED_FOR, current().LEASE))
 
-    def bring_back_events(self) -> int:
+    def make_events_due(self) -> int:
         """Make the events without a key due, except those whose event type is still paused."""
         from . import OutboxEvent, OutboxPause
 
@@ -139,7 +139,7 @@ class _Waiting:
         while True:
             batch = rows if low is None else rows.filter(available_at__gte=low)
             # Another query reads the due time: PostgreSQL would sort all rows if it were selected.
-            ids = list(batch.values_list("pk", flat=True)[:BATCH])
+            ids = list(batch.values_list("pk", flat=True)[:EVENTS_PER_STATEMENT])
             if not ids:
                 return count
             low = rows.filter(pk=ids[-1]).order_by().values_list("available_at", flat=True).first()
@@ -149,18 +149,18 @@ class _Waiting:
         """Make streams due whose first event waited; a new version undoes a late postponement."""
         from . import OutboxStream
 
-        streams = OutboxStream.objects.using(self._alias).real()
+        streams = OutboxStream.objects.using(self._alias).streams_only()
         if self._kind == "stream":
             return self._wake([*streams.filter(pk=self._name).values_list("pk", flat=True)])
         # Include leased streams: their worker may have read them while they were still paused.
         waiting = streams.filter(due_at__gt=DatabaseNow(), due_at__lte=self._until)
         keys = [*waiting.order_by("pk").values_list("pk", flat=True)]
         return sum(
-            self._wake(self._with_heads(keys[start : start + KEYS]))
-            for start in range(0, len(keys), KEYS)
+            self._wake(self._with_waiting_heads(keys[start : start + STREAMS_PER_BATCH]))
+            for start in range(0, len(keys), STREAMS_PER_BATCH)
         )
 
-    def _with_heads(self, keys: Sequence[str]) -> list[str]:
+    def _with_waiting_heads(self, keys: Sequence[str]) -> list[str]:
         """Return those of these streams whose first event may have waited."""
         from . import OutboxEvent
 

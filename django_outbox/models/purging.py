@@ -18,8 +18,8 @@ from ..sql import dialect_of
 from . import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
 from .retention import Batch, ages, scan
 
-SETTLED: Final = timedelta(hours=1)  # from the creation of its id until an event ends, as a rule
-AHEAD: Final = timedelta(seconds=DAY)  # how far a writer's clock is ahead, at most
+USUAL_SETTLE_TIME: Final = timedelta(hours=1)  # from an event's id until its end, as a rule
+MAX_CLOCK_LEAD: Final = timedelta(seconds=DAY)  # how far a writer's clock is ahead, at most
 
 
 def purge_events(alias: str, *, since: datetime | None) -> Iterator[int]:
@@ -33,8 +33,8 @@ def purge_events(alias: str, *, since: datetime | None) -> Iterator[int]:
     if since is None:
         every_age = {*sorted(every_age)[:1]}  # its range includes the others
     for age in map(_seconds, sorted(every_age, reverse=True)):
-        low = "" if since is None else least_id(since - age - SETTLED)
-        until, expired = least_id(now - age), every.is_expired(settings)
+        low = "" if since is None else least_id(since - age - USUAL_SETTLE_TIME)
+        until, expired = least_id(now - age), every.expired_condition(settings)
         batches = scan(every, expired, after=low, until=until, size=settings.PURGE_BATCH_SIZE)
         yield from (batch.deleted for batch in batches)
 
@@ -47,19 +47,19 @@ def scan_events(alias: str, *, after: str, most: int) -> Batch | None:
     settings, every = current(), OutboxEvent.objects.using(alias)
     if not (every_age := ages(settings)):
         return None
-    now, expired = _clock(alias), every.is_expired(settings)
-    young, beyond = least_id(now - _seconds(min(every_age))), least_id(now + AHEAD)
+    now, expired = _clock(alias), every.expired_condition(settings)
+    too_recent, beyond = least_id(now - _seconds(min(every_age))), least_id(now + MAX_CLOCK_LEAD)
     size = min(settings.PURGE_BATCH_SIZE, most)
-    older = scan(every, expired, after=after, until=young, size=size)
+    older = scan(every, expired, after=after, until=too_recent, size=size)
     beyond = max(after, beyond)
     return next(older, None) or next(scan(every, expired, after=beyond, size=size), None)
 
 
 def scan_streams(alias: str, *, after: str, most: int) -> Batch | None:
     """Purge among the next streams by primary key, at most ``most``; None if none is left."""
-    settings, every = current(), OutboxStream.objects.using(alias).real()
+    settings, every = current(), OutboxStream.objects.using(alias).streams_only()
     size = min(settings.PURGE_BATCH_SIZE, most)
-    return next(scan(every, every.is_expired(settings), after=after, size=size), None)
+    return next(scan(every, every.expired_condition(settings), after=after, size=size), None)
 
 
 def purge_inbox(alias: str) -> Iterator[int]:

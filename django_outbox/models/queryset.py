@@ -1,4 +1,4 @@
-"""What the querysets of all tables share: the database to write to, its clock, and deletion."""
+"""Base of the querysets of all tables: the database to write to, its clock, and deletion."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Q = TypeVar("Q", bound="TableQuerySet[Any]")
 
 
 class TableQuerySet(models.QuerySet[M]):
-    """Rows of a table of the outbox; all that changes them goes to the database for writing."""
+    """Rows of one table of the outbox; changes go to the database for writing."""
 
     table: str  # its name in ``sql``, without the project's prefix
 
     def lock_unlocked(self) -> list[Any]:
-        """Lock these rows, except those that others have locked; return their primary keys.
+        """Lock those of these rows that no other session has locked; return their primary keys.
 
-        It waits for no other transaction. Call it in a transaction.
+        Never waits for another transaction. Call it in a transaction.
         """
         rows, features = self, self._connection().features
         if features.has_select_for_update:
@@ -31,7 +31,7 @@ class TableQuerySet(models.QuerySet[M]):
             rows = rows.select_for_update(skip_locked=skip)
         return [*rows.values_list("pk", flat=True)]
 
-    def _every(self) -> Self:
+    def _all_rows(self) -> Self:
         """Return all rows of the table, whatever this queryset is restricted to."""
         return self.__class__(model=self.model, using=self._write_alias())
 
@@ -48,7 +48,7 @@ class TableQuerySet(models.QuerySet[M]):
         return dialect_of(connection).clock(connection)
 
     def _delete_unlocked(self) -> int:
-        """Delete these rows, except those that are locked; return how many. Wait for nobody."""
+        """Delete those of these rows that no other session has locked; return how many."""
         connection = self._connection()
         with transaction.atomic(using=connection.alias):
             return dialect_of(connection).delete(connection, self.table, ids=self.lock_unlocked())

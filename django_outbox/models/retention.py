@@ -67,7 +67,7 @@ def ages(settings: Settings) -> set[float]:
     return {age for age in (done, unique, dead) if age is not None}
 
 
-def is_expired(settings: Settings, now: datetime) -> Q:
+def expired_condition(settings: Settings, now: datetime) -> Q:
     """Return the condition of rows that are past their retention; empty if all are kept."""
     if settings.MODE == "writer_only":  # no worker settles rows there: only age counts
         age = settings.RETENTION_DONE

@@ -25,10 +25,10 @@ OUTCOMES: Final = ("done", "retry", "deferred", "dead")
 BOUNDS: Final = (
     0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
-WAITS: Final = tuple(f"wait_{number}" for number in range(len(BOUNDS) + 1))
-RUNS: Final = tuple(f"run_{number}" for number in range(len(BOUNDS) + 1))
-COUNTS: Final = (*OUTCOMES, "rescued", *WAITS, *RUNS)
-KEY: Final = ("owner", "span", "started_at", "event_type")
+WAIT_COLUMNS: Final = tuple(f"wait_{number}" for number in range(len(BOUNDS) + 1))
+RUN_COLUMNS: Final = tuple(f"run_{number}" for number in range(len(BOUNDS) + 1))
+COUNTS: Final = (*OUTCOMES, "rescued", *WAIT_COLUMNS, *RUN_COLUMNS)
+UNIQUE_FIELDS: Final = ("owner", "span", "started_at", "event_type")
 
 
 def bucket(seconds: float) -> int:
@@ -85,12 +85,12 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
         return self.filter(old)
 
     def purge(self) -> int:
-        """Delete all expired rows, not only these, batch by batch; return how many."""
+        """Delete every expired row, whatever this is filtered by; return how many."""
         return sum(self.purge_batches())
 
     def purge_batches(self) -> Iterator[int]:
-        """Purge all, not only these; yield the size of each delete, which commits by itself."""
-        every, size = self._every(), current().PURGE_BATCH_SIZE
+        """Do what ``purge`` does; yield the size of each delete, which commits by itself."""
+        every, size = self._all_rows(), current().PURGE_BATCH_SIZE
         for span, limit in self._limits().items():  # each is a range of the index
             expired = every.filter(span=span, started_at__lt=limit).order_by("started_at")
             count = size
@@ -129,7 +129,7 @@ class OutboxStatistics(models.Model):
         constraints = [
             # The owner comes first, so that rows of two workers are not adjacent in the index. So
             # on MariaDB no insert waits for that of another worker.
-            models.UniqueConstraint(fields=KEY, name=index_name("outbox_stats_once"))
+            models.UniqueConstraint(fields=UNIQUE_FIELDS, name=index_name("outbox_stats_once"))
         ]
         indexes = [
             models.Index(fields=["span", "started_at"], name=index_name("outbox_stats_time"))
@@ -139,7 +139,8 @@ class OutboxStatistics(models.Model):
         return f"{self.started_at:%Y-%m-%d %H:%M} {self.event_type or '*'} ({self.owner})"
 
 
-for _name in (*WAITS, *RUNS):  # events by schedule-to-start time, and by time in listeners
+# Numbers of events, by schedule-to-start time and by time in listeners.
+for _name in (*WAIT_COLUMNS, *RUN_COLUMNS):
     OutboxStatistics.add_to_class(_name, models.IntegerField(default=0))
 
 
@@ -150,6 +151,6 @@ def write_statistics(alias: str, rows: Sequence[OutboxStatistics]) -> None:
     OutboxStatistics.objects.using(alias).bulk_create(
         rows,
         update_conflicts=True,
-        unique_fields=KEY if by_name else None,
+        unique_fields=UNIQUE_FIELDS if by_name else None,
         update_fields=(*COUNTS, "lag"),
     )

@@ -11,7 +11,7 @@ from django.db import connections, models
 from django.db.models import Exists, OuterRef, Q
 
 from ..conf import DAY, Settings, current
-from ..events import ACTIVE
+from ..events import SINGLE_NODE_KEY
 from ..listeners.outcomes import UNSETTLED, Status
 from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
@@ -22,19 +22,19 @@ from .retention import batches
 if TYPE_CHECKING:
     from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
 
-BACKLOG: Final = 1000  # events of one stream that a backlog counts, at most
-LONG: Final = ("payload", "headers", "result", "progress")  # long texts, not shown in lists
-HEADS: Final = 40  # streams per query for their first events
-SEARCHED: Final = 1000  # streams that oldest_head_age searches, oldest due first, at most
-IDLE: Final = DAY  # seconds without events before a purge; no writer is still busy with it then
+MAX_BACKLOG: Final = 1000  # events of one stream that a backlog counts, at most
+LONG_TEXTS: Final = ("payload", "headers", "result", "progress")  # long texts, not shown in lists
+HEADS_PER_QUERY: Final = 40  # streams per query for their first events
+MAX_SEARCHED: Final = 1000  # streams that oldest_head_age searches, oldest due first, at most
+IDLE_BEFORE_PURGE: Final = DAY  # seconds; no writer is still adding an event then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The first event of a stream (its head) and the size of its backlog."""
+class StreamSummary:
+    """The first event of a stream (its head), and the size of its backlog."""
 
-    head: OutboxEvent | None  # without the columns in LONG
-    backlog: int  # unsettled events, the head included if it is one; at most BACKLOG
+    head: OutboxEvent | None  # without the columns in LONG_TEXTS
+    backlog: int  # unsettled events, the head included if it is one; at most MAX_BACKLOG
 
 
 class StreamQuerySet(TableQuerySet["OutboxStream"]):
@@ -44,18 +44,18 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
 
     def due(self) -> StreamQuerySet:
         """Return streams to claim next, oldest first."""
-        return self.real().filter(due_at__lte=DatabaseNow()).order_by("due_at")
+        return self.streams_only().filter(due_at__lte=DatabaseNow()).order_by("due_at")
 
     def leased(self) -> StreamQuerySet:
         """Return streams leased now."""
-        return self.real().filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
+        return self.streams_only().filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
 
     def blocked(self) -> StreamQuerySet:
         """Return streams whose head blocks the events behind it: it waits for a try, or is dead."""
         waiting = Q(locked_by=None, due_at__gt=DatabaseNow())
         if current().ON_DEAD == "block":
             waiting |= Q(locked_by=None, due_at=None, pk__in=self._dead_with_followers())
-        return self.real().filter(waiting)
+        return self.streams_only().filter(waiting)
 
     def release(self) -> int:
         """Release the leases of these: due now; return how many.
@@ -63,33 +63,33 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         The previous owner can no longer settle their events. Use this for a worker that is known
         to be gone.
         """
-        held = self.real().filter(locked_by__isnull=False)
-        return held.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
+        leased = self.streams_only().filter(locked_by__isnull=False)
+        return leased.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
 
     def expired(self, settings: Settings | None = None) -> StreamQuerySet:
         """Return streams that were idle for a day and have no pending or dead events."""
-        return self.real().filter(self.is_expired(settings or current()))
+        return self.streams_only().filter(self.expired_condition(settings or current()))
 
-    def is_expired(self, settings: Settings) -> Q:
-        """Return the condition of ``expired``."""
-        limit = self._clock() - timedelta(seconds=IDLE)
+    def expired_condition(self, settings: Settings) -> Q:
+        """Return the condition by which ``expired`` filters."""
+        limit = self._clock() - timedelta(seconds=IDLE_BEFORE_PURGE)
         idle = Q(due_at=None, locked_at__lt=limit)
         if settings.MODE == "writer_only":  # no worker makes streams idle there
             idle = Q(due_at__lt=limit)
         return idle & ~Q(Exists(self._events()))
 
     def purge(self) -> int:
-        """Delete all expired streams, not only these, batch by batch; return how many."""
+        """Delete every expired stream, whatever this is filtered by; return how many."""
         return sum(self.purge_batches())
 
     def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
-        """Purge all expired streams, not only these; yield the size of each delete, which may be 0.
+        """Do what ``purge`` does; yield the size of each delete, which may be 0.
 
         Each delete commits by itself. ``settings`` replaces the project's batch size. A writer
         updates the row that is locked here, so no stream is deleted while it gets an event.
         """
         settings = settings or current()
-        every = self._every()
+        every = self._all_rows()
         expired = every.expired(settings)
         for batch in batches(every, settings.PURGE_BATCH_SIZE):
             yield expired.filter(batch)._delete_unlocked()
@@ -107,23 +107,23 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
     def oldest_head_age(self, events: OutboxQuerySet) -> float | None:
         """Return the seconds that the oldest due stream has waited whose head is in ``events``.
 
-        Return None if there is none among the ``SEARCHED`` streams due first.
+        Return None if there is none among the ``MAX_SEARCHED`` streams due first.
         """
         due = self.due().annotate(now=DatabaseNow()).values_list("pk", "due_at", "now")
         connection = self._connection()
-        for start in range(0, SEARCHED, HEADS):
-            some = list(due[start : start + HEADS])
+        for start in range(0, MAX_SEARCHED, HEADS_PER_QUERY):
+            some = list(due[start : start + HEADS_PER_QUERY])
             keys = [key for key, *_ in some]
             heads = dialect_of(connection).heads(connection, keys=keys, statuses=UNSETTLED)
             mine = {*events.filter(pk__in=[*heads.values()]).values_list("pk", flat=True)}
             for key, due_at, now in some:
                 if due_at is not None and heads.get(key) in mine:
                     return age(due_at, now)
-            if len(some) < HEADS:
+            if len(some) < HEADS_PER_QUERY:
                 break
         return None
 
-    def places(self, keys: Sequence[str]) -> dict[str, Place]:
+    def summaries(self, keys: Sequence[str]) -> dict[str, StreamSummary]:
         """Return head and backlog of these streams, in a few queries however long they are."""
         from . import OutboxEvent
 
@@ -132,10 +132,11 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         dialect, blocks = dialect_of(connection), current().ON_DEAD == "block"
         statuses = [*UNSETTLED, Status.DEAD] if blocks else UNSETTLED
         first = dialect.heads(connection, keys=keys, statuses=statuses) if keys else {}
-        backlogs = dialect.backlogs(connection, keys=keys, most=BACKLOG) if keys else {}
-        events = OutboxEvent.objects.using(alias).defer(*LONG).in_bulk([*first.values()])
+        backlogs = dialect.backlogs(connection, keys=keys, most=MAX_BACKLOG) if keys else {}
+        events = OutboxEvent.objects.using(alias).defer(*LONG_TEXTS).in_bulk([*first.values()])
         return {
-            key: Place(head=events.get(first.get(key, "")), backlog=backlogs[key]) for key in keys
+            key: StreamSummary(head=events.get(first.get(key, "")), backlog=backlogs[key])
+            for key in keys
         }
 
     def _events(self) -> OutboxQuerySet:
@@ -155,6 +156,6 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         pending = indexed.filter(key=OuterRef("key")).pending()
         return indexed.dead().filter(Exists(pending)).order_by().values_list("key", flat=True)
 
-    def real(self) -> StreamQuerySet:
-        """Leave out the row that is not a stream, but the lease of "single_node"."""
-        return self.using(self._write_alias()).exclude(pk=ACTIVE)
+    def streams_only(self) -> StreamQuerySet:
+        """Leave out the row that is the lease of "single_node" and not a stream."""
+        return self.using(self._write_alias()).exclude(pk=SINGLE_NODE_KEY)

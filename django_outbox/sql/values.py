@@ -25,10 +25,10 @@ FULL = (
 )  # fmt: skip
 PAYLOAD = FULL.index("payload")
 KEYED = (*FULL, "key", "seq", "status")
-TAIL = ("due_at", "was", "now")  # columns that a claim adds: due time and owner it found, its clock
+TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
 
 
-class Past(Enum):
+class RescueState(Enum):
     """How often a row's worker was lost; the value is the SQL condition, with the claimer's id.
 
     A row that two workers were lost with is a suspect. It is claimed alone, so that no other event
@@ -47,7 +47,7 @@ Pauses = frozenset[tuple[str, str]]  # kind and name of each
 POSTPONED_FOR = 600.0
 
 
-class Hold(Enum):
+class LeaseKind(Enum):
     """What is leased: an event's row or its stream. The value is the column of its next try."""
 
     ROW = "available_at"
@@ -66,7 +66,7 @@ class Claim:
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     skip_recent: float = 0.0  # seconds
     exclude: Sequence[str] = ()
-    past: Past = Past.CLEAN
+    state: RescueState = RescueState.CLEAN
     most_bytes: int | None = None  # of payload text; the last row may exceed it
 
     @property
@@ -102,7 +102,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class StreamQuery:
     """What to read of leased streams: at most ``limit`` pending events of each."""
 
     me: str
@@ -113,7 +113,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Found:
+class StreamRows:
     """A stream as it was read; its rows have the columns ``KEYED`` and are in order."""
 
     key: str

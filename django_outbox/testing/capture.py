@@ -12,7 +12,7 @@ from django.db import router
 
 from .. import hooks
 from ..conf import current
-from ..events import Event, check_text, declared, leased, type_name
+from ..events import Event, check_text, declared, event_from_row, type_name
 from ..events.validation import aggregate as aggregate_of
 from ..models import OutboxEvent
 from ..signals import event_settled, event_written
@@ -20,7 +20,7 @@ from ..signals import event_settled, event_written
 COLUMNS = tuple(
     each.name for each in OutboxEvent._meta.local_fields if each.name in Event.__slots__
 )
-PLACES = {name: place for place, name in enumerate(COLUMNS)}
+POSITIONS = {name: position for position, name in enumerate(COLUMNS)}
 
 
 class Written(Sequence[Event]):
@@ -34,11 +34,11 @@ class Written(Sequence[Event]):
         self._ids: dict[str, str] = {}  # event id: alias; in order
         self._settled: dict[str, Event] = {}  # events whose rows may already be deleted
 
-    def _note_written(self, *, sender: str, event: Event, **facts: Any) -> None:
+    def _on_written(self, *, sender: str, event: Event, **kwargs: Any) -> None:
         if self._using in (None, sender):
             self._ids[event.event_id] = sender
 
-    def _note_settled(self, *, event: Event, **facts: Any) -> None:
+    def _on_settled(self, *, event: Event, **kwargs: Any) -> None:
         if event.event_id in self._ids:
             self._settled[event.event_id] = event
 
@@ -79,13 +79,13 @@ def capture_events(using: str | None = None) -> Iterator[Written]:
     ``using`` is a database alias; default: all of them.
     """
     written = Written(using)
-    event_written.connect(written._note_written)
-    event_settled.connect(written._note_settled)
+    event_written.connect(written._on_written)
+    event_settled.connect(written._on_settled)
     try:
         yield written
     finally:
-        event_written.disconnect(written._note_written)
-        event_settled.disconnect(written._note_settled)
+        event_written.disconnect(written._on_written)
+        event_settled.disconnect(written._on_settled)
 
 
 def assert_event_written(
@@ -101,23 +101,23 @@ def assert_event_written(
     as they were written or as a listener sees them. ``among`` are captured events; default: the
     whole table of the alias ``using``. ``event_type`` may be a class declared with ``@event``.
     """
-    wanted = _wanted(fields)
+    expected = _expected_columns(fields)
     declaration = declared(event_type)
     name = declaration.event_type if declaration else type_name(event_type, "event_type")
     events = list(_stored(using or router.db_for_write(OutboxEvent)) if among is None else among)
     for event in events:
-        if event.event_type == name and not _unlike(event, wanted):
+        if event.event_type == name and not _differing_fields(event, expected):
             return event
-    asked = " with " + ", ".join(f"{key}={value!r}" for key, value in fields.items())
+    with_fields = " with " + ", ".join(f"{key}={value!r}" for key, value in fields.items())
     raise AssertionError(
-        f"No event {name!r}{asked if fields else ''} was written. "
+        f"No event {name!r}{with_fields if fields else ''} was written. "
         + (f"Written were {len(events)}:" if events else "Nothing was written.")
-        + "".join(f"\n  {_said_of(event, name, wanted)}" for event in events[:20])
+        + "".join(f"\n  {_describe(event, name, expected)}" for event in events[:20])
         + ("\n  …" if len(events) > 20 else "")
     )
 
 
-def _wanted(fields: dict[str, Any]) -> dict[str, Any]:
+def _expected_columns(fields: dict[str, Any]) -> dict[str, Any]:
     known = {name for name in Event.__slots__ if name[0] != "_"} | {"aggregate", "is_delayed"}
     if unknown := sorted(fields.keys() - known):
         raise TypeError(f"An event has no {unknown}. Its fields are {sorted(known)}.")
@@ -128,11 +128,11 @@ def _wanted(fields: dict[str, Any]) -> dict[str, Any]:
     return {**others, "aggregate_type": kind, "aggregate_id": pk}
 
 
-def _unlike(event: Event, wanted: dict[str, Any]) -> list[str]:
-    return [name for name, value in wanted.items() if not _alike(getattr(event, name), value)]
+def _differing_fields(event: Event, expected: dict[str, Any]) -> list[str]:
+    return [name for name, value in expected.items() if not _is_equal(getattr(event, name), value)]
 
 
-def _alike(found: Any, given: Any) -> bool:
+def _is_equal(found: Any, given: Any) -> bool:
     if found == given:
         return True
     try:  # dates, Decimals and the like have become text
@@ -141,21 +141,21 @@ def _alike(found: Any, given: Any) -> bool:
         return False
 
 
-def _said_of(event: Event, name: str, wanted: dict[str, Any]) -> str:
-    differing = _unlike(event, wanted) if event.event_type == name else []
+def _describe(event: Event, name: str, expected: dict[str, Any]) -> str:
+    differing = _differing_fields(event, expected) if event.event_type == name else []
     shown = ["payload", *[each for each in differing if each != "payload"]]
-    facts = ", ".join(f"{each}={_shown(getattr(event, each))!r}" for each in shown)
-    return f"{event}: {facts}" + (f" (differs in {', '.join(differing)})" if differing else "")
+    values = ", ".join(f"{each}={_printable(getattr(event, each))!r}" for each in shown)
+    return f"{event}: {values}" + (f" (differs in {', '.join(differing)})" if differing else "")
 
 
-def _shown(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def _stored(alias: str, **conditions: Any) -> list[Event]:
     loads = hooks.serializer().loads
     rows = OutboxEvent.objects.using(alias).filter(**conditions).order_by("created_at", "pk")
-    return [leased(row, PLACES, loads) for row in rows.values_list(*COLUMNS)]
+    return [event_from_row(row, POSITIONS, loads) for row in rows.values_list(*COLUMNS)]
 
 
 def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:
@@ -179,12 +179,12 @@ def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:
         "deliver_at": due if event.is_delayed else None,
         "source": event.source or "cold",
     }
-    places, kind = {name: place for place, name in enumerate(row)}, type(event.payload)
+    positions, kind = {name: position for position, name in enumerate(row)}, type(event.payload)
     loads = serializer.loads
     if declared(kind) is not None:
-        loads = partial(_read_as, loads, kind)
-    return leased([*row.values()], places, loads)
+        loads = partial(_load_as, loads, kind)
+    return event_from_row([*row.values()], positions, loads)
 
 
-def _read_as(loads: Callable[..., Any], kind: type, text: str, type_: type | None = None) -> Any:
+def _load_as(loads: Callable[..., Any], kind: type, text: str, type_: type | None = None) -> Any:
     return loads(text, type_ or kind)

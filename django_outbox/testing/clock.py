@@ -37,9 +37,9 @@ def pass_time(delta: float | timedelta, *, using: str | None = None) -> None:
     alias = using or router.db_for_write(OutboxEvent)
     delta = timedelta(seconds=seconds(delta, of="pass_time"))
     events = "created_at first_due_at deliver_at available_at done_at".split()
-    _move(OutboxEvent, alias, delta, events, locked_by=None)
-    _move(OutboxStream, alias, delta, ["due_at"], locked_by=None)
-    _move(OutboxInbox, alias, delta, ["received_at"])
+    _shift(OutboxEvent, alias, delta, events, locked_by=None)
+    _shift(OutboxStream, alias, delta, ["due_at"], locked_by=None)
+    _shift(OutboxInbox, alias, delta, ["received_at"])
     queue = hot_queues.by_alias.get(alias)
     if queue is not None:
         queue.poll()
@@ -47,20 +47,20 @@ def pass_time(delta: float | timedelta, *, using: str | None = None) -> None:
         doorbell.ring(connections[alias])
 
 
-def _move(
-    model: type[models.Model], alias: str, delta: timedelta, columns: list[str], **free: None
+def _shift(
+    model: type[models.Model], alias: str, delta: timedelta, columns: list[str], **unleased: None
 ) -> None:
     rows = model._default_manager.using(alias)
-    for row in rows.filter(**free):
+    for row in rows.filter(**unleased):
         old = {name: getattr(row, name) for name in columns}
         new: dict[str, Any] = {name: at and at - delta for name, at in old.items()}
         if progress := getattr(row, "progress", None):
-            new["progress"] = _moved(progress, delta)
+            new["progress"] = _shifted(progress, delta)
         # Leave the row alone if it was leased or changed meanwhile.
-        rows.filter(pk=row.pk, **free, **old).update(**new)
+        rows.filter(pk=row.pk, **unleased, **old).update(**new)
 
 
-def _moved(progress: str, delta: timedelta) -> str:
+def _shifted(progress: str, delta: timedelta) -> str:
     """Return the progress with the next runs of its listeners shifted."""
     entries = json.loads(progress)
     for entry in entries.values():

@@ -22,7 +22,7 @@ from ..writing.hot_queue import hot_queues
 
 def drain(using: str | None = None, limit: int | None = None, at: datetime | None = None) -> int:
     """Deliver like ``outbox.drain``, but fail the test, with the errors, if a delivery fails."""
-    with _failing(_alias(using)):
+    with _fail_if_delivery_failed(_alias(using)):
         return _drain(using, limit, at)
 
 
@@ -37,8 +37,8 @@ def immediate_delivery(using: str | None = None) -> Iterator[None]:
     alias = _alias(using)
     if alias in hot_queues.by_alias:
         raise RuntimeError(f"A worker of this process delivers the events of {alias!r} already.")
-    with _failing(alias):
-        hot_queues.by_alias[alias] = queue = _Immediate(alias)
+    with _fail_if_delivery_failed(alias):
+        hot_queues.by_alias[alias] = queue = _ImmediateQueue(alias)
         try:
             yield
             if connections[alias].in_atomic_block:
@@ -47,7 +47,7 @@ def immediate_delivery(using: str | None = None) -> Iterator[None]:
             del hot_queues.by_alias[alias]
 
 
-class _Immediate:
+class _ImmediateQueue:
     """Takes the place of a worker's hot queue; delivers offered events at once."""
 
     def __init__(self, alias: str) -> None:
@@ -71,23 +71,23 @@ class _Immediate:
 
 
 @contextmanager
-def _failing(alias: str) -> Iterator[None]:
+def _fail_if_delivery_failed(alias: str) -> Iterator[None]:
     """Raise ``AssertionError`` at the end of the block if a delivery failed within it."""
     failed: dict[str, str] = {}  # event id: outcome
 
-    def note(*, sender: str, event: Event, outcome: str, **facts: Any) -> None:
+    def record(*, sender: str, event: Event, outcome: str, **kwargs: Any) -> None:
         if sender == alias and outcome in ("retry", "dead"):
             failed[event.event_id] = outcome
 
-    event_settled.connect(note)
+    event_settled.connect(record)
     try:
         yield
     finally:
-        event_settled.disconnect(note)
+        event_settled.disconnect(record)
     if failed:
         rows = OutboxEvent.objects.using(alias).filter(pk__in=failed)
-        said = [f"{row} ({failed[row.pk]}): {row.last_error}" for row in rows]
-        raise AssertionError("\n".join([f"{len(failed)} events failed:", *said]))
+        lines = [f"{row} ({failed[row.pk]}): {row.last_error}" for row in rows]
+        raise AssertionError("\n".join([f"{len(failed)} events failed:", *lines]))
 
 
 @contextmanager

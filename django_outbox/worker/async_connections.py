@@ -29,9 +29,9 @@ class Slots:
         self._free = number
         self._waiting: deque[DeliveryThread] = deque()
         self._closed = False
-        self._lock = threading.Lock()  # guards these, and the slot state in each DeliveryThread
+        self._lock = threading.Lock()  # guards these, and ``has_slot`` of each DeliveryThread
 
-    def take(self, thread: DeliveryThread) -> bool:
+    def acquire(self, thread: DeliveryThread) -> bool:
         """Wait for a slot; return False if the thread has one already. Call it in that thread.
 
         Raises ``OperationalError`` if the delivery ends before a slot is free.
@@ -39,24 +39,24 @@ class Slots:
         with self._lock:
             if thread.has_slot:
                 return False
-            self._refuse(thread)
+            self._check_open(thread)
             if self._free:
                 self._free -= 1
                 thread.has_slot = True
                 return True
-            thread.turn.clear()
+            thread.slot_given.clear()
             self._waiting.append(thread)
-            thread.lease.queued_at = monotonic()
-        thread.turn.wait()
+            thread.lease.connection_wait_since = monotonic()
+        thread.slot_given.wait()
         with self._lock:
             lease = thread.lease
-            lease.queued += monotonic() - lease.queued_at
-            lease.queued_at = 0.0
+            lease.connection_wait += monotonic() - lease.connection_wait_since
+            lease.connection_wait_since = 0.0
             if not thread.has_slot:
-                self._refuse(thread)
+                self._check_open(thread)
         return True
 
-    def give_back(self, thread: DeliveryThread) -> None:
+    def release(self, thread: DeliveryThread) -> None:
         """Pass the thread's slot, if it has one, to the next thread that waits."""
         with self._lock:
             if not thread.has_slot:
@@ -65,7 +65,7 @@ class Slots:
             if self._waiting:
                 following = self._waiting.popleft()
                 following.has_slot = True
-                following.turn.set()
+                following.slot_given.set()
             else:
                 self._free += 1
 
@@ -75,17 +75,17 @@ class Slots:
             thread.refused = True
             if thread in self._waiting:
                 self._waiting.remove(thread)
-                thread.turn.set()
+                thread.slot_given.set()
 
     def close(self) -> None:
         """End the wait of all threads: the event loop that would end it may be blocked."""
         with self._lock:
             self._closed = True
             for thread in self._waiting:
-                thread.turn.set()
+                thread.slot_given.set()
             self._waiting.clear()
 
-    def _refuse(self, thread: DeliveryThread) -> None:
+    def _check_open(self, thread: DeliveryThread) -> None:
         if thread.refused or self._closed:
             raise OperationalError(
                 "The delivery ended before one of its worker's ASYNC_CONNECTIONS was free."
@@ -96,7 +96,7 @@ class DeliveryThread(Executor):
     """The thread in which Django runs the synchronous part of one async delivery, made on demand.
 
     Before its first connection it waits for a slot, which it keeps until its connections are closed
-    after the listener. Owner of the slot's state: ``Slots``.
+    after the listener. Only ``Slots`` sets ``has_slot``, under its lock.
     """
 
     def __init__(self, slots: Slots, lease: Lease, *, alias: str) -> None:
@@ -108,7 +108,7 @@ class DeliveryThread(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._pool is None:
-            self.turn = threading.Event()
+            self.slot_given = threading.Event()
             self._pool = ThreadPoolExecutor(
                 1, f"outbox-{self._alias}-async", initializer=self._guard_connections
             )
@@ -140,7 +140,7 @@ class DeliveryThread(Executor):
         self._slots.refuse(self)
         closing = self._pool.submit(self._close_here, last)
         await asyncio.shield(asyncio.wrap_future(closing))  # a cancellation must not prevent it
-        self.refused = last
+        self.refused = last  # without the lock: a call at this moment may see either value
 
     # -- in the thread -----------------------------------------------------------------------------
 
@@ -149,12 +149,12 @@ class DeliveryThread(Executor):
             setattr(connection, CONNECT, partial(self._connect, getattr(connection, CONNECT)))
 
     def _connect(self, connect: Callable[[Any], Any], parameters: Any) -> Any:
-        is_new = self._slots.take(self)
+        is_new = self._slots.acquire(self)
         try:
             return connect(parameters)
         except BaseException:
             if is_new:
-                self._slots.give_back(self)
+                self._slots.release(self)
             raise
 
     def _close_here(self, last: bool) -> None:
@@ -166,7 +166,7 @@ class DeliveryThread(Executor):
                 abandon(connection)
             if last:
                 vars(connection).pop(CONNECT, None)  # else only the garbage collector frees it
-        self._slots.give_back(self)
+        self._slots.release(self)
 
 
 CONNECT = "get_new_connection"  # the method by which every backend of Django connects

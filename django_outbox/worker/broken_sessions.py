@@ -8,10 +8,10 @@ from ..clocks import monotonic
 
 
 class BrokenSessions:
-    """Any thread that finds a broken session calls ``broke``; each checks before it delivers."""
+    """A thread that finds a broken session reports it; all check ``broke_at`` before a delivery."""
 
     def __init__(self) -> None:
         self.broke_at = -math.inf  # monotonic; set by any thread
 
-    def broke(self) -> None:
+    def report_broken(self) -> None:
         self.broke_at = monotonic()

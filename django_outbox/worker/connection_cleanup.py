@@ -16,7 +16,7 @@ from .broken_sessions import BrokenSessions
 
 logger = logging.getLogger("django_outbox")
 
-PAUSE = 1.0  # seconds without a delivery after which connections are checked
+CHECK_AFTER = 1.0  # seconds without a delivery after which connections are checked
 
 
 class ConnectionCleanup:
@@ -30,37 +30,37 @@ class ConnectionCleanup:
     def __init__(self, idle: float, sessions: BrokenSessions) -> None:
         self._idle = idle  # seconds without a delivery after which connections are closed
         self._sessions = sessions
-        self._last = self._asked_at = monotonic()
+        self._last_end = self._last_start = monotonic()
         self._thread = threading.get_ident()
         self._connections: list[BaseDatabaseWrapper] = []  # those that this thread has open
-        # Asking Django for them around every event cost more than the delivery itself.
-        connection_created.connect(self._note)
+        # To list them with Django around every event took longer than the delivery itself.
+        connection_created.connect(self._on_connect)
 
     def before(self) -> None:
         now = monotonic()
-        pause = now - self._last
-        if pause > PAUSE or self._sessions.broke_at >= self._asked_at:
+        pause = now - self._last_end
+        if pause > CHECK_AFTER or self._sessions.broke_at >= self._last_start:
             self.close_half_made()
             for connection in self._connections:
                 if pause > self._idle or not connection.is_usable():
                     connection.close()
-            self._forget_closed()
-        self._asked_at = now
+            self._remove_closed()
+        self._last_start = now
 
     def after(self, lease: Lease) -> None:
         for connection in self._connections:
             try:
                 if is_broken(connection):
-                    self._sessions.broke()
+                    self._sessions.report_broken()
                 tidy(connection, lease)
-            except Exception:  # noqa: BLE001 - too broken to be asked
+            except Exception:  # noqa: BLE001 - too broken to be checked
                 abandon(connection)
-        self._forget_closed()
-        self._last = monotonic()
+        self._remove_closed()
+        self._last_end = monotonic()
 
     def close(self) -> None:
         """Close what this thread has opened."""
-        connection_created.disconnect(self._note)
+        connection_created.disconnect(self._on_connect)
         for connection in self._connections:
             connection.close()
 
@@ -73,15 +73,15 @@ class ConnectionCleanup:
             if connection.connection is not None and connection not in self._connections:
                 abandon(connection)
 
-    def _forget_closed(self) -> None:
-        """Remove closed connections from the list; ``_note`` adds those that are opened again."""
+    def _remove_closed(self) -> None:
+        """Remove closed connections from the list; ``_on_connect`` adds reopened ones."""
         self._connections = [each for each in self._connections if each.connection is not None]
 
-    def _note(self, *, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    def _on_connect(self, *, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
         if connection in self._connections:  # Django reconnected at the end of a transaction
-            self._sessions.broke()
+            self._sessions.report_broken()
         else:
             self._connections.append(connection)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextvars import copy_context
 
 from ..clocks import monotonic
-from ..delivery.deliver import deliver, faulty, finish, is_async
+from ..delivery.deliver import deferred_after_error, deliver, finish, is_async
 from ..delivery.lease import Lease
-from ..delivery.timeouts import TimedCall, WrittenOff
+from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status
 from .broken_sessions import BrokenSessions
 from .connection_cleanup import ConnectionCleanup
@@ -50,7 +50,7 @@ class Seat:
 class Dispatcher:
     """``WORKERS`` threads that deliver from the ready queue; those that hang are replaced.
 
-    A thread whose call exceeds its timeout is written off: another thread takes its place, and it
+    A thread whose call exceeds its timeout is abandoned: another thread takes its place, and it
     ends when the call returns. It is not interrupted: asynchronous exceptions leave locks held.
     """
 
@@ -66,20 +66,21 @@ class Dispatcher:
         wakeup: Wakeup,
         to_loop: Callable[[Lease], None],
         streams: Streams,
-        pausing: KnownPauses,
+        known_pauses: KnownPauses,
         sessions: BrokenSessions,
     ) -> None:
         self._alias, self._held, self._ready, self._decisions = alias, held, ready, decisions
         self._wakeup, self._to_loop = wakeup, to_loop
-        self._streams, self._pausing, self._sessions = streams, pausing, sessions
+        self._streams, self._known_pauses, self._sessions = streams, known_pauses, sessions
         self._stuck_after = stuck_after  # seconds
         self._stopping = threading.Event()
         self._replacing = threading.Lock()  # guards the seats while a thread is replaced
         self._seats = [
             Seat(self._run, f"outbox-{alias}-worker-{number}") for number in range(workers)
         ]
-        self._written_off: list[threading.Thread] = []  # changed only by the watchdog's thread
-        self._was_stuck = self._was_worn_out = False  # set only by the watchdog's thread
+        self._abandoned: list[threading.Thread] = []  # changed only by the watchdog's thread
+        # What the watchdog has logged; set only by its thread.
+        self._was_stuck = self._had_too_many_hung_threads = False
 
     def start(self) -> None:
         for seat in self._seats:
@@ -91,29 +92,29 @@ class Dispatcher:
         self._ready.wake(len(self._seats))
 
     def join(self, give_up: Callable[[], bool]) -> bool:
-        """Wait for running listeners, except those written off; return whether all ended."""
+        """Wait for running listeners, except abandoned ones; return whether all ended."""
         while self._is_busy() and not give_up():
             time.sleep(0.005)
         return not self._is_busy()
 
-    def fault(self, longest: float) -> str | None:
+    def dead_reason(self, longest: float) -> str | None:
         """Return why only a new process helps: threads hang, or ended without being told to.
 
         A listener without a timeout may take as long as it needs.
         """
-        if self.is_worn_out:
+        if self.has_too_many_hung_threads:
             return f"{self._hanging()} threads hang in listeners past their timeouts"
         ended = [each.thread.name for each in self._seats
                  if each.thread.ident and not each.thread.is_alive()]  # fmt: skip
         return f"{', '.join(ended)} ended" if ended and not self._stopping.is_set() else None
 
-    def trouble(self, longest: float) -> str | None:
+    def unready_reason(self, longest: float) -> str | None:
         """Return a reason if every thread has been in one call for ``STUCK_AFTER`` seconds."""
         seconds, _ = self._stuck()
         return f"every thread has been in one call for {seconds:.0f} s" if seconds else None
 
     @property
-    def is_worn_out(self) -> bool:
+    def has_too_many_hung_threads(self) -> bool:
         """Return whether as many threads hang as the pool has."""
         return self._hanging() >= len(self._seats)
 
@@ -129,14 +130,14 @@ class Dispatcher:
             timed = lease.timed if lease is not None else None
             if timed is not None and now > timed.ends_at:
                 self._replace(number, seat, timed)
-        self._written_off = [each for each in self._written_off if each.is_alive()]
+        self._abandoned = [each for each in self._abandoned if each.is_alive()]
         self._report()
 
     def _replace(self, number: int, seat: Seat, timed: TimedCall) -> None:
         with self._replacing:
-            if not timed.write_off():  # it has returned in the meantime
+            if not timed.abandon():  # it has returned in the meantime
                 return
-            self._written_off = [*self._written_off, seat.thread]
+            self._abandoned = [*self._abandoned, seat.thread]
             self._seats[number] = successor = Seat(self._run, seat.thread.name, timed)
         successor.thread.start()
 
@@ -148,15 +149,15 @@ class Dispatcher:
                 seconds, ", ".join(f"{each.event_id} ({each.event_type})" for each in leases),
             )  # fmt: skip
         self._was_stuck = seconds > 0
-        if self.is_worn_out and not self._was_worn_out:
+        if self.has_too_many_hung_threads and not self._had_too_many_hung_threads:
             logger.error(
                 "as many threads hang as the worker has, past the timeouts of their listeners; "
                 "only a new process helps threads=%d", self._hanging(),
             )  # fmt: skip
-        self._was_worn_out = self.is_worn_out
+        self._had_too_many_hung_threads = self.has_too_many_hung_threads
 
     def _hanging(self) -> int:
-        return sum(each.is_alive() for each in self._written_off)
+        return sum(each.is_alive() for each in self._abandoned)
 
     def _stuck(self) -> tuple[float, list[Lease]]:
         """Return how long (seconds) every thread has been in one call, and the leases of the calls.
@@ -188,7 +189,7 @@ class Dispatcher:
             if seat.inherited is not None:
                 self._finish(seat, seat.inherited, cleanup, between)
             self._work(seat, cleanup, between)
-        except WrittenOff:  # another thread now has the lease and all that is shared
+        except CallAbandoned:  # another thread now has the lease and all that is shared
             assert seat.lease is not None
             cleanup.close_half_made()
             cleanup.after(seat.lease)
@@ -217,15 +218,15 @@ class Dispatcher:
     def _finish(
         self, seat: Seat, timed: TimedCall, cleanup: ConnectionCleanup, between: Between
     ) -> None:
-        """Finish what a written-off thread delivered: its call failed, other listeners follow."""
+        """Finish what an abandoned thread delivered: its call failed, other listeners follow."""
         lease = seat.lease = timed.call.lease
         try:
             decision = copy_context().run(finish, timed, between=between)
-        except WrittenOff:
+        except CallAbandoned:
             raise
         except BaseException:
             logger.exception("delivery failed event_id=%s", lease.event_id)
-            decision = faulty()
+            decision = deferred_after_error()
         seat.lease = None
         self._pass_on(lease, decision, cleanup)
         self._held.wait_settled(lease, self._stopping.is_set)
@@ -250,12 +251,12 @@ class Dispatcher:
             # In a separate context, so that a language, a time zone or any other context variable
             # that a listener sets is gone afterwards.
             decision = copy_context().run(
-                deliver, lease, alias=self._alias, between=between, pauses=self._pausing.pauses
+                deliver, lease, alias=self._alias, between=between, pauses=self._known_pauses.pauses
             )
-        except WrittenOff:
+        except CallAbandoned:
             raise
         except BaseException:  # whatever it is, the thread must go on
             logger.exception("delivery failed event_id=%s", lease.event_id)
-            decision = faulty()
+            decision = deferred_after_error()
         seat.lease = None
         return decision

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from ..doorbell.ends import QUIET, Ear
+from ..doorbell.base import MAX_INTERVALS, Ear
 from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
 
-WAIT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
-MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
+WAIT_TIMEOUT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
+COMMIT_MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
 
 
 class DoorbellListener:
@@ -23,7 +23,8 @@ class DoorbellListener:
         interval: float,
         wakeup: Wakeup,
     ) -> None:
-        self._ear, self._quiet = ear, (interval + MARGIN, QUIET * interval + MARGIN)
+        self._ear = ear
+        self._quiet = (interval + COMMIT_MARGIN, MAX_INTERVALS * interval + COMMIT_MARGIN)
         self._wakeup = wakeup
         self._open = False
 
@@ -41,7 +42,7 @@ class DoorbellListener:
             self._ear.listen()
             self._open = True
             self._wakeup.poll()  # finds what was announced before
-        if self._ear.wait(WAIT):
+        if self._ear.wait(WAIT_TIMEOUT):
             self._wakeup.poll_again(self._quiet)
             self._wakeup.poll()
         self._wakeup.doorbell_is_reliable = self._ear.sure

@@ -13,22 +13,22 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
 from ..conf import Settings, current
-from ..delivery.deliver import deliver, lost
-from ..delivery.interceptors import endings
-from ..delivery.lease import Lease, take
+from ..delivery.deliver import dead_after_rescues, deliver
+from ..delivery.interceptors import drain_ending_errors
+from ..delivery.lease import Lease, lease_from_row
 from ..delivery.paused import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
 from ..models import OutboxEvent
 from ..signals import announce, events_claimed
 from ..sql import dialect_of, engine_connection, is_in_memory
-from ..sql.values import Claim, Past
+from ..sql.values import Claim, RescueState
 from .connection_cleanup import tidy
 from .leases import Heartbeat
 from .pauses import KnownPauses
 from .queues import Decisions, Held, Ready
-from .settler import Settled, by_kind, tell, write
-from .stream_claims import StreamClaims, note_rescue
+from .settler import Settled, report_settled, split_by_kind, write
+from .stream_claims import StreamClaims, report_rescue
 from .streams import Streams
 from .threads import Loop
 from .wakeup import Wakeup
@@ -37,9 +37,9 @@ from .worker import new_owner
 
 logger = logging.getLogger("django_outbox")
 
-RECOVERY_BATCH = 8  # rows in one recovery batch, which claims what lost workers held
-GATHER, GATHER_FOR = 20, 0.1  # decisions, and seconds, after which they are settled
-PAUSES = (0.1, 0.5, 2.0)  # seconds before each further try of a settle
+RECOVERY_BATCH = 8  # rows in one recovery batch, which claims what lost workers had leased
+GATHER_COUNT, GATHER_TIME = 20, 0.1  # decisions, and seconds, after which they are settled
+SETTLE_RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before each further try of a settle
 ESCAPING = (KeyboardInterrupt,)  # ends the run; anything else that a listener raises is a failure
 
 
@@ -49,6 +49,8 @@ def drain(using: str | None = None, limit: int | None = None, at: datetime | Non
     ``using`` is the alias (default: the router's), ``limit`` the most deliveries, ``at`` an instant
     to use as the database's now. Outside a transaction, a heartbeat thread renews the leases.
     Inside one (a ``TestCase``), everything runs on that connection, each delivery in a savepoint.
+    On in-memory SQLite everything runs on that connection, too, without a savepoint if there is no
+    transaction.
     If ``OUTBOX["ENABLED"]`` is False, this is logged and nothing is delivered.
 
     ``SystemExit`` from a listener is a failure like any other. ``KeyboardInterrupt`` ends the run:
@@ -59,8 +61,8 @@ def drain(using: str | None = None, limit: int | None = None, at: datetime | Non
         logger.warning('OUTBOX["ENABLED"] is False: nothing is delivered alias=%s', alias)
         return 0
     connection = connections[alias]
-    inside = connection.in_atomic_block or is_in_memory(connection)
-    return _Drain(alias, at=at and as_utc(at)).run(limit, inside=inside)
+    inline = connection.in_atomic_block or is_in_memory(connection)
+    return _Drain(alias, at=at and as_utc(at)).run(limit, inline=inline)
 
 
 class _Drain:
@@ -69,8 +71,8 @@ class _Drain:
         self.settings: Settings = current()
         self.me = new_owner()
         self.held = Held(self.settings.LEASE)
-        self.later: dict[str, float] = {}  # total delay (seconds) given to each event so far
-        self.over: list[str] = []  # events that this drain does not claim again
+        self.total_delays: dict[str, float] = {}  # seconds, of each event so far
+        self.excluded: list[str] = []  # events that this drain does not claim again
         self.in_use = [  # with open transactions of the caller, which must not be closed
             each for each in connections.all(initialized_only=True) if each.in_atomic_block
         ]
@@ -79,15 +81,15 @@ class _Drain:
             alias=alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
             wakeup=Wakeup(),
         )  # fmt: skip
-        self.pausing = KnownPauses()
+        self.known_pauses = KnownPauses()
         self.decided = 0  # events so far, including paused ones that were claimed
         self.horizon = 0.0  # seconds between the database's now and ``at``
 
-    def run(self, limit: int | None, *, inside: bool) -> int:
-        if inside:
-            return self._deliver_all(connections[self.alias], limit, chunk=1, inside=True)
+    def run(self, limit: int | None, *, inline: bool) -> int:
+        if inline:
+            return self._deliver_all(connections[self.alias], limit, chunk=1, inline=True)
         own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
-        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, presence=None,
+        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, worker_row=None,
                          streams=self.streams)  # fmt: skip
         loop = Loop(
             f"outbox-{self.alias}-drain-heartbeat", beat.step, alias=self.alias,
@@ -95,20 +97,20 @@ class _Drain:
         )  # fmt: skip
         loop.start()
         try:
-            return self._deliver_all(own, limit, chunk=self.settings.POLL_BATCH_SIZE, inside=False)
+            return self._deliver_all(own, limit, chunk=self.settings.POLL_BATCH_SIZE, inline=False)
         finally:
             loop.stop()
             loop.join()
             own.close()
 
     def _deliver_all(
-        self, connection: BaseDatabaseWrapper, limit: int | None, *, chunk: int, inside: bool
+        self, connection: BaseDatabaseWrapper, limit: int | None, *, chunk: int, inline: bool
     ) -> int:
         if self.at is not None:
             self.horizon = (self.at - dialect_of(connection).clock(connection)).total_seconds()
         self.claims = StreamClaims(
             alias=self.alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
-            decisions=self.unrun, streams=self.streams, pausing=self.pausing,
+            decisions=self.unrun, streams=self.streams, known_pauses=self.known_pauses,
             may_try=lambda: True, connect=lambda: connection, at=self.at,
             watermark=ScanningWatermark(factor=0),
         )  # fmt: skip
@@ -117,12 +119,12 @@ class _Drain:
             before = self.decided
             room = chunk if limit is None else min(chunk, limit - count)
             if leases := self._claim(connection, room):
-                count += self._deliver(connection, leases, inside=inside)
+                count += self._deliver(connection, leases, inline=inline)
             if room := chunk if limit is None else min(chunk, limit - count):
-                count += self._deliver_streams(connection, room, inside=inside)
+                count += self._deliver_streams(connection, room, inline=inline)
         return count
 
-    def _deliver_streams(self, connection: BaseDatabaseWrapper, room: int, *, inside: bool) -> int:
+    def _deliver_streams(self, connection: BaseDatabaseWrapper, room: int, *, inline: bool) -> int:
         """Deliver at most ``room`` events of due streams, those of each stream in order."""
         count, follower = 0, None
         waiting: Settled = []
@@ -134,12 +136,12 @@ class _Drain:
                     lease = self._next_head(room)
                     if lease is None:
                         break
-                if lease is not None and (self.held.start(lease) or inside):
-                    decision = self._decide(lease, inside=inside)
+                if lease is not None and (self.held.start(lease) or inline):
+                    decision = self._decide(lease, inline=inline)
                     follower = self.streams.next(lease, decision)
                     waiting.append((lease, decision))
                     count += decision is not PAUSED
-                    if follower is not None and len(waiting) < GATHER:
+                    if follower is not None and len(waiting) < GATHER_COUNT:
                         continue
                 part, waiting = waiting, []
                 self._settle_keyed(connection, part)
@@ -164,46 +166,53 @@ class _Drain:
         return next(iter(self.ready.take_all(1)), None)
 
     def _settle_keyed(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
-        part = part + self.unrun.take_all(GATHER)
+        part = part + self.unrun.take_all(GATHER_COUNT)
         self._settle(connection, part)
         self.streams.settled(part)
         self.held.drop(lease for lease, _ in part)
         self.streams.release(connection)
 
     def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
-        """Lease due events; what lost workers held comes last, and each suspect alone."""
-        self.pausing.look(connection)
-        while not (room := self.pausing.clear(connection, limit)):
+        """Lease due events; events of lost workers come last, and each suspect alone."""
+        self.known_pauses.refresh(connection)
+        while not (room := self.known_pauses.postpone_due(connection, limit)):
             pass
-        for past, most in ((Past.CLEAN, room), (Past.LOST, RECOVERY_BATCH), (Past.SUSPECT, 1)):
+        for state, most in (
+            (RescueState.CLEAN, room),
+            (RescueState.LOST, RECOVERY_BATCH),
+            (RescueState.SUSPECT, 1),
+        ):
             claim = Claim(
                 me=self.me, lease=self.held.lease, limit=min(most, room), at=self.at,
-                exclude=self.over, past=past, most_bytes=self.settings.PREFETCH_BYTES // 2,
+                exclude=self.excluded, state=state, most_bytes=self.settings.PREFETCH_BYTES // 2,
             )  # fmt: skip
             deadline = self.held.deadline(monotonic())
             if rows := dialect_of(connection).claim(connection, claim).rows:
-                leases = [take(row, claim.columns, deadline=deadline, me=self.me) for row in rows]
+                leases = [
+                    lease_from_row(row, claim.columns, deadline=deadline, me=self.me)
+                    for row in rows
+                ]
                 new = self.held.add(leases)
                 announce(events_claimed, sender=self.alias, count=len(new), source="cold")
                 for lease in new:
                     if lease.rescued:
-                        note_rescue(self.alias, lease)
+                        report_rescue(self.alias, lease)
                 return new
         return []
 
     def _deliver(
-        self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inside: bool
+        self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inline: bool
     ) -> int:
         count, since = 0, monotonic()
         waiting: Settled = []
         try:
             for lease in leases:
-                if not (inside or self.held.wait_current(lease, lambda: False)):
+                if not (inline or self.held.wait_current(lease, lambda: False)):
                     continue
-                decision = self._decide(lease, inside=inside)
+                decision = self._decide(lease, inline=inline)
                 waiting.append((lease, decision))
                 count += decision is not PAUSED
-                if len(waiting) >= GATHER or monotonic() - since > GATHER_FOR:
+                if len(waiting) >= GATHER_COUNT or monotonic() - since > GATHER_TIME:
                     part, waiting, since = waiting, [], monotonic()
                     self._settle(connection, part)
         finally:
@@ -214,21 +223,21 @@ class _Drain:
             self.held.drop(leases)
         return count
 
-    def _decide(self, lease: Lease, *, inside: bool) -> Decision:
+    def _decide(self, lease: Lease, *, inline: bool) -> Decision:
         try:
-            decision = self._decision(lease, inside=inside)
+            decision = self._decision(lease, inline=inline)
         except BaseException:
             lease.started_at = 0.0  # it is released as if it had not started
             raise
         lease.started_at = monotonic()
         self.decided += 1
-        self._note_delay(lease, decision)
+        self._exclude_delayed(lease, decision)
         return decision
 
-    def _decision(self, lease: Lease, *, inside: bool) -> Decision:
+    def _decision(self, lease: Lease, *, inline: bool) -> Decision:
         if lease.rescues >= self.settings.MAX_RESCUES:
-            return lost(lease.rescues)
-        if inside:
+            return dead_after_rescues(lease.rescues)
+        if inline:
             with Savepoint(connections[self.alias]) as savepoint:
                 return self._run(lease, savepoint.renew)
         decision = self._run(lease, self._tidy)
@@ -238,10 +247,10 @@ class _Drain:
     def _run(self, lease: Lease, between: Callable[[Lease], bool]) -> Decision:
         """Deliver in a separate context: a language or time zone that a listener sets is gone."""
         context = copy_context()
-        context.run(endings.set, ESCAPING)
+        context.run(drain_ending_errors.set, ESCAPING)
         return context.run(
             deliver, lease, alias=self.alias, escaping=ESCAPING, between=between,
-            pauses=self.pausing.pauses,
+            pauses=self.known_pauses.pauses,
         )  # fmt: skip
 
     def _tidy(self, lease: Lease) -> bool:
@@ -251,23 +260,23 @@ class _Drain:
                 tidy(connection, lease)
         return self.held.is_current(lease)
 
-    def _note_delay(self, lease: Lease, decision: Decision) -> None:
+    def _exclude_delayed(self, lease: Lease, decision: Decision) -> None:
         """Exclude an event from further claims if it is due at once, paused or due after ``at``."""
         if decision.delay is None:
             return
         event_id = lease.event_id
-        self.later[event_id] = self.later.get(event_id, 0.0) + decision.delay
-        beyond = self.at is not None and self.later[event_id] > self.horizon
+        self.total_delays[event_id] = self.total_delays.get(event_id, 0.0) + decision.delay
+        beyond = self.at is not None and self.total_delays[event_id] > self.horizon
         if decision.delay == 0 or beyond or decision is PAUSED:
             if lease.key is None:
-                self.over.append(event_id)
+                self.excluded.append(event_id)
             else:
                 self.claims.exclude.append(lease.key)
 
     def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
         """Write decisions; retry after database errors, so that the events need not run again."""
-        for part in by_kind(settled):
-            for pause in (*PAUSES, None):
+        for part in split_by_kind(settled):
+            for pause in (*SETTLE_RETRY_DELAYS, None):
                 try:
                     write(part, connection=connection, me=self.me, settings=self.settings)
                     break
@@ -275,7 +284,7 @@ class _Drain:
                     if pause is None or connection.in_atomic_block:
                         raise
                     time.sleep(pause)
-            tell(part, alias=self.alias)
+            report_settled(part, alias=self.alias)
 
 
 class Savepoint:

@@ -25,7 +25,7 @@ logger = logging.getLogger("django_outbox")
 at_exit = getattr(threading, "_register_atexit", atexit.register)
 
 _workers: list[Worker] = []  # of this process; an inherited worker has no leases
-_resting: list[str] = []  # aliases whose workers a fork stopped; used only by the forking thread
+_to_restart: list[str] = []  # aliases whose workers a fork stopped; used only by the forking thread
 
 
 def install() -> None:
@@ -71,16 +71,16 @@ def _before_fork() -> None:
         if connections[worker.alias].vendor == "sqlite":
             _workers.remove(worker)
             worker.stop()
-            _resting.append(worker.alias)
+            _to_restart.append(worker.alias)
 
 
 def _after_fork() -> None:
-    while _resting:
-        start(_resting.pop())
+    while _to_restart:
+        start(_to_restart.pop())
 
 
 def _in_child() -> None:
-    _resting.clear()
+    _to_restart.clear()
     _workers.clear()
 
 
@@ -107,7 +107,7 @@ async def _at_first_request(**kwargs: Any) -> None:
 def _stop_before(number: int) -> None:
     """Stop the workers at this signal, and then pass it to the handler that was set before."""
     former = signal.getsignal(number)
-    if not callable(former) or not _is_a_servers(former):
+    if not callable(former) or not _is_server_handler(former):
         return
     stopping: list[threading.Thread] = []
 
@@ -128,7 +128,7 @@ def _stop_before(number: int) -> None:
     signal.signal(number, receive)
 
 
-def _is_a_servers(handler: Callable[..., Any]) -> bool:
+def _is_server_handler(handler: Callable[..., Any]) -> bool:
     """Return whether a server set this handler.
 
     Python sets its own for Ctrl-C. Asyncio's does not count: it receives signals another way.

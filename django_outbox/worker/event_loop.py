@@ -16,7 +16,7 @@ from django.db import connections
 
 from ..clocks import monotonic
 from ..conf import Settings
-from ..delivery.deliver import adeliver, faulty
+from ..delivery.deliver import adeliver, deferred_after_error
 from ..delivery.lease import Lease
 from .async_connections import DeliveryThread, Slots
 from .blocked_loop import BlockedLoopWatch
@@ -26,18 +26,22 @@ from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
 
-SERVED: ContextVar[Lease] = ContextVar("django_outbox_served")  # inherited by a listener's tasks
+# What the current task delivers; inherited by the tasks that a listener creates.
+CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
 
 
 class EventLoop:
-    """One thread with a loop; everything but ``put`` and the life cycle happens in it."""
+    """A thread that runs an asyncio event loop, in which async listeners are awaited.
+
+    Other threads call the public methods.
+    """
 
     def __init__(
         self, *, alias: str, settings: Settings, held: Held, decisions: Decisions,
-        pausing: KnownPauses, wakeup: Wakeup,
+        known_pauses: KnownPauses, wakeup: Wakeup,
     ) -> None:  # fmt: skip
-        self._alias, self._held, self._decisions, self._pausing = alias, held, decisions, pausing
-        self._wakeup = wakeup
+        self._alias, self._held, self._decisions = alias, held, decisions
+        self._known_pauses, self._wakeup = known_pauses, wakeup
         self._slots = settings.ASYNC_CONCURRENCY
         self._connections = Slots(settings.ASYNC_CONNECTIONS or 2 * settings.WORKERS)
         self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
@@ -48,7 +52,7 @@ class EventLoop:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"outbox-{alias}-loop", daemon=True)
         self._watch = BlockedLoopWatch(
-            self._thread.name, stuck_after=settings.STUCK_AFTER, serves=self._serves
+            self._thread.name, stuck_after=settings.STUCK_AFTER, lease_of=self._lease_of
         )
 
     def start(self) -> None:
@@ -88,19 +92,19 @@ class EventLoop:
         self._connections.close()
         return finished
 
-    def fault(self, longest: float) -> str | None:
+    def dead_reason(self, longest: float) -> str | None:
         """Return a reason if its thread has ended without being told to."""
         ended = self._thread.ident and not self._thread.is_alive() and not self._stopping
         return f"{self._thread.name} has ended" if ended else None
 
-    def trouble(self, longest: float) -> str | None:
+    def unready_reason(self, longest: float) -> str | None:
         """Return a reason if the loop has been blocked for ``STUCK_AFTER`` seconds."""
-        return self._watch.trouble
+        return self._watch.unready_reason
 
     def watch(self) -> None:
         """Check whether the loop is blocked; the watchdog calls it a few times a second."""
         if self._thread.is_alive():
-            self._watch.look(self._loop, self._thread)
+            self._watch.check(self._loop, self._thread)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -116,11 +120,11 @@ class EventLoop:
     ) -> asyncio.Task[Any]:
         """Create a task; remember the lease that a listener's task works for."""
         task = asyncio.Task(coro, loop=loop, **options)
-        if (lease := SERVED.get(None)) is not None:
+        if (lease := CURRENT_LEASE.get(None)) is not None:
             self._tasks[task] = lease
         return task
 
-    def _serves(self, task: asyncio.Task[Any]) -> Lease | None:
+    def _lease_of(self, task: asyncio.Task[Any]) -> Lease | None:
         return self._running.get(task) or self._tasks.get(task)
 
     def _fill(self) -> None:
@@ -135,13 +139,13 @@ class EventLoop:
         lease = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("delivery failed event_id=%s", lease.event_id, exc_info=error)
-            self._decisions.put((lease, faulty()))
+            self._decisions.put((lease, deferred_after_error()))
         self._fill()
 
     async def _deliver(self, lease: Lease) -> None:
-        if not await self._current(lease) or not self._held.start(lease):
+        if not await self._wait_current(lease) or not self._held.start(lease):
             return
-        SERVED.set(lease)
+        CURRENT_LEASE.set(lease)
         decision = None
         try:
             async with DeliveryThread(self._connections, lease, alias=self._alias) as thread:
@@ -151,7 +155,7 @@ class EventLoop:
                     return self._held.is_current(lease) and not self._stopping
 
                 decision = await adeliver(
-                    lease, alias=self._alias, between=between, pauses=self._pausing.pauses
+                    lease, alias=self._alias, between=between, pauses=self._known_pauses.pauses
                 )
         except asyncio.CancelledError:
             if decision is None:
@@ -168,7 +172,7 @@ class EventLoop:
                 raise
         self._decisions.put((lease, decision))
 
-    async def _current(self, lease: Lease) -> bool:
+    async def _wait_current(self, lease: Lease) -> bool:
         while not self._stopping and not self._held.is_current(lease):
             if not self._held.has(lease):
                 return False

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
 REPORT_INTERVAL: Final = 1.0  # seconds between two reports to the supervisor
-SILENT: Final = 5.0  # seconds without a report after which a process counts as dead, at least
+# Seconds without a report after which a process counts as dead, if leases are not longer.
+SILENCE_LIMIT: Final = 5.0
 
-Look = Callable[[], "Health"]
+GetHealth = Callable[[], "Health"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Health:
     def is_ready(self) -> bool:
         return not (self.dead or self.unready)
 
-    def of(self, name: str) -> Health:
+    def prefixed(self, name: str) -> Health:
         """Return the same health with ``name`` in front of each reason."""
         return Health(
             dead=tuple(f"{name}: {each}" for each in self.dead),
@@ -45,31 +46,36 @@ class Part(Protocol):
     def start(self) -> None:
         """Start the threads."""
 
-    def fault(self, longest: float) -> str | None:
+    def dead_reason(self, longest: float) -> str | None:
         """Return why only a new process helps, or None; a step may last ``longest`` seconds."""
 
 
-class DatabasePart(Protocol):
-    """A part of a worker that asks the database again and again."""
+class DeliveringPart(Protocol):
+    """A part of a worker without whose progress no event is delivered."""
 
-    def trouble(self, longest: float) -> str | None:
+    def unready_reason(self, longest: float) -> str | None:
         """Return why it makes no progress, or None; a step may last ``longest`` seconds."""
 
 
-def of_parts(
-    parts: Iterable[Part], with_database: Iterable[DatabasePart], *, hangs: float, late: float
+def health_of_parts(
+    parts: Iterable[Part],
+    delivering: Iterable[DeliveringPart],
+    *,
+    dead_after: float,
+    unready_after: float,
 ) -> Health:
     """Return the health of a worker's threads, without a database query.
 
-    A step longer than ``hangs`` seconds makes the worker dead; longer than ``late``, unready.
+    A step longer than ``dead_after`` seconds makes the worker dead; one longer than
+    ``unready_after`` seconds makes it unready.
     """
     return Health(
-        dead=tuple(filter(None, (each.fault(hangs) for each in parts))),
-        unready=tuple(filter(None, (each.trouble(late) for each in with_database))),
+        dead=tuple(filter(None, (each.dead_reason(dead_after) for each in parts))),
+        unready=tuple(filter(None, (each.unready_reason(unready_after) for each in delivering))),
     )
 
 
-def together(parts: Iterable[Health]) -> Health:
+def combine(parts: Iterable[Health]) -> Health:
     """Return the health of a whole, with the reasons of all its parts."""
     all_ = [*parts]
     return Health(
@@ -78,31 +84,31 @@ def together(parts: Iterable[Health]) -> Health:
     )
 
 
-class Shown(Protocol):
-    """Something that shows or reports the health of a process."""
+class HealthOutput(Protocol):
+    """Makes the health of a process visible outside it."""
 
     @property
-    def tick(self) -> float:
-        """Return the seconds that may pass between two calls of ``show``."""
+    def interval(self) -> float:
+        """Return the seconds that may pass between two calls of ``publish``."""
 
-    def show(self, look: Look) -> None:
-        """Call ``look`` and show its result, if it is time."""
+    def publish(self, get_health: GetHealth) -> None:
+        """Call ``get_health`` and publish its result, if it is time."""
 
 
-class Report:
+class HealthPipe:
     """A pipe by which a process reports its health to its supervisor; the latest report counts.
 
     Neither end ever blocks: a report that does not fit is dropped, because another one follows.
     """
 
-    tick = 0.5  # seconds between two calls of ``show``
+    interval = 0.5  # seconds between two calls of ``publish``
 
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
             os.set_blocking(end, False)
-        self._tell_at = 0.0  # monotonic
-        self._rest = b""  # the part of a report that has been read so far
+        self._next_at = 0.0  # monotonic
+        self._partial = b""  # the part of a report that has been read so far
 
     def keep_writer(self) -> None:
         """Keep only the writing end; for the process that reports."""
@@ -112,26 +118,26 @@ class Report:
         """Keep only the reading end; for the supervisor."""
         os.close(self._write_end)
 
-    def show(self, look: Look) -> None:
+    def publish(self, get_health: GetHealth) -> None:
         """Report the health, about once a second."""
-        if time.monotonic() < self._tell_at:
+        if time.monotonic() < self._next_at:
             return
-        self._tell_at = time.monotonic() + REPORT_INTERVAL
+        self._next_at = time.monotonic() + REPORT_INTERVAL
         with suppress(OSError):  # full, or the supervisor is gone
-            os.write(self._write_end, json.dumps(asdict(look())).encode()[:4000] + b"\n")
+            os.write(self._write_end, json.dumps(asdict(get_health())).encode()[:4000] + b"\n")
 
-    def hear(self) -> Health | None:
+    def read_latest(self) -> Health | None:
         """Return the latest report; None if there was none since the last call."""
-        text = self._rest
+        text = self._partial
         with suppress(BlockingIOError):
             while part := os.read(self._read_end, 65_536):
                 text += part
-        *words, self._rest = text.split(b"\n")
-        for word in reversed(words):
+        *lines, self._partial = text.split(b"\n")
+        for line in reversed(lines):
             with suppress(ValueError):  # too long, and therefore cut
-                found = json.loads(word)
+                found = json.loads(line)
                 return Health(dead=tuple(found["dead"]), unready=tuple(found["unready"]))
         return None
 
-    def forget(self) -> None:
+    def close_reader(self) -> None:
         os.close(self._read_end)

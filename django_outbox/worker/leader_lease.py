@@ -18,12 +18,12 @@ logger = logging.getLogger("django_outbox")
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LeaseRow:
     """A lease as read from the table."""
 
     now: datetime  # by the database's clock
     state: str | None = None  # as its last holder left it
-    taken_for: float = 0.0  # seconds until another worker's lease ends, unless it is renewed
+    locked_for: float = 0.0  # seconds until another worker's lease ends, unless it is renewed
 
 
 class Leader:
@@ -39,17 +39,17 @@ class Leader:
     def holds(self) -> bool:
         return monotonic() < self._until
 
-    def read(self) -> Note:
+    def read(self) -> LeaseRow:
         rows = OutboxLease.objects.using(self._alias).filter(pk=self._name)
         found = rows.annotate(now=DatabaseNow()).values_list(
             "now", "state", "locked_by", "locked_until"
         )
         for now, state, owner, until in found:
             if owner in (None, self._me) or until is None:
-                return Note(now, state, 0.0)
-            return Note(now, state, (until - now).total_seconds())
+                return LeaseRow(now, state, 0.0)
+            return LeaseRow(now, state, (until - now).total_seconds())
         connection = connections[self._alias]
-        return Note(dialect_of(connection).clock(connection))
+        return LeaseRow(dialect_of(connection).clock(connection))
 
     def take(self) -> bool:
         """Take the lease if it is free; return whether it is ours."""
@@ -57,25 +57,25 @@ class Leader:
         taken = dialect_of(connection).take_lease(
             connection, name=self._name, me=self._me, lease=self._lease
         )
-        return self._note(taken, started)
+        return self._record(taken, started)
 
-    def keep(self, state: str) -> bool:
+    def renew(self, state: str) -> bool:
         """Renew the lease and store the progress, if it is time; return whether that was done."""
         started = monotonic()
         if started < self._renewed_at + self._lease / 3:
             return False
-        return self._note(self._write(state, self._lease), started)
+        return self._record(self._write(state, self._lease), started)
 
-    def leave(self, state: str) -> None:
+    def release(self, state: str) -> None:
         """Give the lease back and store the progress."""
         if self._taken:
             self._write(state, None)
-            self._note(False, 0.0)
+            self._record(False, 0.0)
 
     def close(self, state: str) -> None:
         """Give the lease back when the worker stops; an error is only logged."""
         try:
-            self.leave(state)
+            self.release(state)
         except Exception as error:  # noqa: BLE001 - the lease ends by itself
             logger.warning("release of a lease failed name=%s error=%s", self._name, error)
 
@@ -85,7 +85,7 @@ class Leader:
             connection, name=self._name, me=self._me, lease=lease, state=state
         )
 
-    def _note(self, held: bool, started: float) -> bool:
+    def _record(self, held: bool, started: float) -> bool:
         self._taken, self._renewed_at = held, started
         self._until = started + SAFE_PART * self._lease if held else 0.0
         return held

@@ -11,14 +11,14 @@ from ..delivery.lease import Lease
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from .queues import Held
-from .statistics import INTERVAL, Statistics
+from .statistics import WRITE_INTERVAL, Statistics
 from .streams import Streams
 from .throttle import ClaimThrottle
 from .worker_registry import WorkerRow
 
 logger = logging.getLogger("django_outbox")
 
-BATCH = 500  # leases renewed by one statement
+RENEW_BATCH = 500  # leases renewed by one statement
 
 
 class Heartbeat:
@@ -27,37 +27,37 @@ class Heartbeat:
     It makes a step every sixth of that length, so that a new lease never gets near its deadline.
     """
 
-    def __init__(self, *, alias: str, me: str, held: Held, presence: WorkerRow | None,
+    def __init__(self, *, alias: str, me: str, held: Held, worker_row: WorkerRow | None,
         streams: Streams | None = None, statistics: Statistics | None = None,
         throttle: ClaimThrottle | None = None,
     ) -> None:  # fmt: skip
-        self._alias, self._me, self._held, self._presence = alias, me, held, presence
+        self._alias, self._me, self._held, self._worker_row = alias, me, held, worker_row
         self._streams, self._statistics, self._throttle = streams, statistics, throttle
-        self._show_at = 0.0  # monotonic
+        self._update_row_at = 0.0  # monotonic
 
     def step(self) -> float:
         started = monotonic()
         leases = self._held.to_renew(started)
-        for start in range(0, len(leases), BATCH):
-            self._renew(leases[start : start + BATCH])
+        for start in range(0, len(leases), RENEW_BATCH):
+            self._renew(leases[start : start + RENEW_BATCH])
         if self._streams is not None:
             self._streams.renew(connections[self._alias], self._streams.to_renew(started))
-        if self._presence is not None and started >= self._show_at:
-            self._presence.show()
-            self._show_at = started + self._held.lease / 3
-            self._share(self._presence)
+        if self._worker_row is not None and started >= self._update_row_at:
+            self._worker_row.update()
+            self._update_row_at = started + self._held.lease / 3
+            self._release_surplus(self._worker_row)
         if self._statistics is not None:
-            self._statistics.step()
-        pause = min(self._held.lease / 6, INTERVAL)
+            self._statistics.write_if_due()
+        pause = min(self._held.lease / 6, WRITE_INTERVAL)
         return max(pause - (monotonic() - started), 0.001)
 
     def close(self) -> None:
         """Write the last statistics, remove the worker's row. Call it in the thread of ``step``."""
         if self._statistics is not None:
             self._statistics.write()
-        if self._presence is not None:
+        if self._worker_row is not None:
             try:
-                self._presence.leave()
+                self._worker_row.delete()
             except DatabaseError as error:
                 logger.warning("the worker's row could not be removed error=%s", error)
 
@@ -68,18 +68,18 @@ class Heartbeat:
             connection, me=self._me, ids=[each.event_id for each in leases], lease=self._held.lease
         )
         self._held.renewed([each for each in leases if each.event_id in renewed], deadline)
-        self._lose([each for each in leases if each.event_id not in mine])
+        self._drop_lost([each for each in leases if each.event_id not in mine])
 
-    def _share(self, presence: WorkerRow) -> None:
+    def _release_surplus(self, worker_row: WorkerRow) -> None:
         """Release streams for workers that have fewer; those that none claims come back."""
-        others = presence.others()
+        others = worker_row.other_stream_counts()
         if self._throttle is not None:
             self._throttle.others = len(others)
         if self._streams:
-            self._streams.share(others)
+            self._streams.release_surplus(others)
             self._streams.release(connections[self._alias])
 
-    def _lose(self, leases: list[Lease]) -> None:
+    def _drop_lost(self, leases: list[Lease]) -> None:
         """Drop leases that this worker lost, unless they run: their settles will be refused."""
         unstarted = [each for each in leases if self._held.has(each) and each.is_waiting]
         self._held.drop(unstarted)

@@ -21,15 +21,15 @@ from django.utils.autoreload import (
     get_reloader,
 )
 
-from .health import Health, Report, Shown, together
+from .health import Health, HealthOutput, HealthPipe, combine
 from .probes import Probes
 from .supervisor import Signals, Supervisor
 from .worker import Worker
 
 logger = logging.getLogger("django_outbox")
 
-AFTER = 1.0  # seconds until handed-back events are due; this process has ended by then
-RELOAD = 3  # exit code of a process that asks for a restart, as with runserver
+HAND_BACK_DELAY = 1.0  # seconds until handed-back events are due; this process has ended by then
+RELOAD_EXIT_CODE = 3  # exit code of a process that asks for a restart, as with runserver
 
 
 class Stoppable(Protocol):
@@ -61,33 +61,33 @@ def run(
     """
     signals = Signals()
     signals.install()
-    shown = probes or Probes()
-    shown.open()
+    output = probes or Probes()
+    output.open()
     if processes == 1:
-        return serve(aliases, signals, shown, metrics=metrics, **options)
+        return serve(aliases, signals, output, metrics=metrics, **options)
     connections.close_all()  # a fork must not share database connections
 
-    def deliver(report: Report) -> int:
-        shown.close()
-        return _serve_as_child(aliases, signals, report, options)
+    def deliver(pipe: HealthPipe) -> int:
+        output.close()
+        return _serve_as_child(aliases, signals, pipe, options)
 
-    def serve_metrics(report: Report) -> int:
+    def serve_metrics(pipe: HealthPipe) -> int:
         """Serve metrics from a separate process: the supervisor forks, so it has no threads."""
-        shown.close()
+        output.close()
         _begin_as_child(signals)
         with _serving(metrics):
-            while not signals.wait(report.tick):
-                report.show(Health)
+            while not signals.wait(pipe.interval):
+                pipe.publish(Health)
         return 0
 
     mains = [*[deliver] * processes, *([serve_metrics] if metrics else [])]
-    return Supervisor(mains).run(signals, shown)
+    return Supervisor(mains).run(signals, output)
 
 
 def serve(
     aliases: Sequence[str | None],
     signals: Signals,
-    shown: Shown,
+    output: HealthOutput,
     *,
     metrics: Metrics | None = None,
     **options: Any,
@@ -96,41 +96,43 @@ def serve(
     workers = [Worker(using=alias, **options) for alias in aliases]
     try:
         with _serving(metrics):
-            finished = _work(workers, signals, shown)
+            finished = _work(workers, signals, output)
     finally:
         _hand_back(workers)
     return 0 if finished and not signals.hurry() else 1
 
 
-def _work(workers: Sequence[Worker], signals: Signals, shown: Shown) -> bool:
+def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> bool:
     """Deliver until a signal, or until a worker must be replaced; return whether all drained."""
 
-    def look() -> Health:
-        return together(worker.health() for worker in workers)
+    def get_health() -> Health:
+        return combine(worker.health() for worker in workers)
 
     spent = False
     try:
         for worker in workers:
             worker.start()
-        while not signals.wait(shown.tick):
+        while not signals.wait(output.interval):
             spent = any(each.is_spent for each in workers)
-            if spent or any(each.is_worn_out for each in workers):
+            if spent or any(each.has_too_many_hung_threads for each in workers):
                 break
-            shown.show(look)
+            output.publish(get_health)
     finally:
         since = None if spent and not signals.received else time.monotonic()
         with ThreadPoolExecutor(len(workers)) as stopping:  # drain all at the same time
             ends = [
-                stopping.submit(each.finish, _limit(signals, each.settings.DRAIN_TIMEOUT, since))
+                stopping.submit(
+                    each.finish, _give_up_after(signals, each.settings.DRAIN_TIMEOUT, since)
+                )
                 for each in workers
             ]
-            while wait(ends, timeout=shown.tick).not_done:
-                shown.show(look)
-    is_worn_out = any(each.is_worn_out for each in workers)
-    return all(each.result() for each in ends) and not is_worn_out
+            while wait(ends, timeout=output.interval).not_done:
+                output.publish(get_health)
+    is_hung = any(each.has_too_many_hung_threads for each in workers)
+    return all(each.result() for each in ends) and not is_hung
 
 
-def _limit(signals: Signals, seconds: float, since: float | None) -> Callable[[], bool]:
+def _give_up_after(signals: Signals, seconds: float, since: float | None) -> Callable[[], bool]:
     """Return a function that returns whether to stop waiting for running listeners.
 
     It returns True ``seconds`` after ``since`` (monotonic; None: the first signal), or after the
@@ -152,9 +154,9 @@ def _hand_back(workers: Sequence[Worker]) -> None:
     If one database does not answer, stop waiting before the events of another become due.
     """
     handing = ThreadPoolExecutor(len(workers))
-    ends = [handing.submit(worker.hand_back, AFTER) for worker in workers]
+    ends = [handing.submit(worker.hand_back, HAND_BACK_DELAY) for worker in workers]
     wait(ends, return_when=FIRST_COMPLETED)
-    wait(ends, timeout=AFTER / 2)
+    wait(ends, timeout=HAND_BACK_DELAY / 2)
     handing.shutdown(wait=False)
 
 
@@ -175,10 +177,10 @@ def _serving(metrics: Metrics | None) -> Iterator[None]:
 
 
 def _serve_as_child(
-    aliases: Sequence[str | None], signals: Signals, shown: Shown, options: dict[str, Any]
+    aliases: Sequence[str | None], signals: Signals, output: HealthOutput, options: dict[str, Any]
 ) -> int:
     _begin_as_child(signals)
-    return serve(aliases, signals, shown, **options)
+    return serve(aliases, signals, output, **options)
 
 
 def _begin_as_child(signals: Signals) -> None:
@@ -210,12 +212,12 @@ def run_reloading(
     """
     signals = Signals()
     if os.environ.get(DJANGO_AUTORELOAD_ENV) == "true":
-        shown = probes or Probes()
-        shown.open()
-        return _serve_until_changed(aliases, signals, shown, {"metrics": metrics, **options})
+        output = probes or Probes()
+        output.open()
+        return _serve_until_changed(aliases, signals, output, {"metrics": metrics, **options})
     signals.install()
-    code = RELOAD
-    while code == RELOAD and not signals.received:
+    code = RELOAD_EXIT_CODE
+    while code == RELOAD_EXIT_CODE and not signals.received:
         environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
         command = get_child_arguments()
         code = _attend(subprocess.Popen(command, env=environment), signals)  # noqa: S603 - ours
@@ -224,32 +226,33 @@ def run_reloading(
 
 def _attend(child: subprocess.Popen[bytes], signals: Signals) -> int:
     """Wait for the child to end, and pass signals on; return its exit code."""
-    told = 0
+    forwarded = 0
     while True:
         with suppress(subprocess.TimeoutExpired):
             code = child.wait(0.1)
-            return 0 if told and code == -signal.SIGTERM else abs(code)  # ended before it began
-        if told < signals.received:
-            told = signals.received
+            # Killed by the signal before it could install its handlers.
+            return 0 if forwarded and code == -signal.SIGTERM else abs(code)
+        if forwarded < signals.received:
+            forwarded = signals.received
             child.terminate()
 
 
 def _serve_until_changed(
-    aliases: Sequence[str | None], signals: Signals, shown: Shown, options: dict[str, Any]
+    aliases: Sequence[str | None], signals: Signals, output: HealthOutput, options: dict[str, Any]
 ) -> int:
     changed = threading.Event()
 
-    def note(**kwargs: Any) -> bool:
+    def on_change(**kwargs: Any) -> bool:
         if not changed.is_set():
             changed.set()
             signals.receive()
         return True  # or the reloader calls sys.exit(), which ends only its own thread
 
-    file_changed.connect(note)
+    file_changed.connect(on_change)
     watch = threading.Thread(
         target=get_reloader().run, args=(threading.main_thread(),), name="outbox-reloader",
         daemon=True,
     )  # fmt: skip
     watch.start()
-    code = _serve_as_child(aliases, signals, shown, options)
-    return RELOAD if changed.is_set() else code
+    code = _serve_as_child(aliases, signals, output, options)
+    return RELOAD_EXIT_CODE if changed.is_set() else code

@@ -45,7 +45,7 @@ class Parts:
         throttle = ClaimThrottle()
         self._held = Held(settings.LEASE)
         self._ready, self._decisions = Ready(on_idle=wakeup.made_room), Decisions()
-        pausing, self._offers = KnownPauses(), self._hot_queue()
+        known_pauses, self._offers = KnownPauses(), self._hot_queue()
         self._sessions = BrokenSessions()
         parts: dict[str, Any] = {"alias": alias, "held": self._held, "wakeup": wakeup}
         self._streams = Streams(me=self.id, settings=settings, ready=self._ready, **parts)
@@ -53,26 +53,26 @@ class Parts:
             self._active_loop = self._loop("active", active.step, close=active.release)
         self._active = active
         self._event_loop = EventLoop(
-            settings=settings, decisions=self._decisions, pausing=pausing, **parts,
+            settings=settings, decisions=self._decisions, known_pauses=known_pauses, **parts,
         )  # fmt: skip
         self._claimer = Claimer(
             me=self.id, settings=settings, offers=self._offers, ready=self._ready,
             decisions=self._decisions, may_claim=self._may_claim,
             settled=lambda: self._settler.settled, loop=self._event_loop.load,
-            streams=self._streams, pausing=pausing, throttle=throttle, **parts,
+            streams=self._streams, known_pauses=known_pauses, throttle=throttle, **parts,
         )  # fmt: skip
         self._dispatcher = Dispatcher(
             workers=settings.WORKERS, stuck_after=settings.STUCK_AFTER, ready=self._ready,
             decisions=self._decisions, to_loop=self._event_loop.put,
-            streams=self._streams, pausing=pausing, sessions=self._sessions, **parts,
+            streams=self._streams, known_pauses=known_pauses, sessions=self._sessions, **parts,
         )  # fmt: skip
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
-            me=self.id, settings=settings, decisions=self._decisions, backlog=self._ready.__len__,
-            streams=self._streams, statistics=statistics, **parts,
+            me=self.id, settings=settings, decisions=self._decisions,
+            count_ready=self._ready.__len__, streams=self._streams, statistics=statistics, **parts,
         )  # fmt: skip
         heartbeat = Heartbeat(
-            me=self.id, presence=self._presence(), streams=self._streams, statistics=statistics,
+            me=self.id, worker_row=self._worker_row(), streams=self._streams, statistics=statistics,
             throttle=throttle, alias=alias, held=self._held,
         )  # fmt: skip
         self._give_threads(heartbeat, statistics)
@@ -85,7 +85,7 @@ class Parts:
             alias=self.alias, me=self.id, lease=settings.LEASE, poll=settings.POLL_INTERVAL
         )
 
-    def _presence(self) -> WorkerRow:
+    def _worker_row(self) -> WorkerRow:
         return WorkerRow(
             alias=self.alias, me=self.id, held=self._held, streams=self._streams,
             mode=self.settings.MODE, wakeup=self._wakeup,
@@ -129,7 +129,8 @@ class Parts:
     ) -> Loop:
         return Loop(
             f"outbox-{self.alias}-{name}", step, alias=self.alias,
-            lock_wait=self.settings.LOCK_WAIT, close=close, broke=self._sessions.broke,
+            lock_wait=self.settings.LOCK_WAIT, close=close,
+            on_database_error=self._sessions.report_broken,
         )  # fmt: skip
 
     def _threaded_parts(self) -> list[Part]:

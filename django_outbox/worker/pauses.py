@@ -15,9 +15,10 @@ from ..sql import dialect_of
 from ..sql.values import Pauses
 
 READ_INTERVAL: Final = 1.0  # seconds after which the table is read again before a claim
-AFTER_A_RING: Final = 0.05  # seconds; the same after a notification, while something is paused
-AT_ONCE: Final = 500  # due rows that are checked together
-MARGIN: Final = timedelta(seconds=1)  # for rows that commit late, as in a claim
+# Seconds; the same after a notification, while something is paused.
+NOTIFIED_READ_INTERVAL: Final = 0.05
+CHECK_BATCH: Final = 500  # due rows that are checked together
+LATE_COMMIT_MARGIN: Final = timedelta(seconds=1)  # for rows that commit late, as in a claim
 
 
 class KnownPauses:
@@ -26,24 +27,24 @@ class KnownPauses:
     def __init__(self) -> None:
         self.pauses: Pauses = frozenset()
         self._read_at = -inf  # monotonic
-        self._low: datetime | None = None  # rows due before this are checked already
+        self._watermark: datetime | None = None  # rows due before this are checked already
 
-    def look(self, connection: BaseDatabaseWrapper, *, rung: bool = False) -> None:
+    def refresh(self, connection: BaseDatabaseWrapper, *, notified: bool = False) -> None:
         """Read the pauses from the table, unless that was done just now."""
         # While nothing is paused, a notification is about events, which must not wait for this.
-        every = AFTER_A_RING if rung and self.pauses else READ_INTERVAL
-        if monotonic() >= self._read_at + every:
+        interval = NOTIFIED_READ_INTERVAL if notified and self.pauses else READ_INTERVAL
+        if monotonic() >= self._read_at + interval:
             self.read(connection)
 
     def read(self, connection: BaseDatabaseWrapper) -> None:
         self._read_at = monotonic()
         self.pauses = dialect_of(connection).pauses(connection)
 
-    def holds(self, row: Any, *, key: str | None = None) -> bool:
+    def is_paused_row(self, row: Any, *, key: str | None = None) -> bool:
         """Return whether a row is paused; it begins with event type, aggregate type, progress."""
         return is_paused(self.pauses, row[0], row[1], row[2], key)
 
-    def clear(self, connection: BaseDatabaseWrapper, limit: int) -> int:
+    def postpone_due(self, connection: BaseDatabaseWrapper, limit: int) -> int:
         """Postpone paused rows among those due first; return how many rows a claim may ask for.
 
         So the claim needs no other statement, and never scans paused rows. The result is 0 while
@@ -52,11 +53,11 @@ class KnownPauses:
         if not self.pauses:
             return limit
         dialect = dialect_of(connection)
-        rows = dialect.due_first(connection, limit=AT_ONCE, since=self._low)
-        held = [row[3] for row in rows if self.holds(row)]
-        is_full = len(rows) == AT_ONCE
+        rows = dialect.due_first(connection, limit=CHECK_BATCH, since=self._watermark)
+        held = [row[3] for row in rows if self.is_paused_row(row)]
+        is_full = len(rows) == CHECK_BATCH
         oldest = stored_instant(rows[0][4]) if is_full else None
-        self._low = oldest - MARGIN if oldest else None
+        self._watermark = oldest - LATE_COMMIT_MARGIN if oldest else None
         if held:
             newest = stored_instant(rows[-1][4])
             assert newest is not None  # it is due

@@ -5,16 +5,18 @@ from __future__ import annotations
 from ..conf import Settings
 from .queues import Held, Ready
 
-SOON = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
+SHRINK_ABOVE = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
 # Seconds; after shorter waits the limit doubles. Twice as many events wait twice as long, and idle
 # workers lack them.
 GROW_BELOW = 0.2
-AT_ONCE = 0.02  # seconds; after shorter waits eight times as many events will start soon, too
+# Seconds; after shorter waits, eight times as many events will start soon, too.
+GROW_FAST_BELOW = 0.02
 BUSY_AFTER = 0.25  # seconds without a free thread after which other workers may be faster
-LEAST = 2  # times the threads: the smallest limit, however long listeners take
-RECOVERY_BATCH = 4  # times the threads: the events leased while those of lost workers are recovered
-CLAIMS = 4  # claims that it takes to fill a worker's memory with large payloads
-UNKNOWN = 1024  # bytes that a payload is expected to have before the first claim
+MIN_PER_THREAD = 2  # times the threads: the smallest limit, however long listeners take
+# Times the threads: the events leased while those of lost workers are recovered.
+RECOVERY_PER_THREAD = 4
+CLAIMS_TO_FILL = 4  # claims that it takes to fill a worker's memory with large payloads
+ASSUMED_PAYLOAD = 1024  # bytes that a payload is expected to have before the first claim
 
 
 class Prefetch:
@@ -27,11 +29,11 @@ class Prefetch:
     def __init__(self, settings: Settings, *, held: Held, ready: Ready) -> None:
         self._settings = settings
         self._held, self._ready = held, ready
-        self._most = settings.COLD_QUEUE_CAPACITY
-        self._least = min(LEAST * settings.WORKERS, self._most)
+        self._max_size = settings.COLD_QUEUE_CAPACITY
+        self._min_size = min(MIN_PER_THREAD * settings.WORKERS, self._max_size)
         self._in_flight = settings.WORKERS + settings.ASYNC_CONCURRENCY
-        self._mean = float(UNKNOWN)  # bytes of a payload
-        self.size = self._least
+        self._mean_payload = float(ASSUMED_PAYLOAD)  # bytes of a payload
+        self.size = self._min_size
 
     def adapt(self, *, backlog: bool) -> None:
         """Adapt the limit to the waits of started events, once these are more than the threads.
@@ -39,13 +41,13 @@ class Prefetch:
         The first ones start at once, however long their listeners take.
         """
         waited = self._held.longest_wait
-        if self._held.started <= self._settings.WORKERS and waited <= SOON:
+        if self._held.started <= self._settings.WORKERS and waited <= SHRINK_ABOVE:
             return
-        self._held.forget_starts()
-        if waited > SOON:
-            self.size = max(self.size // 2, self._least)
+        self._held.reset_starts()
+        if waited > SHRINK_ABOVE:
+            self.size = max(self.size // 2, self._min_size)
         elif backlog and waited < GROW_BELOW:
-            self.size = min((8 if waited < AT_ONCE else 2) * self.size, self._most)
+            self.size = min((8 if waited < GROW_FAST_BELOW else 2) * self.size, self._max_size)
 
     def is_busy(self, now: float) -> bool:
         """Return whether no thread was free for a while, so that a claimed event would wait."""
@@ -63,8 +65,8 @@ class Prefetch:
         room = min(
             self.size - waiting,
             max(self.size, settings.ASYNC_CONCURRENCY) - for_loop,
-            self._most - waiting - for_loop - followers,
-            2 * self._most + self._in_flight - len(self._held),  # or wait to be settled
+            self._max_size - waiting - for_loop - followers,
+            2 * self._max_size + self._in_flight - len(self._held),  # or wait to be settled
             self._affordable,
         )
         worthwhile = min(settings.POLL_BATCH_SIZE, self.size) // 2
@@ -75,10 +77,10 @@ class Prefetch:
 
         What is in flight when a second worker is lost is tried alone later, so it must be little.
         """
-        lot = min(RECOVERY_BATCH * self._settings.WORKERS, self._most)
-        out = len(self._held) - followers
-        room = min(lot - len(self._ready), lot + self._in_flight - out, self._affordable)
-        return room if room >= lot // 2 else 0
+        batch = min(RECOVERY_PER_THREAD * self._settings.WORKERS, self._max_size)
+        in_flight = len(self._held) - followers
+        room = min(batch - len(self._ready), batch + self._in_flight - in_flight, self._affordable)
+        return room if room >= batch // 2 else 0
 
     @property
     def bytes_left(self) -> int:
@@ -87,16 +89,16 @@ class Prefetch:
         That is part of what PREFETCH_BYTES leaves, since the driver keeps a second copy of the rows
         while it returns them.
         """
-        return max((self._settings.PREFETCH_BYTES - self._held.payload_bytes) // CLAIMS, 1)
+        return max((self._settings.PREFETCH_BYTES - self._held.payload_bytes) // CLAIMS_TO_FILL, 1)
 
     @property
     def _affordable(self) -> int:
         """Return how many events of recent size a claim may bring; 0 if the memory is used up."""
         if self._held.payload_bytes >= self._settings.PREFETCH_BYTES:
             return 0
-        return max(int(self.bytes_left / self._mean), 1)
+        return max(int(self.bytes_left / self._mean_payload), 1)
 
     def note_sizes(self, count: int, total: int) -> None:
         """Note that a claim brought ``count`` payloads of ``total`` bytes."""
         if count:
-            self._mean = max(total / count, self._mean / 2, 1.0)
+            self._mean_payload = max(total / count, self._mean_payload / 2, 1.0)

@@ -18,13 +18,13 @@ from typing import Any, Final, cast
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .health import Look
+from .health import GetHealth
 
 logger = logging.getLogger("django_outbox")
 
 Address = tuple[str, int]
 
-TOUCH_EVERY: Final = 1.0  # seconds between two touches of the heartbeat file
+TOUCH_INTERVAL: Final = 1.0  # seconds between two touches of the heartbeat file
 
 
 class Probes:
@@ -39,8 +39,8 @@ class Probes:
         self._is_touched = True  # the last try succeeded
 
     @property
-    def tick(self) -> float:
-        """Seconds that may pass between two calls of ``show``."""
+    def interval(self) -> float:
+        """Seconds that may pass between two calls of ``publish``."""
         return 0.05 if self._address else 0.5
 
     def open(self) -> None:
@@ -53,10 +53,10 @@ class Probes:
                 host, port = self._server.server_address[:2]
                 logger.info("health port open address=%s port=%d", host, port)
         except (OSError, OverflowError) as error:
-            raise ImproperlyConfigured(f"{self._asked_for()} cannot be had: {error}") from error
+            raise ImproperlyConfigured(f"{self._targets()} cannot be opened: {error}") from error
 
-    def _asked_for(self) -> str:
-        port = "The port {1} of {0} for the health".format(*self._address) if self._address else ""
+    def _targets(self) -> str:
+        port = "The health port {1} of {0}".format(*self._address) if self._address else ""
         file = f"The heartbeat file {str(self._file)!r}" if self._file else ""
         return " or ".join(filter(None, (file, port)))
 
@@ -65,13 +65,13 @@ class Probes:
             self._server.server_close()
             self._server = None
 
-    def show(self, look: Look) -> None:
+    def publish(self, get_health: GetHealth) -> None:
         """Answer a request that waits; touch the file if it is time and the process is live."""
         if self._server is not None:
-            self._server.look = look
+            self._server.get_health = get_health
             self._server.handle_request()
-        if self._file and time.monotonic() >= self._touch_at and look().is_live:
-            self._touch_at = time.monotonic() + TOUCH_EVERY
+        if self._file and time.monotonic() >= self._touch_at and get_health().is_live:
+            self._touch_at = time.monotonic() + TOUCH_INTERVAL
             self._touch(self._file)
 
     def _touch(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class Probes:
 class _Server(HTTPServer):
     timeout = 0  # seconds that handle_request waits for a request
     request_queue_size = 16
-    look: Look
+    get_health: GetHealth
 
     def __init__(self, address: Address) -> None:
         if ":" in address[0]:
@@ -114,18 +114,18 @@ class _Answer(BaseHTTPRequestHandler):
         self.rfile = io.BytesIO(self.connection.recv(8192))
 
     def do_GET(self) -> None:
-        health = cast("_Server", self.server).look()
+        health = cast("_Server", self.server).get_health()
         path = self.path.partition("?")[0].rstrip("/")
         if path == "/live":
-            self._say(health.is_live, health.dead)
+            self._send_health(health.is_live, health.dead)
         elif path == "/ready":
-            self._say(health.is_ready, health.dead + health.unready)
+            self._send_health(health.is_ready, health.dead + health.unready)
         else:
             self._send(404, {"status": "unknown path", "paths": ["/live", "/ready"]})
 
     do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
 
-    def _say(self, is_well: bool, reasons: tuple[str, ...]) -> None:
+    def _send_health(self, is_well: bool, reasons: tuple[str, ...]) -> None:
         body: dict[str, Any] = {"status": "ok"}
         if not is_well:
             body = {"status": "unwell", "reasons": list(reasons)}

@@ -98,18 +98,18 @@ class Purger:
         """``interval``: seconds between two runs; None: no runs."""
         self._alias, self._interval, self._statistics = alias, interval or inf, statistics
         self._leader = Leader(alias=alias, me=me, name="purge", lease=lease)
-        self._cut_for = min(MAX_RUN, self._interval, lease / 3)  # seconds; the lease is kept
+        self._continue_after = min(MAX_RUN, self._interval, lease / 3)  # seconds; the lease is kept
         self._progress = Progress()
         self._next_at = 0.0 if interval else inf  # monotonic
         self._began_at: datetime | None = None  # when the unfinished run began
-        self._cut: dict[str, Iterator[int]] = {}  # unfinished iterators, by what they purge
+        self._unfinished: dict[str, Iterator[int]] = {}  # unfinished iterators, by what they purge
         # While a snapshot is open, a run reads all rows that were deleted since it was taken.
         self._throttle = Throttle()
         self._found: Counter[str] = Counter()  # rows deleted by the scan and not reported yet
         self.stopping = False
 
     def step(self) -> float:
-        pause = self._statistics.look()
+        pause = self._statistics.measure_lag()
         if monotonic() >= self._next_at:
             rest = self.run()
             self._next_at = monotonic() + rest
@@ -118,29 +118,29 @@ class Purger:
     def run(self) -> float:
         """Purge what is due, unless another worker does; return the seconds to the next call."""
         if not self._leader.holds:
-            self._cut, self._began_at = {}, None
-            note = self._leader.read()
-            self._progress = Progress.of(note.state)
-            if (wait := max(note.taken_for, self._due_in(note.now))) > 0:
+            self._unfinished, self._began_at = {}, None
+            row = self._leader.read()
+            self._progress = Progress.of(row.state)
+            if (wait := max(row.locked_for, self._due_in(row.now))) > 0:
                 return min(wait, self._interval) * random.uniform(1.0, 1.1)
             if not self._leader.take():
                 return random.uniform(1.0, 2.0)
             self._progress = Progress.of(self._leader.read().state)  # now only we change it
         now, pause = self._clock(), 0.0
-        if self._cut or self._progress.run_in(now, self._interval) <= 0:
+        if self._unfinished or self._progress.run_in(now, self._interval) <= 0:
             pause = self._run(now)
         elif self._progress.scan_in(now, self._interval) <= 0:
             pause = self._scan(now)
-        if self._cut or (wait := self._due_in(self._clock())) <= 0:
-            self._keep()
+        if self._unfinished or (wait := self._due_in(self._clock())) <= 0:
+            self._renew_lease()
             return pause
-        self._report()
-        self._leader.leave(self._progress.text())
+        self._report_scan()
+        self._leader.release(self._progress.text())
         return wait
 
     def close(self) -> None:
         """Let another worker continue. Call it in the thread of ``step``."""
-        self._report()
+        self._report_scan()
         self._leader.close(self._progress.text())
 
     def _due_in(self, now: datetime) -> float:
@@ -154,30 +154,30 @@ class Purger:
             _report_events(self._alias, events)
         if messages := self._purge("messages", purge_inbox):
             logger.info("purged received_messages=%d", messages)
-        self._trim_statistics()
-        if self._cut:
-            return self._cut_for
+        self._purge_statistics()
+        if self._unfinished:
+            return self._continue_after
         self._throttle.after(started)
         rest = timedelta(seconds=max(self._throttle.until - monotonic(), 0.0))
         self._progress.rest_until = self._clock() + rest
         self._progress.ran_at, self._began_at = self._began_at, None
         return 0.0
 
-    def _trim_statistics(self) -> None:
+    def _purge_statistics(self) -> None:
         try:
             self._purge("statistics", purge_statistics)
         except DatabaseError as error:  # it must not make the whole run repeat
-            logger.warning("statistics could not be trimmed error=%s", error)
+            logger.warning("old statistics could not be purged error=%s", error)
 
-    def _purge(self, what: str, begin: Callable[[str], Iterator[int]]) -> int:
-        walk, total = self._cut.pop(what, None) or begin(self._alias), 0
+    def _purge(self, kind: str, purge: Callable[[str], Iterator[int]]) -> int:
+        batches, total = self._unfinished.pop(kind, None) or purge(self._alias), 0
         until = monotonic() + MAX_RUN
-        for count in walk:
+        for count in batches:
             total += count
             if self.stopping or monotonic() > until:
-                self._cut[what] = walk
+                self._unfinished[kind] = batches
                 break
-            self._keep()
+            self._renew_lease()
         return total
 
     def _scan(self, now: datetime) -> float:
@@ -195,11 +195,11 @@ class Purger:
         progress.scan = (following[0], "") if following else None
         return 0.0
 
-    def _keep(self) -> None:
-        if self._leader.keep(self._progress.text()):
-            self._report()
+    def _renew_lease(self) -> None:
+        if self._leader.renew(self._progress.text()):
+            self._report_scan()
 
-    def _report(self) -> None:
+    def _report_scan(self) -> None:
         found, self._found = self._found, Counter()
         if events := found["events"]:
             _report_events(self._alias, events)

@@ -24,7 +24,7 @@ WARN_EVERY = 60.0  # seconds between two warnings that the hot queue is full
 SAFE_PART = 0.8  # of a lease's length; nothing is started after it without a renewal
 
 
-class Waiting(Generic[T]):
+class BlockingQueue(Generic[T]):
     """A queue from which threads take one item or a batch; it does not limit its own size."""
 
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
@@ -121,14 +121,14 @@ class Offers:
         if now >= self._warn_at:  # two writers at once may both log it
             self._warn_at = now + WARN_EVERY
             logger.warning(
-                "hot queue full; what it refuses arrives by the cold route capacity=%d",
+                "hot queue full; further events arrive by the cold route capacity=%d",
                 self._capacity,
             )
 
 
 def payload_bytes(event: Event) -> int:
     """Return the size of the event's payload text in characters, as nearly all are ASCII."""
-    return len(event._text or "")
+    return len(event._payload_text or "")
 
 
 class Held:
@@ -137,10 +137,10 @@ class Held:
     def __init__(self, lease: float) -> None:
         self.lease = lease  # seconds
         self._leases: dict[str, Lease] = {}
-        self.awaited = 0  # threads that wait for a settle
+        self.settle_waiters = 0  # threads that wait for a settle
         self.payload_bytes = 0  # of all leases
         self.last_start = 0.0  # monotonic; when a lease was last started
-        # Starts since the last ``forget_starts``, and the longest wait (seconds) before one.
+        # Starts since the last ``reset_starts``, and the longest wait (seconds) before one.
         self.started, self.longest_wait = 0, -inf
         self.changed = threading.Condition()  # guards the dict and every deadline in it
 
@@ -204,13 +204,13 @@ class Held:
             if not self.is_current(lease):
                 return False
             lease.started_at = self.last_start = now = monotonic()
-            wait = now - (lease.handed_out_at or lease.taken_at)
+            wait = now - (lease.handed_out_at or lease.claimed_at)
             self.started += 1
             if wait > self.longest_wait:
                 self.longest_wait = wait
             return True
 
-    def forget_starts(self) -> None:
+    def reset_starts(self) -> None:
         """Reset the count of starts and the longest wait."""
         with self.changed:
             self.started, self.longest_wait = 0, -inf
@@ -227,10 +227,10 @@ class Held:
     def wait_settled(self, lease: Lease, give_up: Callable[[], bool]) -> None:
         """Wait until the lease is settled or ``give_up()`` is true."""
         with self.changed:
-            self.awaited += 1
+            self.settle_waiters += 1
             while self.has(lease) and not give_up():
                 self.changed.wait(0.1)
-            self.awaited -= 1
+            self.settle_waiters -= 1
 
     def wait_empty(self, timeout: float) -> bool:
         with self.changed:
@@ -246,7 +246,7 @@ class Held:
         """Return the unstarted leases of rows that were claimed before ``before`` (monotonic)."""
         with self.changed:
             waiting = [each for each in self._leases.values() if each.is_waiting]
-            return [each for each in waiting if each.key is None and each.taken_at < before]
+            return [each for each in waiting if each.key is None and each.claimed_at < before]
 
     def running(self) -> list[Lease]:
         with self.changed:
@@ -264,5 +264,5 @@ class AsyncLoad(NamedTuple):
     is_full: bool
 
 
-Ready = Waiting[Lease]
-Decisions = Waiting[tuple[Lease, Decision]]
+Ready = BlockingQueue[Lease]
+Decisions = BlockingQueue[tuple[Lease, Decision]]

@@ -17,7 +17,7 @@ from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..models import OutboxEvent
 from ..signals import announce, event_dead, event_settled, lease_lost
 from ..sql import dialect_of
-from ..sql.values import Hold
+from ..sql.values import LeaseKind
 from .queues import Decisions, Held
 from .statistics import Statistics
 from .streams import Streams
@@ -25,9 +25,9 @@ from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
 
-BATCH = 1000  # decisions settled in one step, at most
-GATHER = 250  # decisions for which a batch waits while more events are to be delivered
-GATHER_FOR = 0.02  # seconds that a batch waits for them, at most
+MAX_BATCH = 1000  # decisions settled in one step, at most
+GATHER_COUNT = 250  # decisions for which a batch waits while more events are to be delivered
+GATHER_TIME = 0.02  # seconds that a batch waits for them, at most
 IDLE_WAIT = 1.0  # seconds that a step waits for a decision
 
 Settled = list[tuple[Lease, Decision]]
@@ -48,32 +48,32 @@ class Settler:
         held: Held,
         decisions: Decisions,
         wakeup: Wakeup,
-        backlog: Callable[[], int],
+        count_ready: Callable[[], int],
         streams: Streams,
         statistics: Statistics,
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._wakeup = held, decisions, wakeup
-        self._backlog = backlog
+        self._count_ready = count_ready
         self._streams, self._statistics = streams, statistics
         self.settled = 0  # deliveries so far; only its thread changes it
-        self._waiting: Settled = []  # not written yet; only its thread changes it
+        self._unsettled: Settled = []  # not written yet; only its thread changes it
 
     @property
-    def idle(self) -> bool:
-        return not self._waiting and not len(self._decisions)
+    def is_idle(self) -> bool:
+        return not self._unsettled and not len(self._decisions)
 
     def step(self) -> float:
-        if not self._waiting:
+        if not self._unsettled:
             first = self._decisions.take(IDLE_WAIT)
             if first is None:
                 self._streams.release(connections[self._alias])
                 return 0.0
-            self._waiting = [first]
+            self._unsettled = [first]
             self._gather()
-        self._waiting += self._decisions.take_all(BATCH - len(self._waiting))
+        self._unsettled += self._decisions.take_all(MAX_BATCH - len(self._unsettled))
         locked: OperationalError | None = None
-        for part in by_kind(self._waiting):
+        for part in split_by_kind(self._unsettled):
             locked = self._settle(part) or locked
         self._streams.release(connections[self._alias])
         if locked is not None:
@@ -85,9 +85,9 @@ class Settler:
 
         A commit for every few decisions costs the database more than the rest of the deliveries.
         """
-        until = monotonic() + GATHER_FOR
-        while self._backlog() and not self._held.awaited and monotonic() < until:
-            if len(self._decisions) >= GATHER:
+        until = monotonic() + GATHER_TIME
+        while self._count_ready() and not self._held.settle_waiters and monotonic() < until:
+            if len(self._decisions) >= GATHER_COUNT:
                 break
             time.sleep(0.001)
 
@@ -106,7 +106,7 @@ class Settler:
             part, locked = free, error
             refused = write(part, connection=connection, me=self._me, settings=self._settings)
         if refused:
-            self._look_for_lost(part)
+            self._drop_lost_streams(part)
         self._finish(part)
         return locked
 
@@ -118,14 +118,14 @@ class Settler:
             free = {*rows.lock_unlocked()}
         return [each for each in part if each[0].event_id in free]
 
-    def _look_for_lost(self, part: Settled) -> None:
+    def _drop_lost_streams(self, part: Settled) -> None:
         """Drop lost streams after a refused settle: none of their events may start any more."""
         streams = [each for lease, _ in part if (each := self._streams.get(lease.key))]
         self._streams.renew(connections[self._alias], streams)
 
     def _finish(self, part: Settled) -> None:
         written = {lease.event_id for lease, _ in part}
-        self._waiting = [each for each in self._waiting if each[0].event_id not in written]
+        self._unsettled = [each for each in self._unsettled if each[0].event_id not in written]
         self._streams.settled(part)
         self._held.drop(lease for lease, _ in part)
         self.settled += len(part)
@@ -134,19 +134,19 @@ class Settler:
             self._wakeup.expect(min(delays))
         self._wakeup.made_room()
         self._statistics.add(part)
-        tell(part, alias=self._alias)
+        report_settled(part, alias=self._alias)
 
 
-def by_kind(batch: Settled) -> list[Settled]:
+def split_by_kind(batch: Settled) -> list[Settled]:
     """Split a batch by kind of decision and kind of lease.
 
     First come decisions that an atomic listener has committed, then plain DONE, then the rest. This
     keeps the order of a stream, where no decision follows one that is not a plain DONE.
     """
-    kinds: dict[tuple[int, Hold], Settled] = {}
+    kinds: dict[tuple[int, LeaseKind], Settled] = {}
     for lease, decision in batch:
         kind = 0 if decision.written else 1 if decision is DONE else 2
-        kinds.setdefault((kind, lease.hold), []).append((lease, decision))
+        kinds.setdefault((kind, lease.kind), []).append((lease, decision))
     return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
 
 
@@ -159,7 +159,8 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
         return _write(batch, connection=connection, me=me, settings=settings)
     except (DataError, IntegrityError):
         if len(batch) == 1:
-            return _write([_plainer(batch[0])], connection=connection, me=me, settings=settings)
+            batch = [_with_ascii_error(batch[0])]
+            return _write(batch, connection=connection, me=me, settings=settings)
         return sum(write([each], connection=connection, me=me, settings=settings) for each in batch)
 
 
@@ -171,7 +172,7 @@ def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings
             connection,
             me=me,
             decisions=[(lease.event_id, decision) for lease, decision in batch],
-            hold=batch[0][0].hold,
+            kind=batch[0][0].kind,
             delete_done=settings.RETENTION_DONE == 0,
         )
     if refused > 0:  # this worker was considered lost, and they run again
@@ -180,10 +181,12 @@ def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings
     return refused
 
 
-def _plainer(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
+def _with_ascii_error(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
     """Return the decision with its error text in ASCII, which any database accepts."""
     lease, decision = each
-    logger.error("settle refused, error text dropped event_id=%s", lease.event_id)
+    logger.error(
+        "settle rejected by the database, error text stored as ASCII event_id=%s", lease.event_id
+    )
     error = decision.error and decision.error.encode("ascii", "replace").decode()
     return lease, Decision(
         status=decision.status, delay=decision.delay, spent=decision.spent, error=error,
@@ -191,15 +194,15 @@ def _plainer(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
     )  # fmt: skip
 
 
-def tell(settled: Settled, *, alias: str) -> None:
+def report_settled(settled: Settled, *, alias: str) -> None:
     """Log what was settled, and send the signals."""
-    listened = bool(event_settled.receivers)
+    has_receivers = bool(event_settled.receivers)
     for lease, decision in settled:
         if decision.status is not Status.DONE:
             _log(lease, decision)
         if decision.status is Status.DEAD:
             announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
-        if listened:
+        if has_receivers:
             announce(
                 event_settled, sender=alias, event=lease.event, outcome=decision.outcome,
                 duration=lease.duration, lag=lease.lag + lease.waited,

@@ -11,9 +11,10 @@ from ..sql import dialect_of
 from .queues import Held, Offers
 from .streams import Streams
 
-TOO_LONG = 2.0  # seconds that an event may wait for a thread before it is left to other workers
+# Seconds that an event may wait for a thread before it is left to other workers.
+MAX_THREAD_WAIT = 2.0
 SHED_INTERVAL = 0.5  # seconds between two checks
-MAX_LEFT_OUT = 1000  # events that are left out of claims; beyond that, the list is cleared
+MAX_EXCLUDED = 1000  # events that are left out of claims; beyond that, the list is cleared
 
 
 class Shedding:
@@ -24,16 +25,16 @@ class Shedding:
         self._next = 0.0  # monotonic; the next check
         # Events that the event loop had no place for, and since when (monotonic) each was due. This
         # worker leaves them to others for as long as its loop is full.
-        self._left: dict[str, float] = {}
+        self._excluded: dict[str, float] = {}
 
-    def pass_on(self, connection: BaseDatabaseWrapper) -> bool:
+    def drop_offers(self, connection: BaseDatabaseWrapper) -> bool:
         """Leave what this process offered to other workers; return whether there was anything."""
         found = bool(self._offers.take(len(self._offers)))
         if found:
             doorbell.ring(connection)
         return found
 
-    def step(self, connection: BaseDatabaseWrapper, now: float) -> float:
+    def release_late(self, connection: BaseDatabaseWrapper, now: float) -> float:
         """Release events that have waited too long for a thread, with their old due times.
 
         Return for how many seconds the first of them has been due; 0.0 if there were none.
@@ -41,10 +42,10 @@ class Shedding:
         if now < self._next:
             return 0.0
         self._next = now + SHED_INTERVAL
-        if self._streams.shed(now - TOO_LONG):
+        if self._streams.shed(now - MAX_THREAD_WAIT):
             self._streams.release(connection)
         with self._held.changed:  # a thread that is about to start one waits, and then may not
-            late = self._held.waiting_since(now - TOO_LONG)
+            late = self._held.waiting_since(now - MAX_THREAD_WAIT)
             self._held.drop(late)
         if not late:
             return 0.0
@@ -55,22 +56,22 @@ class Shedding:
             self._held.add(late)  # they are renewed, and may still start
             raise
         doorbell.ring(connection)
-        self._leave(late)
-        return max(each.lag + now - each.taken_at for each in late)
+        self._exclude(late)
+        return max(each.lag + now - each.claimed_at for each in late)
 
-    def _leave(self, late: list[Lease]) -> None:
-        if len(self._left) > MAX_LEFT_OUT:
-            self._left.clear()
+    def _exclude(self, late: list[Lease]) -> None:
+        if len(self._excluded) > MAX_EXCLUDED:
+            self._excluded.clear()
         awaited = [each for each in late if is_async(each)]
-        self._left |= {each.event_id: each.taken_at - each.lag for each in awaited}
+        self._excluded |= {each.event_id: each.claimed_at - each.lag for each in awaited}
 
     @property
-    def left_out(self) -> list[str]:
+    def excluded_ids(self) -> list[str]:
         """Return the ids of events that a claim leaves to other workers."""
-        return [*self._left]
+        return [*self._excluded]
 
-    def take_back(self, now: float) -> float:
+    def clear_excluded(self, now: float) -> float:
         """Stop leaving events out; return the seconds since the first of them was due, or 0.0."""
-        waited = now - min(self._left.values(), default=now)
-        self._left.clear()
+        waited = now - min(self._excluded.values(), default=now)
+        self._excluded.clear()
         return waited

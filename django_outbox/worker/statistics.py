@@ -14,18 +14,18 @@ from ..clocks import monotonic
 from ..delivery.lease import Lease
 from ..listeners.outcomes import LOST, Decision
 from ..models import OutboxEvent, OutboxStatistics, write_statistics
-from ..models.statistics import COUNTS, OUTCOMES, RUNS, SPANS, WAITS, bucket
+from ..models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, SPANS, WAIT_COLUMNS, bucket
 from ..sql import dialect_of
 from .throttle import Throttle
 
 logger = logging.getLogger("django_outbox")
 
-INTERVAL = 10.0  # seconds between two writes, at least; a killed worker loses no more
-TYPES = 20  # event types that get rows of their own in one span; all others share one
+WRITE_INTERVAL = 10.0  # seconds between two writes, at least; a killed worker loses no more
+MAX_TYPES = 20  # event types that get rows of their own in one span; all others share one
 LATE_LIMIT = 120.0  # seconds after its end in which a span may still be counted into
 MINUTE = 60  # seconds
 
-RESCUED, WAIT, RUN = (COUNTS.index(name) for name in ("rescued", WAITS[0], RUNS[0]))
+RESCUED, WAIT, RUN = (COUNTS.index(name) for name in ("rescued", WAIT_COLUMNS[0], RUN_COLUMNS[0]))
 PLACES = {name: place for place, name in enumerate(OUTCOMES)}
 
 Key = tuple[int, int, str]  # span (seconds), its start (seconds since 1970), event type
@@ -36,8 +36,8 @@ class Statistics:
 
     def __init__(self, *, alias: str, me: str) -> None:
         self._alias, self._me = alias, me
-        self._fresh: dict[tuple[int, str], list[int]] = {}  # by minute and type; guarded by _turn
-        self._turn = threading.Lock()
+        self._new_counts: dict[tuple[int, str], list[int]] = {}  # by minute and event type
+        self._lock = threading.Lock()  # guards the line above
         self._rows: dict[Key, OutboxStatistics] = {}  # as written; only for the heartbeat
         self._changed: set[Key] = set()
         self._write_at = 0.0  # monotonic
@@ -48,18 +48,18 @@ class Statistics:
     def add(self, settled: Iterable[tuple[Lease, Decision]]) -> None:
         """Count what was just settled, all of it into the current minute."""
         now = monotonic()
-        with self._turn:
+        with self._lock:
             minute = None
             for lease, decision in settled:
                 if decision is LOST:  # its new owner counts it
                     continue
-                minute = minute or _minute(lease.now.timestamp() + now - lease.taken_at)
-                counts = self._fresh.get((minute, lease.event_type))
+                minute = minute or _minute(lease.now.timestamp() + now - lease.claimed_at)
+                counts = self._new_counts.get((minute, lease.event_type))
                 if counts is None:
-                    counts = self._fresh[minute, lease.event_type] = [0] * len(COUNTS)
+                    counts = self._new_counts[minute, lease.event_type] = [0] * len(COUNTS)
                 _count(counts, lease, decision)
 
-    def look(self) -> float:
+    def measure_lag(self) -> float:
         """Measure how long the oldest due event has waited; return the seconds to the next time.
 
         While a snapshot is open this takes long, so the thread that renews leases must not call it.
@@ -69,46 +69,46 @@ class Statistics:
                 age = OutboxEvent.objects.using(self._alias).oldest_pending_age()
                 self._lag = round(age or 0.0, 3)
             except DatabaseError as error:  # it must not delay the purge
-                self._report(error)
+                self._log_error(error)
             self._throttle.after(started)
-        return max(INTERVAL, self._throttle.until - monotonic())
+        return max(WRITE_INTERVAL, self._throttle.until - monotonic())
 
-    def step(self) -> None:
-        """Write, if it is time; what cannot be written now is written next time, or given up."""
+    def write_if_due(self) -> None:
+        """Write, if it is time; what cannot be written now is written next time."""
         if monotonic() >= self._write_at:
             self.write()
 
     def write(self) -> None:
         """Write the counts to the table; an error is logged and has no other effect."""
-        self._write_at = monotonic() + INTERVAL
+        self._write_at = monotonic() + WRITE_INTERVAL
         try:
             connection = connections[self._alias]
             now = dialect_of(connection).clock(connection)
-            self._take_in(now)
+            self._add_to_rows(now)
             if self._changed:
                 write_statistics(self._alias, [self._rows[key] for key in sorted(self._changed)])
             self._changed.clear()
         except DatabaseError as error:
-            self._report(error)
+            self._log_error(error)
         else:
             self._failures = 0
-            self._forget(now)
+            self._remove_old_rows(now)
 
-    def _take_in(self, now: datetime) -> None:
+    def _add_to_rows(self, now: datetime) -> None:
         """Add new counts to the rows; frequent types first, so that they get rows of their own."""
-        with self._turn:
-            fresh, self._fresh = self._fresh, {}
-        self._note_lag(_minute(now.timestamp()))
+        with self._lock:
+            fresh, self._new_counts = self._new_counts, {}
+        self._record_lag(_minute(now.timestamp()))
         for (minute, event_type), counts in sorted(fresh.items(), key=_frequency):
             for span in SPANS:
-                key = self._place(span, minute, event_type)
+                key = self._key(span, minute, event_type)
                 row = self._row(key)
                 for name, count in zip(COUNTS, counts, strict=True):
                     if count:
                         setattr(row, name, getattr(row, name) + count)
                 self._changed.add(key)
 
-    def _note_lag(self, minute: int) -> None:
+    def _record_lag(self, minute: int) -> None:
         """Note how long the oldest due event has waited, whichever worker will deliver it."""
         lag, self._lag = self._lag, None
         if lag is None:
@@ -119,13 +119,13 @@ class Statistics:
                 row.lag = lag
                 self._changed.add(key)
 
-    def _place(self, span: int, minute: int, event_type: str) -> Key:
-        """Return the row to count into: the type's own, or the shared one if TYPES have theirs."""
+    def _key(self, span: int, minute: int, event_type: str) -> Key:
+        """Return the row to count in: the type's own, or the shared one after MAX_TYPES types."""
         start = minute // span * span
         if (key := (span, start, event_type)) in self._rows:
             return key
         named = sum(each[:2] == (span, start) and each[2] != "" for each in self._rows)
-        return key if named < TYPES else (span, start, "")
+        return key if named < MAX_TYPES else (span, start, "")
 
     def _row(self, key: Key) -> OutboxStatistics:
         if key not in self._rows:
@@ -136,17 +136,17 @@ class Statistics:
             )  # fmt: skip
         return self._rows[key]
 
-    def _forget(self, now: datetime) -> None:
+    def _remove_old_rows(self, now: datetime) -> None:
         """Remove rows whose spans are over."""
         over = now.timestamp() - LATE_LIMIT
         self._rows = {key: row for key, row in self._rows.items() if key[0] + key[1] > over}
 
-    def _report(self, error: Exception) -> None:
-        """Log the error at a limited rate; close the connection, as the next write opens one."""
+    def _log_error(self, error: Exception) -> None:
+        """Log the error at a limited rate; close the connection, as the next query opens one."""
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8 …
             logger.warning(
-                "statistics could not be written; events are not affected error=%s times=%d",
+                "statistics could not be updated; events are not affected error=%s times=%d",
                 str(error).partition("\n")[0], self._failures,
             )  # fmt: skip
         connections[self._alias].close()

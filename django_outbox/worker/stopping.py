@@ -17,7 +17,7 @@ from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
-LAST_TRY = 0.5  # seconds for which locked rows are tried again
+LOCKED_RETRY_TIME = 0.5  # seconds for which locked rows are tried again
 
 
 class LeaseReturner:
@@ -84,7 +84,7 @@ class LeaseReturner:
             )  # fmt: skip
         self.handed_back = len(running)
         rows = [*self._unreleased, *(each.event_id for each in running if each.key is None)]
-        wanted, until = len(rows) + len(self._streams), monotonic() + LAST_TRY
+        wanted, until = len(rows) + len(self._streams), monotonic() + LOCKED_RETRY_TIME
         dialect = dialect_of(connection)
         while wanted > 0:
             if rows:

@@ -1,4 +1,4 @@
-"""``Stream``: the events of one key that a worker has leased; ``InFlight``: all such streams."""
+"""``Stream``: the leased events of one key; ``LeasedStreams``: all streams of a worker."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Stream:
     careful: int = 0  # events to run one by one, because a worker was lost with this stream
     seq: int = 0  # its version when it was read
     waiting: deque[Lease] = field(default_factory=deque)
-    out: list[Lease] = field(default_factory=list)  # handed out and not settled
+    handed_out: list[Lease] = field(default_factory=list)  # and not settled
     due: float = inf  # monotonic; when it is due after its release; inf: idle
     read_at: float = 0.0  # monotonic; when it is to be read; inf: it has been read
     pause: float = READ_WAITS[0]  # seconds until the next read if it cannot be released
-    leaving: bool = False  # it is released for other workers to claim
+    released_to_others: bool = False  # its release lets other workers claim it first
 
 
-class InFlight:
+class LeasedStreams:
     """All streams of a worker, and queries of their state; ``Streams`` adds the changes to it."""
 
     def __init__(
@@ -42,28 +42,30 @@ class InFlight:
         self._held, self._ready, self._wakeup = held, ready, wakeup
         self._changed = held.changed
         self._streams: dict[str, Stream] = {}
-        self._over: list[Stream] = []  # to be released
-        self._uncounted: list[str] = []  # events whose counted rescue is to be undone
-        self._left: dict[str, float] = {}  # monotonic; until when only others claim these keys
-        self.followers = 0  # events that wait behind the one that is out
+        self._to_release: list[Stream] = []
+        self._rescues_to_undo: list[str] = []  # events whose counted rescue is to be undone
+        # Keys that only other workers may claim, each until a time (monotonic).
+        self._left_to_others: dict[str, float] = {}
+        self.followers = 0  # events that wait behind the one that was handed out
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def left_out(self, now: float) -> list[str]:
+    def excluded_keys(self, now: float) -> list[str]:
         """Return the keys that a claim leaves out.
 
         These are streams of ours whose leases may have ended, and those left to other workers.
         """
         with self._changed:
-            self._left = {key: until for key, until in self._left.items() if until > now}
+            left = self._left_to_others
+            self._left_to_others = {key: until for key, until in left.items() if until > now}
             outdated = [key for key, each in self._streams.items() if each.deadline < now]
-            return [*self._left, *outdated]
+            return [*self._left_to_others, *outdated]
 
-    def next_end(self) -> float:
+    def next_exclusion_end(self) -> float:
         """Return when (monotonic) a claim may include streams again that were left to others."""
         with self._changed:
-            return min(self._left.values(), default=inf)
+            return min(self._left_to_others.values(), default=inf)
 
     def next_read(self) -> float:
         """Return when (monotonic) the next stream is to be read."""
@@ -83,10 +85,10 @@ class InFlight:
     def get(self, key: str | None) -> Stream | None:
         return self._streams.get(key) if key is not None else None
 
-    def _pop(self, stream: Stream) -> Lease:
+    def _pop_first(self, stream: Stream) -> Lease:
         lease = stream.waiting.popleft()
         self.followers -= 1
-        stream.out.append(lease)
+        stream.handed_out.append(lease)
         return lease
 
     def _clear(self, stream: Stream) -> None:
@@ -98,14 +100,14 @@ class InFlight:
         """Add a stream again; return False if it has been claimed anew in the meantime."""
         return self._streams.setdefault(stream.key, stream) is stream
 
-    def _prolong(self, stream: Stream, deadline: float) -> None:
+    def _set_deadline(self, stream: Stream, deadline: float) -> None:
         stream.deadline = deadline
-        for lease in (*stream.waiting, *stream.out):
+        for lease in (*stream.waiting, *stream.handed_out):
             lease.deadline = deadline
 
 
 def unstarted(stream: Stream) -> list[Lease]:
-    return [*stream.waiting, *(each for each in stream.out if each.is_waiting)]
+    return [*stream.waiting, *(each for each in stream.handed_out if each.is_waiting)]
 
 
 def release_of(stream: Stream, now: float) -> Release:

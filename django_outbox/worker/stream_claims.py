@@ -13,14 +13,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
 from ..conf import Settings
-from ..delivery.deliver import lost
-from ..delivery.lease import Lease, take
+from ..delivery.deliver import dead_after_rescues
+from ..delivery.lease import Lease, lease_from_row
 from ..delivery.paused import is_paused
 from ..events import stored_instant
 from ..listeners.outcomes import Status
 from ..signals import announce, event_rescued, events_claimed
 from ..sql import dialect_of
-from ..sql.values import KEYED, POSTPONED_FOR, Found, Read, StreamClaim
+from ..sql.values import KEYED, POSTPONED_FOR, StreamClaim, StreamQuery, StreamRows
 from .pauses import KnownPauses
 from .queues import Decisions, Held, Ready
 from .stream import Stream
@@ -30,10 +30,10 @@ from .watermark import ScanningWatermark
 logger = logging.getLogger("django_outbox")
 
 MAX_EVENTS = 32  # events of one stream that are read at a time
-SUSPECT_AGAIN = 1.0  # seconds after which a suspect that was not tried is due again
+SUSPECT_RETRY = 1.0  # seconds after which a suspect that was not tried is due again
 SEQ, STATUS, RESCUES = (KEYED.index(name) for name in ("seq", "status", "rescues"))
 DELIVER_AT = KEYED.index("deliver_at")
-OF_A_PAUSE = [KEYED.index(name) for name in ("event_type", "aggregate_type", "progress", "key")]
+PAUSE_COLUMNS = [KEYED.index(name) for name in ("event_type", "aggregate_type", "progress", "key")]
 FIRST_DUE, CREATED = KEYED.index("first_due_at"), KEYED.index("created_at")
 
 
@@ -42,54 +42,54 @@ class StreamClaims:
 
     def __init__(
         self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
-        decisions: Decisions, streams: Streams, pausing: KnownPauses, may_try: Callable[[], bool],
-        connect: Callable[[], BaseDatabaseWrapper], watermark: ScanningWatermark,
-        at: datetime | None = None,
+        decisions: Decisions, streams: Streams, known_pauses: KnownPauses,
+        may_try: Callable[[], bool], connect: Callable[[], BaseDatabaseWrapper],
+        watermark: ScanningWatermark, at: datetime | None = None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._ready, self._decisions = held, ready, decisions
-        self.streams, self._pausing, self._may_try = streams, pausing, may_try
+        self.streams, self._known_pauses, self._may_try = streams, known_pauses, may_try
         self.watermark = watermark
         self._at = at  # instead of the database's now, for drain()
         self.exclude: list[str] = []  # keys that are not claimed again
         self.postponed = 0  # streams so far whose first events are paused
-        self._share = 2  # events that a stream is expected to bring
+        self._events_per_stream = 2  # events that a stream is expected to bring
         self.suspect: tuple[Stream, Lease] | None = None  # to be run when nothing is in flight
-        self._met_at = -inf  # monotonic; when a suspect was found that could not be tried
+        self._untried_at = -inf  # monotonic; when a suspect was found that could not be tried
 
     def claim(self, room: int) -> tuple[int, bool]:
         """Claim due streams; return how many events they brought, and whether more are due."""
-        most = max(room // self._share, min(room, self._settings.WORKERS))
+        most = max(room // self._events_per_stream, min(room, self._settings.WORKERS))
         now = monotonic()
         deadline = self._held.deadline(now)
-        left_out = [*self.exclude, *self.streams.left_out(now)]
+        excluded = [*self.exclude, *self.streams.excluded_keys(now)]
         found = self._dialect.claim_streams(
             self._connection,
             StreamClaim(
-                me=self._me, lease=self._held.lease, limit=most, at=self._at, exclude=left_out,
-                since=self.watermark.age(),
+                me=self._me, lease=self._held.lease, limit=most, at=self._at, exclude=excluded,
+                since=self.watermark.begin_claim(),
             ),
         )  # fmt: skip
-        self.watermark.note(found, skipped=bool(left_out))  # the next claim must find them
+        self.watermark.end_claim(found, skipped=bool(excluded))  # the next claim must find them
         new = self.streams.claimed(
             Stream(key, deadline, careful=0 if was in (None, self._me) else MAX_EVENTS)
             for key, was in found.rows
         )
         count = self._read([each for key in new if (each := self.streams.get(key))], room)
         if new:
-            self._share = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
+            self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
         return count, found.more
 
     def read_again(self, now: float, room: int) -> None:
         """Read streams again that could not be released, or that run event by event."""
         self._read(self.streams.to_read(now, room), room)
 
-    def _read(self, wanted: Sequence[Stream], room: int) -> int:
-        if not wanted:
+    def _read(self, streams_to_read: Sequence[Stream], room: int) -> int:
+        if not streams_to_read:
             return 0
-        settings, keys = self._settings, [each.key for each in wanted]
+        settings, keys = self._settings, [each.key for each in streams_to_read]
         limit = max(min(room // len(keys), MAX_EVENTS), 1)
-        read = Read(
+        read = StreamQuery(
             me=self._me, keys=keys, limit=limit, dead_too=settings.ON_DEAD == "block",
             only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
         )  # fmt: skip
@@ -98,11 +98,11 @@ class StreamClaims:
         if read.only_due_retries and streams:
             retries = self._dialect.next_retries(self._connection, read)
         mine = {each.key for each in streams}
-        self.streams.lose(each for each in wanted if each.key not in mine)
+        self.streams.drop_lost(each for each in streams_to_read if each.key not in mine)
         if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
             # A resume after our read makes a new version of the stream, so its release is refused.
-            self._pausing.read(self._connection)
-        careful: list[tuple[Stream, Found, Lease, float]] = []
+            self._known_pauses.read(self._connection)
+        careful: list[tuple[Stream, StreamRows, Lease, float]] = []
         count = 0
         for found in streams:
             stream = self.streams.get(found.key)
@@ -115,7 +115,7 @@ class StreamClaims:
                 innocent = [*takewhile(lambda each: not each.rescues, leases)]
                 if len(innocent) < len(leases):
                     due = 0.0  # an event that may have killed a worker becomes the first
-                self.streams.take_in(stream, found.seq, innocent, due)
+                self.streams.add_events(stream, found.seq, innocent, due)
                 count += len(innocent)
         self._run_carefully(careful)
         self.streams.release(self._connection)
@@ -124,7 +124,7 @@ class StreamClaims:
         return count
 
     def _plan(
-        self, stream: Stream, found: Found, limit: int, retry: datetime | None
+        self, stream: Stream, found: StreamRows, limit: int, retry: datetime | None
     ) -> tuple[list[Lease], float]:
         """Return the events to run now, and when (monotonic) the stream is due again."""
         now, started = self._at or stored_instant(found.now), monotonic()
@@ -145,8 +145,8 @@ class StreamClaims:
         return leases, due
 
     def _is_paused(self, row: Sequence[Any]) -> bool:
-        pauses = self._pausing.pauses
-        return bool(pauses) and is_paused(pauses, *(row[place] for place in OF_A_PAUSE))
+        pauses = self._known_pauses.pauses
+        return bool(pauses) and is_paused(pauses, *(row[place] for place in PAUSE_COLUMNS))
 
     def _postpone(self, stream: Stream) -> float:
         """Return for how many seconds to leave a stream alone whose first event is paused."""
@@ -160,11 +160,11 @@ class StreamClaims:
     ) -> Lease:
         due = next_try or row[FIRST_DUE] or row[CREATED]
         was = "a lost worker" if stream.careful else None
-        return take((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
+        return lease_from_row((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
 
     # -- events that a worker was lost with ------------------------------------------------------
 
-    def _run_carefully(self, heads: Sequence[tuple[Stream, Found, Lease, float]]) -> None:
+    def _run_carefully(self, heads: Sequence[tuple[Stream, StreamRows, Lease, float]]) -> None:
         """Run these one event at a time, each counted before it starts, settled before the next.
 
         An event that two workers were lost with is a suspect, which runs alone.
@@ -175,19 +175,19 @@ class StreamClaims:
             lease.rescues += 1
             due = min(ends, monotonic())  # at once, for the events behind it
             if lease.rescues >= self._settings.MAX_RESCUES:
-                note_rescue(self._alias, lease)
-                self._bury(stream, found.seq, lease, due)
+                report_rescue(self._alias, lease)
+                self._settle_as_dead(stream, found.seq, lease, due)
             elif lease.rescues == 1:
                 starting.append((stream, found.seq, lease, due))
             elif self.suspect is None and self._may_try():
                 self.suspect = (stream, lease)
-                self.streams.park(stream, found.seq, due)
+                self.streams.keep_for_suspect(stream, found.seq, due)
             else:  # one suspect at a time, and another process may be idle sooner
-                self._met_at = monotonic()
-                self.streams.take_in(stream, found.seq, [], self._later)
+                self._untried_at = monotonic()
+                self.streams.add_events(stream, found.seq, [], self._retry_at)
         self._start([lease for _, _, lease, _ in starting])
         for stream, seq, lease, due in starting:
-            self.streams.take_in(stream, seq, [lease], due)
+            self.streams.add_events(stream, seq, [lease], due)
 
     def run_suspect(self) -> bool:
         """Start the suspect while nothing is in flight; return whether there was one."""
@@ -197,38 +197,38 @@ class StreamClaims:
         if self.streams.get(stream.key) is not stream:
             return False
         self._start([lease])
-        self.streams.take_in(stream, stream.seq, [lease], stream.due)
+        self.streams.add_events(stream, stream.seq, [lease], stream.due)
         return True
 
     @property
     def suspect_waits(self) -> bool:
         """Return whether a suspect was found lately and could not be tried; it comes again soon."""
-        return monotonic() - self._met_at < 2 * SUSPECT_AGAIN
+        return monotonic() - self._untried_at < 2 * SUSPECT_RETRY
 
     def drop_suspect(self) -> None:
         """Give up the suspect, because other events stayed in flight."""
         if self.suspect is not None:
             (stream, _), self.suspect = self.suspect, None
-            self._met_at = monotonic()
-            self.streams.take_in(stream, stream.seq, [], self._later)
+            self._untried_at = monotonic()
+            self.streams.add_events(stream, stream.seq, [], self._retry_at)
             self.streams.release(self._connection)
 
     @property
-    def _later(self) -> float:
+    def _retry_at(self) -> float:
         """Return when (monotonic) an untried suspect is due again, in this worker or another."""
-        return monotonic() + min(self._held.lease, SUSPECT_AGAIN)
+        return monotonic() + min(self._held.lease, SUSPECT_RETRY)
 
     def _start(self, leases: Sequence[Lease]) -> None:
         if leases:
             ids = [each.event_id for each in leases]
             self._dialect.note_starts(self._connection, me=self._me, ids=ids)
             for each in leases:
-                each.counted = True
-                note_rescue(self._alias, each)
+                each.rescue_counted = True
+                report_rescue(self._alias, each)
 
-    def _bury(self, stream: Stream, seq: int, lease: Lease, due: float) -> None:
-        self.streams.bury(stream, seq, lease, due)
-        self._decisions.put((lease, lost(lease.rescues)))
+    def _settle_as_dead(self, stream: Stream, seq: int, lease: Lease, due: float) -> None:
+        self.streams.add_decided(stream, seq, lease, due)
+        self._decisions.put((lease, dead_after_rescues(lease.rescues)))
 
     @property
     def _connection(self) -> BaseDatabaseWrapper:
@@ -239,7 +239,7 @@ class StreamClaims:
         return dialect_of(self._connection)
 
 
-def note_rescue(alias: str, lease: Lease) -> None:
+def report_rescue(alias: str, lease: Lease) -> None:
     logger.warning(
         "rescued event_id=%s event_type=%s rescues=%d",
         lease.event_id, lease.event_type, lease.rescues,

@@ -13,12 +13,12 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from ..conf import current
-from .health import SILENT, Health, Report, Shown, together
+from .health import SILENCE_LIMIT, Health, HealthOutput, HealthPipe, combine
 
 logger = logging.getLogger("django_outbox")
 
 BACKOFF = (0.1, 30.0)  # seconds before a dead process is replaced: at first, and at most
-HEALTHY = 10.0  # seconds after which a process counts as successfully started
+HEALTHY_AFTER = 10.0  # seconds after which a process counts as successfully started
 
 
 class Signals:
@@ -30,7 +30,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received = 0
-        self._news: SimpleQueue[None] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
 
     def install(self, *, ignore_interrupt: bool = False) -> None:
         """Install the signal handlers; outside the main thread, do nothing."""
@@ -41,13 +41,13 @@ class Signals:
 
     def receive(self, number: int = 0, frame: FrameType | None = None) -> None:
         self.received += 1
-        self._news.put(None)
+        self._wakeups.put(None)
 
     def wait(self, timeout: float) -> bool:
         """Wait for the first signal, at most ``timeout`` seconds; return whether it came."""
         if not self.received:
             with suppress(Empty):
-                self._news.get(timeout=timeout)
+                self._wakeups.get(timeout=timeout)
         return self.received > 0
 
     def hurry(self) -> bool:
@@ -58,61 +58,62 @@ class Signals:
 class Supervisor:
     """Replaces dead processes, with back-off; passes signals on; reports the health of all."""
 
-    def __init__(self, mains: Sequence[Callable[[Report], int]]) -> None:
+    def __init__(self, mains: Sequence[Callable[[HealthPipe], int]]) -> None:
         self._slots = [_Slot(main) for main in mains]
         self._draining = False
 
-    def run(self, signals: Signals, shown: Shown) -> int:
+    def run(self, signals: Signals, output: HealthOutput) -> int:
         logger.info("supervisor started pid=%d processes=%d", os.getpid(), len(self._slots))
         while not signals.wait(0.05):
             for slot in self._slots:
-                slot.tend()
-            shown.show(self.health)
+                slot.check()
+            output.publish(self.health)
         self._draining = True
         for slot in self._slots:
             slot.code = 0  # earlier exit codes are logged already
-            slot.tell(signal.SIGTERM)
+            slot.send_signal(signal.SIGTERM)
         while any(slot.is_alive() for slot in self._slots):
             time.sleep(0.02)
-            shown.show(self.health)
+            output.publish(self.health)
             if signals.hurry():  # repeatedly, because two at once arrive as one
                 for slot in self._slots:
-                    slot.tell(signal.SIGTERM)
+                    slot.send_signal(signal.SIGTERM)
         return 1 if any(slot.code for slot in self._slots) else 0
 
     def health(self) -> Health:
         """Return the health of all processes together; while they drain, only that they do."""
         if self._draining:
             return Health(unready=("draining",))
-        return together(slot.health() for slot in self._slots)
+        return combine(slot.health() for slot in self._slots)
 
 
 class _Slot:
     """One process and, in turn, its replacements."""
 
-    def __init__(self, main: Callable[[Report], int]) -> None:
+    def __init__(self, main: Callable[[HealthPipe], int]) -> None:
         self._main = main
         self.code = 0  # of the last process that ended
         self._pid = 0  # 0: none
         self._started_at = 0.0  # monotonic
-        self._not_before = 0.0  # monotonic
+        self._restart_at = 0.0  # monotonic
         self._deaths = 0  # consecutive, each soon after its start
-        self._report: Report | None = None  # of the process that runs
-        self._heard_at = 0.0  # monotonic; its last report, or its start
-        self._word = Health(unready=("starting",))  # its last report
+        self._pipe: HealthPipe | None = None  # of the process that runs
+        self._reported_at = 0.0  # monotonic; when it last reported, or started
+        self._last_report = Health(unready=("starting",))
 
-    def tend(self) -> None:
-        if not self.is_alive() and time.monotonic() >= self._not_before:
+    def check(self) -> None:
+        """Start a process if none runs, after the back-off; otherwise read its report."""
+        if not self.is_alive() and time.monotonic() >= self._restart_at:
             self._fork()
-        elif self._report and (word := self._report.hear()):
-            self._heard_at, self._word = time.monotonic(), word
+        elif self._pipe and (report := self._pipe.read_latest()):
+            self._reported_at, self._last_report = time.monotonic(), report
 
     def is_alive(self) -> bool:
         if not self._pid:
             return False
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if pid:
-            self._note_end(os.waitstatus_to_exitcode(status))
+            self._record_exit(os.waitstatus_to_exitcode(status))
         return not pid
 
     def health(self) -> Health:
@@ -122,42 +123,43 @@ class _Slot:
         """
         if not self._pid:
             return Health(unready=("a process died and is being replaced",))
-        silent = time.monotonic() - self._heard_at
-        if silent > max(current().LEASE, SILENT):
-            word = Health(dead=(f"silent for {silent:.0f} s",))
+        silent = time.monotonic() - self._reported_at
+        if silent > max(current().LEASE, SILENCE_LIMIT):
+            report = Health(dead=(f"silent for {silent:.0f} s",))
         else:
-            word = self._word
-        return word.of(f"process {self._pid}")
+            report = self._last_report
+        return report.prefixed(f"process {self._pid}")
 
-    def tell(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         if self._pid:
             os.kill(self._pid, number)
 
     def _fork(self) -> None:
-        self._started_at = self._heard_at = time.monotonic()
-        self._word = Health(unready=("starting",))
-        self._report = Report()
+        self._started_at = self._reported_at = time.monotonic()
+        self._last_report = Health(unready=("starting",))
+        self._pipe = HealthPipe()
         self._pid = os.fork()
         if self._pid:
-            self._report.keep_reader()
+            self._pipe.keep_reader()
             return
         code = 1
         try:
-            self._report.keep_writer()
-            code = self._main(self._report)
+            self._pipe.keep_writer()
+            code = self._main(self._pipe)
         except BaseException:
             logger.exception("worker process failed")
         finally:
             os._exit(code)  # a child must not run the parent's cleanup
 
-    def _note_end(self, code: int) -> None:
+    def _record_exit(self, code: int) -> None:
         now = time.monotonic()
-        self._deaths = 0 if code == 0 or now - self._started_at > HEALTHY else self._deaths + 1
+        was_healthy = code == 0 or now - self._started_at > HEALTHY_AFTER
+        self._deaths = 0 if was_healthy else self._deaths + 1
         first, most = BACKOFF
         pause = min(first * 2.0 ** min(self._deaths, 10), most) if self._deaths else 0.0
         if code:
             logger.error("worker process ended pid=%d code=%d next=%.1fs", self._pid, code, pause)
-        self._pid, self._not_before, self.code = 0, now + pause, abs(code)
-        if self._report:
-            self._report.forget()
-            self._report = None
+        self._pid, self._restart_at, self.code = 0, now + pause, abs(code)
+        if self._pipe:
+            self._pipe.close_reader()
+            self._pipe = None

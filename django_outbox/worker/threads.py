@@ -17,7 +17,7 @@ from ..sql import engine_connection
 logger = logging.getLogger("django_outbox")
 
 BACKOFF = (0.1, 5.0)  # seconds of back-off after the first of consecutive errors, and at most
-RARER = 8  # log the 1st, 8th, 64th of consecutive errors, because all threads meet an outage
+LOG_FACTOR = 8  # log the 1st, 8th, 64th of consecutive errors, as an outage affects all threads
 
 
 class Loop:
@@ -34,21 +34,21 @@ class Loop:
         alias: str,
         lock_wait: float,
         close: Callable[[], None] = lambda: None,
-        broke: Callable[[], None] = lambda: None,
+        on_database_error: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._step = step
         self._alias = alias
         self._lock_wait = lock_wait
         self._close = close  # releases what the step opened, in the same thread
-        self._broke = broke  # called after each database error
+        self._on_database_error = on_database_error  # called after each database error
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._errors = 0  # consecutive; only the thread sets this and the next four
-        self._told = 1  # the number of consecutive errors that is logged next
+        self._next_logged = 1  # the number of consecutive errors that is logged next
         self._error = ""  # the class of the last one
-        self._began: float | None = None  # monotonic; when the step began that runs now
-        self._worked = False  # a step has succeeded
+        self._step_began: float | None = None  # monotonic; when the step began that runs now
+        self._has_succeeded = False  # a step has succeeded
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class Loop:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def fault(self, longest: float) -> str | None:
+    def dead_reason(self, longest: float) -> str | None:
         """Return why a new process is needed: the thread has ended, or hangs in a step too long.
 
         ``longest``: seconds that a step may last. None: all is well, or it was told to end.
@@ -81,19 +81,21 @@ class Loop:
             return None
         if not self._thread.is_alive():
             return f"{self.name} has ended"
-        lasts = self._lasts()
-        return f"{self.name} has been in one step for {lasts:.0f} s" if lasts > longest else None
+        seconds = self._step_seconds()
+        if seconds > longest:
+            return f"{self.name} has been in one step for {seconds:.0f} s"
+        return None
 
-    def trouble(self, longest: float) -> str | None:
-        """Return why it makes no progress: errors, a step that lasts too long, or no step yet."""
+    def unready_reason(self, longest: float) -> str | None:
+        """Return why it makes no progress: errors, a step that takes too long, or no step yet."""
         if self._errors:
             return f"{self.name} failed {self._errors} times in a row: {self._error}"
-        if (lasts := self._lasts()) > longest:
-            return f"{self.name} has been in one step for {lasts:.0f} s"
-        return None if self._worked else f"{self.name} has not begun"
+        if (seconds := self._step_seconds()) > longest:
+            return f"{self.name} has been in one step for {seconds:.0f} s"
+        return None if self._has_succeeded else f"{self.name} has not begun"
 
-    def _lasts(self) -> float:
-        began = self._began
+    def _step_seconds(self) -> float:
+        began = self._step_began  # the thread may reset it meanwhile
         return 0.0 if began is None else time.monotonic() - began
 
     def _run(self) -> None:
@@ -101,7 +103,7 @@ class Loop:
         connections[self._alias] = connection
         try:
             while not self._stopping.is_set():
-                pause = self._try()
+                pause = self._run_step()
                 if pause > 0:
                     self._woken.wait(pause)
                 self._woken.clear()
@@ -110,33 +112,33 @@ class Loop:
             connection.close()
             del connections[self._alias]
 
-    def _try(self) -> float:
-        self._began = time.monotonic()
+    def _run_step(self) -> float:
+        self._step_began = time.monotonic()
         try:
             if self._errors:  # a step without a query would seem to work again
                 connections[self._alias].ensure_connection()
             pause = self._step()
         except Exception as error:  # noqa: BLE001 - reported, and the thread lives on
-            return self._failed(error)
+            return self._handle_error(error)
         finally:
-            self._began = None
+            self._step_began = None
         if self._errors:
             logger.warning("%s works again errors=%d", self.name, self._errors)
-        self._errors, self._told, self._worked = 0, 1, True
+        self._errors, self._next_logged, self._has_succeeded = 0, 1, True
         return pause
 
-    def _failed(self, error: Exception) -> float:
+    def _handle_error(self, error: Exception) -> float:
         """Log at a limited rate, reset the connection, return the back-off in seconds."""
         self._errors += 1
         self._error = type(error).__name__  # its text may reveal more than a probe should show
         if isinstance(error, DatabaseError):
             connections[self._alias].close()
-            self._broke()
+            self._on_database_error()
         first, most = BACKOFF
         most = min(most, current().LEASE / 6)  # no longer, because the heartbeat must renew leases
         pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
-        if self._errors == self._told:
-            self._told *= RARER
+        if self._errors == self._next_logged:
+            self._next_logged *= LOG_FACTOR
             logger.error(
                 "%s failed error=%s times=%d next_try=%.1fs",
                 self.name, str(error).partition("\n")[0], self._errors, pause,

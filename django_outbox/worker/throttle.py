@@ -44,12 +44,12 @@ class ClaimThrottle:
 
     def __init__(self) -> None:
         self.others = 0  # other live workers; set by the heartbeat's thread
-        self._over = 0.0  # monotonic; the end of the claims so far, at CLAIM_INTERVAL each
+        self._claims_end = 0.0  # monotonic; the end of the claims so far, at CLAIM_INTERVAL each
         self._turn = 0.0  # monotonic; when each other worker has polled as often as this one
 
     def count(self) -> None:
         """Count a claim of few events."""
-        self._over = max(self._over, monotonic()) + CLAIM_INTERVAL
+        self._claims_end = max(self._claims_end, monotonic()) + CLAIM_INTERVAL
 
     def count_poll(self, took: float) -> None:
         """Count a poll of ``took`` seconds that left nothing due."""
@@ -62,6 +62,6 @@ class ClaimThrottle:
 
     def wait(self) -> None:
         """Sleep before the next claim if many small ones preceded it."""
-        ahead = self._over - monotonic() - BURST
+        ahead = self._claims_end - monotonic() - BURST
         if ahead > 0:
             time.sleep(ahead)

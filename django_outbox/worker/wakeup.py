@@ -14,7 +14,7 @@ def _no_thread() -> None:
 
 
 class Wakeup:
-    """One per worker. Any thread may call its methods; only the claimer calls ``take``."""
+    """One per worker. Any thread may call its methods; only the claimer calls ``take_due``."""
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = _no_thread  # ends the wait of the claimer's thread
@@ -23,7 +23,7 @@ class Wakeup:
         self.doorbell_is_reliable = False  # every commit is announced; set by the listener's thread
         self.suspect_waits = False  # an event is to be run alone; set by the claimer's thread
         self._soonest = inf  # monotonic; the next due time that others reported
-        self._again: list[float] = []  # monotonic; when to poll once more after a notification
+        self._poll_again_at: list[float] = []  # monotonic; further polls after a notification
         self._lock = Lock()  # guards the two lines above
 
     def poll(self) -> None:
@@ -39,7 +39,7 @@ class Wakeup:
         """
         now = monotonic()
         with self._lock:
-            self._again = sorted(now + delay for delay in delays)
+            self._poll_again_at = sorted(now + delay for delay in delays)
 
     def expect(self, delay: float) -> None:
         """Report that something becomes due in ``delay`` seconds."""
@@ -52,17 +52,17 @@ class Wakeup:
         if self.needs_room:
             self.wake()
 
-    def next(self) -> float:
+    def next_poll(self) -> float:
         """Return when (monotonic) the next poll is due that can be foreseen."""
-        return min([self._soonest, *self._again])
+        return min([self._soonest, *self._poll_again_at])
 
-    def take(self, now: float) -> bool:
+    def take_due(self, now: float) -> bool:
         """Return whether a poll is due by ``now`` (monotonic), and count it as done."""
         is_due, self.poll_wanted = self.poll_wanted, False
         with self._lock:
             if self._soonest <= now:
                 is_due, self._soonest = True, inf
-            while self._again and self._again[0] <= now:
+            while self._poll_again_at and self._poll_again_at[0] <= now:
                 is_due = True
-                del self._again[0]
+                del self._poll_again_at[0]
         return is_due

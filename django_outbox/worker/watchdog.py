@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 logger = logging.getLogger("django_outbox")
 
-INTERVAL = 0.25  # seconds between two checks
+CHECK_INTERVAL = 0.25  # seconds between two checks
 
 
 class Watchdog:
@@ -32,15 +32,15 @@ class Watchdog:
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
-    def fault(self, longest: float) -> str | None:
+    def dead_reason(self, longest: float) -> str | None:
         """Return a reason if its thread has ended without being asked to."""
         ended = self._thread.ident and not self._thread.is_alive() and not self._stopping.is_set()
         return f"{self._thread.name} has ended" if ended else None
 
     def _run(self) -> None:
-        while not self._stopping.wait(INTERVAL):
-            for look in self._watch:
+        while not self._stopping.wait(CHECK_INTERVAL):
+            for check in self._watch:
                 try:
-                    look()
+                    check()
                 except Exception:
                     logger.exception("watchdog failed")

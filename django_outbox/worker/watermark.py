@@ -13,7 +13,8 @@ from ..clocks import monotonic
 from ..sql.values import Claimed
 from .throttle import FULL_SCAN_FACTOR, Throttle
 
-MARGIN = 1.0  # seconds; what was due that long before a claim started may commit after it
+# Seconds; what was due that long before a claim started may commit after it.
+LATE_COMMIT_MARGIN = 1.0
 
 
 class Watermark:
@@ -25,26 +26,26 @@ class Watermark:
 
     def __init__(self, *, margin: float = 0.0) -> None:
         """``margin``: seconds for which a claim leaves due rows alone."""
-        self._margin = MARGIN + margin
-        self._low = self._started = 0.0  # monotonic; from when on due rows are looked for
+        self._margin = LATE_COMMIT_MARGIN + margin
+        self._low = self._started = 0.0  # monotonic; a claim scans rows that are due since
 
-    def begin(self, started: float, waited: float) -> None:
+    def set(self, started: float, waited: float) -> None:
         """Set it to what had been due for ``waited`` seconds when a scan ``started``."""
         self._low = started - waited - self._margin
 
-    def include(self, waited: float) -> None:
+    def lower(self, waited: float) -> None:
         """Lower it to what has been due for ``waited`` seconds, though a claim has passed it."""
         self._low = min(self._low, monotonic() - waited - self._margin)
 
-    def age(self) -> float | None:
-        """Start a claim: return how many seconds back it has to look; None: a full scan."""
+    def begin_claim(self) -> float | None:
+        """Return for how many seconds the rows to scan have been due at most; None: a full scan."""
         self._started = monotonic()
         return self._started - self._low
 
-    def note(self, found: Claimed, *, skipped: bool = False) -> None:
-        """End the claim that found this: all that was due, or the first of it; or skipped some."""
+    def end_claim(self, found: Claimed, *, skipped: bool = False) -> None:
+        """Set the watermark after a claim, unless it ``skipped`` due rows."""
         if not skipped:
-            self.begin(self._started, found.waited if found.more else 0.0)
+            self.set(self._started, found.waited if found.more else 0.0)
 
 
 class ScanningWatermark(Watermark):
@@ -56,16 +57,16 @@ class ScanningWatermark(Watermark):
         self._throttle = Throttle(factor)
         self._scanned = True  # by the last claim
 
-    def age(self) -> float | None:
-        age = super().age()
+    def begin_claim(self) -> float | None:
+        age = super().begin_claim()
         self._scanned = self._started >= self._throttle.until
         return None if self._scanned else age
 
-    def note(self, found: Claimed, *, skipped: bool = False) -> None:
-        super().note(found, skipped=skipped)
+    def end_claim(self, found: Claimed, *, skipped: bool = False) -> None:
+        super().end_claim(found, skipped=skipped)
         if self._scanned:
             self._throttle.after(self._started)
 
     def next_scan(self) -> float:
-        """Return when (monotonic) the rows below the watermark are looked for; inf: they were."""
+        """Return when (monotonic) the next full scan may run; inf: the last claim was one."""
         return inf if self._scanned else self._throttle.until

@@ -20,15 +20,15 @@ from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from ..sql import is_in_memory
 from ..writing.hot_queue import hot_queues
-from .health import DatabasePart, Health, of_parts
+from .health import DeliveringPart, Health, health_of_parts
 from .parts import Parts
 
 logger = logging.getLogger("django_outbox")
 
 
-PATIENCE = 1.0  # seconds that each part gets to end, in addition to the drain timeout
-LATE = 3  # poll intervals that one step of a part may last before the worker is unready
-HANGS = (10, 120.0)  # leases, or seconds if longer, that a step may last; then restart
+JOIN_TIMEOUT = 1.0  # seconds that each part gets to end, in addition to the drain timeout
+UNREADY_AFTER = 3  # poll intervals that one step of a part may last before the worker is unready
+DEAD_AFTER = (10, 120.0)  # leases, or seconds if longer, that a step may last; then restart
 
 
 class Worker(Parts):
@@ -63,7 +63,7 @@ class Worker(Parts):
         alias = using or router.db_for_write(OutboxEvent)
         super().__init__(alias, new_owner(), settings, purge=purge, max_events=max_events)
         self._state, self._pid = "new", 0
-        self._turn = threading.RLock()  # one start or stop at a time
+        self._start_stop_lock = threading.RLock()  # one start or stop at a time
 
     # -- start and stop --------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class Worker(Parts):
 
         If ``OUTBOX["ENABLED"]`` is False, log that and start nothing.
         """
-        with self._turn:
+        with self._start_stop_lock:
             self._start()
 
     def _start(self) -> None:
@@ -110,31 +110,33 @@ class Worker(Parts):
         return {"hot": len(self._offers), "cold": cold, "held": len(self._held)}
 
     @property
-    def is_worn_out(self) -> bool:
+    def has_too_many_hung_threads(self) -> bool:
         """Return whether as many threads hang as the pool has, so that only a new process helps."""
-        return self._dispatcher.is_worn_out
+        return self._dispatcher.has_too_many_hung_threads
 
     def health(self) -> Health:
         """Return the health of the threads, as they report it, without a database query."""
         if self._state != "running":
             state = "starting" if self._state == "new" else "draining"
-            why = tuple(filter(None, [self._dispatcher.fault(0.0)]))
-            return Health(dead=why, unready=(state,)).of(self.alias)
+            why = tuple(filter(None, [self._dispatcher.dead_reason(0.0)]))
+            return Health(dead=why, unready=(state,)).prefixed(self.alias)
         settings = self.settings
-        hangs = max(HANGS[0] * settings.LEASE, HANGS[1])
-        late = LATE * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
+        dead_after = max(DEAD_AFTER[0] * settings.LEASE, DEAD_AFTER[1])
+        unready_after = UNREADY_AFTER * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
         parts = [*self._threaded_parts(), self._purger_loop]
-        with_database: list[DatabasePart] = [
+        delivering: list[DeliveringPart] = [
             self._claimer_loop,
             self._heartbeat_loop,
             self._settler_loop,
         ]
-        with_database += [self._dispatcher, self._event_loop]
+        delivering += [self._dispatcher, self._event_loop]
         if self._active is not None:
-            with_database.append(self._active_loop)
+            delivering.append(self._active_loop)
         if settings.MODE == "writer_only":
-            with_database = []
-        return of_parts(parts, with_database, hangs=hangs, late=late)
+            delivering = []
+        return health_of_parts(
+            parts, delivering, dead_after=dead_after, unready_after=unready_after
+        )
 
     def stop(
         self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
@@ -157,7 +159,7 @@ class Worker(Parts):
         if self._pid not in (0, os.getpid()):
             self._state = "stopped"  # a forked copy has no leases, but its lock may be locked
             return True
-        with self._turn:
+        with self._start_stop_lock:
             if self._state != "running":
                 self._state = "stopped" if self._state == "new" else self._state
                 return True
@@ -173,7 +175,7 @@ class Worker(Parts):
         finished = self._event_loop.join(give_up) and finished
         settled = self._settle_the_rest(give_up)
         self._watchdog.stop()
-        self._watchdog.join(PATIENCE)
+        self._watchdog.join(JOIN_TIMEOUT)
         for loop in (
             self._active_loop if self._active else None,
             self._purger_loop,
@@ -181,7 +183,7 @@ class Worker(Parts):
         ):
             if loop is not None:
                 loop.stop()
-                loop.join(PATIENCE)
+                loop.join(JOIN_TIMEOUT)
         announce(worker_stopped, sender=self.alias, worker_id=self.id)
         return finished and settled
 
@@ -193,11 +195,11 @@ class Worker(Parts):
         """
         if self._state != "finished":
             return
-        with self._turn:
+        with self._start_stop_lock:
             self._state = "stopped"
             self._lease_returner.after = after
             self._heartbeat_loop.stop()
-            self._heartbeat_loop.join(PATIENCE + 2 * self.settings.LOCK_WAIT)
+            self._heartbeat_loop.join(JOIN_TIMEOUT + 2 * self.settings.LOCK_WAIT)
             logger.info(
                 "worker stopped id=%s alias=%s released=%d handed_back=%d",
                 self.id, self.alias, self._lease_returner.released,
@@ -215,15 +217,15 @@ class Worker(Parts):
         self._claimer_loop.stop()
         self._dispatcher.stop()
         self._event_loop.stop()
-        self._claimer_loop.join(PATIENCE)
+        self._claimer_loop.join(JOIN_TIMEOUT)
 
     def _settle_the_rest(self, give_up: Callable[[], bool]) -> bool:
-        while not self._settler.idle and not give_up():
+        while not self._settler.is_idle and not give_up():
             time.sleep(0.002)
-        settled = self._settler.idle
+        settled = self._settler.is_idle
         self._settler_loop.stop()
         self._decisions.wake()
-        return self._settler_loop.join(PATIENCE) and settled
+        return self._settler_loop.join(JOIN_TIMEOUT) and settled
 
     def __enter__(self) -> Worker:
         self.start()

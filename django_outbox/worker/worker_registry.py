@@ -20,7 +20,7 @@ from .queues import Held
 from .streams import Streams
 from .wakeup import Wakeup
 
-SHOWN = 5  # running events that the row lists, at most
+MAX_RUNNING = 5  # running events that the row lists, at most
 LOST_AFTER = 10  # leases without a heartbeat until a lost worker's row is removed
 
 
@@ -38,7 +38,7 @@ class WorkerRow:
             "python": sys.version.split()[0],
         }
 
-    def show(self) -> None:
+    def update(self) -> None:
         rows = OutboxWorker.objects.using(self._alias)
         leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._streams)}
         if self._wakeup.suspect_waits:
@@ -58,7 +58,7 @@ class WorkerRow:
         silent = now - timedelta(seconds=LOST_AFTER * self._held.lease)
         rows.filter(heartbeat_at__lt=silent).delete()
 
-    def others(self) -> list[int]:
+    def other_stream_counts(self) -> list[int]:
         """Return how many streams each other live worker had when it last wrote its row."""
         if self._info["mode"] == "single_node":
             return []  # they stand by
@@ -66,13 +66,13 @@ class WorkerRow:
         lately = dialect_of(connection).clock(connection) - timedelta(seconds=self._held.lease)
         rows = OutboxWorker.objects.using(self._alias).exclude(pk=self._me)
         shown = rows.filter(heartbeat_at__gt=lately).values_list("info", flat=True)
-        said = [json.loads(info).get("streams") for info in shown if info]
-        return [each for each in said if each is not None]  # an older release does not say
+        counts = [json.loads(info).get("streams") for info in shown if info]
+        return [each for each in counts if each is not None]  # an older release does not say
 
     def _running(self) -> list[dict[str, Any]]:
         """Return the events that have run longest, so that users see where a worker hangs."""
         now = monotonic()
-        longest = sorted(self._held.running(), key=lambda each: each.started_at)[:SHOWN]
+        longest = sorted(self._held.running(), key=lambda each: each.started_at)[:MAX_RUNNING]
         return [
             {
                 "event_type": each.event_type,
@@ -82,5 +82,5 @@ class WorkerRow:
             for each in longest
         ]
 
-    def leave(self) -> None:
+    def delete(self) -> None:
         OutboxWorker.objects.using(self._alias).filter(pk=self._me).delete()

@@ -1,4 +1,4 @@
-"""Where writers find the hot queue of a worker in their own process."""
+"""The hot queues of this process's workers, where writers look them up by alias."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class HotQueues:
 
     def __init__(self) -> None:
         self.by_alias: dict[str, HotQueue] = {}
-        self._forget()
+        self._reset()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+            os.register_at_fork(after_in_child=self._reset)
 
     def of(self, alias: str) -> HotQueue | None:
         """Return the hot queue of this process; with EMBEDDED the first call starts its worker."""
@@ -41,7 +41,7 @@ class HotQueues:
                 self.start_worker(alias)
         return self.by_alias.get(alias)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.by_alias.clear()
         self._started: set[str] = set()
         self._lock = threading.Lock()

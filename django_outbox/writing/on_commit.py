@@ -21,33 +21,33 @@ from .hot_queue import hot_queues
 Rows = Sequence[tuple[Event, str, str | None]]  # event, payload text, headers text
 
 
-def follow(connection: BaseDatabaseWrapper, rows: Rows) -> None:
+def after_insert(connection: BaseDatabaseWrapper, rows: Rows) -> None:
     """Announce inserted events, and register what runs at the commit or the rollback."""
     if event_written.receivers:
         for event, _, _ in rows:
             announce(event_written, sender=connection.alias, event=event)
-    settings, told = current(), hooks.writer_hooks()
-    if told is not None:
+    settings, writer_hooks = current(), hooks.writer_hooks()
+    if writer_hooks is not None:
         loads = hooks.serializer().loads
-        written = [event.written(text, loads) for event, text, _ in rows]
-        told.tell("after_write", written)
-        _callback(connection, told).written += written
+        written = [event.as_delivered(text, loads) for event, text, _ in rows]
+        writer_hooks.run("after_write", written)
+        _callback(connection, writer_hooks).written += written
     if settings.ENABLED and settings.MODE != "writer_only":
-        _hand_over(_callback(connection, told), rows, settings)
+        _add_rows(_callback(connection, writer_hooks), rows, settings)
 
 
-def _hand_over(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
+def _add_rows(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
     room = 0
     if hot_queues.of(callback.connection.alias) is not None:
         room = max(settings.HOT_QUEUE_CAPACITY - len(callback.offers), 0)
     hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
     if hot:
         loads = hooks.serializer().loads
-        callback.offers += [event.written(text, loads) for event, text, _ in hot]
-    callback.others += len(rows) - len(hot)
+        callback.offers += [event.as_delivered(text, loads) for event, text, _ in hot]
+    callback.not_offered += len(rows) - len(hot)
 
 
-class _Fate:
+class _TransactionState:
     """Whether a transaction has committed; shared by all its callbacks."""
 
     committed = False
@@ -61,29 +61,33 @@ class _AfterCommit:
     """
 
     def __init__(
-        self, connection: BaseDatabaseWrapper, told: WriterHooks | None, fate: _Fate
+        self,
+        connection: BaseDatabaseWrapper,
+        writer_hooks: WriterHooks | None,
+        state: _TransactionState,
     ) -> None:
         self.__qualname__ = type(self).__qualname__  # Django 5.2 logs it if the callback fails
         self.connection = connection
-        self.told = told
-        self.fate = fate
+        self.writer_hooks = writer_hooks
+        self.state = state
         self.ran = False
         self.written: list[Event] = []  # passed to the hooks
         self.offers: list[Event] = []
-        self.others = 0  # number of rows not offered to the hot queue
+        self.not_offered = 0  # number of rows not offered to the hot queue
 
     def __call__(self) -> None:
-        self.ran = self.fate.committed = True
+        self.ran = self.state.committed = True
         written, self.written = self.written, []
         try:
-            if self.offers or self.others:
+            if self.offers or self.not_offered:
                 self._hand_over()
         finally:
-            if self.told is not None and written:
-                self.told.tell("after_commit", written)
+            if self.writer_hooks is not None and written:
+                self.writer_hooks.run("after_commit", written)
 
     def _hand_over(self) -> None:
-        (offers, others), (self.offers, self.others) = (self.offers, self.others), ([], 0)
+        offers, not_offered = self.offers, self.not_offered
+        self.offers, self.not_offered = [], 0
         alias = self.connection.alias
         queue = hot_queues.of(alias)
         if queue is None:
@@ -91,44 +95,45 @@ class _AfterCommit:
             return
         for event in offers:
             taken = queue.offer(event)
-            others += not taken
+            not_offered += not taken
             announce(event_queued if taken else event_dropped, sender=alias, event=event)
-        if others:
+        if not_offered:
             queue.poll()
 
     def __del__(self) -> None:
-        if self.told is None or not self.written or self.fate.committed:
+        if self.writer_hooks is None or not self.written or self.state.committed:
             return
-        with _refusing(self.connection.alias):
-            self.told.tell("after_rollback", self.written)
+        with _refuse_queries(self.connection.alias):
+            self.writer_hooks.run("after_rollback", self.written)
 
 
-class _Head:
-    """Wraps another app's callback that runs before ours: notes the commit, in case it fails."""
+class _CommitObserver:
+    """Wraps another app's callback that runs before ours, to note the commit even if it fails."""
 
-    def __init__(self, function: Callable[[], Any], fate: _Fate) -> None:
+    def __init__(self, function: Callable[[], Any], state: _TransactionState) -> None:
         self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
         self.function = function
-        self.fate = fate
+        self.state = state
 
     def __call__(self) -> None:
-        self.fate.committed = True
+        self.state.committed = True
         self.function()
 
 
-def _callback(connection: BaseDatabaseWrapper, told: WriterHooks | None) -> _AfterCommit:
+def _callback(connection: BaseDatabaseWrapper, writer_hooks: WriterHooks | None) -> _AfterCommit:
     level = set(connection.savepoint_ids)
     for sids, function, *_ in islice(reversed(connection.run_on_commit), 20):
         if isinstance(function, _AfterCommit) and sids == level and not function.ran:
             return function
-    fate = _Fate() if told is None or "after_rollback" not in told else _fate(connection)
-    callback = _AfterCommit(connection, told, fate)
+    reports_rollback = writer_hooks is not None and "after_rollback" in writer_hooks
+    state = _shared_state(connection) if reports_rollback else _TransactionState()
+    callback = _AfterCommit(connection, writer_hooks, state)
     transaction.on_commit(callback, using=connection.alias, robust=True)
     return callback
 
 
-def _fate(connection: BaseDatabaseWrapper) -> _Fate:
-    """Return the ``_Fate`` of the first waiting callback, which learns of the commit first.
+def _shared_state(connection: BaseDatabaseWrapper) -> _TransactionState:
+    """Return the state of the first waiting callback, which is the first to see the commit.
 
     If another app registered it, wrap it in place: an entry before it would shift those that a
     running ``captureOnCommitCallbacks`` counts. Django cannot drop it without dropping ours:
@@ -137,16 +142,16 @@ def _fate(connection: BaseDatabaseWrapper) -> _Fate:
     waiting: list[Any] = connection.run_on_commit
     outermost = connection.atomic_blocks[0]
     if not waiting or getattr(outermost, "_from_testcase", False):  # a TestCase's, never commits
-        return _Fate()
+        return _TransactionState()
     sids, function, robust = waiting[0]
-    if not isinstance(function, (_AfterCommit, _Head)):
-        function = _Head(function, _Fate())
+    if not isinstance(function, (_AfterCommit, _CommitObserver)):
+        function = _CommitObserver(function, _TransactionState())
         waiting[0] = (sids, function, robust)
-    return _Fate() if function.fate.committed else function.fate
+    return _TransactionState() if function.state.committed else function.state
 
 
 @contextmanager
-def _refusing(alias: str) -> Iterator[None]:
+def _refuse_queries(alias: str) -> Iterator[None]:
     """Refuse queries and ``atomic()`` blocks on an alias where Django is rolling back."""
 
     def refuse() -> None:

@@ -10,7 +10,7 @@ from django.dispatch import Signal
 
 from ..conf import current
 from ..events import GLOBAL, Declaration, Event
-from ..events.typed import Path, check_path, follow
+from ..events.typed import Path, check_path, resolve_path
 from ..exceptions import InvalidEvent
 from .write import write
 
@@ -84,7 +84,7 @@ class OutboxSignal(Signal):
             return named
         if isinstance(self._payload, Mapping):
             return {
-                name: follow(f"payload[{name!r}]", path, named)
+                name: resolve_path(f"payload[{name!r}]", path, named)
                 for name, path in self._payload.items()
             }
         return self._payload(named)

@@ -16,7 +16,7 @@ from ..conf import current
 from ..events import ABSENT, GLOBAL, Event, aggregate_key, check_text, declared, encode_headers
 from ..exceptions import DuplicateEvent, InvalidEvent
 from ..sql import dialect_of
-from .on_commit import follow
+from .on_commit import after_insert
 
 if TYPE_CHECKING:
     from ..models import OutboxEvent
@@ -71,7 +71,7 @@ def write_many(events: Iterable[Any], *, using: str | None = None) -> list[str]:
     Pass ``Event`` instances, or instances of classes declared with ``@event``. Uses one INSERT (in
     parts of at most 4 MB) and one on-commit callback. Raises the same errors as ``write``.
     """
-    return _write([_ready(each) for each in events], using, "raise")
+    return _write([_as_event(each) for each in events], using, "raise")
 
 
 # Only the API is async: both run in Django's thread-sensitive thread. Open a transaction there.
@@ -90,10 +90,10 @@ def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[st
     except DuplicateEvent:
         if on_duplicate == "raise":
             raise
-        return [_existing(connection, rows[0][0])]
+        return [_existing_id(connection, rows[0][0])]
     for event in events:
-        event.stored()
-    follow(connection, rows)
+        event.mark_written()
+    after_insert(connection, rows)
     return [event.event_id for event, _, _ in rows]
 
 
@@ -122,7 +122,7 @@ def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
     return event_type
 
 
-def _ready(given: Any) -> Event:
+def _as_event(given: Any) -> Event:
     if isinstance(given, Event):
         return given
     if declared(type(given)) is None:
@@ -136,10 +136,10 @@ def _ready(given: Any) -> Event:
 def _rows(events: list[Event]) -> list[Row]:
     """Apply context providers and writer hooks, then serialise; runs before any SQL."""
     if context := hooks.context():
-        events = [event.amended(headers={**context, **event.headers}) for event in events]
-    told = hooks.writer_hooks()
-    if told is not None:
-        events = told.change(events)
+        events = [event.copy_with(headers={**context, **event.headers}) for event in events]
+    writer_hooks = hooks.writer_hooks()
+    if writer_hooks is not None:
+        events = writer_hooks.run_before_write(events)
     if len(events) > 1 and len({event.event_id for event in events}) < len(events):
         raise DuplicateEvent(
             "Two events of one write have the same event_id; nothing was written. Expected ids "
@@ -149,30 +149,32 @@ def _rows(events: list[Event]) -> list[Row]:
 
 
 def _row(event: Event) -> Row:
-    event = _in_stream(event)
-    return event, *texts(event)
+    event = _with_stream_key(event)
+    return event, *serialize(event)
 
 
-def texts(event: Event) -> tuple[str, str | None]:
+def serialize(event: Event) -> tuple[str, str | None]:
     """Return payload and headers as stored; raise ``InvalidEvent`` if they cannot be."""
-    text = event._text if event._text is not None else hooks.serializer().dumps(event.payload)
+    text = event._payload_text
+    if text is None:
+        text = hooks.serializer().dumps(event.payload)
     most = current().MAX_PAYLOAD_BYTES
     check_text(text, most=most)
     return text, encode_headers(event.headers, most=most)
 
 
-def _in_stream(event: Event) -> Event:
+def _with_stream_key(event: Event) -> Event:
     """Set the key of an event without one in MODE "ordered", unless it is delayed."""
     settings = current()
     if settings.MODE != "ordered" or event.key is not None or event.is_delayed:
         return event
     if settings.ORDERING == "global":
-        return event.amended(key=GLOBAL)
-    return event.amended(key=aggregate_key(event.aggregate_type, event.aggregate_id))
+        return event.copy_with(key=GLOBAL)
+    return event.copy_with(key=aggregate_key(event.aggregate_type, event.aggregate_id))
 
 
 def _may_clash(event: Event) -> bool:
-    return event._own_id or event.unique_key is not None
+    return event._id_was_given or event.unique_key is not None
 
 
 def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
@@ -185,20 +187,20 @@ def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
     with undoable:
         count = dialect_of(connection).insert(connection, rows, may_clash=bool(clashing))
         if count < len(rows):
-            raise _duplicate(clashing)
+            raise _duplicate_error(clashing)
 
 
-def _existing(connection: BaseDatabaseWrapper, event: Event) -> str:
+def _existing_id(connection: BaseDatabaseWrapper, event: Event) -> str:
     rows = _model().objects.using(connection.alias)
     found = rows.filter(event_id=event.event_id).values_list("pk", flat=True).first()
     if found is None and event.unique_key is not None:
         found = rows.filter(unique_key=event.unique_key).values_list("pk", flat=True).first()
     if found is None:  # committed after the snapshot of a REPEATABLE READ transaction
-        raise _duplicate([event])
+        raise _duplicate_error([event])
     return str(found)
 
 
-def _duplicate(events: list[Event]) -> DuplicateEvent:
+def _duplicate_error(events: list[Event]) -> DuplicateEvent:
     names = ", ".join(
         f"event_id {event.event_id!r}" if event.unique_key is None
         else f"unique_key {event.unique_key!r} (event_id {event.event_id!r})"

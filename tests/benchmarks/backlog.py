@@ -85,7 +85,7 @@ def insert(
 
 def after(seconds: object, alias: str = DEFAULT_DB_ALIAS) -> str:
     """Return the SQL of so many seconds from now."""
-    return dialect_of(connections[alias]).plus.replace("%s", f"({seconds})")
+    return dialect_of(connections[alias]).now_plus.replace("%s", f"({seconds})")
 
 
 def concatenated(vendor: str, letter: str, more: str) -> str:

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import Claim
-from django_outbox.worker.watermark import MARGIN
+from django_outbox.worker.watermark import LATE_COMMIT_MARGIN
 
 from . import backlog
 from .figures import Figure
@@ -81,7 +81,7 @@ class Claimant:
         taken = time.perf_counter() - started
         if len(found.rows) < claim.limit:
             raise RuntimeError(f"{len(found.rows)} of {claim.limit} were due")
-        self._since = found.waited + MARGIN
+        self._since = found.waited + LATE_COMMIT_MARGIN
         ids = [row[0] for row in found.rows]
         self._dialect.settle_done(self.connection, me="benchmark", ids=ids)
         return 1000 * taken

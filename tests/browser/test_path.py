@@ -201,8 +201,8 @@ def test_a_discard_asks_and_can_be_left(driver: Any, visit: Visit) -> None:
 def test_all_that_match_are_replayed_page_by_page(
     driver: Any, visit: Visit, monkeypatch: pytest.MonkeyPatch, scripts: bool
 ) -> None:
-    monkeypatch.setattr(bulk_actions, "BATCH", 2)
-    monkeypatch.setattr(bulk_actions, "STEP", 0)
+    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
+    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
     die(5)
     (other,) = insert(due=None, status=Status.DEAD, event_type="order.paid", last_error="no")
     driving.run_scripts(driver, allowed=scripts)

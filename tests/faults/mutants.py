@@ -119,7 +119,7 @@ MUTANTS = (
                 "sql/postgresql/__init__.py",
                 """\
     now = "statement_timestamp()"
-    plus = "statement_timestamp() + %s * interval '1 second'"
+    now_plus = "statement_timestamp() + %s * interval '1 second'"
 """,
                 """\
     @property
@@ -128,7 +128,7 @@ MUTANTS = (
         return f"to_timestamp({time.time()})"
 
     @property
-    def plus(self):
+    def now_plus(self):
         return self.now + " + %s * interval '1 second'"
 
 """,
@@ -231,8 +231,11 @@ MUTANTS = (
         database="postgres", scenario="deploys",
         edits=[
             (
-                "worker/main.py", "    wait(ends, timeout=AFTER / 2)\n",
-                "    wait(ends, timeout=AFTER / 2)\n    time.sleep(2 * AFTER)\n",
+                "worker/main.py", "    wait(ends, timeout=HAND_BACK_DELAY / 2)\n",
+                (
+                    "    wait(ends, timeout=HAND_BACK_DELAY / 2)\n"
+                    "    time.sleep(2 * HAND_BACK_DELAY)\n"
+                ),
             ),
         ],
     ),
@@ -248,7 +251,7 @@ MUTANTS = (
             cleanup.after(seat.lease)
 """,
                 """\
-            from ..outcomes import DONE
+            from ..listeners.outcomes import DONE
             self._decisions.put((seat.lease, DONE))
             cleanup.after(seat.lease)
 """,
@@ -263,24 +266,24 @@ MUTANTS = (
             (
                 "delivery/call.py",
                 """\
-        if timed is not None and not timed.returns():
-            raise WrittenOff
+        if timed is not None and not timed.mark_returned():
+            raise CallAbandoned
 """,
                 """\
-        if timed is not None and not timed.returns() and not self.listener.atomic:
-            raise WrittenOff
+        if timed is not None and not timed.mark_returned() and not self.listener.atomic:
+            raise CallAbandoned
 """,
             ),
             (
                 "delivery/call.py",
                 """\
-        except _Undo:
+        except _Rollback:
             return answer, decision
 """,
                 """\
-        except _Undo:
+        except _Rollback:
             if timed is not None and not timed.has_returned:
-                raise WrittenOff
+                raise CallAbandoned
             return answer, decision
 """,
             ),
@@ -291,7 +294,7 @@ MUTANTS = (
 """,
                 """\
         if timed is not None and not timed.has_returned:
-            raise WrittenOff  # but it has committed
+            raise CallAbandoned  # but it has committed
         return answer, replace(decision, written=True)
 """,
             ),
@@ -306,12 +309,12 @@ MUTANTS = (
             (
                 "delivery/call.py",
                 """\
-        late = self._late("its thread was written off")
-        decision = self._decide(late)
+        timeout_error = self._timeout_error("its thread was written off")
+        decision = self._decide(timeout_error)
 """,
                 """\
-        late = self._late("its thread was written off")
-        decision = self._decide(late)
+        timeout_error = self._timeout_error("its thread was written off")
+        decision = self._decide(timeout_error)
         decision = replace(decision, spent=decision.spent + 1)
 """,
             ),
@@ -324,8 +327,8 @@ MUTANTS = (
         edits=[
             (
                 "worker/suspects.py",
-                "        self._longest = min(lease, MAX_WAIT)\n",
-                "        self._longest = 1e9\n",
+                "        self._max_pause = min(lease, MAX_CLAIM_PAUSE)\n",
+                "        self._max_pause = 1e9\n",
             ),
         ],
     ),
@@ -336,8 +339,8 @@ MUTANTS = (
         edits=[
             (
                 "worker/prefetch.py",
-                "        self._least = min(LEAST * settings.WORKERS, self._most)\n",
-                "        self._least = self._most\n",
+                "        self._min_size = min(MIN_PER_THREAD * settings.WORKERS, self._max_size)\n",
+                "        self._min_size = self._max_size\n",
             ),
         ],
     ),

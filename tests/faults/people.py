@@ -72,9 +72,9 @@ class Person:
         """Replay whatever is dead, page after page, as the list's "all that match" does."""
         url = f"{LIST}all/replay/?state=dead"
         page = self.seen(self.boss.get(url))
-        while walk := re.search(r'name="walk" value="([^"]+)"', page):
+        while progress := re.search(r'name="progress" value="([^"]+)"', page):
             self.met["pages"] += 1
-            page = self.seen(self.boss.post(url, {"walk": walk[1]}))
+            page = self.seen(self.boss.post(url, {"progress": progress[1]}))
 
     # -- what they find --------------------------------------------------------------------------
 

@@ -22,17 +22,17 @@ def registry() -> CollectorRegistry:
     if not directory:
         return REGISTRY
     shared = CollectorRegistry()
-    shared.register(Living(directory))
+    shared.register(LiveProcesses(directory))
     shared.register(install().backlog)
     return shared
 
 
-class Living(Collector):
+class LiveProcesses(Collector):
     """Collects the metrics of all processes, after removing the gauges of killed ones."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._all: Collector = MultiProcessCollector(None, directory)  # type: ignore[no-untyped-call]
+        self._collector: Collector = MultiProcessCollector(None, directory)  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterable[Metric]:
         for path in Path(self._directory).glob("gauge_live*_*.db"):
@@ -40,7 +40,7 @@ class Living(Collector):
             if pid.isdecimal() and not _is_alive(int(pid)):
                 with suppress(FileNotFoundError):  # another scrape has deleted it
                     mark_process_dead(int(pid), self._directory)  # type: ignore[no-untyped-call]
-        return self._all.collect()
+        return self._collector.collect()
 
 
 def _is_alive(pid: int) -> bool:

@@ -13,57 +13,57 @@ from prometheus_client.registry import Collector
 
 from ...conf import current
 from ...inspection.counts import counts
-from ...inspection.status import capped
+from ...inspection.status import capped_count
 from ...inspection.workers import workers
 from ...models import OutboxEvent, OutboxStream, missing_table
 from ...sql import dialect_of
-from .metrics import BACKLOG
+from .metrics import BACKLOG_GAUGES
 
 logger = logging.getLogger("django_outbox")
 
-Sample = tuple[str, tuple[str, ...], float]  # key of BACKLOG, values of its labels, value
+Sample = tuple[str, tuple[str, ...], float]  # key of BACKLOG_GAUGES, values of its labels, value
 
 
-class Backlog(Collector):
+class BacklogCollector(Collector):
     """Collector that never fails a scrape: a database that does not answer has no samples."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._answers: dict[str, tuple[float, list[Sample]]] = {}  # by alias, with monotonic time
+        self._cache: dict[str, tuple[float, list[Sample]]] = {}  # by alias, with monotonic time
         self._failing: set[str] = set()  # aliases whose failure is already logged
-        self._asking = Lock()  # one scrape queries, the others use its samples
+        self._lock = Lock()  # one scrape queries, the others use its samples
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return the names for the registry, without querying a database."""
-        return [each.family(self._namespace) for each in BACKLOG.values()]
+        return [each.family(self._namespace) for each in BACKLOG_GAUGES.values()]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        families = {name: each.family(self._namespace) for name, each in BACKLOG.items()}
-        with self._asking:
+        families = {name: each.family(self._namespace) for name, each in BACKLOG_GAUGES.items()}
+        with self._lock:
             for alias in connections:
                 if router.allow_migrate_model(alias, OutboxEvent):
-                    for name, labels, value in self._answer(alias):
+                    for name, labels, value in self._samples(alias):
                         families[name].add_metric([alias, *labels], value)
         return families.values()
 
-    def _answer(self, alias: str) -> list[Sample]:
-        asked_at, samples = self._answers.get(alias, (float("-inf"), []))
-        if time.monotonic() - asked_at < current().POLL_INTERVAL:
+    def _samples(self, alias: str) -> list[Sample]:
+        queried_at, samples = self._cache.get(alias, (float("-inf"), []))
+        if time.monotonic() - queried_at < current().POLL_INTERVAL:
             return samples
-        samples = self._ask(alias)
-        self._answers[alias] = time.monotonic(), samples
+        samples = self._query(alias)
+        self._cache[alias] = time.monotonic(), samples
         return samples
 
-    def _ask(self, alias: str) -> list[Sample]:
+    def _query(self, alias: str) -> list[Sample]:
         """Query on the scrape thread's own connection; close it if it was not open before."""
         connection = connections[alias]
         was_open = connection.connection is not None
         try:
-            samples = [] if missing_table(alias) else [*look(alias)]
+            samples = [] if missing_table(alias) else [*query_samples(alias)]
             self._failing.discard(alias)
         except Exception as error:  # noqa: BLE001 - the other metrics are shown after any error
             if alias not in self._failing:
-                logger.error("backlog not asked alias=%s error=%s", alias, type(error).__name__)
+                logger.error("backlog not queried alias=%s error=%s", alias, type(error).__name__)
             self._failing.add(alias)
             return []
         else:
@@ -73,15 +73,15 @@ class Backlog(Collector):
                 connection.close()
 
 
-def look(alias: str) -> Iterator[Sample]:
+def query_samples(alias: str) -> Iterator[Sample]:
     """Query the backlog, at a cost that does not grow with the table."""
     events, streams = OutboxEvent.objects.using(alias), OutboxStream.objects.using(alias)
     for status, count in counts(alias).numbers.items():
         yield "events", (status,), count
-    yield "due", (), 0 if current().MODE == "writer_only" else capped(events.due())
+    yield "due", (), 0 if current().MODE == "writer_only" else capped_count(events.due())
     yield "lag", (), events.oldest_pending_age() or 0.0
     for state in ("due", "leased", "blocked"):
-        yield "streams", (state,), capped(getattr(streams, state)())
+        yield "streams", (state,), capped_count(getattr(streams, state)())
     connection = connections[alias]
     now = dialect_of(connection).clock(connection)
     yield "workers", (), sum(not each.is_silent for each in workers(alias, now))

@@ -12,17 +12,19 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
-DATABASE: Final = ("database",)
-TYPE: Final = ("database", "event_type")
-LISTENER: Final = ("database", "listener")
+BY_DATABASE: Final = ("database",)
+BY_TYPE: Final = ("database", "event_type")
+BY_LISTENER: Final = ("database", "listener")
 
-# Seconds. STARTS: from a wakeup via a poll to an outage. RUNS: from a query to a slow remote API.
-STARTS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 1800)
-RUNS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
+# Seconds. Waits: from a wakeup via a poll to an outage. Runs: from a query to a slow remote API.
+WAIT_BUCKETS: Final = (
+    0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 1800,
+)  # fmt: skip
+RUN_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class MetricSpec:
     """The declaration of a metric, without a registry."""
 
     name: str  # without the namespace
@@ -38,75 +40,82 @@ class Declared:
 
 # The keys are the names that the receivers use.
 COUNTERS: Final = {
-    "written": Declared(
-        "events_written", "Events inserted; their transaction may still be rolled back.", TYPE
+    "written": MetricSpec(
+        "events_written", "Events inserted; their transaction may still be rolled back.", BY_TYPE
     ),
-    "delayed": Declared(
-        "events_delayed", "Events inserted with a delay, which are not offered hot.", TYPE
+    "delayed": MetricSpec(
+        "events_delayed", "Events inserted with a delay, which are not offered hot.", BY_TYPE
     ),
-    "queued": Declared(
-        "events_queued", "Committed events that the worker of the same process took hot.", TYPE
+    "queued": MetricSpec(
+        "events_queued", "Committed events that the worker of the same process took hot.", BY_TYPE
     ),
-    "dropped": Declared(
-        "events_dropped", "Committed events that found the hot queue full; they come cold.", TYPE
+    "dropped": MetricSpec(
+        "events_dropped", "Committed events that found the hot queue full; they come cold.", BY_TYPE
     ),
-    "claims": Declared(
-        "claims", "Claims, empty ones included, by route (hot, cold).", (*DATABASE, "source")
+    "claims": MetricSpec(
+        "claims", "Claims, empty ones included, by route (hot, cold).", (*BY_DATABASE, "source")
     ),
-    "claimed": Declared(
-        "events_claimed", "Events leased, by route (hot, cold).", (*DATABASE, "source")
+    "claimed": MetricSpec(
+        "events_claimed", "Events leased, by route (hot, cold).", (*BY_DATABASE, "source")
     ),
-    "started": Declared("events_started", "Calls of a listener begun.", LISTENER),
-    "decided": Declared(
-        "events_decided", "Calls of a listener ended, by outcome.", (*LISTENER, "outcome")
+    "started": MetricSpec("events_started", "Calls of a listener begun.", BY_LISTENER),
+    "decided": MetricSpec(
+        "events_decided", "Calls of a listener ended, by outcome.", (*BY_LISTENER, "outcome")
     ),
-    "overdue": Declared(
-        "listeners_overdue", "Calls of a listener that ran longer than its timeout.", LISTENER
+    "overdue": MetricSpec(
+        "listeners_overdue", "Calls of a listener that ran longer than its timeout.", BY_LISTENER
     ),
-    "settled": Declared(
+    "settled": MetricSpec(
         "events_settled",
         "Deliveries settled, by outcome (done, retry, deferred, dead; lost: work undone).",
-        (*TYPE, "outcome"),
+        (*BY_TYPE, "outcome"),
     ),
-    "rescued": Declared("events_rescued", "Events rescued from a lost worker.", TYPE),
-    "lost": Declared(
-        "leases_lost", "Leases that another worker took over from this one.", DATABASE
+    "rescued": MetricSpec("events_rescued", "Events rescued from a lost worker.", BY_TYPE),
+    "lost": MetricSpec(
+        "leases_lost", "Leases that another worker took over from this one.", BY_DATABASE
     ),
-    "replayed": Declared("events_replayed", "Dead events replayed.", DATABASE),
-    "discarded": Declared("events_discarded", "Dead events discarded.", DATABASE),
-    "purged": Declared("events_purged", "Old events purged.", DATABASE),
+    "replayed": MetricSpec("events_replayed", "Dead events replayed.", BY_DATABASE),
+    "discarded": MetricSpec("events_discarded", "Dead events discarded.", BY_DATABASE),
+    "purged": MetricSpec("events_purged", "Old events purged.", BY_DATABASE),
 }
 
 HISTOGRAMS: Final = {
-    "run": Declared("listener_seconds", "Time in a listener, and in its fallback.", LISTENER, RUNS),
-    "schedule_to_start": Declared(
-        "schedule_to_start_seconds", "Time from an event's due time to its start.", TYPE, STARTS
+    "run": MetricSpec(
+        "listener_seconds", "Time in a listener, and in its fallback.", BY_LISTENER, RUN_BUCKETS
+    ),
+    "schedule_to_start": MetricSpec(
+        "schedule_to_start_seconds",
+        "Time from an event's due time to its start.",
+        BY_TYPE,
+        WAIT_BUCKETS,
     ),
 }
 
 GAUGES: Final = {  # of live processes
-    "depth": Declared(
+    "depth": MetricSpec(
         "queue_depth", "Events waiting in this process, hot to be claimed, cold for a thread.",
-        (*DATABASE, "queue"),
+        (*BY_DATABASE, "queue"),
     ),
-    "held": Declared("leases_held", "Events that the workers of this process hold.", DATABASE),
-    "running": Declared("workers_running", "Workers running in this process.", DATABASE),
+    "held": MetricSpec("leases_held", "Events that the workers of this process hold.", BY_DATABASE),
+    "running": MetricSpec("workers_running", "Workers running in this process.", BY_DATABASE),
 }  # fmt: skip
 
-BACKLOG: Final = {  # gauges that are queried from the database
-    "events": Declared(
+BACKLOG_GAUGES: Final = {  # gauges that are queried from the database
+    "events": MetricSpec(
         "events", "Events by status (NEW, RETRY, DONE, DEAD); of many, DONE is estimated.",
-        (*DATABASE, "status"),
+        (*BY_DATABASE, "status"),
     ),
-    "due": Declared("events_due", "Events without a key that are due; at most 10,000.", DATABASE),
-    "lag": Declared(
-        "lag_seconds", "How long the oldest due event or stream has waited.", DATABASE
+    "due": MetricSpec(
+        "events_due", "Events without a key that are due; at most 10,000.", BY_DATABASE
     ),
-    "streams": Declared(
+    "lag": MetricSpec(
+        "lag_seconds", "How long the oldest due event or stream has waited.", BY_DATABASE
+    ),
+    "streams": MetricSpec(
         "streams", "Streams due, leased, or blocked by their head; at most 10,000 of each.",
-        (*DATABASE, "state"),
+        (*BY_DATABASE, "state"),
     ),
-    "workers": Declared("workers", "Workers that were alive within the last lease.", DATABASE),
+    "workers": MetricSpec("workers", "Workers that were alive within the last lease.", BY_DATABASE),
 }  # fmt: skip
 
 
@@ -114,18 +123,18 @@ class Metrics:
     """The metrics of this process. Only the receivers update them."""
 
     def __init__(self, namespace: str, registry: CollectorRegistry) -> None:
-        place: dict[str, Any] = {"namespace": namespace, "registry": registry}
+        registered: dict[str, Any] = {"namespace": namespace, "registry": registry}
         self.counters = {
-            word: Counter(each.name, each.help, each.labels, **place)
-            for word, each in COUNTERS.items()
+            key: Counter(each.name, each.help, each.labels, **registered)
+            for key, each in COUNTERS.items()
         }
         self.histograms = {
-            word: Histogram(each.name, each.help, each.labels, buckets=each.buckets, **place)
-            for word, each in HISTOGRAMS.items()
+            key: Histogram(each.name, each.help, each.labels, buckets=each.buckets, **registered)
+            for key, each in HISTOGRAMS.items()
         }
         self.gauges = {
-            word: Gauge(each.name, each.help, each.labels, multiprocess_mode="livesum", **place)
-            for word, each in GAUGES.items()
+            key: Gauge(each.name, each.help, each.labels, multiprocess_mode="livesum", **registered)
+            for key, each in GAUGES.items()
         }
 
     def __iter__(self) -> Iterator[Counter | Histogram | Gauge]:
@@ -133,11 +142,11 @@ class Metrics:
         yield from self.histograms.values()
         yield from self.gauges.values()
 
-    def count(self, word: str, *labels: str, by: float = 1) -> None:
-        self.counters[word].labels(*labels).inc(by)
+    def count(self, key: str, *labels: str, by: float = 1) -> None:
+        self.counters[key].labels(*labels).inc(by)
 
-    def observe(self, word: str, *labels: str, seconds: float) -> None:
-        self.histograms[word].labels(*labels).observe(seconds)
+    def observe(self, key: str, *labels: str, seconds: float) -> None:
+        self.histograms[key].labels(*labels).observe(seconds)
 
-    def show(self, word: str, *labels: str, value: float) -> None:
-        self.gauges[word].labels(*labels).set(value)
+    def set_gauge(self, key: str, *labels: str, value: float) -> None:
+        self.gauges[key].labels(*labels).set(value)

@@ -12,10 +12,10 @@ from ...conf import current
 from ...events import Event
 from ...listeners import registry as listeners
 from ...listeners.registry import Listener
-from .gauges import Backlog
+from .gauges import BacklogCollector
 from .metrics import Metrics
 
-OTHER = "other"  # stands for all event types without a listener in this process
+OTHER = "other"  # label of all event types without a listener in this process
 OUTCOMES = ("done", "retry", "deferred", "dead")
 
 _installed: Receivers | None = None
@@ -33,7 +33,7 @@ def install() -> Receivers:
 def type_of(event: Event) -> str:
     """Return the event type, or the pattern, of the listener in this process; else ``other``.
 
-    Types are data without a limit, and each would be a time series for ever.
+    Types are data without a limit, and each would create a time series for ever.
     """
     route = listeners.route(event.aggregate_type, event.event_type)
     return route[0].event_type if route else OTHER
@@ -44,23 +44,23 @@ class Receivers:
 
     def __init__(self, namespace: str, registry: CollectorRegistry) -> None:
         self.metrics = Metrics(namespace, registry)
-        self.backlog = Backlog(namespace)
+        self.backlog = BacklogCollector(namespace)
         registry.register(self.backlog)
         self._registry = registry
         self._workers: dict[str, Any] = {}  # workers running in this process, by alias
 
     def connect(self) -> None:
-        for signal, receiver in self._pairs():
+        for signal, receiver in self._receivers():
             signal.connect(receiver, weak=False)
 
     def disconnect(self) -> None:
         """Stop counting, and remove the metrics from the registry."""
-        for signal, receiver in self._pairs():
+        for signal, receiver in self._receivers():
             signal.disconnect(receiver)
         for each in (*self.metrics, self.backlog):
             self._registry.unregister(each)
 
-    def _pairs(self) -> list[tuple[Signal, Any]]:
+    def _receivers(self) -> list[tuple[Signal, Any]]:
         names = [name for name in vars(type(self)) if name.startswith("on_")]
         return [(getattr(signals, name.removeprefix("on_")), getattr(self, name)) for name in names]
 
@@ -73,7 +73,7 @@ class Receivers:
 
     def on_event_queued(self, sender: str, event: Event, **kwargs: Any) -> None:
         self.metrics.count("queued", sender, type_of(event))
-        self._show_depths(sender)
+        self._update_queue_gauges(sender)
 
     def on_event_dropped(self, sender: str, event: Event, **kwargs: Any) -> None:
         self.metrics.count("dropped", sender, type_of(event))
@@ -83,7 +83,7 @@ class Receivers:
     def on_events_claimed(self, sender: str, count: int, source: str, **kwargs: Any) -> None:
         self.metrics.count("claims", sender, source)
         self.metrics.count("claimed", sender, source, by=count)
-        self._show_depths(sender)
+        self._update_queue_gauges(sender)
 
     def on_event_started(self, sender: str, listener: Listener, **kwargs: Any) -> None:
         self.metrics.count("started", sender, listener.title)
@@ -105,7 +105,7 @@ class Receivers:
         event_type = type_of(event)
         self.metrics.count("settled", sender, event_type, outcome)
         self.metrics.observe("schedule_to_start", sender, event_type, seconds=lag)
-        self._show_depths(sender)
+        self._update_queue_gauges(sender)
 
     def on_event_rescued(self, sender: str, event: Event, **kwargs: Any) -> None:
         self.metrics.count("rescued", sender, type_of(event))
@@ -128,27 +128,27 @@ class Receivers:
 
     def on_worker_started(self, sender: str, worker: Any, **kwargs: Any) -> None:
         self._workers[sender] = worker
-        self.metrics.show("running", sender, value=1)
-        self._show_depths(sender)
-        self._begin_at_zero(sender)
+        self.metrics.set_gauge("running", sender, value=1)
+        self._update_queue_gauges(sender)
+        self._start_counters_at_zero(sender)
 
     def on_worker_stopped(self, sender: str, **kwargs: Any) -> None:
         """Reset the gauges of a worker that has stopped."""
         self._workers.pop(sender, None)
-        self.metrics.show("running", sender, value=0)
+        self.metrics.set_gauge("running", sender, value=0)
         for queue in ("hot", "cold"):
-            self.metrics.show("depth", sender, queue, value=0)
-        self.metrics.show("held", sender, value=0)
+            self.metrics.set_gauge("depth", sender, queue, value=0)
+        self.metrics.set_gauge("held", sender, value=0)
 
-    def _show_depths(self, alias: str) -> None:
+    def _update_queue_gauges(self, alias: str) -> None:
         worker = self._workers.get(alias)
         if worker is not None:
             depths = worker.depths()
-            self.metrics.show("depth", alias, "hot", value=depths["hot"])
-            self.metrics.show("depth", alias, "cold", value=depths["cold"])
-            self.metrics.show("held", alias, value=depths["held"])
+            self.metrics.set_gauge("depth", alias, "hot", value=depths["hot"])
+            self.metrics.set_gauge("depth", alias, "cold", value=depths["cold"])
+            self.metrics.set_gauge("held", alias, value=depths["held"])
 
-    def _begin_at_zero(self, alias: str) -> None:
+    def _start_counters_at_zero(self, alias: str) -> None:
         """Start the counters of alerts at 0: ``increase()`` does not see a series' first value."""
         self.metrics.count("lost", alias, by=0)
         for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:

@@ -21,7 +21,7 @@ from django.utils.module_loading import import_string
 from ... import transactions
 from ...conf import current
 from ...delivery.decide import decide
-from ...delivery.interceptors import ends_the_run
+from ...delivery.interceptors import ends_drain
 from ...events import Event, as_utc
 from ...exceptions import OutboxError
 from ...listeners import registry
@@ -86,12 +86,12 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         """Write the task as an event, in the caller's transaction or else in a new one."""
         self.validate_task(task)
         try:
-            self._find(task.module_path)
+            self._load_task(task.module_path)
         except LookupError as error:
             raise InvalidTask(str(error)) from error
-        plain: Any = normalize_json([list(args), dict(kwargs)])
+        normalized: Any = normalize_json([list(args), dict(kwargs)])
         call = Call(
-            args=plain[0], kwargs=plain[1],
+            args=normalized[0], kwargs=normalized[1],
             backend=self.alias, queue=task.queue_name,
             run_after=task.run_after and as_utc(task.run_after),
         )  # fmt: skip
@@ -100,8 +100,8 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             event_type=PREFIX + task.module_path, payload=msgspec.to_builtins(call), **due
         )
         connection = self._connection
-        own = not transactions.is_open(connection)
-        with transaction.atomic(using=connection.alias) if own else nullcontext():
+        is_autocommit = not transactions.is_open(connection)
+        with transaction.atomic(using=connection.alias) if is_autocommit else nullcontext():
             event_id = write(event, using=connection.alias)
         result = self._result(
             task, call, id=event_id or event.event_id, enqueued_at=event.occurred_at
@@ -121,13 +121,13 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         if row is None or call.backend != self.alias:
             raise TaskResultDoesNotExist(result_id)
         try:
-            task = self._find(row.event_type.removeprefix(PREFIX))
+            task = self._load_task(row.event_type.removeprefix(PREFIX))
         except LookupError as error:
             raise TaskResultMismatch(str(error)) from error
-        runs, status = runs_of(row.result), STATUSES[Status(row.status)]
+        runs, status = runs_of(row.result), RESULT_STATUSES[Status(row.status)]
         if row.locked_by and row.available_at and row.available_at > row.now:
             status = TaskResultStatus.RUNNING
-            runs.begin(row.locked_by, row.locked_at)
+            runs.start(row.locked_by, row.locked_at)
         if (
             status == TaskResultStatus.FAILED and not runs.errors
         ):  # it never ran, or its worker died
@@ -141,12 +141,12 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
     def run(self, event: Event) -> Dead | Defer | None:
         """Run the task of an event, and store its result with the event."""
         try:
-            task = self._find(event.event_type.removeprefix(PREFIX))
+            task = self._load_task(event.event_type.removeprefix(PREFIX))
         except LookupError as error:
-            return self._not_here(event, error)
+            return self._defer_unknown(event, error)
         row: Any = OutboxEvent.objects.using(self._connection.alias).get(pk=event.event_id)
         call, runs = event.payload_as(Call), runs_of(row.result)
-        runs.begin(row.locked_by or self._owner_of_stream(row.key), row.locked_at or row.created_at)
+        runs.start(row.locked_by or self._owner_of_stream(row.key), row.locked_at or row.created_at)
         result = self._result(
             task, call, runs, status=TaskResultStatus.RUNNING, id=row.pk,
             enqueued_at=row.occurred_at,
@@ -158,21 +158,21 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             runs.return_value = normalize_json(value)
             text = runs.text
         except BaseException as error:
-            if ends_the_run(error):  # the event is released as if it had not been started
+            if ends_drain(error):  # the event is released as if it had not been started
                 raise
-            runs.note(error)
+            runs.add_error(error)
             runs.return_value = None
-            self._keep(row, runs.text)
+            self._store_runs(row, runs.text)
             if self._is_final(error, event):
                 self._finish(result, runs, TaskResultStatus.FAILED)
             raise
-        self._keep(row, text)
+        self._store_runs(row, text)
         self._finish(result, runs, TaskResultStatus.SUCCESSFUL)
         return None
 
     # -- find the task -----------------------------------------------------------------------------
 
-    def _find(self, path: str) -> Any:
+    def _load_task(self, path: str) -> Any:
         """Return the task that a row names; ``LookupError`` for anything else.
 
         A row must not cause arbitrary imports. Allowed are modules of installed apps and of the
@@ -199,7 +199,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             )
         return found
 
-    def _not_here(self, event: Event, error: LookupError) -> Dead | Defer:
+    def _defer_unknown(self, event: Event, error: LookupError) -> Dead | Defer:
         """Defer until UNROUTABLE_GRACE (seconds) is over: the next deployment may know the task."""
         grace = current().UNROUTABLE_GRACE
         now = dialect_of(self._connection).clock(self._connection)
@@ -235,13 +235,13 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         )
         task_finished.send(type(self), task_result=result)
 
-    def _keep(self, row: Any, text: str) -> None:
+    def _store_runs(self, row: Any, text: str) -> None:
         """Store the runs if this worker still holds the event; the worker settles it later."""
-        mine = OutboxEvent.objects.using(self._connection.alias).filter(
+        leased = OutboxEvent.objects.using(self._connection.alias).filter(
             pk=row.pk, attempts=row.attempts, locked_by=row.locked_by, status__in=UNSETTLED
         )
         try:
-            mine.update(result=text)
+            leased.update(result=text)
         except DatabaseError:  # the task broke the connection; last_error has the cause
             logger.exception("result not kept event_id=%s event_type=%s", row.pk, row.event_type)
 
@@ -261,7 +261,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         return connections[self.options.get("database") or router.db_for_write(OutboxEvent)]
 
 
-STATUSES = {
+RESULT_STATUSES = {
     Status.NEW: TaskResultStatus.READY,
     Status.RETRY: TaskResultStatus.READY,
     Status.DONE: TaskResultStatus.SUCCESSFUL,
@@ -275,18 +275,18 @@ def _policy(alias: str, option: Any) -> RetryPolicy:
     try:
         if isinstance(option, Mapping):
             return from_setting(option)
-        named = import_string(option) if isinstance(option, str) else option
-        return checked(named() if isinstance(named, type) else named)
+        policy = import_string(option) if isinstance(option, str) else option
+        return checked(policy() if isinstance(policy, type) else policy)
     except (ImportError, TypeError, ValueError) as error:
         raise InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS']['retry']: {error}") from error
 
 
 # -- the listener ----------------------------------------------------------------------------------
 
-_under_way: ContextVar[OutboxBackend | None] = ContextVar("task_backend", default=None)
+_running_backend: ContextVar[OutboxBackend | None] = ContextVar("task_backend", default=None)
 
 
-class _Retry:
+class _BackendRetry:
     """The retry policy of the backend whose task has just run; each backend has its own."""
 
     def __repr__(self) -> str:
@@ -304,13 +304,13 @@ class _Retry:
 
     @property
     def _policy(self) -> RetryPolicy:
-        backend = _under_way.get()
+        backend = _running_backend.get()
         return Fixed(max_attempts=1) if backend is None else backend.retry
 
 
-@registry.listener(f"{PREFIX}*", retry=_Retry())
+@registry.listener(f"{PREFIX}*", retry=_BackendRetry())
 def run_task(event: Event) -> Dead | Defer | None:
     """Run a task with the backend that enqueued it."""
     backend: Any = task_backends[event.payload_as(Call).backend]
-    _under_way.set(backend)
+    _running_backend.set(backend)
     return backend.run(event)  # type: ignore[no-any-return, unused-ignore]

@@ -11,8 +11,8 @@ import msgspec
 
 from ...delivery.decide import clean
 
-ERRORS = 20  # failed runs whose tracebacks are kept
-TRACEBACK = 4000  # characters of a traceback that are kept, from its end
+MAX_ERRORS = 20  # failed runs whose tracebacks are kept
+MAX_TRACEBACK = 4000  # characters of a traceback that are kept, from its end
 
 
 class Call(msgspec.Struct):
@@ -44,15 +44,15 @@ class Runs(msgspec.Struct):
         """Return JSON in ASCII, which every database takes; ``ValueError`` for NaN and Infinity."""
         return json.dumps(msgspec.to_builtins(self), allow_nan=False)
 
-    def begin(self, worker: str, at: datetime | None) -> None:
+    def start(self, worker: str, at: datetime | None) -> None:
         self.worker_ids.append(worker)
         self.started_at, self.last_attempted_at = self.started_at or at, at
 
-    def note(self, error: BaseException) -> None:
+    def add_error(self, error: BaseException) -> None:
         kind = type(error)
-        trace = clean("".join(format_exception(error))[-TRACEBACK:])
+        trace = clean("".join(format_exception(error))[-MAX_TRACEBACK:])
         self.errors.append(Error(f"{kind.__module__}.{kind.__qualname__}", trace))
-        del self.errors[:-ERRORS]
+        del self.errors[:-MAX_ERRORS]
 
 
 def runs_of(text: str | None) -> Runs:

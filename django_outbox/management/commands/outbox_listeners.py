@@ -11,13 +11,18 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, router
 
-from ...inspection.listeners import Unrouted, described, options, unheard
+from ...inspection.listeners import (
+    UnroutedType,
+    describe_listeners,
+    listener_options,
+    unrouted_types,
+)
 from ...models import OutboxEvent, missing_table
 from ..arguments import add_databases, add_format, columns
 
 MISSING, NO_ANSWER = 1, 2
 
-Missing = dict[str, list[Unrouted]]  # by alias
+Missing = dict[str, list[UnroutedType]]  # by alias
 
 
 class Command(BaseCommand):
@@ -28,7 +33,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_databases(parser, "look into")
+        add_databases(parser, "check")
         add_format(parser)
         parser.add_argument(
             "--check", action="store_true",
@@ -39,9 +44,9 @@ class Command(BaseCommand):
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
-        listeners = described()
+        listeners = describe_listeners()
         aliases = options["databases"] or [router.db_for_write(OutboxEvent)]
-        missing = {alias: _ask(alias) for alias in dict.fromkeys(aliases)}
+        missing = {alias: _fetch(alias) for alias in dict.fromkeys(aliases)}
         if options["format"] == "json":
             found = {alias: [asdict(each) for each in rows] for alias, rows in missing.items()}
             self.stdout.write(json.dumps({"listeners": listeners, "missing": found}, indent=2))
@@ -53,11 +58,11 @@ class Command(BaseCommand):
             raise CommandError(f"no listener for {types}", returncode=MISSING)
 
 
-def _ask(alias: str) -> list[Unrouted]:
+def _fetch(alias: str) -> list[UnroutedType]:
     try:
         if missing := missing_table(alias):
             raise CommandError(missing, returncode=NO_ANSWER)
-        return unheard(alias)
+        return unrouted_types(alias)
     except DatabaseError as error:
         raise CommandError(f"{alias}: {error}", returncode=NO_ANSWER) from error
 
@@ -69,7 +74,7 @@ def _listed(listeners: list[dict[str, Any]]) -> Iterator[str]:
     titles = ("EVENT TYPE", "AGGREGATE TYPE", "NAME", "LISTENER", "OPTIONS")
     names = ("event_type", "aggregate_type", "name", "function")
     rows = [
-        (*(each[name] or "-" for name in names), ", ".join(options(each)) or "-")
+        (*(each[name] or "-" for name in names), ", ".join(listener_options(each)) or "-")
         for each in listeners
     ]
     yield from columns([titles, *rows])

@@ -12,13 +12,13 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from ... import doorbell
-from ...inspection.pauses import Backlog, backlogs, unknown_name
+from ...inspection.pauses import PausedBacklog, backlogs, unknown_name
 from ...models import OutboxPause
-from ...models.pause_queryset import unfit
+from ...models.pause_queryset import pause_error
 from ..arguments import add_format, columns
-from ..pause_arguments import add_names, chosen, ready
+from ..pause_arguments import add_names, checked_alias, named_pauses
 
-Rows = list[tuple[OutboxPause, Backlog]]
+Rows = list[tuple[OutboxPause, PausedBacklog]]
 
 
 class Command(BaseCommand):
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
-        names, alias = chosen(options), ready(options["database"])
+        names, alias = named_pauses(options), checked_alias(options["database"])
         if options["list"] == bool(names):
             raise CommandError(
                 "Say what to pause: --event-type, --listener or --stream; or --list alone."
@@ -59,7 +59,7 @@ class Command(BaseCommand):
             self.stdout.write("\n".join(_table(rows)))
 
     def _pause(self, alias: str, names: list[tuple[str, str]], options: dict[str, Any]) -> None:
-        if faults := [fault for each in names if (fault := unfit(*each))]:
+        if faults := [fault for each in names if (fault := pause_error(*each))]:
             raise CommandError(" ".join(faults))  # before anything is paused
         by = _user() if options["by"] is None else options["by"]
         pauses = OutboxPause.objects.using(alias)
@@ -93,12 +93,12 @@ def _table(rows: Rows) -> Iterator[str]:
     yield from columns([("KIND", "NAME", "SINCE", "BY", "WAITING", "REASON"), *cells])
 
 
-def _waiting(found: Backlog) -> str:
+def _waiting(found: PausedBacklog) -> str:
     more = "" if found.is_all else "+"
     return f"{found.events}{more}" + (f", streams {found.streams}{more}" if found.streams else "")
 
 
-def _described(pause: OutboxPause, found: Backlog) -> dict[str, Any]:
+def _described(pause: OutboxPause, found: PausedBacklog) -> dict[str, Any]:
     return {
         "kind": pause.kind,
         "name": pause.name,

@@ -12,10 +12,10 @@ from django.db import router
 
 from ...conf import Settings, current
 from ...models import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
-from ..arguments import INTERRUPTED, add_databases, count, duration
+from ..arguments import INTERRUPTED, add_databases, duration, positive_int
 from ..progress import Progress
 
-AGES = {  # seconds that stand for a setting
+SETTINGS_OF_OPTIONS = {  # option: the setting that it overrides
     "done_older_than": "RETENTION_DONE",
     "dead_older_than": "RETENTION_DEAD",
     "inbox_older_than": "RETENTION_INBOX",
@@ -31,7 +31,7 @@ TABLES: dict[str, Any] = {
 class Command(BaseCommand):
     help = (
         "Deletes finished events and received messages past their retention, idle streams and old "
-        "statistics. Each batch commits by itself; after an interruption the next call goes on."
+        "statistics. Each batch commits by itself; after an interruption the next call continues."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -53,31 +53,38 @@ class Command(BaseCommand):
             "--event-type", action="append", dest="event_types", metavar="TYPE",
             help="only events of this type, and nothing else; may be repeated",
         )  # fmt: skip
-        add("--batch-size", type=count, metavar="N", help="rows that one transaction examines")
+        add(
+            "--batch-size", type=positive_int, metavar="N",
+            help="rows that one transaction examines",
+        )  # fmt: skip
         add("--dry-run", action="store_true", help="count, delete nothing")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
-        given = {AGES[name]: options[name] for name in AGES if options[name] is not None}
+        given = {
+            setting: options[name]
+            for name, setting in SETTINGS_OF_OPTIONS.items()
+            if options[name] is not None
+        }
         settings = replace(current(), **given)
         verb = "would purge" if options["dry_run"] else "purged"
         aliases = dict.fromkeys(options["databases"] or [None])
         for alias in aliases:
             progress = Progress(self.stderr, verb=verb)
             counts = dict.fromkeys(TABLES, 0)
-            told = f"[{alias}] {verb}" if len(aliases) > 1 else verb
+            label = f"[{alias}] {verb}" if len(aliases) > 1 else verb
             try:
-                for what, number in _purge(alias, settings, options):
-                    counts[what] += number
+                for kind, number in _purge(alias, settings, options):
+                    counts[kind] += number
                     progress.add(number)
             except KeyboardInterrupt as error:
                 progress.close()
-                text = f"{_summary(told, counts)}, interrupted. The next call goes on."
+                text = f"{_summary(label, counts)}, interrupted. The next call continues."
                 raise CommandError(text, returncode=INTERRUPTED) from error
             progress.close()
-            self.stdout.write(_summary(told, counts))
+            self.stdout.write(_summary(label, counts))
 
 
 def _purge(
@@ -85,18 +92,18 @@ def _purge(
 ) -> Iterator[tuple[str, int]]:
     """Yield the kind of rows that was deleted, or in a dry run would be, and how many."""
     types = options["event_types"]
-    for what, model in TABLES.items():
+    for kind, model in TABLES.items():
         rows = model.objects.using(alias or router.db_for_write(model))
         if types and model is not OutboxEvent:
             continue
         rows = rows.filter(event_type__in=types) if types else rows.all()
         if options["dry_run"]:
-            yield what, rows.expired(settings).count()
+            yield kind, rows.expired(settings).count()
         else:
-            yield from ((what, number) for number in rows.purge_batches(settings))
+            yield from ((kind, number) for number in rows.purge_batches(settings))
     if not (types or options["dry_run"]):
         OutboxStatistics.objects.using(alias or router.db_for_write(OutboxStatistics)).purge()
 
 
-def _summary(told: str, counts: dict[str, int]) -> str:
-    return f"{told} {', '.join(f'{what}: {number}' for what, number in counts.items())}"
+def _summary(label: str, counts: dict[str, int]) -> str:
+    return f"{label} {', '.join(f'{kind}: {number}' for kind, number in counts.items())}"

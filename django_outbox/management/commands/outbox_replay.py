@@ -10,10 +10,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections, router
 
 from ...models import OutboxEvent, OutboxQuerySet
-from ...models.event_queryset import BATCH
+from ...models.event_queryset import BATCH_SIZE
 from ...models.fields import begins_with
 from ...sql import dialect_of
-from ..arguments import INTERRUPTED, count, instant
+from ..arguments import INTERRUPTED, instant, positive_int
 from ..progress import Progress
 
 FILTERS = {
@@ -29,9 +29,9 @@ FILTERS = {
 
 class Command(BaseCommand):
     help = (
-        "Makes dead events due again: those named, those that all filters fit, or --all. "
-        "Others are left alone. Each batch commits by itself; what dies again meanwhile is "
-        "left to the next call."
+        "Makes dead events due again: the given ids, those that match all filters, or --all. "
+        "Others are left alone. Each batch commits by itself; an event that dies again "
+        "meanwhile is left to the next call."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -52,10 +52,11 @@ class Command(BaseCommand):
             help="that died since then: 2026-03-01T08:30, 2h",
         )
         add("--until", type=instant, metavar="TIME", help="that died before then")
-        add("--limit", type=count, metavar="N", help="at most N events, by id upwards")
-        add("--after", default="", metavar="EVENT_ID", help="begin behind this id: to go on")
-        add("--batch-size", type=count, default=BATCH, metavar="N",
-            help=f"events per transaction (default: {BATCH})")  # fmt: skip
+        add("--limit", type=positive_int, metavar="N", help="at most N events, by id upwards")
+        add("--after", default="", metavar="EVENT_ID",
+            help="start after this id, to continue an earlier call")  # fmt: skip
+        add("--batch-size", type=positive_int, default=BATCH_SIZE, metavar="N",
+            help=f"events per transaction (default: {BATCH_SIZE})")  # fmt: skip
         add("--dry-run", action="store_true", help="count, change nothing")
         add("--database", choices=tuple(connections), help="default: the router's")
 
@@ -78,12 +79,12 @@ class Command(BaseCommand):
                     break
         except KeyboardInterrupt as error:
             progress.close()
-            text = f"{verb} {progress.count}, interrupted. {_how_to_go_on(options, at, now)}"
+            text = f"{verb} {progress.count}, interrupted. {_how_to_continue(options, at, now)}"
             raise CommandError(text, returncode=INTERRUPTED) from error
         progress.close()
         named = len(set(options["ids"]))
         others = (
-            f"; {named - progress.count} of those named are not dead, or not there"
+            f"; {named - progress.count} of the given ids are unknown or not dead"
             if named > progress.count
             else ""
         )
@@ -110,7 +111,7 @@ def _chosen(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> Out
     return rows if error is None else rows.filter(begins_with("last_error", error))
 
 
-def _how_to_go_on(options: dict[str, Any], at: str, now: datetime) -> str:
+def _how_to_continue(options: dict[str, Any], at: str, now: datetime) -> str:
     """Return the options that continue this replay, without events that died since.
 
     They give instants, because ``2h`` ago is later in the next call.
@@ -122,4 +123,4 @@ def _how_to_go_on(options: dict[str, Any], at: str, now: datetime) -> str:
     more = f"--after {at or repr('')} --until {now.isoformat()}"
     if since is not None:
         more += f" --since {since.isoformat()}"
-    return f"To go on: the same{instead} with {more}"
+    return f"To continue, repeat the command{instead} with {more}"

@@ -10,21 +10,21 @@ from django.db import connections
 
 from ... import doorbell
 from ...models import OutboxPause
-from ..pause_arguments import add_names, chosen, ready
+from ..pause_arguments import add_names, checked_alias, named_pauses
 
 
 class Command(BaseCommand):
-    help = "Ends pauses. What waited for them is due now."
+    help = "Ends pauses, and makes the events that waited due now."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_names(parser)
-        parser.add_argument("--all", action="store_true", help="whatever is paused")
+        parser.add_argument("--all", action="store_true", help="every pause")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
-        names, alias = chosen(options), ready(options["database"])
+        names, alias = named_pauses(options), checked_alias(options["database"])
         if options["all"] == bool(names):
             raise CommandError(
                 "Say what to resume: --event-type, --listener or --stream; or --all alone. "

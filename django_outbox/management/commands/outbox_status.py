@@ -13,10 +13,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, router
 from django.utils import timezone
 
-from ...inspection.status import Limits, Report, faults, status
+from ...inspection.status import Limits, Report, status, violations
 from ...models import OutboxEvent, missing_table
-from ..arguments import add_databases, add_format, duration, limit, pause
-from ..deadline import within
+from ..arguments import add_databases, add_format, duration, non_negative_int, positive_duration
+from ..deadline import call_with_timeout
 
 UNWELL, NO_ANSWER = 1, 2
 CLEAR = "\x1b[H\x1b[2J"  # cursor home, screen empty
@@ -40,16 +40,16 @@ class Command(BaseCommand):
             "--max-lag", "--max-age", dest="max_age", type=duration, metavar="DURATION",
             default=300.0, help="that the oldest due event may have waited (default: 5m)",
         )  # fmt: skip
-        add("--max-due", type=limit, metavar="N", help="events and streams")
-        add("--max-dead", type=limit, metavar="N")
-        add("--max-blocked", type=limit, metavar="N", help="streams")
-        add("--min-workers", type=limit, metavar="N")
+        add("--max-due", type=non_negative_int, metavar="N", help="events and streams")
+        add("--max-dead", type=non_negative_int, metavar="N")
+        add("--max-blocked", type=non_negative_int, metavar="N", help="streams")
+        add("--min-workers", type=non_negative_int, metavar="N")
         add(
-            "--timeout", type=pause, default=10.0, metavar="DURATION",
+            "--timeout", type=positive_duration, default=10.0, metavar="DURATION",
             help="how long to wait for an answer (default: 10s)",
         )  # fmt: skip
         add(
-            "--watch", nargs="?", type=pause, const=2.0, metavar="DURATION",
+            "--watch", nargs="?", type=positive_duration, const=2.0, metavar="DURATION",
             help="refresh at this interval, such as 2s, until Ctrl-C",
         )  # fmt: skip
 
@@ -60,14 +60,14 @@ class Command(BaseCommand):
         if options["watch"]:
             self._watch(aliases, options)
             return
-        reports = {alias: _ask(alias, options["timeout"]) for alias in aliases}
+        reports = {alias: _fetch(alias, options["timeout"]) for alias in aliases}
         self.stdout.write(_text(reports, options["format"]))
         if options["check"]:
             limits = Limits(**{name: options[name] for name in Limits.__dataclass_fields__})
             found = [
                 f"{alias}: {fault}"
                 for alias, report in reports.items()
-                for fault in faults(report, limits)
+                for fault in violations(report, limits)
             ]
             if found:
                 raise CommandError("\n".join(found), returncode=UNWELL)
@@ -79,7 +79,7 @@ class Command(BaseCommand):
         try:
             while True:
                 try:
-                    reports = {alias: _ask(alias, options["timeout"]) for alias in aliases}
+                    reports = {alias: _fetch(alias, options["timeout"]) for alias in aliases}
                     text = _text(reports, options["format"] if is_page else "line")
                 except CommandError as error:
                     text = f"no answer: {error}" if is_page else json.dumps({"error": str(error)})
@@ -91,9 +91,9 @@ class Command(BaseCommand):
             return
 
 
-def _ask(alias: str, timeout: float) -> Report:
+def _fetch(alias: str, timeout: float) -> Report:
     try:
-        return within(timeout, _report, alias)
+        return call_with_timeout(timeout, _report, alias)
     except (DatabaseError, ImproperlyConfigured, TimeoutError) as error:
         raise CommandError(f"{alias}: {error}", returncode=NO_ANSWER) from error
 
@@ -131,7 +131,7 @@ def _lines(report: Report) -> Iterator[str]:
     for each in report["workers"]:
         yield f"  {each['id']} heartbeat {each['heartbeat_age']:.0f} s ago"
     for each in report["dead"]:
-        yield f"dead     {each['count']} {each['event_type']}: {each['error'] or 'no error noted'}"
+        yield f"dead     {each['count']} {each['event_type']}: {each['error'] or 'no error text'}"
 
 
 def _counts(report: Report) -> Iterator[str]:

@@ -16,7 +16,14 @@ from ...conf import current
 from ...models import missing_table
 from ...worker.main import run, run_reloading
 from ...worker.probes import Probes
-from ..arguments import add_databases, address, count, duration, limit, pause
+from ..arguments import (
+    add_databases,
+    duration,
+    host_and_port,
+    non_negative_int,
+    positive_duration,
+    positive_int,
+)
 from ..observability import log_as_json, metrics_at
 
 
@@ -29,24 +36,30 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "serve")
         add = parser.add_argument
-        add("--workers", type=count, metavar="N", help="threads that run listeners")
-        add("--processes", type=count, metavar="N", help="worker processes under a supervisor")
-        add("--poll-interval", type=pause, metavar="DURATION", help="longest time between polls")
+        add("--workers", type=positive_int, metavar="N", help="threads that run listeners")
+        add(
+            "--processes", type=positive_int, metavar="N",
+            help="worker processes under a supervisor",
+        )  # fmt: skip
+        add(
+            "--poll-interval", type=positive_duration, metavar="DURATION",
+            help="longest time between polls",
+        )  # fmt: skip
         add(
             "--drain-timeout", type=duration, metavar="DURATION",
             help="how long a stop waits for the listeners that run",
         )  # fmt: skip
         add(
-            "--max-events", type=limit, metavar="N",
+            "--max-events", type=non_negative_int, metavar="N",
             help="end after about N events (0: never); with --processes a fresh one takes over, "
             "with --once no event more is delivered",
         )  # fmt: skip
         add(
-            "--health-port", type=address, metavar="[ADDRESS:]PORT",
+            "--health-port", type=host_and_port, metavar="[ADDRESS:]PORT",
             help="answer /live and /ready there; address: 127.0.0.1, or 0.0.0.0 for all interfaces",
         )  # fmt: skip
         add(
-            "--metrics-port", type=address, metavar="[ADDRESS:]PORT",
+            "--metrics-port", type=host_and_port, metavar="[ADDRESS:]PORT",
             help="answer Prometheus there; needs the app django_outbox.contrib.prometheus",
         )  # fmt: skip
         add(

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import ACTIVE, stored_instant
-from ..values import Claim, Claimed, Past, marks, to_database
+from ...events import SINGLE_NODE_KEY, stored_instant
+from ..values import Claim, Claimed, RescueState, marks, to_database
 from .statements import Statements
 
 
@@ -62,8 +62,8 @@ class EventLeases(Statements):
         """
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT MAX(CASE WHEN {Past.LOST.value} THEN available_at END), "
-                f"MAX(CASE WHEN {Past.SUSPECT.value} THEN 1 ELSE 0 END), "
+                f"SELECT MAX(CASE WHEN {RescueState.LOST.value} THEN available_at END), "
+                f"MAX(CASE WHEN {RescueState.SUSPECT.value} THEN 1 ELSE 0 END), "
                 f"MIN(available_at), {self.now} FROM ("
                 f"SELECT rescues, locked_by, available_at FROM {self._event(connection)} "
                 f"WHERE available_at <= {self.now} ORDER BY available_at, event_id LIMIT %s) due",
@@ -84,11 +84,11 @@ class EventLeases(Statements):
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT (SELECT available_at FROM {self._event(connection)} "
-                f"WHERE available_at > {self.plus} ORDER BY available_at LIMIT 1), "
+                f"WHERE available_at > {self.now_plus} ORDER BY available_at LIMIT 1), "
                 f"(SELECT due_at FROM {self._streams_by_due(connection)} "
-                f"WHERE due_at > {self.plus} AND {self.key} <> %s ORDER BY due_at LIMIT 1), "
+                f"WHERE due_at > {self.now_plus} AND {self.key} <> %s ORDER BY due_at LIMIT 1), "
                 f"{self.now}",
-                [-since, -since, ACTIVE],
+                [-since, -since, SINGLE_NODE_KEY],
             )
             *found, now = map(stored_instant, cursor.fetchone())
         due = [each for each in found if each is not None]
@@ -100,20 +100,20 @@ class EventLeases(Statements):
         if claim.at is not None:
             where, params = ["available_at <= %s"], [to_database(claim.at, connection)]
         if claim.since is not None:
-            where.append(f"available_at >= {self.plus}")
+            where.append(f"available_at >= {self.now_plus}")
             params.append(-claim.since)
         if claim.ids is not None:
             one_of, ids = self._one_of(claim.ids)
             where.append(one_of)
             params += ids
         if claim.skip_recent:
-            where.append(f"created_at <= {self.plus}")
+            where.append(f"created_at <= {self.now_plus}")
             params.append(-claim.skip_recent)
         if claim.exclude:
             one_of, ids = self._one_of(claim.exclude)
             where.append(f"NOT ({one_of})")
             params += ids
-        where.append(claim.past.value)
+        where.append(claim.state.value)
         return " AND ".join(where), [*params, claim.me]
 
     def _one_of(self, ids: Collection[str]) -> tuple[str, list[Any]]:

@@ -113,7 +113,7 @@ class Inserting(SequenceNumbers):
     def _due_time(self, connection: BaseDatabaseWrapper, event: Event) -> SQL:
         if event.available_at is not None:
             return "%s", [to_database(event.available_at, connection)]
-        return (self.now, []) if event._delay is None else (self.plus, [event._delay])
+        return (self.now, []) if event._delay is None else (self.now_plus, [event._delay])
 
 
 def _parts(

@@ -57,11 +57,11 @@ class SequenceNumbers(Statements):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
-        rows = ", ".join([f"(%s, {self.micros} + %s, {self.now})"] * len(places))
+        rows = ", ".join([f"(%s, {self.now_micros} + %s, {self.now})"] * len(places))
         sql = (
             f"INSERT INTO {self._stream(connection)} AS st (key, seq, due_at) VALUES {rows} "
             # The clock is constant within a statement, so it cancels out: the count remains.
-            f"ON CONFLICT (key) DO UPDATE SET seq = st.seq + 1 + EXCLUDED.seq - {self.micros}, "
+            f"ON CONFLICT (key) DO UPDATE SET seq = st.seq + 1 + EXCLUDED.seq - {self.now_micros}, "
             f"due_at = {due.format(row='st.', now=self.now)}"
         )
         return sql, upsert_values(places)

@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import DONE, Decision, Status
-from ..values import AsRead, Hold
+from ..values import AsRead, LeaseKind
 from .claim import EventLeases
 
 
@@ -23,7 +23,7 @@ class Settling(EventLeases):
         *,
         me: str,
         decisions: Sequence[tuple[str, Decision]],
-        hold: Hold = Hold.ROW,
+        kind: LeaseKind = LeaseKind.ROW,
         delete_done: bool = False,
         as_read: AsRead | None = None,
     ) -> int:
@@ -41,32 +41,32 @@ class Settling(EventLeases):
         others = [each for each in decisions if not ends(each[1])]
         count = 0
         if done and delete_done:
-            count = self.delete_done(connection, me=me, ids=done, hold=hold, as_read=as_read)
+            count = self.delete_done(connection, me=me, ids=done, kind=kind, as_read=as_read)
         if count < len(done):
-            count += self.settle_done(connection, me=me, ids=done, hold=hold, as_read=as_read)
+            count += self.settle_done(connection, me=me, ids=done, kind=kind, as_read=as_read)
         for start in range(0, len(others), self.rows_per_settle):
             some = others[start : start + self.rows_per_settle]
-            count += self.settle(connection, me=me, decisions=some, hold=hold, as_read=as_read)
+            count += self.settle(connection, me=me, decisions=some, kind=kind, as_read=as_read)
         return count
 
     @abstractmethod
     def settle_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing."""
 
     @abstractmethod
     def delete_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
 
     @abstractmethod
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], hold: Hold = Hold.ROW,
+        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
@@ -74,7 +74,7 @@ class Settling(EventLeases):
     @abstractmethod
     def keep_progress(
         self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, hold: Hold = Hold.ROW,
+        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
     ) -> bool:  # fmt: skip
         """Write a fan-out's progress; return whether ``me`` still held the row, and as read."""
 

@@ -11,13 +11,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
 from ...events import stored_instant
-from ..values import AsRead, Hold
+from ..values import AsRead, LeaseKind
 
 
 class Statements(ABC):
     now: str  # SQL for the database's clock
-    plus: str  # SQL for its clock plus %s seconds
-    micros: str  # SQL for its clock in microseconds since 1970
+    now_plus: str  # SQL for its clock plus %s seconds
+    now_micros: str  # SQL for its clock in microseconds since 1970
     key: str = "key"  # the column's name, as SQL has to spell it
     owned_by_key: str = ""  # end of the fence's subquery, where the planner needs one
 
@@ -51,7 +51,7 @@ class Statements(ABC):
         return self._table(connection, "outbox_stream")
 
     def _fence(
-        self, connection: BaseDatabaseWrapper, me: str, hold: Hold = Hold.ROW,
+        self, connection: BaseDatabaseWrapper, me: str, kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None, *, of: str = "",
     ) -> tuple[str, list[Any]]:  # fmt: skip
         """Return the condition that ``me`` owns an unsettled row, and its parameters.
@@ -61,7 +61,9 @@ class Statements(ABC):
         """
         event = of or self._event(connection)
         fence = f"{event}.status IN (0, 2) AND {event}.locked_by = %s"
-        if hold is Hold.STREAM:  # EXISTS, because a join would wait for streams that writers lock
+        if (
+            kind is LeaseKind.STREAM
+        ):  # EXISTS, because a join would wait for streams that writers lock
             fence = (
                 f"{event}.status IN (0, 2) AND EXISTS (SELECT 1 FROM {self._stream(connection)} "
                 f"owned WHERE owned.{self.key} = {event}.{self.key} AND owned.locked_by = %s"

@@ -13,8 +13,8 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import ACTIVE
-from ..values import Claimed, Found, Read, Release, StreamClaim, marks, to_database
+from ...events import SINGLE_NODE_KEY
+from ..values import Claimed, Release, StreamClaim, StreamQuery, StreamRows, marks, to_database
 from .statements import Statements
 
 
@@ -24,7 +24,7 @@ class StreamLeases(Statements):
         """Lease due streams, oldest due first; return (key, previous owner) of each."""
 
     @abstractmethod
-    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+    def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         """Read those of ``read.keys`` that ``read.me`` holds, and their next events in order.
 
         A stream's version is never newer than its events. So an event written meanwhile makes the
@@ -32,7 +32,9 @@ class StreamLeases(Statements):
         """
 
     @abstractmethod
-    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+    def next_retries(
+        self, connection: BaseDatabaseWrapper, read: StreamQuery
+    ) -> dict[str, datetime]:
         """Return when the next failed event of each key is due, for keys that have one.
 
         If dead events block a stream, failed events behind the first dead one do not count.
@@ -81,7 +83,7 @@ class StreamLeases(Statements):
             due, params = "%s", [to_database(claim.at, connection)]
         where = f"due_at <= {due}"
         if claim.since is not None:
-            where += f" AND due_at >= {self.plus}"
+            where += f" AND due_at >= {self.now_plus}"
             params.append(-claim.since)
-        excluded = [ACTIVE, *claim.exclude]
+        excluded = [SINGLE_NODE_KEY, *claim.exclude]
         return f"{where} AND {self.key} NOT IN ({marks(excluded)})", [*params, *excluded]

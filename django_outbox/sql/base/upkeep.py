@@ -15,7 +15,7 @@ from typing import Any
 from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import ACTIVE
+from ...events import SINGLE_NODE_KEY
 from ..values import Pauses, Row, marks, to_database
 from .insert import Inserting
 
@@ -89,7 +89,7 @@ class Upkeep(Inserting):
         table = self._table(connection, "outbox_lease")
         taken = self._run(
             connection,
-            f"UPDATE {table} SET locked_by = %s, locked_until = {self.plus} WHERE name = %s "
+            f"UPDATE {table} SET locked_by = %s, locked_until = {self.now_plus} WHERE name = %s "
             f"AND (locked_by = %s OR locked_by IS NULL OR locked_until <= {self.now})",
             [me, lease, name, me],
         )
@@ -107,7 +107,7 @@ class Upkeep(Inserting):
 
         Return whether ``me`` held it.
         """
-        until = "NULL" if lease is None else self.plus
+        until = "NULL" if lease is None else self.now_plus
         noted = self._run(
             connection,
             f"UPDATE {self._table(connection, 'outbox_lease')} SET state = %s, locked_by = %s, "
@@ -124,14 +124,14 @@ class Upkeep(Inserting):
         taken = self._run(
             connection,
             f"UPDATE {self._stream(connection)} SET locked_by = %s, locked_at = {self.now}, "
-            f"due_at = {self.plus} WHERE {self.key} = %s "
+            f"due_at = {self.now_plus} WHERE {self.key} = %s "
             f"AND (locked_by = %s OR locked_by IS NULL OR due_at <= {self.now})",
-            [me, lease, ACTIVE, me],
+            [me, lease, SINGLE_NODE_KEY, me],
         )
         if taken:
             return True
         sql = f"INSERT INTO {self._stream(connection)} ({self.key}, seq) VALUES (%s, 0)"
-        made = self._insert(connection, sql, [ACTIVE], may_clash=True)
+        made = self._insert(connection, sql, [SINGLE_NODE_KEY], may_clash=True)
         return made == 1 and self.take_active(connection, me=me, lease=lease)
 
     def release_active(self, connection: BaseDatabaseWrapper, *, me: str) -> None:
@@ -139,7 +139,7 @@ class Upkeep(Inserting):
             connection,
             f"UPDATE {self._stream(connection)} SET locked_by = NULL, due_at = NULL "
             f"WHERE {self.key} = %s AND locked_by = %s",
-            [ACTIVE, me],
+            [SINGLE_NODE_KEY, me],
         )
 
     # -- deletions ---------------------------------------------------------------------------------

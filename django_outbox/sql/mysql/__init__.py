@@ -11,7 +11,7 @@ from .upkeep import MySQLUpkeep
 
 class MySQL(MySQLSettling, MySQLEventLeases, MySQLStreams, MySQLUpkeep, Dialect):
     now = "UTC_TIMESTAMP(6)"
-    plus = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    now_plus = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
     # UNIX_TIMESTAMP() would read the session's local time, in which one hour a year repeats.
-    micros = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    now_micros = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
     key = "`key`"

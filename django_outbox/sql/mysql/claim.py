@@ -69,8 +69,8 @@ class MySQLEventLeases(EventLeases):
                 f"""UPDATE {event} FORCE INDEX (PRIMARY) SET
                     rescues = rescues + CASE
                         WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
-                    locked_by = %s, locked_at = {self.now}, available_at = {self.plus}
-                WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.past.value}""",
+                    locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
+                WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.state.value}""",
                 # A row that was settled since the SELECT has a later due time, or none.
                 [
                     claim.me, claim.me, claim.lease, *ids, to_database(newest, connection),
@@ -81,6 +81,7 @@ class MySQLEventLeases(EventLeases):
             if error.args[0] not in NOT_LOCKED or connection.in_atomic_block:
                 raise
             self._skips_until = time.monotonic() + SKIP_FOR
+            logger.warning("claim failed error=%s skip_for=%d", error, SKIP_FOR)
             return []
         if taken == len(rows):
             return rows
@@ -108,7 +109,7 @@ class MySQLEventLeases(EventLeases):
                 WHERE {mine} AND available_at IS NOT NULL LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
                 ON e.event_id = unlocked.event_id
-            SET e.available_at = {self.plus}""",
+            SET e.available_at = {self.now_plus}""",
             [*params, ALL, lease],
         )
         if taken == len(ids):
@@ -123,7 +124,9 @@ class MySQLEventLeases(EventLeases):
     ) -> int:  # fmt: skip
         event = self._event(connection)
         fence, params = self._fence(connection, me)
-        due, seconds = ("", []) if after is None else (f"e.available_at = {self.plus},", [after])
+        due, seconds = (
+            ("", []) if after is None else (f"e.available_at = {self.now_plus},", [after])
+        )
         return self._run(
             connection,
             f"""UPDATE (

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
 from ..base.settle import Settling
-from ..values import AsRead, Hold, marks, plain
+from ..values import AsRead, LeaseKind, marks, plain
 
 
 class MySQLSettling(Settling):
@@ -21,9 +21,9 @@ class MySQLSettling(Settling):
 
     def settle_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET status = 1,
@@ -34,10 +34,10 @@ class MySQLSettling(Settling):
 
     def delete_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         event = self._event(connection)
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""DELETE {event} FROM {event} FORCE INDEX (PRIMARY)
@@ -47,13 +47,13 @@ class MySQLSettling(Settling):
 
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], hold: Hold = Hold.ROW,
+        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         ids = [event_id for event_id, _ in decisions]
         case = "CASE event_id " + "WHEN %s THEN %s " * len(ids) + "END"
-        times = "CASE event_id " + f"WHEN %s THEN {self.plus} " * len(ids) + "END"
+        times = "CASE event_id " + f"WHEN %s THEN {self.now_plus} " * len(ids) + "END"
         # By id: MariaDB's sql_mode decides if another assigned column has its old or new value.
         ended = [event_id for event_id, decision in decisions if decision.delay is None]
         end = f"CASE WHEN event_id IN ({marks(ended)}) THEN {self.now} END" if ended else "NULL"
@@ -66,7 +66,7 @@ class MySQLSettling(Settling):
             connection,
             f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET
                 status = {case}, attempts = attempts + {case}, rescues = 0,
-                {hold.value} = {times}, done_at = {end},
+                {kind.value} = {times}, done_at = {end},
                 last_error = COALESCE({case}, last_error), progress = COALESCE({case}, progress),
                 locked_by = NULL, locked_at = NULL
             WHERE event_id IN ({marks(ids)}) AND {fence}""",
@@ -78,9 +78,9 @@ class MySQLSettling(Settling):
 
     def keep_progress(
         self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, hold: Hold = Hold.ROW,
+        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
     ) -> bool:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         written = self._run(
             connection,
             f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET progress = %s

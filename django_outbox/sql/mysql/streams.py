@@ -17,12 +17,12 @@ from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
     Claimed,
-    Found,
-    Hold,
-    Read,
+    LeaseKind,
     Release,
     Row,
     StreamClaim,
+    StreamQuery,
+    StreamRows,
     claimed,
     marks,
     released_of,
@@ -62,14 +62,14 @@ class MySQLStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         stream = self._stream(connection)
-        row = f"(%s, LAST_INSERT_ID({self.micros} + %s), {self.now})"
+        row = f"(%s, LAST_INSERT_ID({self.now_micros} + %s), {self.now})"
         # MySQL warns about VALUES() on each statement; MariaDB has no row alias.
         is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
         alias, seq = ("", "VALUES(seq)") if is_mariadb else (" AS new", "new.seq")
         sql = (
             f"INSERT INTO {stream} (`key`, seq, due_at) VALUES {', '.join([row] * len(places))}"
             f"{alias} ON DUPLICATE KEY UPDATE "
-            f"seq = LAST_INSERT_ID({stream}.seq + 1 + {seq} - {self.micros}), "
+            f"seq = LAST_INSERT_ID({stream}.seq + 1 + {seq} - {self.now_micros}), "
             f"due_at = {due.format(row=f'{stream}.', now=self.now)}"
         )
         return sql, upsert_values(places)
@@ -98,7 +98,7 @@ class MySQLStreams(StreamLeases, Inserting):
                 SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
                 WHERE `key` IN ({marks(keys)}) AND due_at <= %s LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
-            SET s.due_at = {self.plus}, s.locked_by = %s, s.locked_at = {self.now}""",
+            SET s.due_at = {self.now_plus}, s.locked_by = %s, s.locked_at = {self.now}""",
             [*keys, to_database(newest, connection), ALL, claim.lease, claim.me],
         )
         mine = set(keys)
@@ -113,14 +113,14 @@ class MySQLStreams(StreamLeases, Inserting):
         found = [row[:2] for row in rows if row[0] in mine]
         return claimed(found, seen=rows, limit=claim.limit, due=2)
 
-    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+    def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
             cursor.execute(
                 f"""SELECT `key`, seq, {self.now} FROM {self._stream(connection)}
                 WHERE `key` IN ({marks(read.keys)}) AND locked_by = %s""",
                 [*read.keys, read.me],
             )
-            found = [Found(*row) for row in cursor.fetchall()]
+            found = [StreamRows(*row) for row in cursor.fetchall()]
         events = self._heads(connection, read, [each.key for each in found])
         for each in found:
             rows = sorted(events.get(each.key, ()), key=lambda row: row[KEYED.index("seq")])
@@ -128,7 +128,7 @@ class MySQLStreams(StreamLeases, Inserting):
         return found
 
     def _heads(
-        self, connection: BaseDatabaseWrapper, read: Read, keys: Sequence[str]
+        self, connection: BaseDatabaseWrapper, read: StreamQuery, keys: Sequence[str]
     ) -> dict[str, list[Row]]:
         """Return the first wanted events of each key, by status: the index is by status too."""
         due = f" AND deliver_at <= {self.now}" if read.only_due_retries else ""
@@ -152,7 +152,9 @@ class MySQLStreams(StreamLeases, Inserting):
                     found.setdefault(row[KEYED.index("key")], []).append(row)
         return found
 
-    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+    def next_retries(
+        self, connection: BaseDatabaseWrapper, read: StreamQuery
+    ) -> dict[str, datetime]:
         event = self._event(connection)
         reachable = (
             f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.`key` = {event}.`key`
@@ -168,7 +170,7 @@ class MySQLStreams(StreamLeases, Inserting):
         return {key: instant for key, instant in found.items() if instant is not None}
 
     def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
-        fence, params = self._fence(connection, me, Hold.STREAM)
+        fence, params = self._fence(connection, me, LeaseKind.STREAM)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET rescues = rescues + 1
@@ -179,7 +181,7 @@ class MySQLStreams(StreamLeases, Inserting):
     def take_back_starts(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
     ) -> int:
-        fence, params = self._fence(connection, me, Hold.STREAM)
+        fence, params = self._fence(connection, me, LeaseKind.STREAM)
         return self._run(
             connection,
             # No join: MariaDB would wait for streams that business transactions lock.
@@ -199,7 +201,7 @@ class MySQLStreams(StreamLeases, Inserting):
                 SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
                 WHERE {mine} LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
-            SET s.due_at = {self.plus}""",
+            SET s.due_at = {self.now_plus}""",
             [*params, ALL, lease],
         )
         if taken == len(keys):
@@ -225,7 +227,7 @@ class MySQLStreams(StreamLeases, Inserting):
         if read := [each for each in streams if each.seq is not None]:
             mine += f" AND seq = CASE `key` {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
             params += [value for each in read for value in (each.key, each.seq)]
-        due = f"CASE s.`key` {f'WHEN %s THEN {self.plus} ' * len(keys)}END"
+        due = f"CASE s.`key` {f'WHEN %s THEN {self.now_plus} ' * len(keys)}END"
         taken = self._run(
             connection,
             f"""UPDATE (
@@ -246,7 +248,7 @@ class MySQLStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
     ) -> int:
         stream = self._stream(connection)
-        due, seconds = ("", []) if after is None else (f"s.due_at = {self.plus},", [after])
+        due, seconds = ("", []) if after is None else (f"s.due_at = {self.now_plus},", [after])
         return self._run(
             connection,
             f"""UPDATE (

@@ -35,7 +35,7 @@ class MySQLUpkeep(Upkeep, Inspection):
                 LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
                 ON e.event_id = unlocked.event_id
-            SET e.available_at = {self.plus}, e.locked_by = NULL,
+            SET e.available_at = {self.now_plus}, e.locked_by = NULL,
                 e.locked_at = COALESCE(e.locked_at, {self.now})""",
             [*ids, newest, ALL, POSTPONED_FOR],
         )

@@ -11,6 +11,6 @@ from .upkeep import PostgresUpkeep
 
 class PostgreSQL(PostgresSettling, PostgresEventLeases, PostgresStreams, PostgresUpkeep, Dialect):
     now = "statement_timestamp()"
-    plus = "statement_timestamp() + %s * interval '1 second'"
-    micros = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"
+    now_plus = "statement_timestamp() + %s * interval '1 second'"
+    now_micros = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"
     owned_by_key = " OFFSET 0"  # keeps the planner from making the subquery a join

@@ -20,14 +20,10 @@ class PostgresEventLeases(EventLeases):
                             for name in claim.columns)  # fmt: skip
         size, cut, chosen, count, most = "", "", "due", "", []
         if claim.most_bytes:  # include a row while those before it have fewer bytes
-            size, chosen, count = (
-                ", octet_length(payload) AS size",
-                "cut",
-                ", (SELECT count(*) FROM due)",
-            )
-            most = [claim.most_bytes]
+            size, most = ", octet_length(payload) AS size", [claim.most_bytes]
+            chosen, count = "cut", ", (SELECT count(*) FROM due)"
             cut = """, cut AS MATERIALIZED (
-                SELECT event_id, due_at, was FROM (
+                SELECT event_id, due_at, previous_owner FROM (
                     SELECT *, sum(size) OVER (
                         ORDER BY due_at, event_id ROWS UNBOUNDED PRECEDING) - size AS before
                     FROM due) sized
@@ -36,15 +32,16 @@ class PostgresEventLeases(EventLeases):
             # MATERIALIZED makes the planner obey the LIMIT.
             cursor.execute(
                 f"""WITH due AS MATERIALIZED (
-                    SELECT event_id, available_at AS due_at, locked_by AS was{size}
+                    SELECT event_id, available_at AS due_at, locked_by AS previous_owner{size}
                     FROM {event} WHERE {due}
                     ORDER BY available_at, event_id LIMIT %s FOR UPDATE SKIP LOCKED){cut}
                 UPDATE {event} e SET
                     rescues = rescues + CASE
                         WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
-                    locked_by = %s, locked_at = {self.now}, available_at = {self.plus}
+                    locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
                 FROM {chosen} due WHERE e.event_id = due.event_id
-                RETURNING {columns}, {utc("due.due_at")}, due.was, {utc("e.locked_at")}{count}""",
+                RETURNING {columns}, {utc("due.due_at")}, due.previous_owner,
+                    {utc("e.locked_at")}{count}""",
                 [*due_params, claim.limit, *most, claim.me, claim.me, claim.lease],
             )
             rows = cursor.fetchall()
@@ -66,7 +63,7 @@ class PostgresEventLeases(EventLeases):
             f"""WITH unlocked AS MATERIALIZED (
                 SELECT event_id FROM {event} WHERE {mine} AND available_at IS NOT NULL
                 FOR UPDATE SKIP LOCKED)
-            UPDATE {event} e SET available_at = {self.plus}
+            UPDATE {event} e SET available_at = {self.now_plus}
             FROM unlocked WHERE e.event_id = unlocked.event_id""",
             [*params, lease],
         )
@@ -82,7 +79,7 @@ class PostgresEventLeases(EventLeases):
     ) -> int:  # fmt: skip
         event = self._event(connection)
         fence, params = self._fence(connection, me)
-        due, seconds = ("", []) if after is None else (f"available_at = {self.plus},", [after])
+        due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus},", [after])
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (

@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
 from ..base.settle import Settling
-from ..values import AsRead, Hold, settle_values
+from ..values import AsRead, LeaseKind, settle_values
 
 
 class PostgresSettling(Settling):
@@ -21,9 +21,9 @@ class PostgresSettling(Settling):
 
     def settle_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET status = 1, done_at = {self.now},
@@ -34,9 +34,9 @@ class PostgresSettling(Settling):
 
     def delete_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""DELETE FROM {self._event(connection)}
@@ -46,10 +46,10 @@ class PostgresSettling(Settling):
 
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], hold: Hold = Hold.ROW,
+        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read, of="e")
+        fence, params = self._fence(connection, me, kind, as_read, of="e")
         rows = ", ".join(
             ["(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text)"] * len(decisions)
         )
@@ -58,7 +58,7 @@ class PostgresSettling(Settling):
             f"""WITH v (event_id, status, spent, delay, error, progress) AS (VALUES {rows})
             UPDATE {self._event(connection)} e SET
                 status = v.status, attempts = e.attempts + v.spent, rescues = 0,
-                {hold.value} = {self.now} + v.delay * interval '1 second',
+                {kind.value} = {self.now} + v.delay * interval '1 second',
                 done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
                 last_error = COALESCE(v.error, e.last_error),
                 progress = COALESCE(v.progress, e.progress),
@@ -69,9 +69,9 @@ class PostgresSettling(Settling):
 
     def keep_progress(
         self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, hold: Hold = Hold.ROW,
+        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
     ) -> bool:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         written = self._run(
             connection,
             f"UPDATE {self._event(connection)} SET progress = %s WHERE event_id = %s AND {fence}",

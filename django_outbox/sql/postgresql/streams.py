@@ -16,11 +16,11 @@ from ..values import (
     INSTANTS,
     KEYED,
     Claimed,
-    Found,
-    Hold,
-    Read,
+    LeaseKind,
     Release,
     StreamClaim,
+    StreamQuery,
+    StreamRows,
     claimed,
     renewed_of,
 )
@@ -50,19 +50,19 @@ class PostgresStreams(StreamLeases, Inserting):
         with connection.cursor() as cursor:
             cursor.execute(
                 f"""WITH due AS MATERIALIZED (
-                    SELECT key, due_at, locked_by AS was FROM {stream} WHERE {due}
+                    SELECT key, due_at, locked_by AS previous_owner FROM {stream} WHERE {due}
                     ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED)
                 UPDATE {stream} s SET
-                    due_at = {self.plus}, locked_by = %s, locked_at = {self.now}
+                    due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}
                 FROM due WHERE s.key = due.key
-                RETURNING s.key, due.was, {utc("due.due_at")}, {utc("s.locked_at")}""",
+                RETURNING s.key, due.previous_owner, {utc("due.due_at")}, {utc("s.locked_at")}""",
                 [*params, claim.limit, claim.lease, claim.me],
             )
             rows = sorted(cursor.fetchall(), key=lambda row: row[2])
         found = [row[:2] for row in rows]
         return claimed(found, seen=rows, limit=claim.limit, due=2)
 
-    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+    def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         # In one snapshot, but never in the claim's, which is older than its locks.
         statuses = "(0, 2, 3)" if read.dead_too else "(0, 2)"
         due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
@@ -79,14 +79,16 @@ class PostgresStreams(StreamLeases, Inserting):
                 [read.limit, [*read.keys], read.me],
             )
             rows = cursor.fetchall()
-        found: dict[str, Found] = {}
+        found: dict[str, StreamRows] = {}
         for key, seq, now, *row in rows:
-            stream = found.setdefault(key, Found(key, seq, now))
+            stream = found.setdefault(key, StreamRows(key, seq, now))
             if row[0] is not None:
                 stream.rows.append(tuple(row))
         return [*found.values()]
 
-    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+    def next_retries(
+        self, connection: BaseDatabaseWrapper, read: StreamQuery
+    ) -> dict[str, datetime]:
         event = self._event(connection)
         # The index is partial: a query has to repeat its condition.
         reachable = (
@@ -103,7 +105,7 @@ class PostgresStreams(StreamLeases, Inserting):
         return {key: instant for key, instant in found.items() if instant is not None}
 
     def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
-        fence, params = self._fence(connection, me, Hold.STREAM)
+        fence, params = self._fence(connection, me, LeaseKind.STREAM)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues + 1
@@ -114,7 +116,7 @@ class PostgresStreams(StreamLeases, Inserting):
     def take_back_starts(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
     ) -> int:
-        fence, params = self._fence(connection, me, Hold.STREAM)
+        fence, params = self._fence(connection, me, LeaseKind.STREAM)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues - 1
@@ -132,7 +134,8 @@ class PostgresStreams(StreamLeases, Inserting):
             connection,
             f"""WITH unlocked AS MATERIALIZED (
                 SELECT key FROM {stream} WHERE {mine} FOR UPDATE SKIP LOCKED)
-            UPDATE {stream} s SET due_at = {self.plus} FROM unlocked WHERE s.key = unlocked.key""",
+            UPDATE {stream} s SET due_at = {self.now_plus}
+            FROM unlocked WHERE s.key = unlocked.key""",
             [*params, lease],
         )
         if taken == len(keys):
@@ -171,7 +174,7 @@ class PostgresStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
     ) -> int:
         stream = self._stream(connection)
-        due, seconds = ("", []) if after is None else (f"due_at = {self.plus},", [after])
+        due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus},", [after])
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (

@@ -34,7 +34,7 @@ class PostgresUpkeep(Upkeep):
             f"""WITH unlocked AS MATERIALIZED (
                 SELECT event_id FROM {event} WHERE event_id = ANY(%s) AND available_at <= %s
                 FOR UPDATE SKIP LOCKED)
-            UPDATE {event} e SET available_at = {self.plus}, locked_by = NULL,
+            UPDATE {event} e SET available_at = {self.now_plus}, locked_by = NULL,
                 locked_at = COALESCE(locked_at, {self.now})
             FROM unlocked WHERE e.event_id = unlocked.event_id""",
             [[*ids], newest, POSTPONED_FOR],

@@ -13,8 +13,8 @@ class SQLite(SQLiteSettling, SQLiteEventLeases, SQLiteStreams, SQLiteUpkeep, Dia
     """The clock is SQLite's own, so that all processes share it. Its resolution is 1 ms."""
 
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
-    plus = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
-    micros = (
+    now_plus = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
+    now_micros = (
         "(CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 "
         "+ CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000)"
     )

@@ -55,8 +55,8 @@ class SQLiteEventLeases(EventLeases):
             # A row that was settled since the SELECT has a later due time, or none.
             f"""UPDATE {event} SET
                 rescues = rescues + CASE WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
-                locked_by = %s, locked_at = {self.now}, available_at = {self.plus}
-            WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.past.value}""",
+                locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
+            WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.state.value}""",
             [me, me, claim.lease, *ids, to_database(newest, connection), me],
         )
         if taken < len(rows):
@@ -79,7 +79,7 @@ class SQLiteEventLeases(EventLeases):
         mine, params = f"event_id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
         taken = self._run(
             connection,
-            f"UPDATE {event} SET available_at = {self.plus} "
+            f"UPDATE {event} SET available_at = {self.now_plus} "
             f"WHERE {mine} AND available_at IS NOT NULL",
             [lease, *params],
         )
@@ -94,7 +94,7 @@ class SQLiteEventLeases(EventLeases):
         after: float | None = 0.0,
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me)
-        due, seconds = ("", []) if after is None else (f"available_at = {self.plus},", [after])
+        due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus},", [after])
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET {due} locked_by = NULL, locked_at = NULL

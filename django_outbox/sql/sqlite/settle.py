@@ -8,15 +8,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
 from ..base.settle import Settling
-from ..values import AsRead, Hold, marks, settle_values
+from ..values import AsRead, LeaseKind, marks, settle_values
 
 
 class SQLiteSettling(Settling):
     def settle_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET status = 1, done_at = {self.now},
@@ -27,9 +27,9 @@ class SQLiteSettling(Settling):
 
     def delete_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        hold: Hold = Hold.ROW, as_read: AsRead | None = None,
+        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""DELETE FROM {self._event(connection)}
@@ -39,19 +39,19 @@ class SQLiteSettling(Settling):
 
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], hold: Hold = Hold.ROW,
+        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read, of="e")
+        fence, params = self._fence(connection, me, kind, as_read, of="e")
         rows = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(decisions))
-        due = self.plus.replace("%s", "v.delay")
+        due = self.now_plus.replace("%s", "v.delay")
         return self._run(
             connection,
             # Not WITH v AS (…), because the driver counts rows only if a statement begins with
             # UPDATE.
             f"""UPDATE {self._event(connection)} AS e SET
                 status = v.status, attempts = e.attempts + v.spent, rescues = 0,
-                {hold.value} = {due}, done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
+                {kind.value} = {due}, done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
                 last_error = COALESCE(v.error, e.last_error),
                 progress = COALESCE(v.progress, e.progress),
                 locked_by = NULL, locked_at = NULL
@@ -65,9 +65,9 @@ class SQLiteSettling(Settling):
 
     def keep_progress(
         self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, hold: Hold = Hold.ROW,
+        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
     ) -> bool:  # fmt: skip
-        fence, params = self._fence(connection, me, hold, as_read)
+        fence, params = self._fence(connection, me, kind, as_read)
         written = self._run(
             connection,
             f"UPDATE {self._event(connection)} SET progress = %s WHERE event_id = %s AND {fence}",

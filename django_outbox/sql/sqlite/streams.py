@@ -13,12 +13,12 @@ from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
     Claimed,
-    Found,
-    Hold,
-    Read,
+    LeaseKind,
     Release,
     Row,
     StreamClaim,
+    StreamQuery,
+    StreamRows,
     claimed,
     marks,
     released_of,
@@ -48,7 +48,7 @@ class SQLiteStreams(StreamLeases):
         taken = self._run(
             connection,
             # A stream that was claimed since the SELECT is due later.
-            f"""UPDATE {stream} SET due_at = {self.plus}, locked_by = %s, locked_at = {self.now}
+            f"""UPDATE {stream} SET due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}
             WHERE key IN ({marks(keys)}) AND due_at <= %s""",
             [claim.lease, claim.me, *keys, to_database(newest, connection)],
         )
@@ -64,14 +64,14 @@ class SQLiteStreams(StreamLeases):
         found = [row[:2] for row in rows if row[0] in mine]
         return claimed(found, seen=rows, limit=claim.limit, due=2)
 
-    def read_streams(self, connection: BaseDatabaseWrapper, read: Read) -> list[Found]:
+    def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
             cursor.execute(
                 f"""SELECT key, seq, {self.now} FROM {self._stream(connection)}
                 WHERE key IN ({marks(read.keys)}) AND locked_by = %s""",
                 [*read.keys, read.me],
             )
-            found = [Found(*row) for row in cursor.fetchall()]
+            found = [StreamRows(*row) for row in cursor.fetchall()]
         statuses = "status IN (0, 2) AND " * (not read.dead_too)
         due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
         # The index is partial: a query has to repeat its condition.
@@ -90,7 +90,9 @@ class SQLiteStreams(StreamLeases):
                     some[row[KEYED.index("key")]].rows.append(row)
         return found
 
-    def next_retries(self, connection: BaseDatabaseWrapper, read: Read) -> dict[str, datetime]:
+    def next_retries(
+        self, connection: BaseDatabaseWrapper, read: StreamQuery
+    ) -> dict[str, datetime]:
         event = self._event(connection)
         # The index is partial: a query has to repeat its condition.
         reachable = (
@@ -107,7 +109,7 @@ class SQLiteStreams(StreamLeases):
         return {key: instant for key, instant in found.items() if instant is not None}
 
     def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
-        fence, params = self._fence(connection, me, Hold.STREAM)
+        fence, params = self._fence(connection, me, LeaseKind.STREAM)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues + 1
@@ -118,7 +120,7 @@ class SQLiteStreams(StreamLeases):
     def take_back_starts(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
     ) -> int:
-        fence, params = self._fence(connection, me, Hold.STREAM)
+        fence, params = self._fence(connection, me, LeaseKind.STREAM)
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues - 1
@@ -132,7 +134,9 @@ class SQLiteStreams(StreamLeases):
         stream = self._stream(connection)
         mine, params = f"key IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
         taken = self._run(
-            connection, f"UPDATE {stream} SET due_at = {self.plus} WHERE {mine}", [lease, *params]
+            connection,
+            f"UPDATE {stream} SET due_at = {self.now_plus} WHERE {mine}",
+            [lease, *params],
         )
         if taken == len(keys):
             return set(keys), set(keys)
@@ -160,7 +164,8 @@ class SQLiteStreams(StreamLeases):
             params += [value for each in read for value in (each.key, each.seq)]
         taken = self._run(
             connection,
-            f"""UPDATE {stream} SET due_at = CASE key {f"WHEN %s THEN {self.plus} " * len(keys)}END,
+            f"""UPDATE {stream} SET
+                due_at = CASE key {f"WHEN %s THEN {self.now_plus} " * len(keys)}END,
                 locked_by = NULL, locked_at = {self.now}
             WHERE key IN ({marks(keys)}) AND locked_by = %s {same}""",
             params,
@@ -175,7 +180,7 @@ class SQLiteStreams(StreamLeases):
     def hand_back_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
     ) -> int:
-        due, seconds = ("", []) if after is None else (f"due_at = {self.plus},", [after])
+        due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus},", [after])
         return self._run(
             connection,
             f"""UPDATE {self._stream(connection)} SET {due}

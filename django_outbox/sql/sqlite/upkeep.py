@@ -18,7 +18,7 @@ class SQLiteUpkeep(Upkeep):
         return self._run(
             connection,
             # A row that was claimed meanwhile is due later.
-            f"""UPDATE {self._event(connection)} SET available_at = {self.plus},
+            f"""UPDATE {self._event(connection)} SET available_at = {self.now_plus},
                 locked_by = NULL, locked_at = COALESCE(locked_at, {self.now})
             WHERE event_id IN ({marks(ids)}) AND available_at <= %s""",
             [POSTPONED_FOR, *ids, newest],

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const EVERY = 15_000; // milliseconds between two looks, while somebody sees the page
+  const EVERY = 15_000; // milliseconds between two refreshes, while the page is visible
   const LEAST = 0.001; // seconds where the scale of a chart of times begins
   const root = document.documentElement;
   const pause = document.querySelector(".outbox-pause");
@@ -33,7 +33,7 @@
 
   const digits = (value) => String(value >= 10 ? Math.round(value) : Number(value.toPrecision(2)));
 
-  // A value between two gaps is no line: it is shown as a point.
+  // A value between two gaps makes no line, so it is shown as a point.
   function alone(values) {
     return (plot, number) =>
       plot.data[number]
@@ -81,7 +81,7 @@
     return splits.map((each) => format.format(new Date(each * 1000)));
   }
 
-  // The server's time zone, as in the tables; the browser's, should it not know that one.
+  // The server's time zone, as in the tables; the browser's, if it does not know that one.
   function zone() {
     try {
       return new Intl.DateTimeFormat("en", { timeZone: data.zone }).resolvedOptions().timeZone;
@@ -145,7 +145,7 @@
 
   // --- the page ---------------------------------------------------------------------------------
 
-  // What the keyboard is in stays as it is until the next time.
+  // A part with the keyboard focus keeps its content until the next refresh.
   function renew(page) {
     for (const old of document.querySelectorAll("[data-part]")) {
       const fresh = page.querySelector(`[data-part="${old.dataset.part}"]`);

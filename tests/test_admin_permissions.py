@@ -24,7 +24,7 @@ DISCARD = ("discard", "discard_all", "skip")
 NOBODY = ("add", "delete")  # Django's pages for rows, closed to all
 
 
-def doors() -> Iterator[tuple[str, str]]:
+def pages() -> Iterator[tuple[str, str]]:
     """Yield the name of each page, without that of its model, and its URL."""
     rows = {OutboxEvent: acting_id(make(key="k", seq=1)), OutboxStream: "k"}
     OutboxStream.objects.create(key="k", seq=1)
@@ -66,10 +66,10 @@ ACTORS: dict[str, tuple[Callable[[], Client], tuple[str, ...] | None]] = {
 
 
 @pytest.mark.parametrize("actor", ACTORS)
-def test_each_door_opens_to_its_permission_alone(actor: str) -> None:
+def test_each_page_opens_only_with_its_permission(actor: str) -> None:
     """By GET nothing changes; a POST without a token changes nothing either."""
     make_client, opened = ACTORS[actor]
-    found = list(doors())
+    found = list(pages())
     names = {name for name, _url in found}
     assert names == {*READ, *REPLAY, *DISCARD, *NOBODY, "edit"}
     before, client = checksum(), make_client()
@@ -77,13 +77,13 @@ def test_each_door_opens_to_its_permission_alone(actor: str) -> None:
         expected = 302 if opened is None else 200 if name in opened else 403
         assert client.get(url).status_code == expected, url
         data = {"action": "replay", "_selected_action": "k", "outbox_confirmed": "yes"}
-        refused = client.post(url, {**data, "outbox_event": "event-0000", "walk": "x"})
+        refused = client.post(url, {**data, "outbox_event": "event-0000", "progress": "x"})
         assert refused.status_code == 403, url
     assert (checksum(), traces()) == (before, [])
 
 
 def test_markup_is_escaped_on_pages_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_actions, "STEP", 0)
+    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
     texts = dict.fromkeys(["event_type", "payload", "headers", "last_error", "tenant_id"], EVIL)
     event = make(event_id=EVIL_ID, aggregate_type=EVIL[:64], **texts)
     make(Status.RETRY, event_id=f"{EVIL_ID[:-1]}2", available_at=now(), **texts)
@@ -109,7 +109,7 @@ def test_markup_is_escaped_on_pages_that_ask(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("verb", ["replay", "discard", "run_now"])
-def test_forged_filters_of_a_walk_break_nothing(verb: str) -> None:
+def test_forged_filters_of_a_bulk_action_break_nothing(verb: str) -> None:
     make()
     before, client = checksum(), visitor("view", "replay", "discard")
     url = reverse(f"admin:django_outbox_outboxevent_{verb}_all")

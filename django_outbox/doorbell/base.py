@@ -1,4 +1,4 @@
-"""The interfaces of a doorbell's two ends, and the identifiers by which they find each other."""
+"""Interfaces of doorbells and listener connections, and the identifiers that both sides share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
 
-QUIET = 4  # times DOORBELL_INTERVAL: longest pause of a writer after a slow notification
+MAX_INTERVALS = 4  # of DOORBELL_INTERVAL that a writer waits after a slow notification, at most
 
 
 class Ear(Protocol):

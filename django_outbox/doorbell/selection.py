@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import current
 from ..sql import can_notify
-from .ends import Doorbell
+from .base import Doorbell
 from .local import Local
 from .postgres import Postgres
 from .redis import Redis
@@ -30,7 +30,7 @@ class UnusableDoorbell(ImproperlyConfigured):
         self.message, self.hint = message, hint
 
 
-def choose(alias: str) -> Doorbell | None:
+def create_doorbell(alias: str) -> Doorbell | None:
     """Create the doorbell of a database alias; return None if ``DOORBELL`` is None.
 
     Raises ``UnusableDoorbell``. Opens nothing, so that system checks may call it too.
@@ -43,9 +43,9 @@ def choose(alias: str) -> Doorbell | None:
     if kind == "auto":
         kind = "postgres" if can_notify(connections[alias]) else "local"
     make = KINDS.get(kind) or _by_path(kind)
-    _refuse_unknown_options(kind, make, options)
+    _check_options(kind, make, options)
     if kind == "postgres":
-        _refuse_other_databases(alias, options.get("database") or alias)
+        _require_postgres(alias, options.get("database") or alias)
     try:
         doorbell = make(alias, **options)
     except ImproperlyConfigured as error:
@@ -86,7 +86,7 @@ def _by_path(kind: Any) -> Callable[..., Any]:
     return make  # type: ignore[no-any-return]
 
 
-def _refuse_unknown_options(kind: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
+def _check_options(kind: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(make)
     except ValueError:
@@ -107,7 +107,7 @@ def _refuse_unknown_options(kind: str, make: Callable[..., Any], options: dict[s
         ) from error
 
 
-def _refuse_other_databases(*aliases: str) -> None:
+def _require_postgres(*aliases: str) -> None:
     for alias in aliases:
         if alias not in connections:
             near = difflib.get_close_matches(alias, connections, n=1)
