@@ -293,7 +293,7 @@ def test_trials_become_rarer_while_a_suspect_cannot_be_run_alone() -> None:
     held.add([object_with_id("a")])
     trial, rests = Trial(lease=30, held=held), []
     for _ in range(8):
-        trial.want(monotonic())
+        trial.schedule(monotonic())
         trial.give_up()
         rests.append(round(trial._not_before - monotonic()))
         assert not trial.is_allowed(monotonic())
