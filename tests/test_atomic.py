@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 
 import django_outbox as outbox
 from django_outbox import signals
+from django_outbox.delivery import decide
 from django_outbox.models import OutboxEvent
+from django_outbox.sql import dialect_of
 from tests.reach.children import Child, Site
 from tests.table import in_thread, listening, row, statuses, steal, write
 from tests.testapp.models import Effect, Order
@@ -100,6 +102,29 @@ def test_a_failed_statement_is_a_failure_and_spoils_nothing_else(settings: Any) 
     assert row(good).status == 1
     assert row(bad).status == 3
     assert [*Effect.objects.values_list("event_id", flat=True)] == [good]
+
+
+def test_a_transaction_that_cannot_begin_costs_no_attempt(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is away before the listener is called: the event comes again, uncounted."""
+    settings.OUTBOX = {}
+    monkeypatch.setattr(decide, "ERROR_DELAY", 0.02)
+    dialect = type(dialect_of(connection))
+    read_committed, away = dialect.read_committed, [True, True]
+
+    def begin(self: Any, given: Any) -> Any:
+        if away:
+            away.pop()
+            raise OperationalError("the server is away")
+        return read_committed(self, given)
+
+    monkeypatch.setattr(dialect, "read_committed", begin)
+    with listening(leave, atomic=True, retry=ONCE), outbox.Worker():
+        (event_id,) = write()
+        ended(DONE=1)
+    assert not away
+    assert (Effect.objects.count(), row(event_id).attempts) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
 from .. import hooks
 from ..clocks import monotonic
@@ -23,7 +23,7 @@ from ..listeners.registry import Listener, location
 from ..signals import announce, event_decided, event_started
 from ..sql import dialect_of
 from .async_timeouts import as_async, with_timeout
-from .decide import decide, describe, name, recovered
+from .decide import decide, deferred_after_error, describe, name, recovered
 from .interceptors import Escaping, intercept
 from .lease import Lease
 from .timeouts import CallAbandoned, TimedCall, report_timeout
@@ -182,9 +182,10 @@ class Call:
         self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]
     ) -> tuple[Any, Decision]:
         """Commit the decision with the listener's changes, without a timeout; errors undo both."""
-        connection, answer, decision = connections[self.alias], None, LOST
+        connection, answer, decision, has_begun = connections[self.alias], None, LOST, False
         try:
             with dialect_of(connection).read_committed(connection):
+                has_begun = True
                 answer = self._call_intercepted(timed, call, args)
                 decision = self._decide(answer)
                 if isinstance(answer, BaseException):
@@ -197,6 +198,10 @@ class Call:
         except Exception as error:
             if timed is not None and not (timed.has_returned or timed.mark_returned()):
                 raise CallAbandoned from error  # the rollback failed
+            if not has_begun and isinstance(error, (OperationalError, InterfaceError)):
+                event_id = self.event.event_id
+                logger.warning("transaction could not begin event_id=%s error=%s", event_id, error)
+                return error, deferred_after_error()
             return error, self._decide(error)
         if self.fan_out is not None:
             self.fan_out.mark_committed()

@@ -14,6 +14,7 @@ from ..listeners.outcomes import DONE, Dead, Decision, Defer, Failure, Status
 logger = logging.getLogger("django_outbox")
 
 ERROR_LENGTH = 4000  # characters of last_error
+ERROR_DELAY = 5.0  # seconds to the next delivery after an error that is not a listener's
 
 
 def decide(
@@ -69,6 +70,11 @@ def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
         return replace(after, status=Status.DONE, outcome="done")
     first = describe(failure.exception, room=ERROR_LENGTH // 2)
     return replace(after, error=clean(f"{first.rstrip()}\n\nThe fallback: {text}"))
+
+
+def deferred_after_error() -> Decision:
+    """Decide on a delivery that failed before or beside its listener: defer it, uncounted."""
+    return Decision(status=Status.NEW, delay=ERROR_DELAY, outcome="deferred")
 
 
 def dead(reason: str, *, kind: str, spent: int = 0) -> Decision:

@@ -27,7 +27,6 @@ from .timeouts import TimedCall
 logger = logging.getLogger("django_outbox")
 
 NO_PAUSES: Pauses = frozenset()
-ERROR_DELAY = 5.0  # seconds until an event is delivered again after an error of the worker itself
 
 
 def may_continue(lease: Lease) -> bool:
@@ -163,11 +162,6 @@ def _warn_of_blocked_stream(key: str, event_type: str, event_id: str) -> None:
         "stream blocked: its first event has no listener and waits for UNROUTABLE_GRACE "
         "event_id=%s event_type=%s", event_id, event_type,
     )  # fmt: skip
-
-
-def deferred_after_error() -> Decision:
-    """Decide on a delivery that failed by an error of the worker itself: defer it."""
-    return Decision(status=Status.NEW, delay=ERROR_DELAY, outcome="deferred")
 
 
 def dead_after_rescues(rescues: int) -> Decision:

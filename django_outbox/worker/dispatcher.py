@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextvars import copy_context
 
 from ..clocks import monotonic
-from ..delivery.deliver import deferred_after_error, deliver, finish, is_async
+from ..delivery.decide import deferred_after_error
+from ..delivery.deliver import deliver, finish, is_async
 from ..delivery.lease import Lease
 from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status

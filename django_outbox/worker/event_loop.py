@@ -16,7 +16,8 @@ from django.db import connections
 
 from ..clocks import monotonic
 from ..conf import Settings
-from ..delivery.deliver import adeliver, deferred_after_error
+from ..delivery.decide import deferred_after_error
+from ..delivery.deliver import adeliver
 from ..delivery.lease import Lease
 from .async_connections import DeliveryThread, Slots
 from .blocked_loop import BlockedLoopWatch
