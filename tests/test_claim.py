@@ -831,7 +831,7 @@ def test_what_is_settled_is_not_put_back() -> None:
     assert row(event_id).available_at is None
 
 
-def test_many_leases_are_put_back_in_several_statements() -> None:
+def test_many_leases_are_put_back() -> None:
     ids = insert(550, due=-9)
     rows = claim(limit=1000)
     due = [(each["event_id"], stored_instant(each["due_at"])) for each in rows]

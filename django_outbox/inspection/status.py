@@ -49,17 +49,18 @@ def status(alias: str) -> Report:
     now = dialect_of(connections[alias]).clock(connections[alias])
     found, delivers = counts(alias), current().MODE != "writer_only"
     oldest = events.oldest_pending_age()
+    streams_due, streams_leased = capped_count(streams.due()), capped_count(streams.leased())
     return {
         "counts": found.numbers,
         "at_least": [*found.at_least],
         "estimated": [*found.estimated],
-        "due": capped_count(events.due()) + capped_count(streams.due()) if delivers else 0,
-        "leased": capped_count(events.leased()) + capped_count(streams.leased()),
+        "due": capped_count(events.due()) + streams_due if delivers else 0,
+        "leased": capped_count(events.leased()) + streams_leased,
         "oldest_pending_age": None if oldest is None else round(oldest, 3),
         "dead": _dead(events.filter(pk__in=found.dead)),
         "streams": {
-            "due": capped_count(streams.due()),
-            "leased": capped_count(streams.leased()),
+            "due": streams_due,
+            "leased": streams_leased,
             "blocked": capped_count(streams.blocked()),
             "heads": _blocked_heads(alias, now),
         },
