@@ -15,6 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from .queue_settings import QueueSettings, queues_fault, queues_from
+
 DAY = 86400.0
 CENTURY = 36_525 * DAY  # seconds; longer delays overflow some database's calendar
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # PostgreSQL's 63 less our longest name
@@ -103,8 +105,9 @@ class Settings:
     WORKERS: int = setting(4, integer(1))  # threads that run listeners
     PROCESSES: int = setting(1, integer(1))
     ASYNC_CONCURRENCY: int = setting(100, integer(1))
-    # Async deliveries with a database connection, per process; None: 2 × WORKERS.
+    # Async deliveries with a database connection, per queue and process; None: 2 × WORKERS.
     ASYNC_CONNECTIONS: int | None = setting(None, integer(1, optional=True))
+    QUEUES: Mapping[str, Any] | None = setting(None, queues_fault)
     LISTENER_TIMEOUT: float | None = setting(None, number(0, above=True, optional=True))
     STUCK_AFTER: float = setting(600.0, number(0, above=True))
     HOT_QUEUE_CAPACITY: int = setting(1000, integer(1))  # events offered but not yet claimed
@@ -146,6 +149,14 @@ class Settings:
     SCHEMA: str | None = setting(None, identifier)  # PostgreSQL only; must exist
     METRICS_NAMESPACE: str = setting("outbox", identifier)
     REDACT: tuple[str, ...] = setting((), paths)
+
+    @property
+    def queues(self) -> dict[str, QueueSettings]:
+        """The settings of each queue by its name: ``default`` first, then as in ``QUEUES``."""
+        return queues_from(
+            self.QUEUES, workers=self.WORKERS, async_concurrency=self.ASYNC_CONCURRENCY,
+            async_connections=self.ASYNC_CONNECTIONS,
+        )  # fmt: skip
 
 
 RULES: Mapping[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Settings)}

@@ -19,7 +19,12 @@ def main() -> None:
     django.setup()
     from django.db import connection
 
-    PAGE.write_text(replaced(PAGE.read_text(), connection.vendor, statements()))
+    name = connection.settings_dict["NAME"]
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)  # a server starts without one
+    try:
+        PAGE.write_text(replaced(PAGE.read_text(), connection.vendor, statements()))
+    finally:
+        connection.creation.destroy_test_db(name, verbosity=0)
 
 
 def statements() -> str:

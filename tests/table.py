@@ -18,8 +18,16 @@ import django_outbox as outbox
 from django_outbox.events import least_id, new_id
 from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.sql import dialect_of
-from django_outbox.sql.values import FULL, LIGHT, TAIL, Claim
+from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.sql.values import (
+    FULL,
+    LIGHT,
+    TAIL,
+    Branch,
+    Claim,
+    Claimed,
+    StreamClaim,
+)
 from django_outbox.worker.purger import Purger
 from django_outbox.worker.statistics import Statistics
 
@@ -152,12 +160,44 @@ def steal(event_id: str, *, owner: str = "thief") -> None:
     OutboxEvent.objects.filter(pk=event_id).update(locked_by=owner)
 
 
-def claim(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> list[Any]:
+def due_claim(
+    me: str = "me", *, lease: float = 30.0, limit: int = 100, queue: str = "default",
+    since: float | None = None, most_bytes: int | None = None,
+    branches: Sequence[Branch] | None = None, **more: Any,
+) -> Claim:  # fmt: skip
+    """Return a claim of one queue, or of ``branches``; with ``ids``, of these alone."""
+    if branches is None:
+        branches = [Branch(queue, limit, since, most_bytes)] * (more.get("ids") is None)
+    return Claim(me=me, lease=lease, branches=branches, **more)
+
+
+def claimed(me: str = "me", **more: Any) -> Claimed:
+    """Claim on this thread's connection."""
+    return dialect_of(connection).claim(connection, due_claim(me, **more))
+
+
+def claim(me: str = "me", **more: Any) -> list[Any]:
     """Claim on this thread's connection; return one dict per row."""
-    wanted = Claim(me=me, lease=lease, limit=limit, **more)
-    names = (*(FULL if wanted.ids is None else LIGHT), *TAIL)
-    found = dialect_of(connection).claim(connection, wanted).rows
-    return [dict(zip(names, each, strict=True)) for each in found]
+    names = (*(FULL if more.get("ids") is None else LIGHT), *TAIL)
+    return [dict(zip(names, each, strict=True)) for each in claimed(me, **more).rows]
+
+
+def ids_claimed_by_an_engine(me: str = "me", **more: Any) -> list[str]:
+    """Claim as a worker does, on a connection that waits a second at most for a lock."""
+    own = engine_connection("default", lock_wait=1)
+    try:
+        return sorted(each[0] for each in dialect_of(own).claim(own, due_claim(me, **more)).rows)
+    finally:
+        own.close()
+
+
+def stream_claim(
+    me: str = "me", *, lease: float = 30.0, limit: int = 100, queue: str = "default",
+    since: float | None = None, branches: Sequence[Branch] | None = None, **more: Any,
+) -> StreamClaim:  # fmt: skip
+    """Return a claim of one queue's streams, or of those of ``branches``."""
+    branches = [Branch(queue, limit, since)] if branches is None else branches
+    return StreamClaim(me=me, lease=lease, branches=branches, **more)
 
 
 def ids_of(rows: Sequence[Any]) -> list[str]:

@@ -237,11 +237,11 @@ def test_a_stop_under_a_blocked_loop_ends_the_wait(settings: Any) -> None:
             write(5, event_type=ORM)
             wait_until(lambda: len(delivery_threads()) == 5, what="four that wait")
             write(event_type=PLAIN)
-            wait_until(lambda: worker._event_loop._watch._ran_at is None, what="a block")
+            wait_until(lambda: worker._event_loops[0]._watch._ran_at is None, what="a block")
             started = time.monotonic()
             assert in_thread(worker.stop).result(15) is False
             assert time.monotonic() - started < 5
-            slots = worker._event_loop._connections
+            slots = worker._event_loops[0]._connections
             assert not slots._waiting
         finally:
             go_on.set()
@@ -375,7 +375,7 @@ def test_a_task_that_a_listener_left_gets_no_slot_after_its_end(settings: Any) -
     worker = outbox.Worker()
 
     def slots() -> Slots:
-        return worker._event_loop._connections
+        return worker._event_loops[0]._connections
 
     with listening(holder, ORM), listening(leaver, PLAIN), listening(Gauge()), worker:
         try:

@@ -101,8 +101,8 @@ def test_a_blocked_loop_is_reported_once_with_what_blocks_it(
             unready = worker.health().unready
             assert len(unready) == 1
             assert unready[0].startswith("outbox-default-loop has been blocked for ")
-            looked = worker._event_loop._watch._checked_at
-            wait_until(lambda: worker._event_loop._watch._checked_at > looked + 0.6)
+            looked = worker._event_loops[0]._watch._checked_at
+            wait_until(lambda: worker._event_loops[0]._watch._checked_at > looked + 0.6)
         finally:
             blocker.go_on.set()
         wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
@@ -158,7 +158,7 @@ def test_a_loop_that_waits_is_not_taken_for_a_blocked_one(
     with listening(listener), outbox.Worker() as worker:
         try:
             write(20)
-            watch = worker._event_loop._watch
+            watch = worker._event_loops[0]._watch
             begun = watch._checked_at
             wait_until(lambda: watch._checked_at > begun + 2, what="looks for 2 s")
             assert worker.health().is_ready
@@ -185,11 +185,11 @@ def test_threads_go_on_beside_a_blocked_loop_and_it_counts_what_waits(settings: 
             write(9)
             write(50, event_type="order.shipped")
             wait_until(lambda: statuses() == {"NEW": 10, "DONE": 50}, what="the plain ones")
-            wait_until(lambda: worker._event_loop.waiting == 9, what="nine that wait")
+            wait_until(lambda: worker._event_loops[0].waiting == 9, what="nine that wait")
         finally:
             blocker.go_on.set()
         wait_until(lambda: statuses() == {"DONE": 60}, what="all DONE")
-        assert worker._event_loop.waiting == 0
+        assert worker._event_loops[0].waiting == 0
 
 
 @database
@@ -203,7 +203,7 @@ def test_a_stop_under_a_blocked_loop_ends_in_time_and_releases_what_waited(setti
             write(1)
             wait_until(lambda: blocker.task, what="a block")
             write(4)
-            wait_until(lambda: worker._event_loop.waiting == 4, what="four that wait")
+            wait_until(lambda: worker._event_loops[0].waiting == 4, what="four that wait")
             started = time.monotonic()
             assert in_thread(worker.stop).result(20) is False
             assert time.monotonic() - started < 0.3 + 1 + 3

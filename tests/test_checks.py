@@ -357,6 +357,7 @@ OTHER_THAN_DEFAULT = {
     "EMBEDDED": True, "FAIRNESS": (3, 1), "RETRY": {"policy": "fixed"}, "UNROUTABLE": "ignore",
     "DOORBELL": None, "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
     "ORDERING": "global", "ON_DEAD": "block", "STOP_ON_FIRST_FAILURE": False,
+    "QUEUES": {"hooks": {}},
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,13 +19,16 @@ from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import Claim, RescueState
+from django_outbox.sql.values import Claim, LostEvents, RescueState, Unclaimed
 from tests import databases
 from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
+    claimed,
+    due_claim,
     elsewhere,
     end_leases,
+    ids_claimed_by_an_engine,
     ids_of,
     in_thread,
     insert,
@@ -256,10 +259,10 @@ def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
     assert (found["rescues"], row(event_id).rescues) == (expected, expected)
 
 
-def lost_events(limit: int = 10) -> tuple[datetime | None, bool, float]:
-    found: tuple[datetime | None, bool, float]
-    found = dialect().lost_events(connection, me="me", limit=limit)
-    return found
+def lost_events(limit: int = 10, queue: str = "default") -> LostEvents:
+    found = dialect().lost_events(connection, me="me", queues=[queue], limit=limit)
+    assert {*found} <= {queue}
+    return found.get(queue, LostEvents(None, False, 0.0))  # type: ignore[no-any-return]
 
 
 def test_a_look_for_them_tells_how_long_the_first_of_all_has_been_due() -> None:
@@ -335,8 +338,8 @@ def test_locked_rows_hide_none_that_are_due_later() -> None:
         pytest.skip("an open SQLite transaction keeps every other writer out")
     locked, free = insert(3, due=-2), insert(3, due=-1)
     with elsewhere(lambda: OutboxEvent.objects.filter(pk__in=locked).update(tenant_id="locked")):
-        assert sorted(ids_of(claim(limit=3))) == sorted(free)
-    assert sorted(ids_of(claim(limit=3))) == sorted(locked)
+        assert ids_claimed_by_an_engine(limit=3) == sorted(free)
+    assert ids_claimed_by_an_engine(limit=3) == sorted(locked)
 
 
 def test_a_release_gives_back_what_nobody_has_locked() -> None:
@@ -359,18 +362,10 @@ def test_191_no_wait_without_bound_behind_a_locked_row() -> None:
     def lock() -> None:
         OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")
 
-    def engine_claim() -> list[str]:
-        own = engine_connection("default", lock_wait=0.5)
-        try:
-            wanted = Claim(me="me", lease=30, limit=10)
-            return [each[0] for each in dialect_of(own).claim(own, wanted).rows]
-        finally:
-            own.close()
-
     with elsewhere(lock):
-        future = in_thread(engine_claim)
+        future = in_thread(lambda: ids_claimed_by_an_engine(limit=10))
         if connection.features.has_select_for_update_skip_locked:
-            assert sorted(future.result(10)) == sorted(free)
+            assert future.result(10) == sorted(free)
         else:
             assert "lock" in str(future.exception(10)).lower()
     assert row(locked).locked_by is None
@@ -386,7 +381,7 @@ def test_after_a_lock_wait_mysql_claims_without_waiting(monkeypatch: pytest.Monk
 
     def claim_one() -> str:
         started = time.monotonic()
-        found = dialect_of(own).claim(own, Claim(me="me", lease=30, limit=1)).rows
+        found = dialect_of(own).claim(own, due_claim(limit=1)).rows
         waited.append(time.monotonic() - started > 0.9)
         return str(found[0][0])
 
@@ -660,12 +655,18 @@ def test_a_row_deleted_meanwhile_is_no_error() -> None:
 
 
 def test_seconds_to_next_due() -> None:
-    assert dialect().seconds_to_next_due(connection) is None
+    assert next_due() == {}
     insert(due=-5)
-    assert dialect().seconds_to_next_due(connection) is None
+    assert next_due() == {}
     insert(due=60)
     insert(due=30)
-    assert 25 < dialect().seconds_to_next_due(connection) <= 30
+    assert [*next_due()] == ["default"]
+    assert 25 < next_due()["default"] <= 30
+
+
+def next_due() -> dict[str, float]:
+    found: dict[str, float] = dialect().seconds_to_next_due(connection, queues=["default"])
+    return found
 
 
 # -- query plans -----------------------------------------------------------------------------------
@@ -702,7 +703,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "hot": lambda: claim(ids=some),
         "lost": lambda: claim(limit=20, state=RescueState.LOST, at=now()),
         "left behind": lambda: lost_events(limit=2000),
-        "next due": lambda: dialect().seconds_to_next_due(connection),
+        "next due": next_due,
         "done": lambda: dialect().settle_done(connection, me="me", ids=some),
         "delete": lambda: dialect().delete_done(connection, me="me", ids=some),
         "settle": lambda: dialect().settle(connection, me="me", decisions=retries),
@@ -715,7 +716,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
 
 def test_the_claim_goes_by_the_index_of_due_times(due_among_many: list[str]) -> None:
     sql, params = statements(lambda: claim(limit=20))[0]
-    assert index_name("outbox_event_due") in str(explain(sql, params))
+    assert index_name("outbox_event_queue") in str(explain(sql, params))
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="others have their plans at the server")
@@ -741,9 +742,10 @@ def test_a_plan_made_for_an_empty_table_holds_for_a_full_one() -> None:
     """The engine prepares its statements, so a plan made early must suit the table later."""
     own = engine_connection("default", lock_wait=1)
     works: list[tuple[Claim, str]] = [
-        (Claim(me="me", lease=30, limit=20), "outbox_event_due"),
-        (Claim(me="me", lease=30, limit=20, since=1.0), "outbox_event_due"),
-        (Claim(me="me", lease=30, limit=2, ids=["a", "b"]), "outbox_event_pkey"),
+        (due_claim(limit=20), "outbox_event_queue"),
+        (due_claim(limit=20, since=1.0, skip_recent=1.0), "outbox_event_queue"),
+        (due_claim(limit=20, most_bytes=9), "outbox_event_queue"),
+        (due_claim(ids=["a", "b"]), "outbox_event_pkey"),
     ]
     try:
         with own.cursor() as cursor:  # otherwise the table's statistics decide whether there is one
@@ -787,23 +789,24 @@ def test_a_claim_is_cut_where_it_has_enough_payload() -> None:
     # Other databases fetch several rows at a time; only PostgreSQL's statement cuts exactly.
     assert len(first) == 10 if connection.vendor == "postgresql" else 10 <= len(first) <= 25
     assert {each.locked_by for each in OutboxEvent.objects.exclude(pk__in=first)} == {None}
-    again = dialect().claim(connection, Claim(me="me", lease=30, limit=1, most_bytes=1))
-    assert ([row[0] for row in again.rows], again.more) == ([ids[len(first)]], True)
+    again = claimed(limit=1, most_bytes=1)
+    assert [row[0] for row in again.rows] == [ids[len(first)]]
+    assert again.found("default").more
 
 
 def test_a_cut_claim_says_that_more_is_due_whatever_the_characters() -> None:
     """The limit counts bytes, and a character may have more than one."""
     ids = insert(10, payload='"' + 400 * "é" + '"')
-    found = dialect().claim(connection, Claim(me="me", lease=30, limit=10, most_bytes=1000))
-    assert found.more  # other databases may say so although nothing is left
+    found = claimed(limit=10, most_bytes=1000)
+    assert found.found("default").more  # other databases may say so although nothing is left
     if connection.vendor == "postgresql":
         assert [row[0] for row in found.rows] == ids[:2]
 
 
 def test_a_claim_that_is_not_cut_says_that_nothing_is_left() -> None:
     insert(3, payload='"x"')
-    found = dialect().claim(connection, Claim(me="me", lease=30, limit=10, most_bytes=10_000))
-    assert (len(found.rows), found.more) == (3, False)
+    found = claimed(limit=10, most_bytes=10_000)
+    assert (len(found.rows), found.found("default").more) == (3, False)
 
 
 # -- leases put back -------------------------------------------------------------------------------
@@ -814,7 +817,7 @@ def test_leases_are_put_back_with_their_due_times() -> None:
     due = {each: row(each).available_at for each in ids}
     claim()
     steal(ids[1])
-    put = [(each, at) for each, at in due.items() if at]
+    put = [Unclaimed(each, at, "default") for each, at in due.items() if at]
     assert dialect().unclaim(connection, me="me", due=put) == 2
     after = [row(each) for each in ids]
     assert [each.available_at == due[each.event_id] for each in after] == [True, False, True]
@@ -827,13 +830,15 @@ def test_what_is_settled_is_not_put_back() -> None:
     (event_id,) = insert(due=-9)
     claim()
     settle(event_id, DONE)
-    assert dialect().unclaim(connection, me="me", due=[(event_id, now())]) == 0
+    assert dialect().unclaim(connection, me="me", due=[Unclaimed(event_id, now(), "default")]) == 0
     assert row(event_id).available_at is None
 
 
 def test_many_leases_are_put_back() -> None:
     ids = insert(550, due=-9)
     rows = claim(limit=1000)
-    due = [(each["event_id"], stored_instant(each["due_at"])) for each in rows]
+    due = [
+        Unclaimed(each["event_id"], stored_instant(each["due_at"]), each["queue"]) for each in rows
+    ]
     assert dialect().unclaim(connection, me="me", due=due) == len(ids)
     assert OutboxEvent.objects.due().filter(locked_by=None).count() == len(ids)

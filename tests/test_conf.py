@@ -12,6 +12,7 @@ from django.test import override_settings
 
 from django_outbox import conf
 from django_outbox.conf import Settings, current, index_name, problems, table_name
+from django_outbox.queue_settings import BreakerSettings
 
 pytestmark = pytest.mark.any_database
 
@@ -24,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "PROCESSES": 1,
     "ASYNC_CONCURRENCY": 100,
     "ASYNC_CONNECTIONS": None,
+    "QUEUES": None,
     "LISTENER_TIMEOUT": None,
     "STUCK_AFTER": 600,
     "PREFETCH_BYTES": 64 * 1024**2,
@@ -92,6 +94,7 @@ BAD: dict[str, list[Any]] = {
     "DEFER_LIMIT": [*NO_NUMBER, 0],
     "LISTENER_TIMEOUT": [*NO_NUMBER, 0],
     "ASYNC_CONNECTIONS": [0, -1, 1.5, "5", True],
+    "QUEUES": ["hooks", ["hooks"], 5, {"a b": {}}, {"hooks": None}, {"hooks": {"RATE": "fast"}}],
     "MAX_RESCUES": [1, 0, -1, 2.5, "5", None],
     "FAIRNESS": [(1,), (1, 2, 3), (0, 1), (2, 0), "21", 2, None, (1.5, 1)],
     "DOORBELL": [5, {}, {"directory": "x"}, ["local"], True],
@@ -114,6 +117,13 @@ GOOD: dict[str, list[Any]] = {
     "DEFER_LIMIT": [None, 1, 0.5],
     "LISTENER_TIMEOUT": [None, 1, 0.5],
     "ASYNC_CONNECTIONS": [None, 1, 50],
+    "QUEUES": [
+        None,
+        {},
+        {"hooks": {}},
+        {"default": {"WORKERS": 2}},
+        {f"q{n}": {} for n in range(15)},
+    ],
     "MAX_RESCUES": [2, 5],
     "FAIRNESS": [(2, 1), [1, 1]],
     "DOORBELL": [None, "auto", "local", {"kind": "local", "directory": "x"}],
@@ -275,3 +285,65 @@ def test_a_path_that_leads_nowhere_is_improper(path: str) -> None:
         ),
     ):
         conf.resolve("SERIALIZER")
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+NAMES = "expected names of 1 to 64 letters, digits, '_', '.' or '-', but not "
+RATES = (
+    'expected for the queue \'hooks\' a RATE such as "50/s", "100/m" or "10/h", or None, but not '
+)
+BREAKERS = "expected for the queue 'hooks' "
+QUEUE_FAULTS: list[tuple[Any, str]] = [
+    ({"": {}}, f"{NAMES}''."),
+    ({"a b": {}}, f"{NAMES}'a b'."),
+    ({"-a": {}}, f"{NAMES}'-a'."),
+    ({"ä": {}}, f"{NAMES}'ä'."),
+    ({"x" * 65: {}}, f"{NAMES}'{'x' * 65}'."),
+    ({7: {}}, f"{NAMES}7."),
+    (["hooks"], "expected a dict with the settings of each queue by its name, or None."),
+    ({"hooks": 8}, "expected a dict of settings for the queue 'hooks', but not 8."),
+    ({f"q{n}": {} for n in range(16)}, 'expected at most 16 queues, "default" included.'),
+    ({"hooks": {"WORKERS": 0}}, "a whole number of at least 1 as WORKERS, but not 0."),
+    ({"hooks": {"ASYNC_CONCURRENCY": 1.5}}, "at least 1 as ASYNC_CONCURRENCY, but not 1.5."),
+    ({"hooks": {"ASYNC_CONNECTIONS": True}}, "as ASYNC_CONNECTIONS, or None, but not True."),
+    ({"hooks": {"workers": 8}}, "for the queue 'hooks' only WORKERS, ASYNC_CONCURRENCY, ASYNC"),
+    ({"hooks": {"workers": 8}}, "ASYNC_CONNECTIONS, RATE, BREAKER, but not 'workers'."),
+    *[({"hooks": {"RATE": rate}}, f"{RATES}{rate!r}.")
+      for rate in (50, "50", "0/s", "50/d", "50 / s", "-1/s", "1e3/s", "1000001/s", "/s")],
+    ({"hooks": {"BREAKER": True}}, f'{BREAKERS}a BREAKER such as {{"failures": 5, "within": 60'),
+    ({"hooks": {"BREAKER": {"fails": 5}}}, f"{BREAKERS}only failures, within and pause for a"),
+    ({"hooks": {"BREAKER": {"failures": 0}}}, f"{BREAKERS}a whole number of at least 1 as a"),
+    ({"hooks": {"BREAKER": {"pause": 0}}}, f"{BREAKERS}seconds above zero as a breaker's pause,"),
+    ({"hooks": {"BREAKER": {"within": "60"}}}, "above zero as a breaker's within, but not '60'."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("queues", "says"), QUEUE_FAULTS, ids=[str(q)[:40] for q, _ in QUEUE_FAULTS]
+)
+def test_a_fault_in_the_queues_is_named(queues: Any, says: str) -> None:
+    with override_settings(OUTBOX={"QUEUES": queues}):
+        [problem] = problems()
+    assert problem.message.startswith('OUTBOX["QUEUES"] is ')
+    assert says in problem.message
+    assert problem.hint == 'Correct OUTBOX["QUEUES"] or leave it out.'
+
+
+def test_a_queue_has_the_top_level_settings_that_it_does_not_set() -> None:
+    given = {
+        "WORKERS": 3,
+        "QUEUES": {
+            "hooks": {"WORKERS": 8, "RATE": "90/m", "BREAKER": {"failures": 2}},
+            "mail": {"ASYNC_CONNECTIONS": 5, "RATE": None, "BREAKER": None},
+        },
+    }
+    with override_settings(OUTBOX=given):
+        default, hooks, mail = current().queues.values()
+    assert [each.name for each in (default, hooks, mail)] == ["default", "hooks", "mail"]
+    assert [each.WORKERS for each in (default, hooks, mail)] == [3, 8, 3]
+    assert [each.ASYNC_CONNECTIONS for each in (default, hooks, mail)] == [6, 16, 5]
+    assert [each.RATE for each in (default, hooks, mail)] == [None, 1.5, None]
+    found = hooks.BREAKER
+    assert found == BreakerSettings(failures=2, within=60, pause=30)
+    assert (default.BREAKER, mail.BREAKER) == (None, None)

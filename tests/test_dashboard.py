@@ -375,7 +375,7 @@ def test_41_it_costs_few_queries(
     boss: Client, setting: str, django_assert_max_num_queries: Any
 ) -> None:
     getattr(scene, setting)()
-    with django_assert_max_num_queries(19):
+    with django_assert_max_num_queries(22):
         body(boss)
 
 

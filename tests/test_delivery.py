@@ -18,7 +18,7 @@ from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import FULL, Claim
+from django_outbox.sql.values import FULL, Branch, Claim
 from tests.table import PLACED, insert, listening, now, row, write
 from tests.waiting import wait_until
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 
 def leases(limit: int = 100) -> list[Lease]:
     """Claim what is due."""
-    claim = Claim(me="me", lease=30, limit=limit)
+    claim = Claim(me="me", lease=30, branches=[Branch("default", limit)])
     deadline = time.monotonic() + 24
     rows = dialect_of(connection).claim(connection, claim).rows
     return [lease_from_row(each, FULL, deadline=deadline, me="me") for each in rows]

@@ -25,7 +25,7 @@ from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.events import Event
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import FULL, Claim
+from django_outbox.sql.values import FULL, Branch, Claim
 from django_outbox.worker.prefetch import BUSY_AFTER, SHRINK_ABOVE, Prefetch
 from django_outbox.worker.queues import Held, Offers, Ready
 from django_outbox.worker.shedding import Shedding
@@ -60,7 +60,10 @@ def busy_worker(gate: Gate, threads: int = 2) -> Iterator[outbox.Worker]:
         try:
             write(threads, "order.gated")
             wait_until(lambda: len(gate.entered) == threads, what="a call on each thread")
-            wait_until(lambda: worker._claimer._prefetch.is_busy(monotonic()), what="busy")
+            wait_until(
+                lambda: worker._claimer._intakes["default"].prefetch.is_busy(monotonic()),
+                what="busy",
+            )
             yield worker
         finally:
             gate.open.set()
@@ -69,17 +72,24 @@ def busy_worker(gate: Gate, threads: int = 2) -> Iterator[outbox.Worker]:
 # -- the size of the prefetch ----------------------------------------------------------------------
 
 
+def prefetch_of(settings: Settings, held: Held, ready: Ready) -> Prefetch:
+    """Return the prefetch of a worker with one queue."""
+    queue = settings.queues["default"]
+    return Prefetch(settings, queue, held=held, ready=ready, most_bytes=settings.PREFETCH_BYTES)
+
+
 class Wait:
     """A prefetch; each call returns its size after events have waited for so many seconds."""
 
     def __init__(self, **given: Any) -> None:
         settings = Settings(**{"WORKERS": 4, "COLD_QUEUE_CAPACITY": 100, **given})
         self.held = Held(30)
-        self.prefetch = Prefetch(settings, held=self.held, ready=Ready())
+        self.load = self.held.load("default")
+        self.prefetch = prefetch_of(settings, self.held, Ready())
 
     def __call__(self, seconds: float | None, *, backlog: bool = True) -> int:
         if seconds is not None:
-            self.held.started, self.held.longest_wait = 5, seconds
+            self.load.started, self.load.longest_wait = 5, seconds
         self.prefetch.adapt(backlog=backlog)
         return self.prefetch.size
 
@@ -102,7 +112,7 @@ def test_the_prefetch_grows_fast_where_events_start_at_once() -> None:
 
 def test_the_first_events_say_nothing_for_a_thread_was_free_for_each() -> None:
     wait = Wait()
-    wait.held.started, wait.held.longest_wait = 4, 0.0
+    wait.load.started, wait.load.longest_wait = 4, 0.0
     wait.prefetch.adapt(backlog=True)
     assert wait.prefetch.size == 8
 
@@ -116,7 +126,7 @@ def test_the_prefetch_grows_for_events_of_this_process_too(settings: Any) -> Non
     with listening(lambda event: None), outbox.Worker(workers=2) as worker:
         write(400)
         wait_until(lambda: statuses() == {"DONE": 400}, what="DONE")
-        assert worker._claimer._prefetch.size > 4
+        assert worker._claimer._intakes["default"].prefetch.size > 4
 
 
 # -- a busy worker ---------------------------------------------------------------------------------
@@ -128,7 +138,9 @@ def test_a_worker_whose_threads_are_all_busy_claims_nothing(settings: Any) -> No
         insert(20)
         write(20)  # offered to this process
         worker.poll()
-        wait_until(lambda: not len(worker._offers), what="the offers left to others")
+        wait_until(
+            lambda: not len(worker._pools.get("default").offers), what="the offers left to others"
+        )
         assert leased() == 2
         gate.open.set()
         wait_until(lambda: statuses() == {"DONE": 42}, what="DONE")
@@ -171,7 +183,9 @@ def test_what_waits_too_long_is_released_with_its_old_due_time(settings: Any) ->
 def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise two workers would run it at the same time."""
     (event_id,) = insert(due=-9)
-    found = dialect_of(connection).claim(connection, Claim(me="me", lease=30, limit=1))
+    found = dialect_of(connection).claim(
+        connection, Claim(me="me", lease=30, branches=[Branch("default", 1)])
+    )
     (leased_row,) = found.rows
     waiting = lease_from_row(leased_row, FULL, deadline=monotonic() + 20, me="me")
     waiting.claimed_at -= 10
@@ -185,9 +199,9 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
         drop(leases)
 
     monkeypatch.setattr(held, "drop", meanwhile)
-    offers = Offers(1, most_bytes=1, wakeup=Wakeup())
-    streams: Any = SimpleNamespace(shed=lambda before: False)
-    shedding = Shedding(me="me", held=held, offers=offers, streams=streams)
+    pool: Any = SimpleNamespace(name="default", rate=None)
+    streams: Any = SimpleNamespace(shed=lambda before, queue: False)
+    shedding = Shedding(me="me", held=held, pool=pool, streams=streams)
     assert shedding.release_late(connection, monotonic()) > 9
     assert starts[0].result(20) is False
     assert row(event_id).locked_by is None
@@ -227,7 +241,8 @@ def test_what_waits_for_the_event_loop_counts_as_waiting(settings: Any) -> None:
         try:
             wait_until(lambda: len(entered) == 2)
             wait_until(lambda: leased() == 2, what="the others released")
-            assert worker._event_loop.waiting <= 2 * worker._claimer._prefetch.size
+            (loop,), intake = worker._event_loops, worker._claimer._intakes["default"]
+            assert loop.waiting <= 2 * intake.prefetch.size
         finally:
             gate.set()
         wait_until(lambda: statuses() == {"DONE": 60}, what="DONE")
@@ -290,7 +305,7 @@ def test_payloads_in_memory_stay_within_prefetch_bytes(settings: Any) -> None:
     seen: list[int] = []
 
     def note(event: outbox.Event) -> None:
-        seen.append(worker._held.payload_bytes)
+        seen.append(worker._held.load("default").payload_bytes)
 
     with listening(note):
         worker = outbox.Worker(workers=4)
@@ -298,7 +313,7 @@ def test_payloads_in_memory_stay_within_prefetch_bytes(settings: Any) -> None:
             wait_until(lambda: statuses() == {"DONE": 200}, what="DONE")
     assert len(seen) == 200
     assert size <= max(seen) <= budget + size
-    assert worker._held.payload_bytes == 0
+    assert worker._held.load("default").payload_bytes == 0
 
 
 def test_offers_are_bounded_by_their_payloads_too() -> None:
@@ -327,21 +342,25 @@ def test_the_bytes_of_leases_are_counted_exactly() -> None:
     """Leases count correctly when settled, replaced by a newer claim, or dropped twice."""
     held = Held(30)
     first, again, newer = lease("a", 10), lease("a", 10, renewal=True), lease("a", 30)
+    load = held.load("default")
     held.add([first])
     held.add([again])
-    assert held.payload_bytes == 10
+    assert (load.held, load.payload_bytes) == (1, 10)
     held.add([newer])
-    assert held.payload_bytes == 30
+    assert (load.held, load.payload_bytes) == (1, 30)
+    held.move(newer, "other")
+    assert (load.held, load.payload_bytes) == (0, 0)
+    assert (held.load("other").held, held.load("other").payload_bytes) == (1, 30)
     held.drop([first])
     held.drop([newer])
     held.drop([newer])
-    assert held.payload_bytes == 0
+    assert (held.load("other").held, held.load("other").payload_bytes) == (0, 0)
 
 
 def test_a_busy_thread_is_told_from_an_idle_one() -> None:
     ready = Ready()
-    prefetch = Prefetch(Settings(), held=(held := Held(30)), ready=ready)
-    held.last_start = monotonic() - 2 * BUSY_AFTER
+    prefetch = prefetch_of(Settings(), held := Held(30), ready)
+    held.load("default").last_start = monotonic() - 2 * BUSY_AFTER
     assert not prefetch.is_busy(monotonic())  # nothing is in flight
     held.add([lease("a", 10)])
     assert prefetch.is_busy(monotonic())

@@ -32,7 +32,9 @@ from tests.faults.oracle import (
     percentile,
     recoveries,
 )
+from tests.faults.scenarios.queues import repeated_by_kills
 from tests.faults.scenarios.stops import ideal
+from tests.faults.simulated import Call, early
 from tests.faults.witness import Line, running
 
 pytestmark = pytest.mark.any_database
@@ -52,11 +54,13 @@ def row(event_id: str = "a", **given: Any) -> Row:
 
 def ran(
     start: float, end: float | None, *, event_id: str = "a", pid: int = ONE, attempts: int = 0,
-    phase: str = "end",
+    phase: str = "end", listener: str = "",
 ) -> list[Line]:  # fmt: skip
     said = [("start", start), (phase, end)] if end is not None else [("start", start)]
     return [
-        Line(id=event_id, attempts=attempts, phase=each, pid=pid, thread=1, at=at)
+        Line(
+            id=event_id, attempts=attempts, phase=each, pid=pid, thread=1, at=at, listener=listener
+        )
         for each, at in said
     ]
 
@@ -398,6 +402,70 @@ ILL["a lease not looked at after a suspension"] = (
 )  # fmt: skip
 
 
+# Several listeners: each has to end well once, never two of them at a time.
+SHARED = {"plain": ("here", "there")}
+
+
+def shared(*lines: Sequence[Line], **given: Any) -> Evidence:
+    return evidence(*lines, **{"listeners": SHARED, **given})
+
+
+WELL["two listeners, one after the other"] = shared(
+    ran(1, 2, listener="here"), ran(2.1, 3, listener="there", pid=TWO),
+)  # fmt: skip
+WELL["each of two listeners failed once"] = shared(
+    ran(1, 2, listener="here", phase="failed"), ran(2.1, 3, listener="there", phase="failed"),
+    ran(4, 5, listener="there", attempts=1), ran(5.1, 6, listener="here", attempts=1),
+    rows=[row(attempts=1)],
+)  # fmt: skip
+WELL["killed in the second listener, which had taken the event over"] = shared(
+    ran(1, 2, listener="here"), ran(2.1, None, listener="there"),
+    ran(9, 10, listener="here", pid=TWO), ran(10.1, 11, listener="there", pid=TWO),
+    faults=[kill(7)],
+)  # fmt: skip
+ILL["one of two listeners never ran"] = (
+    shared(ran(1, 2, listener="here")),
+    {"lost": 1, "done_without_effect": 1},
+)
+ILL["two listeners at a time"] = (
+    shared(ran(1, 3, listener="here"), ran(2, 4, listener="there", pid=TWO)),
+    {"overlaps": 1},
+)
+ILL["a listener repeated beside another's failure"] = (
+    shared(
+        ran(1, 2, listener="here"), ran(2.1, 3, listener="there", phase="failed"),
+        ran(4, 5, listener="here"), ran(5.1, 6, listener="there", attempts=1),
+    ),
+    {"unexplained": 1},
+)  # fmt: skip
+ILL["a listener repeated that was written before the second one began"] = (
+    shared(
+        ran(1, 2, listener="here"), ran(5, None, listener="there"),
+        ran(9, 10, listener="here", pid=TWO), ran(10.1, 11, listener="there", pid=TWO),
+        faults=[kill(7)],
+    ),
+    {"unexplained": 1},
+)  # fmt: skip
+ILL["failures of two listeners added up"] = (
+    shared(
+        ran(1, 2, listener="here", phase="failed"), ran(2.1, 3, listener="there", phase="failed"),
+        ran(4, 5, listener="there", attempts=1), ran(5.1, 6, listener="here", attempts=1),
+        rows=[row(attempts=2)],
+    ),
+    {"false_attempts": 1},
+)  # fmt: skip
+ILL["the second of a key before the first one's second listener"] = (
+    shared(
+        ran(1, 2, listener="here"), ran(2.1, 5, listener="there"),
+        ran(3, 4, listener="here", event_id="b", pid=TWO),
+        ran(6, 7, listener="there", event_id="b", pid=TWO),
+        intents=[intent(key="k"), intent("b", key="k", n=2)],
+        rows=[row(key="k", seq=1), row("b", key="k", seq=2)],
+    ),
+    {"inversions": 1},
+)  # fmt: skip
+
+
 # Row 500.
 @pytest.mark.parametrize("name", WELL)
 def test_500_what_is_well_is_no_violation(name: str) -> None:
@@ -458,6 +526,38 @@ def test_the_ideal_time_counts_the_workers_that_are_there() -> None:
     assert ideal(10, [5.0, 9.0]) == 7  # 4 seconds of one, 3 of both
     assert ideal(10, [9.0, 5.0, 9.0]) == 6
     assert ideal(3, [5.0, 9.0]) == 3
+
+
+def test_what_one_kill_repeats_is_counted_by_listeners_that_had_ended() -> None:
+    found = shared(
+        ran(1, 2, listener="here"), ran(2.1, None, listener="there"), ran(1, 2, event_id="b"),
+        ran(9, 10, listener="here", pid=TWO), ran(10.1, 11, listener="there", pid=TWO),
+        ran(9, 10, event_id="b", pid=TWO), faults=[kill(3), kill(12, TWO)],
+        intents=[intent(), intent("b")], rows=[row(), row("b")],
+    )  # fmt: skip
+    assert repeated_by_kills(found, executions(found, Verdict())) == 2
+
+
+def probe(since: float, end: float, **given: Any) -> Call:
+    return Call(worker=1, start=since + 0.01, end=end, failed=True, probe=True, since=since,
+                **given)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "count"),
+    [
+        (probe(1, 1.2), probe(2.2, 2.4), 0),
+        (probe(1, 1.2), probe(1.1, 1.3), 1),
+        (probe(1, 1.2), probe(1.9, 2.1), 1),  # the pause after it is not over
+        (probe(1, 1.2, lost=True), probe(3, 3.2), 0),
+        (probe(1, 1.2, lost=True), probe(2.5, 2.7), 1),  # nor is the lease
+        (probe(1, 3.5), probe(3.0, 3.2), 0),  # it was
+    ],
+)
+def test_a_probe_keeps_others_away_for_a_lease_and_the_pause(
+    before: Call, after: Call, count: int
+) -> None:
+    assert len(early([before, after], lease=2.0, pause=1.0)) == count
 
 
 def test_latency_counts_from_the_commit_or_the_due_time() -> None:

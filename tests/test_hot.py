@@ -97,7 +97,8 @@ def quiet(**more: Any) -> dict[str, Any]:
 def at_rest(worker: outbox.Worker) -> bool:
     """Wait until the worker's first poll is over; from then on only a wakeup makes it poll."""
     return wait_until(
-        lambda: worker._claimer._poll_at > time.monotonic() + FAR / 2, what="a worker at rest"
+        lambda: worker._claimer._intakes["default"].poll_at > time.monotonic() + FAR / 2,
+        what="a worker at rest",
     )
 
 

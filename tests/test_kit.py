@@ -544,11 +544,11 @@ def test_time_wakes_a_running_worker(settings: Any) -> None:
     settings.OUTBOX = {**slow, "LEASE": 0.5, "DRAIN_TIMEOUT": 0.4}  # keeps the probation short
     with listening(ship), running_worker() as worker:
         place(deliver_after=3600)
-        claimer = worker._claimer
+        intake, wakeup = worker._claimer._intakes["default"], worker._wakeup
         wait_until(
             lambda: (
-                not claimer._wakeup.poll_wanted
-                and min(claimer._poll_at, claimer._wakeup.next_poll()) > time.monotonic() + 400
+                not wakeup.poll_wanted
+                and min(intake.poll_at, wakeup.next_poll()) > time.monotonic() + 400
             ),
             what="a claimer at rest",
         )

@@ -75,6 +75,7 @@ def test_what_is_registered_is_described() -> None:
         "event_type": "order.placed",
         "aggregate_type": "shop.Order",
         "name": "stock",
+        "queue": "default",
         "function": f"{__name__}.hear",
         "place": registry.location(hear),
         "retry": repr(retry),
@@ -186,3 +187,12 @@ def test_each_alias_is_looked_into() -> None:
         outbox.write("order.lost", using="other")
     found = json.loads(run("--format", "json", "--database", "default", "--database", "other"))
     assert [len(rows) for rows in found["missing"].values()] == [0, 1]
+
+
+def test_each_listener_is_shown_with_its_queue(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"hooks": {}}}
+    with listening(hear, "order.placed", queue="hooks"), listening(hear_later, "x"):
+        assert [each["queue"] for each in describe_listeners()] == ["hooks", "default"]
+        lines = run().splitlines()
+    assert lines[0].split()[:7] == "EVENT TYPE AGGREGATE TYPE NAME QUEUE LISTENER".split()
+    assert [each.split()[3] for each in lines[1:3]] == ["hooks", "default"]

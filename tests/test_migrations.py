@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from django_outbox.models import (
@@ -27,6 +27,8 @@ from django_outbox.models import (
     OutboxWorker,
 )
 from tests import databases, sql_page
+from tests.plans import analyze
+from tests.table import insert
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = [OutboxEvent, OutboxInbox, OutboxStream, OutboxWorker]
@@ -85,6 +87,16 @@ def test_the_database_fills_what_a_row_begins_with() -> None:
         )
     row = OutboxEvent.objects.get()
     assert (row.aggregate_type, row.status, row.attempts, row.rescues) == ("__GLOBAL__", 0, 0, 0)
+    assert row.queue == "default"
+
+
+@pytest.mark.django_db
+def test_what_version_0_1_writes_waits_in_the_queue_default() -> None:
+    """Its statements do not name the column."""
+    key = connection.ops.quote_name("key")
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO outbox_stream ({key}, seq) VALUES ('a', 1)")
+    assert OutboxStream.objects.get().queue == "default"
 
 
 def constraints(table: str) -> dict[str, dict[str, Any]]:
@@ -101,13 +113,18 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
              if not each["primary_key"]}  # fmt: skip
     by_vendor = ["key", "status", "seq"] if connection.vendor == "mysql" else ["key", "seq"]
     assert {name: each["columns"] for name, each in found.items()} == {
-        "outbox_event_due": ["available_at", "event_id"],
+        "outbox_event_queue": ["queue", "available_at", "event_id"],
+        "outbox_event_due": ["available_at", "event_id"],  # for version 0.1, until the next one
         "outbox_event_key": by_vendor,
         "outbox_event_unique": ["unique_key"],
         # Few rows are dead: 60,000 updates took equally long with and without this index.
         **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["event_id"]}),
     }
     assert [name for name, each in found.items() if each["unique"]] == ["outbox_event_unique"]
+    of_streams = {name: each["columns"] for name, each in constraints("outbox_stream").items()
+                  if not each["primary_key"]}  # fmt: skip
+    assert of_streams == {"outbox_stream_queue": ["queue", "due_at"],
+                          "outbox_stream_due": ["due_at"]}  # fmt: skip
 
 
 @pytest.mark.django_db
@@ -120,22 +137,31 @@ def test_indexes_are_partial_where_the_database_can() -> None:
         else "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type = 'index' "
         "AND tbl_name = %s"
     )
-    conditions = {"due": "available_at", "key": "status", "unique": "unique_key", "dead": "status"}
-    with connection.cursor() as cursor:
-        cursor.execute(catalogue, ["outbox_event"])
-        found = [sql for (sql,) in cursor.fetchall() if "outbox_event_" in sql.split(" ON ")[0]
-                 and "pkey" not in sql]  # fmt: skip
-    for name, column in conditions.items():
-        [sql] = [each for each in found if f"outbox_event_{name}_" in each]
-        assert column in sql.partition(" WHERE ")[2]
+    conditions = {
+        "outbox_event": {"queue": "available_at", "due": "available_at", "key": "status",
+                         "unique": "unique_key", "dead": "status"},
+        "outbox_stream": {"queue": "due_at", "due": "due_at"},
+    }  # fmt: skip
+    for table, columns in conditions.items():
+        with connection.cursor() as cursor:
+            cursor.execute(catalogue, [table])
+            found = [sql for (sql,) in cursor.fetchall() if f"{table}_" in sql.split(" ON ")[0]
+                     and "pkey" not in sql]  # fmt: skip
+        for name, column in columns.items():
+            [sql] = [each for each in found if f"{table}_{name}_" in each]
+            assert column in sql.partition(" WHERE ")[2]
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_a_due_event_is_found_by_its_index() -> None:
-    with connection.cursor() as cursor:
+    """Without a queue too, as the admin and the statistics search."""
+    insert(2000, due=3600)
+    insert(20, due=-1)
+    analyze(OutboxEvent)
+    with transaction.atomic(), connection.cursor() as cursor:
         if vendor == "postgres":
             cursor.execute("SET LOCAL enable_seqscan = off")
-    plan = OutboxEvent.objects.due()[:10].explain()
+        plan = OutboxEvent.objects.due()[:10].explain()
     assert "outbox_event_due" in plan
 
 
@@ -273,6 +299,81 @@ def test_migrations_run_forwards_and_backwards(scratch: Scratch) -> None:
 
     scratch.manage("migrate", "--verbosity=0")
     assert scratch.run(WRITE_AND_DRAIN) == WORKS
+
+
+OLD_ROWS = """
+    import json
+    from django.db import connection
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO outbox_event (event_id, event_type, payload, occurred_at, created_at) "
+            "VALUES ('1', 'x', 'null', '2030-01-01 00:00:00', '2030-01-01 00:00:00')"
+        )
+        key = connection.ops.quote_name("key")
+        cursor.execute(f"INSERT INTO outbox_stream ({key}, seq) VALUES ('a', 7)")
+    print(1)
+"""
+QUEUES = """
+    import json
+    from django_outbox.models import OutboxEvent, OutboxStream
+    print(json.dumps([
+        [*OutboxEvent.objects.values_list("event_id", "payload", "queue")],
+        [*OutboxStream.objects.values_list("key", "seq", "queue")],
+    ]))
+"""
+BEFORE_QUEUES = ("migrate", "django_outbox", "0005_lease", "--verbosity=0")
+
+
+def test_rows_of_version_0_1_get_the_queue_default(scratch: Scratch) -> None:
+    scratch.manage(*BEFORE_QUEUES)
+    scratch.run(OLD_ROWS)
+    for _ in range(2):
+        scratch.manage("migrate", "--verbosity=0")
+        assert scratch.run(QUEUES) == [[["1", "null", "default"]], [["a", 7, "default"]]]
+        scratch.manage(*BEFORE_QUEUES)
+
+
+INTERRUPT = """
+    from django.db import OperationalError, connection, connections
+    from django_outbox.conf import index_name
+    writer = connections.create_connection("default")
+    writer.set_autocommit(False)
+    with writer.cursor() as cursor, connection.cursor() as other:
+        cursor.execute("UPDATE outbox_event SET payload = payload")
+        other.execute("SET statement_timeout = 500")
+        try:
+            other.execute(
+                f"CREATE INDEX CONCURRENTLY {index_name('outbox_event_queue')} "
+                "ON outbox_event (queue, available_at, event_id) WHERE available_at IS NOT NULL"
+            )
+        except OperationalError as error:
+            assert "statement timeout" in str(error)
+    writer.close()
+    print(1)
+"""
+VALID = """
+    import json
+    from django.db import connection
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT indexrelid::regclass::text, indisvalid FROM pg_index "
+            "WHERE indexrelid::regclass::text LIKE '%%_queue_%%' ORDER BY 1"
+        )
+        found = [(name.rpartition("_")[0], valid) for name, valid in cursor.fetchall()]
+    print(json.dumps(found))
+"""
+
+
+@only_postgres
+def test_an_interrupted_index_is_built_again(scratch: Scratch) -> None:
+    """CREATE INDEX CONCURRENTLY leaves an invalid index, which the next migrate replaces."""
+    scratch.manage(*BEFORE_QUEUES)
+    scratch.run(OLD_ROWS)
+    scratch.manage("migrate", "django_outbox", "0006_queues", "--verbosity=0")
+    scratch.run(INTERRUPT)
+    assert scratch.run(VALID) == [["outbox_event_queue", False]]
+    scratch.manage("migrate", "--verbosity=0")
+    assert scratch.run(VALID) == [["outbox_event_queue", True], ["outbox_stream_queue", True]]
 
 
 def test_migrating_and_checking_warn_of_nothing(scratch: Scratch) -> None:

@@ -159,7 +159,7 @@ def test_every_trouble_has_an_alert_that_says_what_to_do() -> None:
     found = {rule["alert"]: rule for rule in rules()}
     assert {
         "OutboxHotQueueDrops", "OutboxLag", "OutboxDeadEvents", "OutboxRescues", "OutboxLostLeases",
-        "OutboxNoWorkers", "OutboxBlockedStreams",
+        "OutboxNoWorkers", "OutboxBlockedStreams", "OutboxQueueWithoutWorkers", "OutboxBreakerOpen",
     } <= set(found)  # fmt: skip
     how_to = (samples.DOCS / "how-to" / "monitor.md").read_text()
     for name, rule in found.items():

@@ -106,6 +106,7 @@ def test_47_a_delivery_is_a_span_linked_to_the_writers(
         "messaging.consumer.group.name": f"{PLACED} stock",
         "outbox.attempt": 1,
         "outbox.database": "default",
+        "outbox.queue": "default",
     }
     inner = traced.named("reserve")
     assert inner.parent is not None

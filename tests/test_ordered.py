@@ -27,7 +27,7 @@ from django_outbox.signals import (
     lease_lost,
 )
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import StreamClaim
+from django_outbox.sql.values import Branch, StreamClaim
 from django_outbox.worker.stream_claims import MAX_EVENTS
 from tests.table import (
     elsewhere,
@@ -426,8 +426,8 @@ def test_a_settle_without_the_lease_is_refused_and_the_stream_goes_on_elsewhere(
 
 def claims_of(owner: str) -> list[str]:
     """Claim as another worker would; return the keys."""
-    claim = StreamClaim(me=owner, lease=60, limit=9)
-    return [key for key, _ in dialect_of(connection).claim_streams(connection, claim).rows]
+    claim = StreamClaim(me=owner, lease=60, branches=[Branch("default", 9)])
+    return [key for key, *_ in dialect_of(connection).claim_streams(connection, claim).rows]
 
 
 def seconds_pass(seconds: float, claimed: list[str]) -> bool:
@@ -649,8 +649,8 @@ def test_single_node_keeps_the_order_too() -> None:
 
 def lose(me: str = "a lost worker", **columns: Any) -> None:
     """Claim every stream as a worker that is lost afterwards."""
-    wanted = StreamClaim(me=me, lease=30, limit=100)
-    keys = [key for key, _ in dialect_of(connection).claim_streams(connection, wanted).rows]
+    wanted = StreamClaim(me=me, lease=30, branches=[Branch("default", 100)])
+    keys = [key for key, *_ in dialect_of(connection).claim_streams(connection, wanted).rows]
     end_stream_leases(*keys)
 
 

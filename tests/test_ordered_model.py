@@ -30,8 +30,8 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import DONE, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamClaim, StreamQuery
-from tests.table import PLACED, end_stream_leases, in_thread, listening, now
+from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamQuery
+from tests.table import PLACED, end_stream_leases, in_thread, listening, now, stream_claim
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -202,8 +202,8 @@ class Streams(RuleBasedStateMachine):
     @rule()
     def a_rival_claims(self) -> None:
         dialect = dialect_of(connection)
-        claim = StreamClaim(me="rival", lease=FAR, limit=1)
-        for key, _ in dialect.claim_streams(connection, claim).rows:
+        claim = stream_claim("rival", lease=FAR, limit=1)
+        for key, *_ in dialect.claim_streams(connection, claim).rows:
             wanted = StreamQuery(
                 me="rival", keys=[key], limit=9, dead_too=self.blocks,
                 only_due_retries=not self.stop,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import logging.config
+import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from datetime import timezone as dt_timezone
 from importlib.util import find_spec
@@ -23,9 +25,11 @@ from django.utils import timezone
 import django_outbox as outbox
 import tests.testapp
 from django_outbox import conf
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.signals import breaker_closed, breaker_opened
 from tests import samples
 from tests.testapp.models import Order
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -586,3 +590,70 @@ def test_9_the_listener_of_the_relays(settings: Any) -> None:
         row = place("whatever.happened")
     assert sent == ["amqp://guest:guest@127.0.0.1:5672//"]
     assert row.status == OutboxEvent.Status.DONE
+
+
+# --- queues, circuit breakers --------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_samples_of_separate_slow_listeners(settings: Any) -> None:
+    """Each listener runs in a thread of its own queue."""
+    requests = pytest.importorskip("requests")
+    threads: dict[str, str] = {}
+
+    def note(what: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            threads[what] = threading.current_thread().name
+            return SimpleNamespace(raise_for_status=nothing)
+
+        return call
+
+    with (
+        samples.modules("how-to/separate-slow-listeners.md") as shop,
+        patch.object(requests, "post", note("partner")),
+    ):
+        settings.OUTBOX = shop["settings"].OUTBOX
+        vars(shop["shop.listeners"]).update(
+            warehouse=SimpleNamespace(reserve=note("stock")),
+            reports=SimpleNamespace(make=note("report")),
+        )
+        with outbox.Worker():
+            with transaction.atomic():
+                outbox.write("order.placed", {"sku": "teapot"})
+                outbox.write("month.closed", {"month": "2026-11"})
+            done = OutboxEvent.Status.DONE
+            wait_until(lambda: OutboxEvent.objects.filter(status=done).count() == 2)
+    assert "-webhooks-worker-" in threads["partner"]
+    assert "-reports-worker-" in threads["report"]
+    assert threads["stock"].startswith("outbox-default-worker-")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_samples_of_survive_a_partners_outage(settings: Any) -> None:
+    """The breaker opens after five failures, a person ends it, and the receivers are called."""
+    requests = pytest.importorskip("requests")
+    post, chat = Recorder(ConnectionError("the partner is away")), Recorder()
+    breakers = OutboxPause.objects.filter(kind="breaker")
+    with samples.modules("how-to/survive-a-partners-outage.md") as shop:
+        alerts = shop["shop.alerts"]
+        alerts.chat = chat
+        settings.OUTBOX = {**shop["settings"].OUTBOX, "RETRY": {"policy": "fixed", "delay": 0.05}}
+        try:
+            with patch.object(requests, "post", post.post), outbox.Worker():
+                with transaction.atomic():
+                    for n in range(50):
+                        outbox.write("order.placed", {"sku": f"s{n}"})
+                wait_until(breakers.exists)
+                wait_until(lambda: len(chat.calls) == 1)
+                wait_until(lambda: not OutboxEvent.objects.leased().exists())
+                spent = sum(OutboxEvent.objects.values_list("attempts", flat=True))
+                assert 5 <= spent == len(post.calls) <= 5 + 7
+                post.answer = SimpleNamespace(raise_for_status=nothing)
+                breakers.resume()
+                wait_until(lambda: not OutboxEvent.objects.pending().exists())
+        finally:
+            breaker_opened.disconnect(alerts.warn)
+            breaker_closed.disconnect(alerts.give_all_clear)
+    (opened,), (closed,) = (args for _, args, _ in chat.calls)
+    assert opened.startswith("webhooks is paused for 30 s: 5 consecutive failures in")
+    assert closed == "webhooks is delivered again"

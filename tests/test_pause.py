@@ -386,6 +386,13 @@ def asked(work: Callable[[], object]) -> list[str]:
     return sent
 
 
+def postpone_due(known: KnownPauses, limit: int) -> int:
+    """Postpone paused rows; return how many rows a claim may take, which is ``limit`` at most."""
+    left = known.postpone_due(connection, {"default": limit})
+    assert [*left] == ["default"]
+    return left["default"]
+
+
 def test_what_is_paused_makes_way_in_bounded_batches() -> None:
     """A claim behind 20,000 paused rows reads none of them."""
     paused = insert(20_000, due=-60, event_type=SENT)
@@ -394,7 +401,7 @@ def test_what_is_paused_makes_way_in_bounded_batches() -> None:
     looking = KnownPauses()
     looking.refresh(connection)
     rounds = 0
-    while not looking.postpone_due(connection, 100):
+    while not postpone_due(looking, 100):
         rounds += 1
         assert rounds <= 40, "batches of 500"
     assert rounds == 40
@@ -418,8 +425,8 @@ def test_each_batch_goes_by_the_index() -> None:
     pause(*TYPE)
     looking = KnownPauses()
     looking.read(connection)
-    sent = statements(lambda: looking.postpone_due(connection, 100))
-    wanted = "outbox_event" if connection.vendor == "mysql" else "ORDER BY available_at"
+    sent = statements(lambda: postpone_due(looking, 100))
+    wanted = "outbox_event" if connection.vendor == "mysql" else "ORDER BY queue, available_at"
     about_events = [each for each in sent if wanted in each[0]]
     assert (
         about_events
@@ -432,7 +439,7 @@ def test_each_batch_goes_by_the_index() -> None:
 def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
     insert(3)
     looking = KnownPauses()
-    sent = asked(lambda: (looking.refresh(connection), looking.postpone_due(connection, 10)))
+    sent = asked(lambda: (looking.refresh(connection), postpone_due(looking, 10)))
     assert len(sent) == 1
     assert "outbox_pause" in sent[0]
     assert asked(lambda: looking.refresh(connection)) == []  # just read
@@ -448,7 +455,7 @@ def test_what_is_free_among_the_paused_is_all_a_claim_may_ask_for(
     pause(*TYPE)
     looking = KnownPauses()
     looking.read(connection)
-    assert looking.postpone_due(connection, 100) == 5
+    assert postpone_due(looking, 100) == 5
     assert OutboxEvent.objects.postponed().count() == 5
 
 
@@ -462,9 +469,9 @@ def test_nothing_is_postponed_for_a_pause_that_is_over() -> None:
     looking = KnownPauses()
     looking.read(connection)
     resume(*TYPE)
-    assert looking.postpone_due(connection, 10) == 0
+    assert postpone_due(looking, 10) == 0
     assert looking.pauses == frozenset()
-    assert looking.postpone_due(connection, 10) == 10
+    assert postpone_due(looking, 10) == 10
     assert ids_of(claim()) == [event_id]
 
 
@@ -489,7 +496,7 @@ def test_a_resume_waits_for_who_is_just_postponing_and_finds_what_they_did() -> 
     def postpone() -> None:
         looking = KnownPauses()
         looking.read(connection)
-        looking.postpone_due(connection, 10)
+        postpone_due(looking, 10)
 
     with elsewhere(postpone):
         resumed = in_thread(lambda: resume(*TYPE))

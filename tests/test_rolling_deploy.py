@@ -208,3 +208,24 @@ def test_side_by_side_through_a_deploy_nothing_is_lost_or_rescued() -> None:
     assert by_old
     assert {*runs} | {*by_old} == {*ids, *order}
     assert stream("a").locked_by is None
+
+
+def test_old_workers_leave_rows_in_their_queues(settings: Any) -> None:
+    """Version 0.1 takes the rows of all queues, and does not know the column."""
+    settings.OUTBOX = {**OUTBOX, "QUEUES": {"hooks": {}}}
+    old, seen = OldWorker("old"), []
+    released, kept = insert(2, queue="hooks")
+    (head,) = keyed("a", queue="hooks")
+    OutboxStream.objects.update(queue="hooks")
+    assert old.claim_stream("a") is None
+    assert claimed(old, [released, kept])
+    assert (old.release(released), old.release_stream("a")) == (1, 1)
+    assert (row(released).queue, stream("a").queue) == ("hooks", "hooks")
+    with (
+        listening(lambda event: seen.append(event.event_id), queue="hooks"),
+        outbox.Worker(purge=False),
+    ):
+        wait_until(lambda: sorted(seen) == sorted([released, head]))
+        assert old.settle(kept) == 1
+        wait_until(lambda: statuses() == {"DONE": 3})
+    assert rescues() == {0}

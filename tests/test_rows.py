@@ -250,13 +250,14 @@ def test_338_poll_and_probe_are_jittered_within_bounds(
     monkeypatch.setattr(Throttle, "after", lambda self, started: None)  # each poll is a full scan
     settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
     claimer, probes, polls = outbox.Worker()._claimer, [], []
+    intake = claimer._intakes["default"]
     claimer._started_at = -math.inf  # its probation is over, so it scans for suspects
     for _ in range(60):
         claimer._scan_at = 0.0
         claimer._wakeup.poll_wanted = True
         started = time.monotonic()
         claimer.step()
-        probes.append(claimer._poll_at - started)
+        probes.append(intake.poll_at - started)
         polls.append(claimer._scan_at - started)
     for pauses, interval in ((probes, 100), (polls, 1000)):
         assert 0.8 * interval <= min(pauses) < 0.95 * interval
@@ -292,7 +293,8 @@ def test_269_a_claimer_that_waits_is_stopped_at_once(settings: Any) -> None:
     settings.OUTBOX = far()
     worker = outbox.Worker()
     worker.start()
-    wait_until(lambda: worker._claimer._poll_at > time.monotonic() + FAR / 2, what="a long wait")
+    intake = worker._claimer._intakes["default"]
+    wait_until(lambda: intake.poll_at > time.monotonic() + FAR / 2, what="a long wait")
     started = time.monotonic()
     assert worker.stop() is True
     assert time.monotonic() - started < 15  # a busy machine; its next poll is an hour away

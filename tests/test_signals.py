@@ -122,6 +122,19 @@ def start_and_stop() -> None:
         pass
 
 
+def open_and_close() -> None:
+    """Let one delivery fail, which opens the breaker of its queue, and the probe succeed."""
+
+    def fail_once(event: outbox.Event) -> None:
+        if not event.attempts:
+            raise outbox.RetryAfter(0)
+
+    with listening(fail_once, queue="hooks"), outbox.Worker():
+        write(1)
+        wait_until(lambda: statuses() == {"DONE": 1})
+        wait_until(lambda: not OutboxPause.objects.exists())
+
+
 # By signal: what causes it, and its arguments, each as a value or a type.
 CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "event_written": (write_one, {"event": outbox.Event}),
@@ -148,12 +161,14 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
         pause, {"kind": "event_type", "name": PLACED, "reason": "tidy up", "by": str}
     ),
     "delivery_resumed": (pause, {"kind": "event_type", "name": PLACED, "count": int}),
+    "breaker_opened": (open_and_close, {"queue": "hooks", "pause": 0.1, "reason": str}),
+    "breaker_closed": (open_and_close, {"queue": "hooks"}),
     "worker_started": (start_and_stop, {"worker_id": str, "worker": outbox.Worker}),
     "worker_stopped": (start_and_stop, {"worker_id": str}),
 }  # fmt: skip
 SETTINGS = {
     "WORKERS": 1, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1, "RETENTION_DEAD": 0,
-    "PROBE_INTERVAL": 0.05,
+    "PROBE_INTERVAL": 0.05, "QUEUES": {"hooks": {"BREAKER": {"failures": 1, "pause": 0.1}}},
 }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ def test_an_empty_outbox() -> None:
         "dead": [],
         "paused": [],
         "streams": {"due": 0, "leased": 0, "blocked": 0, "heads": []},
+        "queues": {"default": {"due": 0, "oldest_due_age": None, "workers": 0, "unserved": True}},
         "workers": [],
     }
 
@@ -191,7 +192,7 @@ def test_45_of_a_large_table_only_what_is_done_is_estimated(large_table: None) -
     found = ask()
     done = found["counts"].pop("DONE")
     assert found["counts"] == {"NEW": 12, "RETRY": 5, "DEAD": 7}
-    assert 40 < done < 90  # by the database's statistics
+    assert 10 < done < 200  # by the database's statistics, from a sample of its pages
     assert (found["estimated"], found["at_least"]) == (["DONE"], [])
     assert {each["event_type"]: each["count"] for each in found["dead"]} == {"a": 4, "b": 3}
     assert f"12 NEW, about {done} DONE, 5 RETRY, 7 DEAD" in run()

@@ -17,7 +17,7 @@ from django_outbox.events import SINGLE_NODE_KEY, stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamClaim, StreamQuery
+from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamQuery
 from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
@@ -31,6 +31,7 @@ from tests.table import (
     now,
     row,
     stream,
+    stream_claim,
     stream_due_in,
 )
 
@@ -49,14 +50,18 @@ def dialect() -> Any:
     return dialect_of(connection)
 
 
-def take(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> list[str]:
+def take(me: str = "me", **more: Any) -> list[str]:
     """Claim due streams; return their keys."""
-    return [key for key, _ in found(me, lease=lease, limit=limit, **more)]
+    return [key for key, *_ in found(me, **more)]
 
 
-def found(me: str = "me", *, lease: float = 30.0, limit: int = 100, **more: Any) -> Any:
-    wanted = StreamClaim(me=me, lease=lease, limit=limit, **more)
-    return dialect().claim_streams(connection, wanted).rows
+def found(me: str = "me", **more: Any) -> Any:
+    return dialect().claim_streams(connection, stream_claim(me, **more)).rows
+
+
+def next_due() -> dict[str, float]:
+    answer: dict[str, float] = dialect().seconds_to_next_due(connection, queues=["default"])
+    return answer
 
 
 def read(*keys: str, me: str = "me", limit: int = 100, **more: Any) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[
 
 def test_a_claim_leases_a_due_stream() -> None:
     keyed("order-1", due=-2)
-    assert found(lease=30) == [("order-1", None)]
+    assert found(lease=30) == [("order-1", None, "default")]
     after = stream("order-1")
     assert after.locked_by == "me"
     assert after.locked_at is not None
@@ -109,9 +114,9 @@ def test_an_idle_an_undue_and_a_leased_stream_are_left() -> None:
 def test_the_row_of_single_node_is_no_stream() -> None:
     OutboxStream.objects.create(key=SINGLE_NODE_KEY, seq=0, due_at=now() - timedelta(seconds=5))
     assert take() == []
-    assert dialect().seconds_to_next_due(connection) is None
+    assert next_due() == {}
     OutboxStream.objects.update(due_at=now() + timedelta(seconds=5))
-    assert dialect().seconds_to_next_due(connection) is None
+    assert next_due() == {}
 
 
 def test_oldest_due_comes_first_and_the_limit_holds() -> None:
@@ -138,9 +143,9 @@ def test_a_lost_owner_is_told_and_my_own_ended_lease_too() -> None:
     keyed("order-1")
     take("lost worker")
     end_stream_leases("order-1")
-    assert found() == [("order-1", "lost worker")]
+    assert found() == [("order-1", "lost worker", "default")]
     end_stream_leases("order-1")
-    assert found() == [("order-1", "me")]
+    assert found() == [("order-1", "me", "default")]
 
 
 def test_keys_that_differ_in_case_or_accents_are_different_streams() -> None:
@@ -528,13 +533,13 @@ def test_renew_reports_what_is_lost() -> None:
 def test_streams_count_for_the_next_due_time() -> None:
     insert(due=60)
     keyed("a", due=-5)
-    assert 55 < dialect().seconds_to_next_due(connection) <= 60
+    assert 55 < next_due()["default"] <= 60
     keyed("b", due=30)
-    assert 25 < dialect().seconds_to_next_due(connection) <= 30
+    assert 25 < next_due()["default"] <= 30
     OutboxEvent.objects.filter(key=None).delete()
-    assert 25 < dialect().seconds_to_next_due(connection) <= 30
+    assert 25 < next_due()["default"] <= 30
     OutboxStream.objects.filter(key="b").delete()
-    assert dialect().seconds_to_next_due(connection) is None
+    assert next_due() == {}
 
 
 # -- races -----------------------------------------------------------------------------------------
@@ -586,7 +591,7 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
     keyed("free", due=-1)
     take("me", lease=20)
     keyed("due", due=-1)
-    wanted = StreamClaim(me="me", lease=30, limit=10)
+    wanted = stream_claim(limit=10)
     reading = StreamQuery(me="me", keys=["held", "free"], limit=10)
     releases = [Release("held", 2, None), Release("free", 1, None)]
 
@@ -620,11 +625,11 @@ def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
     keyed("locked", due=-9)
     for n in range(3):
         keyed(f"free-{n}", due=-1)
-    wanted = StreamClaim(me="me", lease=30, limit=2)
+    wanted = stream_claim(limit=2)
     with business("locked"):
         taken = on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows)
     assert len(taken) == 2
-    assert "locked" not in dict(taken)
+    assert "locked" not in {key for key, *_ in taken}
 
 
 @NO_SESSIONS
@@ -638,7 +643,7 @@ def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
         ) == (set(), {"a"})
         end_stream_leases_by_time(0.3)
         assert take("heir") == []
-    assert found("heir") == [("a", "owner")]
+    assert found("heir") == [("a", "owner", "default")]
     assert renew("a", me="owner") == (set(), set())
     assert settle(event_id, me="owner") == 0
     assert not release("a", None, 0, me="owner")
@@ -668,7 +673,7 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
 
     def claim_then_read(d: Any, own: Any) -> list[str]:
         with own.execute_wrapper(note):
-            assert d.claim_streams(own, StreamClaim(me="me", lease=30, limit=5)).rows
+            assert d.claim_streams(own, stream_claim(limit=5)).rows
             # The former owner sent this settle before it lost the stream; it commits now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
             (seen,) = d.read_streams(own, StreamQuery(me="me", keys=["a"], limit=5))
@@ -702,7 +707,7 @@ def test_r10_killed_between_the_settle_and_the_release() -> None:
     seen = read("a", me="killed")["a"]
     settle(event_id, me="killed")
     end_stream_leases("a")
-    assert found("heir") == [("a", "killed")]
+    assert found("heir") == [("a", "killed", "default")]
     assert read("a", me="heir")["a"].rows == []
     assert release("a", seen.seq, me="heir")
     assert settle(event_id, me="killed") == 0  # a late return of the killed worker changes nothing
@@ -744,7 +749,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
     releases = [Release(key, 1, None) for key in due[:20]]
     works: dict[str, Callable[[], object]] = {
         "claim": lambda: take(limit=20),
-        "next due": lambda: dialect().seconds_to_next_due(connection),
+        "next due": next_due,
         "read": lambda: (take(), read(*some, limit=30)),
         "read dead too": lambda: (take(), read(*some, limit=30, dead_too=True)),
         "read due": lambda: (take(), read(*due[:20], limit=30, only_due_retries=True)),
@@ -781,7 +786,7 @@ def test_a_key_with_thousands_behind_it_is_read_by_its_head(
 
 def test_the_claim_goes_by_the_index_of_due_times(streams_among_many: Sequence[str]) -> None:
     sql, params = statements(lambda: take(limit=20))[0]
-    assert index_name("outbox_stream_due") in str(explain(sql, params))
+    assert index_name("outbox_stream_queue") in str(explain(sql, params))
 
 
 def test_the_read_goes_by_the_index_of_keys(streams_among_many: Sequence[str]) -> None:

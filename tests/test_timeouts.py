@@ -323,7 +323,7 @@ def test_300_calls_that_return_at_the_moment_of_their_timeouts() -> None:
         with listening(near, timeout=0.1, retry=AT_ONCE), outbox.Worker(workers=16) as worker:
             ids = write(300)
             wait_until(lambda: statuses() == {"DONE": 300}, within=60, what=f"{statuses()}")
-            hang = worker._dispatcher._hanging
+            hang = worker._dispatchers[0]._hanging
             wait_until(lambda: not hang(), what="the ends of written-off threads")
             assert len([each for each in threading.enumerate() if "-worker-" in each.name]) == 16
     finally:
@@ -413,7 +413,7 @@ def test_listener_and_fallback_may_both_hang() -> None:
         try:
             (event_id,) = write()
             ended(DEAD=1)
-            assert worker._dispatcher._hanging() == 2
+            assert worker._dispatchers[0]._hanging() == 2
             write()  # the worker still has one usable thread
             wait_until(lambda: len(listener.attempts) == 2)
         finally:
@@ -480,7 +480,7 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept() -> None:
     ):
         (event_id,) = write()
         ended(DONE=1)
-        assert worker._dispatcher._abandoned == []
+        assert worker._dispatchers[0]._abandoned == []
     assert calls == [0, 1]
     assert "ListenerTimeout" in str(row(event_id).last_error)
     assert "cancelled" in str(row(event_id).last_error)
@@ -521,7 +521,7 @@ def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote() -> None
         outbox.Worker(workers=1) as worker,
     ):
         (event_id,) = write()
-        wait_until(lambda: worker._dispatcher._hanging() == 1)
+        wait_until(lambda: worker._dispatchers[0]._hanging() == 1)
         if connection.vendor != "sqlite":
             ended(DONE=1)
             assert effects() == ["1"]
@@ -818,7 +818,7 @@ def test_a_worker_whose_threads_all_hang_says_that_only_a_new_process_helps(
         outbox.Worker(workers=2) as worker,
     ):
         write(1)
-        wait_until(lambda: worker._dispatcher._hanging() == 1)
+        wait_until(lambda: worker._dispatchers[0]._hanging() == 1)
         assert worker.health().is_live
         assert not worker.has_too_many_hung_threads
         write(1)

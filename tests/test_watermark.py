@@ -15,21 +15,33 @@ from django.db import OperationalError, connection
 
 import django_outbox as outbox
 from django_outbox import doorbell
+from django_outbox.conf import CENTURY
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxLease
 from django_outbox.models.event_queryset import OutboxQuerySet
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import Claim, Claimed, LeaseKind, StreamClaim
-from django_outbox.worker import claimer, throttle, watermark
+from django_outbox.sql.values import Claimed, Found, LeaseKind
+from django_outbox.worker import claimer, poll_times, stream_claims, throttle, watermark
 from django_outbox.worker.statistics import Statistics
 from django_outbox.worker.throttle import FULL_SCAN_FACTOR, LONGEST_PAUSE, Throttle
 from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, ScanningWatermark, Watermark
-from tests.table import insert, keyed, listening, now, purging, rest_of, statuses, write
+from tests.table import (
+    claimed,
+    insert,
+    keyed,
+    listening,
+    now,
+    purging,
+    rest_of,
+    statuses,
+    stream_claim,
+    write,
+)
 from tests.test_hot import engine_statements
 from tests.waiting import wait_until
 
 FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
-ALL, SOME = Claimed([], more=False), Claimed([], more=True, waited=40.0)
+ALL, SOME = Found(more=False), Found(more=True, waited=40.0)
 
 
 class Clock:
@@ -50,7 +62,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def claim(clock: Clock, it: Watermark, found: Claimed, *, took: float = 0.5) -> float | None:
+def claim(clock: Clock, it: Watermark, found: Found, *, took: float = 0.5) -> float | None:
     """Claim once; return how many seconds back the scan begins, or None for a full scan."""
     age = it.begin_claim()
     clock.now += took
@@ -129,11 +141,11 @@ def test_a_pause_is_a_multiple_of_the_work_but_bounded(clock: Clock) -> None:
 def test_a_claim_of_events_tells_whether_there_may_be_more(limit: int) -> None:
     insert(due=-30)
     insert(due=-20)
-    claim = Claim(me="me", lease=30, limit=limit)
-    found = dialect_of(connection).claim(connection, claim)
-    assert (len(found.rows), found.more) == (2, limit == 2)
-    assert 29 < found.waited < 60
-    assert dialect_of(connection).claim(connection, claim) == ALL
+    found = claimed(limit=limit)
+    assert (len(found.rows), found.found("default").more) == (2, limit == 2)
+    assert 29 < found.found("default").waited < 60
+    again = claimed(limit=limit)
+    assert (again, again.found("default")) == (Claimed([], {}), ALL)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -141,19 +153,21 @@ def test_a_claim_of_events_tells_whether_there_may_be_more(limit: int) -> None:
 def test_a_claim_of_streams_tells_whether_there_may_be_more(limit: int) -> None:
     keyed("a", due=-30)
     keyed("b", due=-20)
-    claim = StreamClaim(me="me", lease=30, limit=limit)
+    claim = stream_claim(limit=limit)
     found = dialect_of(connection).claim_streams(connection, claim)
-    assert (found.rows, found.more) == ([("a", None), ("b", None)], limit == 2)
-    assert 29 < found.waited < 60
-    assert dialect_of(connection).claim_streams(connection, claim) == ALL
+    assert found.rows == [("a", None, "default"), ("b", None, "default")]
+    assert found.found("default").more == (limit == 2)
+    assert 29 < found.found("default").waited < 60
+    again = dialect_of(connection).claim_streams(connection, claim)
+    assert (again, again.found("default")) == (Claimed([], {}), ALL)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_claim_of_streams_reaches_back_as_far_as_it_is_told() -> None:
     keyed("old", due=-100)
     keyed("young", due=-10)
-    claim = StreamClaim(me="me", lease=30, limit=9, since=50.0)
-    assert dialect_of(connection).claim_streams(connection, claim).rows == [("young", None)]
+    found = dialect_of(connection).claim_streams(connection, stream_claim(since=50.0))
+    assert [key for key, *_ in found.rows] == ["young"]
 
 
 # -- a worker --------------------------------------------------------------------------------------
@@ -177,10 +191,20 @@ def test_a_worker_delivers_new_events_while_full_scans_pause(
             keyed(f"a-{number}", due=0)
             doorbell.ring(connection)
             wait_until(lambda: statuses().get("NEW", 0) == 0, what=f"{number} done")
-    looks = [sql for sql, _ in seen[first:] if re.search(r"(available_at|due_at) <= \S+ ", sql)]
-    looks = [sql for sql in looks if "ORDER BY" in sql]
+    looks = [(sql, params) for sql, params in seen[first:] if BY_DUE_TIME.search(sql)]
+    looks = [each for each in looks if "ORDER BY" in each[0]]
     assert len(looks) >= 12
-    assert not [sql for sql in looks if not re.search(r"(available_at|due_at) >= ", sql)]
+    assert not [each for each in looks if not begins_late(*each)]
+
+
+BY_DUE_TIME = re.compile(r"(available_at|due_at)\)? <= ")
+
+
+def begins_late(sql: str, params: Any) -> bool:
+    """Return whether a query by due time skips the beginning of the index."""
+    if "b.age" in sql:  # PostgreSQL's claim has the bounds of all branches in an array
+        return not any(CENTURY in each for each in params if isinstance(each, list))
+    return bool(re.search(r"(available_at|due_at)\)? >= ", sql)) and "'-infinity'" not in sql
 
 
 @pytest.mark.django_db(transaction=True)
@@ -202,9 +226,9 @@ def test_what_a_lost_worker_held_is_found_by_the_next_full_scan(
     """The lease ends while the scan for lost leases is throttled."""
     settings.OUTBOX = FAR | {"LEASE": 600}
     monkeypatch.setattr(claimer, "PROBATION", 600.0)  # its end would cause a scan too
-    monkeypatch.setattr(claimer, "DUE_TIME_FACTOR", 0.0)
+    monkeypatch.setattr(poll_times, "DUE_TIME_FACTOR", 0.0)
     monkeypatch.setattr(
-        watermark, "Throttle", lambda factor: Throttle(0)
+        stream_claims, "Throttle", lambda factor: Throttle(0)
     )  # for the claims of streams
     monkeypatch.setattr(Throttle, "after", pause_for(1.5))
     with listening(lambda event: None):

@@ -321,7 +321,8 @@ def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
         wait_until(lambda: OutboxEvent.objects.leased().count() == 2, what="the rest given back")
         write(20)  # notifies, and fills the hot queue
         in_thread(lambda: write(20)).result(10)
-        wait_until(lambda: not len(worker._offers), what="the offers left to others")
+        (pool,) = worker._pools
+        wait_until(lambda: not len(pool.offers), what="the offers left to others")
         assert OutboxEvent.objects.leased().count() == 2
         gate.open()
         wait_for_statuses(DONE=100)

@@ -35,7 +35,7 @@ class EventAction:
     log_flag: int  # action_flag of the LogEntry
     applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
     # Finds candidates by an index, without a full scan.
-    scan: Callable[[str, state_filter.Span], state_filter.ScanResult]
+    scan: state_filter.Scan
     apply: Callable[[OutboxQuerySet], int]
     batch_size: int = BATCH_SIZE  # events per transaction
 

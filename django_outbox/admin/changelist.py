@@ -17,8 +17,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..listeners import registry
-from ..models import OutboxEvent
+from ..models import OutboxEvent, OutboxQuerySet
 from .date_hierarchy import WrittenFilter, span_of
+from .queue_filter import QueueFilter
 from .state_filter import STATES, Span, State
 
 COUNT_LIMIT: Final = 10_000  # events; the list does not count further
@@ -50,6 +51,7 @@ class EventList(ChangeList):
     scanned_rows: ScannedRows | None = None
     span: Span
     matching: Any  # all events that match the filters; may take long to read
+    scannable: OutboxQuerySet  # all events, or those of the chosen queue, for an index scan
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject lookups that guess hidden values letter by letter, or that break the query."""
@@ -64,6 +66,9 @@ class EventList(ChangeList):
         is_filtered = bool(found.query.where)
         state, self.span = state_of(request), self._span(request)
         self.matching = found = _within(found, self.span)
+        self.scannable = OutboxEvent.objects.using(found.db)
+        if queue := request.GET.get(QueueFilter.parameter_name):
+            self.scannable = self.scannable.filter(queue=queue)
         if state is not None and state.scan is not None:
             found = self._by_index_scan(found, state)
         elif is_filtered:
@@ -106,7 +111,7 @@ class EventList(ChangeList):
 
     def _by_index_scan(self, found: QuerySet[Any], state: State) -> QuerySet[Any]:
         assert state.scan is not None
-        result = state.scan(found.db, self.span)
+        result = state.scan(self.scannable, self.span)
         if not result.is_all:
             can_continue = state is STATES["dead"]  # other scans are not in the order of the ids
             next_id = result.ids[-1] if can_continue else None

@@ -84,10 +84,13 @@ def timeline(event: Any) -> str:
     return event_timeline.timeline(event)
 
 
+queue: Final = column("queue", str)
+
 # Only functions: a field's name would be sortable, and only the primary key has an index.
 LIST_COLUMNS: Final[list[str | Column]] = [
     event,
     aggregate,
+    queue,
     status,
     timing,
     column("attempts", int),
@@ -106,7 +109,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
     (
         _("Delivery"),
         [
-            (status_and_timing, "attempts", "rescues"),
+            (status_and_timing, "attempts", "rescues", "queue"),
             (lease,),
             (column("last_error", display.preformatted),),
             (column("progress", display.progress),),

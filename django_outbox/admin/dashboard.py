@@ -22,7 +22,7 @@ from .read_only import ReadOnlyAdmin, may
 MAX_TYPES: Final = 30  # event types that the table of deliveries shows
 FIRST_IF_PROBLEM: Final = ("workers", "paused")  # sections that come first if there is any problem
 SECTION_ORDER: Final = (
-    "workers", "paused", "backlog", "blocked", "dead", "unrouted", "types", "listeners",
+    "workers", "paused", "queues", "backlog", "blocked", "dead", "unrouted", "types", "listeners",
 )  # fmt: skip
 
 
@@ -59,9 +59,10 @@ def _context(name: str) -> dict[str, Any]:
     statistics = OutboxStatistics.objects.using(alias)
     by_type = statistics.since(start_of(period, overview.now), span=period.span).by_type(MAX_TYPES)
     found, found_problems = sections(overview, by_type, period), problems(overview)
+    shown = [each for each in SECTION_ORDER if each in found]
     urgent = [
         each
-        for each in SECTION_ORDER
+        for each in shown
         if found_problems and (each in FIRST_IF_PROBLEM or found[each].needs_attention)
     ]
     drawn_charts = charts(alias, period, overview.now)
@@ -72,7 +73,7 @@ def _context(name: str) -> dict[str, Any]:
         "is_bad": any(each.is_bad for each in found_problems),
         "tiles": tiles(overview, drawn_charts),
         "urgent": [found[each] for each in urgent],
-        "others": [found[each] for each in SECTION_ORDER if each not in urgent],
+        "others": [found[each] for each in shown if each not in urgent],
         "charts": drawn_charts,
         "periods": [(each, PERIODS[each].title, each == name) for each in PERIODS],
     }

@@ -18,6 +18,7 @@ from django.utils.translation import ngettext
 from ..conf import current
 from ..inspection.listeners import listener_options
 from ..inspection.overview import DEAD_SCAN_LIMIT, MAX_BLOCKED_COUNTED, Cause, Overview, TypeBacklog
+from ..inspection.queues import QueueState
 from ..inspection.workers import WorkerInfo
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from ..models.stream_queryset import MAX_BACKLOG
@@ -75,6 +76,9 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
     if overview.backlog.lag > display.LATE_AFTER:
         text = _("The oldest due event has waited for %s.") % display.duration(overview.backlog.lag)
         yield Problem(text=text, section="backlog", is_bad=True)
+    for each in overview.unserved_queues:
+        text = _("No live worker serves the queue %s, where events are due.") % each.name
+        yield Problem(text=text, section="queues", is_bad=True)
 
 
 def _minor_problems(overview: Overview) -> Iterator[Problem]:
@@ -104,6 +108,7 @@ def sections(overview: Overview, by_type: Sequence[Row], period: Any) -> dict[st
     found = [
         workers(overview, "workers" in with_problem),
         paused(overview),
+        queues(overview),
         blocked(overview),
         dead(overview),
         backlog(overview, "backlog" in with_problem),
@@ -111,7 +116,7 @@ def sections(overview: Overview, by_type: Sequence[Row], period: Any) -> dict[st
         types(by_type, period),
         listeners(overview),
     ]
-    return {each.name: each for each in found}
+    return {each.name: each for each in found if each.name != "queues" or len(each.rows) > 1}
 
 
 def workers(overview: Overview, needs_attention: bool) -> Section:
@@ -150,6 +155,30 @@ def paused(overview: Overview) -> Section:
             for each in overview.pauses
         ],
         empty=_("Nothing is paused."), needs_attention=bool(overview.pauses),
+    )  # fmt: skip
+
+
+def queues(overview: Overview) -> Section:
+    return Section(
+        name="queues", title=_("Queues"),
+        columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
+        rows=[_queue(each) for each in overview.queues], empty="",
+        needs_attention=bool(overview.unserved_queues),
+    )  # fmt: skip
+
+
+def _queue(each: QueueState) -> Cells:
+    oldest = each.oldest_due_age
+    notes = [
+        _("no live worker serves it") if each.is_unserved else "",
+        "" if each.is_configured else _('not in OUTBOX["QUEUES"]'),
+        _("paused") if each.is_paused else "",
+        _("circuit breaker open: %s") % each.breaker.reason if each.breaker else "",
+    ]
+    return (
+        each.name, f"{each.due}{'+' * each.is_capped}",
+        "" if oldest is None else display.duration(oldest), str(each.workers),
+        ", ".join(filter(None, notes)),
     )  # fmt: skip
 
 
@@ -263,12 +292,15 @@ def _type(row: Row) -> Cells:
 
 
 def listeners(overview: Overview) -> Section:
+    names = ["event_type", "aggregate_type", "name", "queue", "function"]
+    titles = [_("event type"), _("aggregate type"), _("name"), _("queue"), _("listener")]
+    if len(overview.queues) == 1:
+        names.remove("queue")
+        titles.remove(_("queue"))
     return Section(
-        name="listeners", title=_("Listeners registered here"),
-        columns=[_("event type"), _("aggregate type"), _("name"), _("listener"), _("options")],
+        name="listeners", title=_("Listeners registered here"), columns=[*titles, _("options")],
         rows=[
-            (each["event_type"], each["aggregate_type"], each["name"], each["function"],
-             ", ".join(listener_options(each)))
+            (*(each[name] for name in names), ", ".join(listener_options(each)))
             for each in overview.listeners
         ],
         empty=_("No listener is registered in this process."),

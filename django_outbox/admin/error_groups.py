@@ -64,7 +64,7 @@ class Group:
 
 def groups(alias: str) -> tuple[list[Group], bool]:
     """Return the groups of the newest dead events, largest first, and whether these are all."""
-    found = state_filter.scan_dead(alias, (None, None))
+    found = state_filter.scan_dead(OutboxEvent.objects.using(alias), (None, None))
     by_cause: dict[tuple[str, str], Group] = {}
     for start in range(0, len(found.ids), BATCH_SIZE):
         for event_type, line, at, progress in _rows(alias, found.ids[start : start + BATCH_SIZE]):

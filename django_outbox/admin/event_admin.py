@@ -36,6 +36,7 @@ from .actions import (
 from .changelist import LONG_TEXTS, EventList, EventTypeFilter, StateFilter, UpToFilter
 from .confirmation import EVENTS_SHOWN, ConfirmationAdmin
 from .date_hierarchy import WrittenFilter
+from .queue_filter import QueueFilter, has_queues
 from .read_only import may
 
 # Actions offered above the list for all matching events, by the value of the state filter.
@@ -55,6 +56,7 @@ class OutboxEventAdmin(ConfirmationAdmin):
         StateFilter,
         error_groups.ErrorFilter,
         EventTypeFilter,
+        QueueFilter,
         WrittenFilter,
         UpToFilter,
     ]
@@ -71,6 +73,9 @@ class OutboxEventAdmin(ConfirmationAdmin):
         """Annotate ``seen_at``, the database's current time."""
         events = cast("OutboxQuerySet", super().get_queryset(request))
         return events.annotate(seen_at=DatabaseNow())
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return [each for each in self.list_display if has_queues() or each is not columns.queue]
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[EventList]:
         return EventList
@@ -250,7 +255,7 @@ class OutboxEventAdmin(ConfirmationAdmin):
 
 def bulk_confirmation(listed: EventList, action: EventAction, alias: str) -> dict[str, Any]:
     """Return the context of the page that confirms an action for all matching events."""
-    found = action.scan(alias, listed.span)
+    found = action.scan(listed.scannable, listed.span)
     applicable = action.applicable(listed.matching.filter(pk__in=found.ids)).order_by("-pk")
     count = applicable.count()
     return {

@@ -22,13 +22,14 @@ from .. import doorbell
 from ..inspection.pauses import backlogs, unknown_name
 from ..models import OutboxPause, PauseQuerySet
 from ..models.fields import DatabaseNow
-from ..models.pause_queryset import pause_error
+from ..models.pause_queryset import pause_error, settable_kinds
+from ..sql.values import CLOSING_KINDS
 from . import display
 from .read_only import ReadOnlyAdmin
 
 
 class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
-    """Form to pause an event type, a listener or a stream."""
+    """Form to pause an event type, a listener, a stream or a queue."""
 
     class Meta:
         model = OutboxPause
@@ -36,10 +37,18 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
         help_texts = {
             "name": _(
                 "Of an event type: the type. Of a listener: its event type and name, as "
-                "outbox_listeners shows them, with a space between. Of a stream: its key."
+                "outbox_listeners shows them, with a space between. Of a stream: its key. Of a "
+                "queue: its name."
             )
         }
         widgets = {"reason": forms.Textarea(attrs={"rows": 3, "cols": 60})}
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        kind: Any = self.fields.get("kind")  # not there on the page of a pause, which is read-only
+        if kind is not None:
+            allowed = {"", *settable_kinds()}
+            kind.choices = [each for each in kind.choices if each[0] in allowed]
 
     def clean(self) -> dict[str, Any]:
         given = super().clean() or {}
@@ -84,16 +93,28 @@ def since(pause: Any) -> Any:
     return display.since(gettext("%s ago"), pause.paused_at, pause.seen_at)
 
 
+@admin.display(description=_("until"))
+def until(pause: Any) -> Any:
+    """Show when an open circuit breaker tries the next event."""
+    if pause.until is None:
+        return ""
+    phrase = gettext("in %s") if pause.until > pause.seen_at else gettext("%s ago")
+    return display.since(phrase, pause.until, pause.seen_at)
+
+
 @admin.display(description=_("name"))
 def name(pause: Any) -> str:
     return format_html('<span class="outbox-id">{}</span>', pause.name)
 
 
 class OutboxPauseAdmin(ReadOnlyAdmin):
-    """Admin of pauses: add one to pause, resume to end it; each needs its own permission."""
+    """Admin of pauses: add one to pause, resume to end it; each needs its own permission.
+
+    An open circuit breaker is shown here, too. It cannot be added, but ended.
+    """
 
     form = PauseForm
-    list_display = ["__str__", since, "paused_by", waiting, "reason"]
+    list_display = ["__str__", since, until, "paused_by", waiting, "reason"]
     list_per_page = 25
     list_max_show_all = 25
     ordering = ["-paused_at", "pk"]
@@ -130,7 +151,8 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
             return ["kind", "name", "reason"]
-        return ["kind", name, "reason", (since, "paused_by"), waiting]
+        times = (since, "paused_by") if obj.until is None else (since, until)
+        return ["kind", name, "reason", times, waiting]
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Take only kind, name and reason from the query of the URL."""
@@ -171,7 +193,12 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
                 self._log(request, each)
             events, streams = events + done.events, streams + done.streams
         self._notify_workers()
-        message = gettext("Resumed: %(names)s. Due now: %(events)d events, %(streams)d streams.")
+        if all(each.kind in CLOSING_KINDS for each in pauses):  # their events were due all along
+            message = gettext("Resumed: %(names)s.")
+        else:
+            message = gettext(
+                "Resumed: %(names)s. Due now: %(events)d events, %(streams)d streams."
+            )
         names = ", ".join(map(str, pauses))
         text = message % {"names": names, "events": events, "streams": streams}
         self.message_user(request, text, messages.SUCCESS)

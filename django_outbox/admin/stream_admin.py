@@ -22,6 +22,7 @@ from ..models.stream_queryset import MAX_BACKLOG
 from . import columns, display
 from .actions import DISCARD, REPLAY, RUN_NOW, SKIP
 from .confirmation import ConfirmationAdmin
+from .queue_filter import StreamQueueFilter, has_queues
 
 STATES: Final = {
     "blocked": _("Blocked"),
@@ -138,7 +139,7 @@ def due_at(stream: OutboxStream) -> str:
 
 # A stream's fields have no titles of their own; those of an event's fields mean the same.
 LEASE: Final = [
-    columns.column("seq", str),
+    (columns.column("seq", str), columns.queue),
     (
         columns.column("locked_by", lambda owner: owner or "–"),
         columns.column("locked_at", lambda instant: display.exact(instant) or "–"),
@@ -154,8 +155,8 @@ SECTIONS: Final[Any] = [
 class OutboxStreamAdmin(ConfirmationAdmin):
     """Admin of streams: replay or discard a dead head, retry a waiting one now, or skip it."""
 
-    list_display = [key, head, status, attempts, error, age, backlog, next_try]
-    list_filter = [StateFilter]
+    list_display = [key, head, columns.queue, status, attempts, error, age, backlog, next_try]
+    list_filter = [StateFilter, StreamQueueFilter]
     list_per_page = 25
     list_max_show_all = 25
     ordering = ["key"]  # the primary key, whichever state is chosen
@@ -178,6 +179,9 @@ class OutboxStreamAdmin(ConfirmationAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         return SECTIONS
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return [each for each in self.list_display if has_queues() or each is not columns.queue]
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[StreamList]:
         return StreamList

@@ -17,11 +17,11 @@ from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
 from ..listeners import registry
 from ..models import OutboxEvent
-from . import deploying, pooling, servers  # noqa: F401 - registers their checks
+from . import deploying, pooling, queues, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
 DELIVERY_SETTINGS = (
-    "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS",
+    "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS", "QUEUES",
     "LISTENER_TIMEOUT", "STUCK_AFTER", "HOT_QUEUE_CAPACITY", "COLD_QUEUE_CAPACITY",
     "PREFETCH_BYTES", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
     "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE", "UNROUTABLE_GRACE",

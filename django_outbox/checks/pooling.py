@@ -35,17 +35,22 @@ def _pool(alias: str) -> Iterator[CheckMessage]:
         return
     options = pool if isinstance(pool, dict) else {}
     size = options.get("max_size") or options.get("min_size", DEFAULT_POOL_SIZE)
-    threads = conf.current().WORKERS
+    queues = conf.current().queues.values()
+    threads = sum(each.WORKERS for each in queues)
     if isinstance(size, int) and size < threads:
         yield Warning(
             f"The connection pool of {alias!r} has at most {size} connections, but a worker runs "
-            f'listeners in {threads} threads (OUTBOX["WORKERS"]): they would wait for each other, '
-            "and fail in the end.",
+            f"listeners in {threads} threads ({_where(len(queues))}): they would wait for each "
+            "other, and fail in the end.",
             hint=f'Set OPTIONS["pool"]["max_size"] to {threads} or more; async listeners that use '
-            f"the database want up to {conf.current().ASYNC_CONNECTIONS or 2 * threads} more "
+            f"the database want up to {sum(each.ASYNC_CONNECTIONS for each in queues)} more "
             '(OUTBOX["ASYNC_CONNECTIONS"]). The engine\'s own connections are separate.',
             id="django_outbox.W051",
         )
+
+
+def _where(queues: int) -> str:
+    return 'OUTBOX["WORKERS"]' + (', and those of OUTBOX["QUEUES"]' if queues > 1 else "")
 
 
 def _pooler(alias: str) -> Iterator[CheckMessage]:

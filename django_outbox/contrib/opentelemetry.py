@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..events import Event
+from ..listeners import registry
+from ..listeners.queues import queue_of
+from ..queue_settings import DEFAULT_QUEUE
 
 try:
     from opentelemetry import context, trace
@@ -93,6 +96,7 @@ def _delivery_span(event: Event) -> Iterator[Span]:
                 "outbox.attempt": event.attempts + 1,
                 "outbox.source": event.source,
                 "outbox.database": event.database,
+                "outbox.queue": _queue(event),
             },
             record_exception=False,
             set_status_on_exception=False,
@@ -100,6 +104,13 @@ def _delivery_span(event: Event) -> Iterator[Span]:
             yield span
     finally:
         context.detach(token)
+
+
+def _queue(event: Event) -> str:
+    """Return the queue of the listener that is about to be called."""
+    route = registry.route(event.aggregate_type, event.event_type)
+    found = (queue_of(each) for each in route if each.title == event.listener)
+    return next(found, DEFAULT_QUEUE)
 
 
 def _links(event: Event) -> list[Link]:

@@ -62,6 +62,7 @@ class Call:
     between: Callable[[Lease], Any]  # cleans up before the next listener or fallback
     escaping: Escaping = ()
     fan_out: FanOut | None = None  # set if the event has several listeners
+    report: Callable[[Listener, Decision], None] | None = None  # is told what is decided
     duration_before: float = 0.0  # seconds that earlier listeners of the event took
     failure: Failure | None = None  # what the fallback is called with, once it is called
     failed: Decision = LOST  # the decision that led to the fallback
@@ -133,6 +134,8 @@ class Call:
         self.duration_before = self.lease.duration
 
     def _announce_decided(self, decision: Decision) -> Decision:
+        if self.report is not None:
+            self.report(self.listener, decision)
         if event_decided.receivers:  # checked here too, because the arguments cost time
             announce(
                 event_decided, sender=self.alias, event=self.event, listener=self.listener,
@@ -314,16 +317,13 @@ class Call:
 
     def _final_failure(self, answer: Any, decision: Decision) -> Failure | None:
         """Return the failure for the fallback; None without one, or if no exception was final."""
-        if self.listener.fallback is None or decision.status is not Status.DEAD:
-            return None
-        if not isinstance(answer, BaseException):
+        is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
+        if self.listener.fallback is None or not is_final:
             return None
         return Failure(
-            listener=self.listener.title,
-            attempts=self.attempts + 1,
-            exception=answer,
+            listener=self.listener.title, attempts=self.attempts + 1, exception=answer,
             text=describe(answer),
-        )
+        )  # fmt: skip
 
     def _log_recovery(self, decision: Decision) -> Decision:
         failure = self.failure

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
+from dataclasses import replace
 from functools import lru_cache
 
 from .. import hooks
@@ -14,19 +15,18 @@ from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
 from ..listeners import registry
 from ..listeners.outcomes import DONE, Decision, Status
+from ..listeners.queues import queue_of, route_is_async
 from ..listeners.registry import Listener
-from ..sql.values import Pauses
 from .call import Call
 from .decide import clean, dead, describe, failed, name
 from .fanout import FanOut
 from .interceptors import Escaping
 from .lease import Lease
-from .paused import PAUSED, is_paused, paused_listeners
+from .paused import PAUSED, is_paused
+from .scope import EVERYTHING, Scope
 from .timeouts import TimedCall
 
 logger = logging.getLogger("django_outbox")
-
-NO_PAUSES: Pauses = frozenset()
 
 
 def may_continue(lease: Lease) -> bool:
@@ -39,31 +39,35 @@ def deliver(
     alias: str,
     escaping: Escaping = (),
     between: Callable[[Lease], bool] = may_continue,
-    pauses: Pauses = NO_PAUSES,
+    scope: Scope = EVERYTHING,
 ) -> Decision:
     """Call the event's listeners and decide; what they raise is a result, unless ``escaping``.
 
     ``between`` is called after a listener, before another one or a fallback. It tidies up, and
-    returns whether another listener may start. What ``pauses`` names is not called, and waits.
+    returns whether another listener may start. Listeners outside ``scope`` are not called.
     Raises ``CallAbandoned`` if a call returns after it was abandoned; see ``finish``.
     """
     settings = current()
-    listeners = _listeners(lease, settings, pauses)
+    listeners = _listeners(lease, settings, scope)
     if isinstance(listeners, Decision):
         return listeners
-    lease.waited = monotonic() - lease.claimed_at
-    if len(listeners) == 1 and lease.progress is None:
+    lease.waited = lease.waited or monotonic() - lease.claimed_at  # until its first listener
+    if _is_single(lease, listeners, scope):
         event = lease.event
         event.set_listener(listeners[0].title, alias)
-        call = Call(lease, listeners[0], event, event.attempts, settings, alias, between, escaping)
+        call = Call(
+            lease, listeners[0], event, event.attempts, settings, alias, between, escaping,
+            report=scope.report,
+        )  # fmt: skip
         if call.timeout is None:
             decision = call.run()
         else:
             call.context = context = copy_context()
             decision = context.run(call.run)
+        if decision.delay is not None:
+            decision = in_queue_of(listeners[0], decision, lease)
     else:
-        titles = paused_listeners(pauses)
-        decision = FanOut(lease, listeners, settings, alias, between, escaping, titles).run()
+        decision = FanOut(lease, listeners, settings, alias, between, escaping, scope).run()
     lease.drop_event()  # not if the call was abandoned: another thread has the lease then
     return decision
 
@@ -80,28 +84,32 @@ def finish(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Decision:
         fan_out.between = between
         fan_out.record(call, decision)
         decision = fan_out.run()
+    else:
+        decision = in_queue_of(call.listener, decision, call.lease)
     call.lease.drop_event()
     return decision
 
 
 async def adeliver(
     lease: Lease, *, alias: str, between: Callable[[Lease], Awaitable[bool]],
-    pauses: Pauses = NO_PAUSES,
+    scope: Scope = EVERYTHING,
 ) -> Decision:  # fmt: skip
-    """Await the listeners of an event, all of them ``async def`` (see ``is_async``); decide."""
+    """Await an event's listeners in ``scope``, all ``async def`` (see ``is_async``); decide."""
     settings = current()
-    listeners = _listeners(lease, settings, pauses)
+    listeners = _listeners(lease, settings, scope)
     if isinstance(listeners, Decision):
         return listeners
-    lease.waited = monotonic() - lease.claimed_at
+    lease.waited = lease.waited or monotonic() - lease.claimed_at  # until its first listener
     try:
-        if len(listeners) == 1 and lease.progress is None:
+        if _is_single(lease, listeners, scope):
             event = lease.event
             event.set_listener(listeners[0].title, alias)
-            call = Call(lease, listeners[0], event, event.attempts, settings, alias, between)
-            return await call.arun()
-        titles = paused_listeners(pauses)
-        fan_out = FanOut(lease, listeners, settings, alias, between, paused=titles)
+            call = Call(
+                lease, listeners[0], event, event.attempts, settings, alias, between,
+                report=scope.report,
+            )  # fmt: skip
+            return in_queue_of(listeners[0], await call.arun(), lease)
+        fan_out = FanOut(lease, listeners, settings, alias, between, scope=scope)
         for call in fan_out.calls():
             if fan_out.has_started and not await between(lease):
                 break
@@ -114,11 +122,24 @@ async def adeliver(
 
 def is_async(lease: Lease) -> bool:
     """Return whether to deliver on the event loop: all listeners are ``async def``, not atomic."""
-    return registry.route_is_async(lease.aggregate_type, lease.event_type)
+    return route_is_async(lease.aggregate_type, lease.event_type, lease.queue)
 
 
-def _listeners(lease: Lease, settings: Settings, pauses: Pauses) -> tuple[Listener, ...] | Decision:
+def in_queue_of(listener: Listener, decision: Decision, lease: Lease) -> Decision:
+    """Return the decision; if the event is due again, with its queue, unless the row has it."""
+    if decision.delay is None or queue_of(listener) == lease.queue_in_row:
+        return decision
+    return replace(decision, queue=queue_of(listener))
+
+
+def _is_single(lease: Lease, listeners: tuple[Listener, ...], scope: Scope) -> bool:
+    """Return whether the event has one listener only, which is to be called here and now."""
+    return len(listeners) == 1 and lease.progress is None and scope.includes(listeners[0])
+
+
+def _listeners(lease: Lease, settings: Settings, scope: Scope) -> tuple[Listener, ...] | Decision:
     """Decode and route; return a decision for what cannot be delivered, or not now."""
+    pauses = scope.pauses
     if pauses and is_paused(
         pauses, lease.event_type, lease.aggregate_type, lease.progress, lease.key
     ):

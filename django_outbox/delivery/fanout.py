@@ -4,39 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any
 
 from ..conf import Settings
-from ..listeners.outcomes import LOST, Decision
-from ..listeners.progress import Progress
+from ..listeners.outcomes import LOST, Decision, Status
+from ..listeners.progress import PAUSED_DELAY, Progress
+from ..listeners.queues import next_due, queue_of
 from ..listeners.registry import Listener
 from .call import Call
 from .interceptors import Escaping
 from .lease import Lease
+from .scope import EVERYTHING, Scope, closed_queues, paused_listeners
 
 
 class FanOut:
     """The calls of one event's listeners, each when it is due.
 
     A failed one does not hold up the others. Each gets its own copy of the event and its payload.
+    Listeners outside ``scope`` are left to other threads; the decision names their queue.
     """
 
     def __init__(
         self, lease: Lease, listeners: tuple[Listener, ...], settings: Settings, alias: str,
-        between: Callable[[Lease], Any], escaping: Escaping = (),
-        paused: frozenset[str] = frozenset(),
+        between: Callable[[Lease], Any], escaping: Escaping = (), scope: Scope = EVERYTHING,
     ) -> None:  # fmt: skip
         self.has_started = False
         self.between = between
-        self.progress_in_row = lease.progress  # the progress that is in the row
-        self._remaining = iter(listeners)  # not yet considered
+        self.progress_in_row = lease.progress_in_row  # the progress that is in the row
+        self._listeners, self._remaining = listeners, iter(listeners)  # all; not yet considered
         self._lease, self._settings, self._alias = lease, settings, alias
-        self._escaping = escaping
-        self._paused = paused  # titles of listeners
+        self._escaping, self._scope = escaping, scope
         self._progress = Progress(
-            lease.progress, titles=[each.title for each in listeners], now=lease.now
+            lease.progress, titles=[each.title for each in listeners], now=lease.database_now
         )
-        self._lost = False
+        self._lost = self._has_failed = False
 
     def run(self) -> Decision:
         """Call the listeners that are due, or those of them that are left; return the decision."""
@@ -49,13 +51,14 @@ class FanOut:
 
     def calls(self) -> Iterator[Call]:
         for listener in self._remaining:
-            if self._lost or listener.title in self._paused:
+            if self._lost or not self._scope.includes(listener):
                 continue
             if self._progress.is_due(listener.title):
                 yield self._call(listener)
 
     def record(self, call: Call, decision: Decision) -> None:
         self.has_started, self._lost = True, decision is LOST
+        self._has_failed |= decision.status in (Status.RETRY, Status.DEAD)
         if not decision.written:  # if it is, record_atomic has recorded it
             self._progress.record(call.listener.title, decision)
 
@@ -66,13 +69,27 @@ class FanOut:
 
     def mark_committed(self) -> None:
         """Note that the progress returned by ``record_atomic`` is in the row."""
-        self.progress_in_row = self._progress.text
+        self.progress_in_row = self._lease.progress_in_row = self._progress.text
 
     @property
     def decision(self) -> Decision:
+        """The decision on the row; if listeners are left, it waits in the queue of the next one."""
         if self._lost:
             return LOST
-        return self._progress.decision(self._lease.event.attempts, paused=self._paused)
+        progress, pauses = self._progress, self._scope.pauses
+        paused = paused_listeners(pauses)
+        listeners = [each for each in self._listeners if each.title not in paused]
+        following = next_due(listeners, progress.entries, progress.now, closed_queues(pauses))
+        delay, queue = PAUSED_DELAY, None
+        if following is not None:
+            listener, at = following
+            queue = queue_of(listener)
+            delay = 0.0 if at is None else max((at - progress.now).total_seconds(), 0.0)
+        decision = progress.decision(self._lease.event.attempts, delay=delay, queue=queue)
+        is_elsewhere = following is not None and not self._scope.includes(following[0])
+        if decision.delay == 0 and is_elsewhere and not self._has_failed:
+            return replace(decision, outcome="moved")
+        return decision
 
     def _call(self, listener: Listener) -> Call:
         attempts = self._progress.attempts(listener.title)
@@ -81,5 +98,5 @@ class FanOut:
         self._lease.event.set_listener(listener.title, self._alias)  # read by Lease.listener
         return Call(
             self._lease, listener, event, attempts, self._settings, self._alias, self.between,
-            self._escaping, self,
+            self._escaping, self, report=self._scope.report,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,8 @@ import msgspec
 from .. import hooks
 from ..clocks import monotonic
 from ..events import Event, event_from_row, stored_instant
+from ..listeners.outcomes import Decision
+from ..queue_settings import DEFAULT_QUEUE
 from ..sql.values import TAIL, LeaseKind
 from .timeouts import TimedCall
 
@@ -39,6 +41,10 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     renewal: bool = False  # claimed again by the worker that had leased it before
     rescues: int  # this one included
     progress: str | None  # fan-out: JSON per listener
+    progress_in_row: str | None = None  # the same as it is stored
+    queue: str = DEFAULT_QUEUE  # whose threads deliver it; later, those it is handed over to
+    queue_in_row: str = DEFAULT_QUEUE  # as it is stored
+    handed_over: Decision | None = None  # to be written unless the other queue's threads start it
     key: str | None = None  # its stream is leased instead of the row
     deadline: float  # monotonic; not to be started later without a renewal. Owner: Held
     claimed_at: float = msgspec.field(default_factory=monotonic)  # monotonic
@@ -99,6 +105,16 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return self._instant("now")
 
     @property
+    def first_due_at(self) -> datetime | None:
+        """When the event was due for the first time."""
+        return stored_instant(self.row[self.positions["first_due_at"]])
+
+    @property
+    def database_now(self) -> datetime:
+        """The database's clock now, as far as this process knows."""
+        return self.now + timedelta(seconds=monotonic() - self.claimed_at)
+
+    @property
     def lag(self) -> float:
         """Seconds from its due time to the claim.
 
@@ -148,6 +164,8 @@ def lease_from_row(
         renewal=previous_owner == me,
         rescues=row[positions["rescues"]],
         progress=row[positions["progress"]],
+        progress_in_row=row[positions["progress"]],
+        queue_in_row=row[positions["queue"]],
         key=row[positions["key"]] if "key" in positions else None,
         deadline=deadline,
         payload_bytes=len(row[positions["payload"]]),

@@ -8,6 +8,7 @@ from ..listeners import registry
 from ..listeners.outcomes import Decision, Status
 from ..listeners.progress import NEW_ENTRY, PAUSED_DELAY, entries
 from ..sql.values import Pauses
+from .scope import paused_listeners
 
 # For an event that a worker had already claimed when the pause began.
 PAUSED: Final = Decision(status=Status.NEW, delay=PAUSED_DELAY, outcome="deferred")
@@ -32,8 +33,3 @@ def is_paused(
         if reached.get(each.title, NEW_ENTRY).state == "due"
     ]
     return bool(left) and titles.issuperset(left)
-
-
-def paused_listeners(pauses: Pauses) -> frozenset[str]:
-    """Return the titles of the listeners that are paused."""
-    return frozenset(name for kind, name in pauses if kind == "listener")

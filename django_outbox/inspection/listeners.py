@@ -64,6 +64,7 @@ def _describe(each: Listener) -> dict[str, Any]:
         "event_type": each.event_type,
         "aggregate_type": "*" if each.aggregate_type is ANY else each.aggregate_type,
         "name": each.name,
+        "queue": each.queue,
         "function": qualified_name(each.call),
         "place": location(each.call),
         "retry": repr(each.retry or hooks.retry_policy()),

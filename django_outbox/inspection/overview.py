@@ -19,6 +19,7 @@ from ..models.fields import IsIndexed
 from ..models.stream_queryset import StreamSummary
 from ..sql import dialect_of
 from .listeners import UnroutedType, describe_listeners, unrouted_types
+from .queues import QueueState, queue_states, unserved_queues
 from .status import error_class
 from .workers import WorkerInfo, workers
 
@@ -92,19 +93,27 @@ class Overview:
     blocked: BlockedStreams
     unrouted: Sequence[UnroutedType]
     pauses: Sequence[OutboxPause]  # the oldest first
+    queues: Sequence[QueueState]  # the configured ones first
     listeners: Sequence[dict[str, Any]] = field(default_factory=describe_listeners)
 
     @property
     def alive(self) -> int:
         return sum(not each.is_silent for each in self.workers)
 
+    @property
+    def unserved_queues(self) -> Sequence[QueueState]:
+        """Return the queues whose due events no live worker delivers, though others are alive."""
+        return unserved_queues(self.queues) if self.alive else []
+
 
 def load_overview(alias: str) -> Overview:
     """Return an overview of the outbox in this database."""
     now = dialect_of(connections[alias]).clock(connections[alias])
+    known = workers(alias, now)
     return Overview(
         now=now,
-        workers=sorted(workers(alias, now), key=lambda each: not each.is_silent),
+        workers=sorted(known, key=lambda each: not each.is_silent),
+        queues=queue_states(alias, known),
         backlog=_backlog(alias, now),
         dead=_dead(alias),
         blocked=_blocked(alias),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -14,10 +14,11 @@ from django.utils.translation import gettext
 
 from ..listeners import registry
 from ..listeners.outcomes import UNSETTLED
+from ..listeners.queues import queue_of
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.stream_queryset import MAX_BACKLOG
 from ..sql import dialect_of
-from ..sql.values import POSTPONED_FOR
+from ..sql.values import CLOSING_KINDS, POSTPONED_FOR
 
 MAX_EVENTS: Final = 10_000  # events scanned at most: postponed, due, and newest ones, each
 MAX_STREAMS: Final = 200  # streams whose heads are read
@@ -30,7 +31,7 @@ class PausedBacklog:
     """Events and streams that wait for one pause."""
 
     events: int = 0  # those behind a stream's head count only for the stream's own pause
-    streams: int = 0  # streams that a paused head blocks
+    streams: int = 0  # streams that a paused head blocks; of a queue, due ones
     is_all: bool = True  # False: there may be more
 
 
@@ -44,7 +45,33 @@ def backlogs(alias: str, pauses: Iterable[OutboxPause]) -> dict[int, PausedBackl
     counts: EventCounts = Counter(pair for scan in scans for pair in scan[:MAX_EVENTS])
     heads, is_all = _count_heads(alias)
     is_all = is_all and all(len(scan) <= MAX_EVENTS for scan in scans)
-    return {each.pk: _backlog(alias, each, counts, heads, is_all) for each in pauses}
+    pauses = [*pauses]
+    queues = _queue_backlogs(alias, {each.name for each in pauses if each.kind in CLOSING_KINDS})
+    return {
+        each.pk: queues[each.name]
+        if each.kind in CLOSING_KINDS
+        else _backlog(alias, each, counts, heads, is_all)
+        for each in pauses
+    }
+
+
+def _queue_backlogs(alias: str, queues: Collection[str]) -> dict[str, PausedBacklog]:
+    if not queues:
+        return {}
+    connection = connections[alias]
+    found = dialect_of(connection).queue_backlogs(
+        connection, queues=sorted(queues), most=MAX_EVENTS
+    )
+    return {
+        name: PausedBacklog(
+            events=each.events,
+            streams=each.streams,
+            is_all=MAX_EVENTS not in (each.events, each.streams),
+        )
+        if (each := found.get(name))
+        else PausedBacklog()
+        for name in queues
+    }
 
 
 def _backlog(
@@ -92,6 +119,10 @@ def unknown_name(alias: str, kind: str, name: str) -> str | None:
     if kind == "listener":
         message = gettext("No listener %(name)r is registered here.")
         return _warning_unless_known(name, [each.title for each in registry.listeners()], message)
+    if kind in CLOSING_KINDS:
+        known = any(queue_of(each) == name for each in registry.listeners())
+        message = gettext("No listener of the queue %(name)r is registered here.")
+        return None if known else message % {"name": name}
     types = {each.event_type for each in registry.listeners()}
     newest = OutboxEvent.objects.using(alias).order_by("-pk").values_list("event_type", flat=True)
     types.update(newest[:MAX_EVENTS])

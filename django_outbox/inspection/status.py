@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,9 +17,11 @@ from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import age
 from ..models.stream_queryset import StreamSummary
+from ..queue_settings import DEFAULT_QUEUE
 from ..sql import dialect_of
 from .counts import counts
-from .workers import workers
+from .queues import QueueState, queue_states
+from .workers import WorkerInfo, workers
 
 COUNT_LIMIT: Final = 10_000  # due, leased and blocked rows that are counted
 MAX_BLOCKED_SHOWN: Final = 20  # blocked streams that are listed
@@ -48,7 +51,7 @@ def status(alias: str) -> Report:
     streams = OutboxStream.objects.using(alias)
     now = dialect_of(connections[alias]).clock(connections[alias])
     found, delivers = counts(alias), current().MODE != "writer_only"
-    oldest = events.oldest_pending_age()
+    oldest, known = events.oldest_pending_age(), workers(alias, now)
     streams_due, streams_leased = capped_count(streams.due()), capped_count(streams.leased())
     return {
         "counts": found.numbers,
@@ -73,16 +76,8 @@ def status(alias: str) -> Report:
             }
             for each in OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]
         ],
-        "workers": [
-            {
-                "id": each.id,
-                "hostname": each.hostname,
-                "pid": each.pid,
-                "started_at": each.started_at.isoformat(),
-                "heartbeat_age": round(each.heartbeat_age, 3),
-            }
-            for each in workers(alias, now)
-        ],
+        "queues": {each.name: _queue(each) for each in queue_states(alias, known)},
+        "workers": [_worker(each) for each in known],
     }
 
 
@@ -105,7 +100,26 @@ def violations(report: Report, limits: Limits) -> list[str]:
     minimum = limits.min_workers
     if minimum is not None and live < minimum:
         found.append(f"workers: {live}, at least {minimum} expected")
+    if live:  # without any worker, delivery may be up to "outbox_worker --once"
+        found += _unserved_queues(report["queues"])
     return found
+
+
+def _unserved_queues(queues: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each queue whose due events no live worker delivers."""
+    for name, each in queues.items():
+        if not (each["unserved"] and each["due"]):
+            continue
+        if each.get("configured", True):
+            yield (
+                f"queue {name!r}: {each['due']} due, but no live worker serves it; start an "
+                f"outbox_worker with --queue {name}, or one without --queue"
+            )
+        elif queues[DEFAULT_QUEUE]["unserved"]:  # else those of "default" deliver them soon
+            yield (
+                f'queue {name!r}: {each["due"]} due, but it is not in OUTBOX["QUEUES"], and no '
+                f"live worker serves {DEFAULT_QUEUE!r}, which would deliver them; start one"
+            )
 
 
 def capped_count(rows: QuerySet[Any]) -> int:
@@ -130,6 +144,35 @@ def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
 def error_class(line: str | None) -> str:
     """Return the part before the message: ``ValueError`` for ``ValueError: no``."""
     return (line or "").partition("\n")[0].partition(":")[0].strip()
+
+
+def _queue(state: QueueState) -> dict[str, Any]:
+    age, breaker = state.oldest_due_age, state.breaker
+    found: dict[str, Any] = {
+        "due": state.due,
+        "oldest_due_age": None if age is None else round(age, 3),
+        "workers": state.workers,
+        "unserved": state.is_unserved,
+    }
+    if not state.is_configured:
+        found["configured"] = False
+    if state.is_paused:
+        found["paused"] = True
+    if breaker is not None:
+        until = breaker.until and breaker.until.isoformat()
+        found["breaker"] = {"until": until, "reason": breaker.reason}
+    return found
+
+
+def _worker(each: WorkerInfo) -> dict[str, Any]:
+    return {
+        "id": each.id,
+        "hostname": each.hostname,
+        "pid": each.pid,
+        "started_at": each.started_at.isoformat(),
+        "heartbeat_age": round(each.heartbeat_age, 3),
+        "queues": None if each.queues is None else [*each.queues],
+    }
 
 
 def _blocked_heads(alias: str, now: datetime) -> list[dict[str, Any]]:

@@ -28,6 +28,11 @@ class WorkerInfo:
     mode: str
     held: int
     running: Sequence[tuple[str, str, float]]  # event type, event id, seconds; the longest first
+    queues: Sequence[str] | None  # that it serves; None: all, as in releases without queues
+
+    def serves(self, queue: str) -> bool:
+        """Return whether it serves a queue."""
+        return self.queues is None or queue in self.queues
 
 
 def workers(alias: str, now: datetime) -> list[WorkerInfo]:
@@ -55,4 +60,5 @@ def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
             (each["event_type"], each["event_id"], each["seconds"] + heartbeat_age)
             for each in info.get("running", [])
         ],
+        queues=info.get("queues"),
     )

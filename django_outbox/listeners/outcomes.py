@@ -70,7 +70,8 @@ class Decision:
     error: str | None = None  # None keeps the row's error
     kind: str = ""  # what logs may show of the error: its class, or our own text
     progress: str | None = None  # fan-out: JSON per listener; None keeps the row's progress
-    outcome: str = "done"  # done · retry · deferred · dead · lost: for signals and logs
+    queue: str | None = None  # where the row waits from now on; None keeps its queue
+    outcome: str = "done"  # done · retry · deferred · moved · dead · lost: for signals and logs
     written: bool = False  # already committed, with the changes of an atomic listener
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -61,22 +60,22 @@ class Progress:
         self._claimed, self._since = now, monotonic()  # by the database's clock, and ours
         self._errors: dict[str, str] = {}  # of this delivery, in full; by title
         self._kind = ""  # of the last error
-        self._entries = entries(text) or {}  # damaged: every listener runs, as after a lost settle
+        self.entries = entries(text) or {}  # damaged: every listener runs, as after a lost settle
         # The row is due, so its first listener is due too, even if the row's due time was changed.
         due = [entry.at or now for entry in self._entries_in("due")]
         self._claimed = max(now, min(due, default=now))
 
     @property
     def text(self) -> str:
-        return msgspec.json.encode(self._entries).decode()
+        return msgspec.json.encode(self.entries).decode()
 
     def is_due(self, title: str) -> bool:
         """Return whether this listener is still to run, and due."""
-        entry = self._entries.get(title, NEW_ENTRY)
+        entry = self.entries.get(title, NEW_ENTRY)
         return entry.state == "due" and self._seconds_to(entry) <= 0
 
     def attempts(self, title: str) -> int:
-        return self._entries.get(title, NEW_ENTRY).attempts
+        return self.entries.get(title, NEW_ENTRY).attempts
 
     def record(self, title: str, decision: Decision) -> None:
         """Record the decision on a listener's run."""
@@ -84,31 +83,33 @@ class Progress:
         if decision.error:
             self._errors[title] = decision.error
             self._kind = decision.kind
-        self._entries[title] = Entry(
+        self.entries[title] = Entry(
             state=state,
             attempts=self.attempts(title) + decision.spent,
             failed=decision.status is Status.RETRY,
-            at=None if decision.delay is None else self._now() + timedelta(seconds=decision.delay),
+            at=None if decision.delay is None else self.now + timedelta(seconds=decision.delay),
             error=(decision.error or "").partition("\n")[0][:MAX_ERROR_LENGTH],
         )
 
-    def decision(self, attempts: int, *, paused: Collection[str] = ()) -> Decision:
+    def decision(self, attempts: int, *, delay: float, queue: str | None) -> Decision:
         """Return the row's decision: done if all are done, dead if none is left and one is dead.
 
-        ``attempts`` is the row's count: the most executions of any one listener. The row is due
-        with its next listener that is not ``paused``, or after ``PAUSED_DELAY`` if all are.
+        ``attempts`` is the row's count: the most executions of any one listener. If listeners are
+        left, the row is due after ``delay`` seconds, in ``queue``.
         """
         waiting, dead = self._entries_in("due"), self._entries_in("dead")
         most = max(self.attempts(title) for title in self._titles)
         common: dict[str, Any] = {
-            "spent": max(most - attempts, 0), "progress": self.text, "kind": self._kind,
+            "spent": max(most - attempts, 0), "kind": self._kind,
+            "progress": self.text if self.entries else None,
         }  # fmt: skip
         if waiting:
-            next_ones = self._entries_in("due", excluding=paused)
             failed = bool(dead) or any(entry.failed for entry in waiting)
+            failed |= attempts > 0 and not self.entries  # it was the only listener then
             return Decision(
                 status=Status.RETRY if failed else Status.NEW,
-                delay=max(min(map(self._seconds_to, next_ones), default=PAUSED_DELAY), 0.0),
+                delay=delay,
+                queue=queue,
                 outcome="retry" if failed else "deferred",
                 error=self._last_error(),
                 **common,
@@ -119,26 +120,27 @@ class Progress:
             )
         return Decision(status=Status.DONE, error=self._last_error(), **common)
 
-    def _entries_in(self, state: str, *, excluding: Collection[str] = ()) -> list[Entry]:
-        titles = [title for title in self._titles if title not in excluding]
-        entries = [self._entries.get(title, NEW_ENTRY) for title in titles]
-        return [entry for entry in entries if entry.state == state]
+    def _entries_in(self, state: str) -> list[Entry]:
+        found = [self.entries.get(title, NEW_ENTRY) for title in self._titles]
+        return [entry for entry in found if entry.state == state]
 
     def _last_error(self, state: str | None = None) -> str | None:
         """Return an error of a listener in that state (None: any), if possible of this delivery."""
         among = [
             title
             for title in self._titles
-            if state in (None, self._entries.get(title, NEW_ENTRY).state)
+            if state in (None, self.entries.get(title, NEW_ENTRY).state)
         ]
         if whole := [self._errors[title] for title in among if title in self._errors]:
             return whole[-1]
         if state is None:
             return None
-        return next(filter(None, (self._entries[title].error for title in among)), None)
+        return next(filter(None, (self.entries[title].error for title in among)), None)
 
-    def _now(self) -> datetime:
+    @property
+    def now(self) -> datetime:
+        """The database's clock, as far as this process knows."""
         return self._claimed + timedelta(seconds=monotonic() - self._since)
 
     def _seconds_to(self, entry: Entry) -> float:
-        return (entry.at - self._now()).total_seconds() if entry.at else 0.0
+        return (entry.at - self.now).total_seconds() if entry.at else 0.0

@@ -15,6 +15,8 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from ..events import LENGTHS, declared, fit, type_name
 from ..exceptions import ListenerAlreadyRegistered, PayloadError, seconds
+from ..queue_settings import DEFAULT_QUEUE
+from ..queue_settings import NAME as QUEUE_NAME
 from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,6 +45,7 @@ class Listener:
     retry: RetryPolicy | None  # None: OUTBOX["RETRY"]
     timeout: float | None  # seconds
     atomic: bool
+    queue: str = DEFAULT_QUEUE
     payload_type: type | None = None  # the @event class of its payload, if any
     fallback: Callable[..., Any] | None = None  # called once when this one has failed for good
     is_async: bool = field(init=False)
@@ -99,6 +102,7 @@ class Listening(Protocol[P, T_co]):
 
 
 _listeners: dict[tuple[str | _Any, str, str], Listener] = {}
+on_change: list[Callable[[], None]] = []  # called after each change of the registry
 conflicts: list[str] = []  # duplicate registrations found while apps load; for the checks
 
 
@@ -110,6 +114,7 @@ def listener(
     retry: RetryPolicy | None = None,
     timeout: float | None = None,
     atomic: bool = False,
+    queue: str = DEFAULT_QUEUE,
 ) -> Callable[[Callable[P, T_co]], Listening[P, T_co]]:
     """Register a function, method, callable object or ``async def`` for an event type.
 
@@ -117,6 +122,7 @@ def listener(
     ``event.payload`` is then an instance of it. There is one listener per (aggregate type, event
     type, name): give each further listener a ``name``, and it gets the event too.
     ``@that_listener.fallback`` registers what is called when the listener has failed for good.
+    ``queue`` is a name in ``OUTBOX["QUEUES"]``: the threads of that queue call the listener.
 
     Raises ``ListenerAlreadyRegistered`` for a second listener with the same three. Raises
     ``ValueError`` for a type that no event can have, or options that fail at the first event.
@@ -127,6 +133,7 @@ def listener(
         raise ValueError(f"name is {name!r}; expected a str.")
     if timeout is not None and seconds(timeout, of="timeout") == 0:
         raise ValueError("timeout is 0; expected seconds above zero, or None.")
+    _check_queue(queue)
     kind = aggregate_type if aggregate_type is ANY else _checked(aggregate_type, "aggregate_type")
     types, payload_type = _types(event_type)
 
@@ -141,6 +148,7 @@ def listener(
                     retry=retry,
                     timeout=timeout,
                     atomic=atomic,
+                    queue=queue,
                     payload_type=payload_type,
                 )
             )
@@ -188,7 +196,8 @@ def remove(call: Callable[..., Any]) -> None:
 
 def _clear_route_caches() -> None:
     route.cache_clear()
-    route_is_async.cache_clear()
+    for each in on_change:
+        each()
 
 
 def _attach_fallback(call: Any) -> None:
@@ -213,13 +222,6 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
     )
     unnamed = [each for each in matches if not each.name]
     return tuple(each for each in matches if each.name or each is unnamed[0])
-
-
-@lru_cache(maxsize=4096)
-def route_is_async(aggregate_type: str, event_type: str) -> bool:
-    """Return whether every listener of this event can be awaited on the event loop."""
-    found = route(aggregate_type, event_type)
-    return bool(found) and all(each.is_async and not each.atomic for each in found)
 
 
 def similar_types(event_type: str) -> list[str]:
@@ -279,6 +281,11 @@ def _checked(value: Any, column: str) -> str:
     if not name or len(name) > LENGTHS[column]:
         raise ValueError(f"{column} is {name!r}; expected 1 to {LENGTHS[column]} characters.")
     return name
+
+
+def _check_queue(name: Any) -> None:
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise ValueError(f"queue is {name!r}; expected the name of a queue in OUTBOX['QUEUES'].")
 
 
 def _types(given: Any) -> tuple[tuple[str, ...], type | None]:

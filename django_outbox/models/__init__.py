@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import index_name, table_name
 from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS
+from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from .inbox_queryset import InboxQuerySet
@@ -78,6 +79,9 @@ class OutboxEvent(models.Model):
         _("unique key"), max_length=LENGTHS["unique_key"], null=True, blank=True
     )
     progress = ExactTextField(_("progress"), null=True, blank=True)
+    queue = ExactCharField(
+        _("queue"), max_length=MAX_QUEUE_NAME, default=DEFAULT_QUEUE, db_default=DEFAULT_QUEUE
+    )
 
     objects = OutboxQuerySet.as_manager()
 
@@ -92,6 +96,11 @@ class OutboxEvent(models.Model):
         ]
         indexes = [
             PendingIndex(
+                fields=["queue", "available_at", "event_id"],
+                where=Q(available_at__isnull=False),
+                name=index_name("outbox_event_queue"),
+            ),
+            PendingIndex(  # for workers of version 0.1; the next minor version removes it
                 fields=["available_at", "event_id"],
                 where=Q(available_at__isnull=False),
                 name=index_name("outbox_event_due"),
@@ -160,6 +169,9 @@ class OutboxStream(models.Model):
     due_at = UTCDateTimeField(null=True)
     locked_by = ExactCharField(max_length=128, null=True)
     locked_at = UTCDateTimeField(null=True)
+    queue = ExactCharField(
+        max_length=MAX_QUEUE_NAME, default=DEFAULT_QUEUE, db_default=DEFAULT_QUEUE
+    )
 
     objects = StreamQuerySet.as_manager()
 
@@ -169,10 +181,15 @@ class OutboxStream(models.Model):
         verbose_name_plural = _("outbox streams")
         indexes = [
             PendingIndex(
+                fields=["queue", "due_at"],
+                where=Q(due_at__isnull=False),
+                name=index_name("outbox_stream_queue"),
+            ),
+            PendingIndex(  # for workers of version 0.1; the next minor version removes it
                 fields=["due_at"],
                 where=Q(due_at__isnull=False),
                 name=index_name("outbox_stream_due"),
-            )
+            ),
         ]
 
     def __str__(self) -> str:
@@ -240,12 +257,14 @@ class OutboxInbox(models.Model):
 
 
 class OutboxPause(models.Model):
-    """A paused event type, listener or stream: its events wait, and no attempt is counted."""
+    """What is paused, or a queue's open circuit breaker: its events wait, no attempt is counted."""
 
     class Kind(models.TextChoices):
         EVENT_TYPE = "event_type", _("event type")
         LISTENER = "listener", _("listener")
         STREAM = "stream", _("stream")
+        QUEUE = "queue", _("queue")
+        BREAKER = "breaker", _("circuit breaker")
 
     id = models.BigAutoField(primary_key=True)
     kind = ExactCharField(_("kind"), max_length=16, choices=Kind.choices)
@@ -253,6 +272,8 @@ class OutboxPause(models.Model):
     reason = ExactTextField(_("reason"), default="", blank=True)
     paused_at = UTCDateTimeField(_("paused at"))
     paused_by = ExactCharField(_("paused by"), max_length=255, default="", blank=True)
+    until = UTCDateTimeField(_("until"), null=True, blank=True)  # of a breaker: its next probe
+    pause_seconds = models.FloatField(null=True, blank=True)  # of a breaker; doubled by a probe
 
     objects = PauseQuerySet.as_manager()
 

@@ -78,9 +78,10 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return self.filter(POSTPONED)
 
     def paused(self) -> OutboxQuerySet:
-        """Return pending events that wait for a resume: by type, by key, or postponed.
+        """Return pending events that wait for a resume: by type, by key, by queue, or postponed.
 
-        Leave out the events behind them in a stream, and leased events, which finish first.
+        A queue whose circuit breaker is open counts as paused. Leave out the events behind them in
+        a stream, and leased events, which finish first.
         """
         return self.pending().filter(paused_condition(self._write_alias())).exclude(LEASED)
 

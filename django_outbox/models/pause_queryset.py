@@ -13,9 +13,9 @@ from django.db.models import Q
 from ..conf import current
 from ..events import SINGLE_NODE_KEY
 from ..listeners.outcomes import UNSETTLED
-from ..signals import announce, delivery_paused, delivery_resumed
+from ..signals import announce, breaker_closed, delivery_paused, delivery_resumed
 from ..sql import dialect_of
-from ..sql.values import POSTPONED_FOR
+from ..sql.values import CLOSING_KINDS, POSTPONED_FOR
 from .fields import DatabaseNow
 from .queryset import TableQuerySet
 
@@ -44,10 +44,11 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
     """``pause`` adds a pause, ``resume`` ends these; workers apply both within about a second."""
 
     def pause(self, kind: str, name: str, *, reason: str = "", by: str = "") -> bool:
-        """Pause an event type, a listener or a stream; return False if it is already paused.
+        """Pause an event type, a listener, a stream or a queue; return False if it is paused.
 
-        ``kind`` is ``"event_type"``, ``"listener"`` (``name`` is its title: event type and name) or
-        ``"stream"`` (its key). Running deliveries finish. Waiting events cost no attempt.
+        ``kind`` is ``"event_type"``, ``"listener"`` (``name`` is its title: event type and name),
+        ``"stream"`` (its key) or ``"queue"``. Running deliveries finish. Waiting events cost no
+        attempt.
 
         Raises ``ValueError`` for a kind or name that cannot exist.
         """
@@ -72,7 +73,8 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
     def resume(self) -> Resumed:
         """End these pauses, and make the events that waited due now, batch by batch.
 
-        If it is interrupted, the remaining events become due by themselves within ten minutes.
+        If it is interrupted, the remaining events become due by themselves within ten minutes. The
+        events of a queue need no change: workers claim from it again.
         """
         alias, pauses, events, streams = self._write_alias(), 0, 0, 0
         every = self.model.objects.using(alias)
@@ -80,34 +82,52 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
             # This waits for a worker that is postponing rows; a later one finds the pause gone.
             if not every.filter(pk=pk).delete()[0]:
                 continue
-            found = _ResumedBacklog(alias, kind, name)
-            count = (found.make_events_due(), found.wake_streams())
+            count = _make_due(alias, kind, name)
             pauses, events, streams = pauses + 1, events + count[0], streams + count[1]
             announce(delivery_resumed, sender=alias, kind=kind, name=name, count=sum(count))
+            if kind == "breaker":
+                announce(breaker_closed, sender=alias, queue=name)
         return Resumed(pauses=pauses, events=events, streams=streams)
 
 
+def _make_due(alias: str, kind: str, name: str) -> tuple[int, int]:
+    """Make what waited for a pause due; return the numbers of events and streams."""
+    if kind in CLOSING_KINDS:
+        return 0, 0
+    found = _ResumedBacklog(alias, kind, name)
+    return found.make_events_due(), found.wake_streams()
+
+
 def paused_condition(alias: str) -> Q:
-    """Return the condition of events that are postponed, or that the next poll will postpone."""
+    """Return the condition of events that are postponed, or that no poll will claim now."""
     from . import OutboxPause
 
     pauses = OutboxPause.objects.using(alias)
     types = pauses.filter(kind="event_type").values("name")
     keys = pauses.filter(kind="stream").values("name")
-    return Q(event_type__in=types) | Q(key__in=keys) | POSTPONED
+    queues = pauses.filter(kind__in=CLOSING_KINDS).values("name")
+    return Q(event_type__in=types) | Q(key__in=keys) | Q(queue__in=queues) | POSTPONED
+
+
+def settable_kinds() -> list[str]:
+    """Return the kinds of pauses that people can set; only a worker opens a circuit breaker."""
+    from . import OutboxPause
+
+    return [each for each in OutboxPause.Kind.values if each != OutboxPause.Kind.BREAKER]
 
 
 def pause_error(kind: str, name: str) -> str | None:
     """Return why a pause of this kind and name is invalid; None if it is valid."""
-    from . import OutboxPause
-
-    kinds = [*OutboxPause.Kind.values]
+    kinds = settable_kinds()
     if kind not in kinds:
         return f"The kind is {kind!r}; expected one of {', '.join(kinds)}."
     if not name or "\0" in name or len(name) > MAX_NAME_LENGTH:
         return f"The name of a {kind} is {name!r}; expected 1 to {MAX_NAME_LENGTH} characters."
     if kind == "stream" and name == SINGLE_NODE_KEY:
         return f"{name!r} is not a stream: it is the lease of the mode single_node."
+    if kind == "queue" and name not in current().queues:
+        known = ", ".join(current().queues)
+        return f'OUTBOX["QUEUES"] does not have {name!r}; expected one of {known}.'
     return None
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -15,15 +16,16 @@ from ..listeners.outcomes import Decision
 
 Row = tuple[Any, ...]
 
+SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
 AsRead = tuple[int, str | None]  # attempts and progress of a row when it was leased
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
-LIGHT = ("event_id", "attempts", "rescues", "progress", *INSTANTS)
+LIGHT = ("event_id", "attempts", "rescues", "progress", "queue", *INSTANTS)
 FULL = (
-    "event_id", "attempts", "rescues", "progress", *INSTANTS,
+    "event_id", "attempts", "rescues", "progress", "queue", *INSTANTS,
     "event_type", "aggregate_type", "aggregate_id", "tenant_id", "payload", "headers", "unique_key",
 )  # fmt: skip
-PAYLOAD = FULL.index("payload")
+PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
 KEYED = (*FULL, "key", "seq", "status")
 TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
 
@@ -41,6 +43,7 @@ class RescueState(Enum):
 
 
 Pauses = frozenset[tuple[str, str]]  # kind and name of each
+CLOSING_KINDS = ("queue", "breaker")  # kinds of pauses during which nobody claims from a queue
 
 # Seconds by which a paused event is postponed each time. After an interrupted resume, events are
 # late by this much at most.
@@ -54,30 +57,46 @@ class LeaseKind(Enum):
     STREAM = "deliver_at"  # an event with a key is never due by its own row
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a claim takes from one queue, those due first."""
+
+    queue: str
+    limit: int
+    since: float | None = None  # seconds; skip what was due before: dead index entries are there
+    most_bytes: int | None = None  # of payload text; the last row may exceed it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Which due rows to claim: any, or only those of ``ids`` (events handed over in process)."""
+    """Which due rows to claim: some of each queue, or those of ``ids`` (handed over in process)."""
 
     me: str
     lease: float  # seconds
-    limit: int
+    branches: Sequence[Branch] = ()
     ids: Sequence[str] | None = None
-    since: float | None = None  # seconds; skip rows due before: dead index entries are there
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     skip_recent: float = 0.0  # seconds
     exclude: Sequence[str] = ()
     state: RescueState = RescueState.CLEAN
-    most_bytes: int | None = None  # of payload text; the last row may exceed it
 
     @property
     def columns(self) -> tuple[str, ...]:
         return FULL if self.ids is None else LIGHT
 
-    def is_cut(self, rows: Sequence[Row]) -> bool:
-        """Return whether these rows, of ``columns``, have as much payload as ``most_bytes``."""
-        if self.most_bytes is None or self.ids is not None:
-            return False
-        return sum(len(row[PAYLOAD]) for row in rows) >= self.most_bytes
+    def cut(self, rows: Iterable[Row]) -> tuple[list[Row], set[str]]:
+        """Return the rows within the ``most_bytes`` of their queues, and which queues were cut."""
+        left = {each.queue: each.most_bytes for each in self.branches if each.most_bytes}
+        kept, cut = [], set()
+        for row in rows:
+            room = left.get(row[QUEUE])
+            if room is not None:
+                if room <= 0:
+                    cut.add(row[QUEUE])
+                    continue
+                left[row[QUEUE]] = room - len(row[PAYLOAD])
+            kept.append(row)
+        return kept, cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +105,74 @@ class StreamClaim:
 
     me: str
     lease: float  # seconds
-    limit: int
-    since: float | None = None  # seconds; skip streams due before
+    branches: Sequence[Branch]
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     exclude: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What a claim found in one queue."""
+
+    more: bool = False  # as many were due as requested, though other workers may have leased some
+    waited: float = 0.0  # seconds since the first of them fell due
+
+
+NOTHING = Found()
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
-    """The result of a claim: rows of events, or keys of streams with the previous owner."""
+    """The result of a claim: rows of events, or (key, previous owner, queue) of streams."""
 
     rows: list[Row]
-    more: bool  # as many were due as requested, though other workers may have leased some
-    waited: float = 0.0  # seconds since the first of them fell due
+    queues: Mapping[str, Found] = field(default_factory=dict)  # those in which something was due
+
+    def found(self, queue: str) -> Found:
+        """Return what was found in a queue."""
+        return self.queues.get(queue, NOTHING)
+
+
+class LostEvents(NamedTuple):
+    """What a scan found in one queue of what lost workers had leased."""
+
+    until: datetime | None  # latest due time of rows that were lost once; None: there are none
+    suspect: bool  # whether a row was lost twice
+    waited: float  # seconds that the first row of all has been due
+
+
+class DueRow(NamedTuple):
+    """A row that is due, as read to decide where or until when it waits."""
+
+    event_type: str
+    aggregate_type: str
+    progress: str | None
+    event_id: str
+    due_at: datetime
+    queue: str
+    now: datetime  # the database's clock
+
+    @classmethod
+    def read(cls, row: Row) -> DueRow:
+        """Return a row with its instants aware, whatever the driver returned."""
+        due_at, now = stored_instant(row[4]), stored_instant(row[6])
+        assert due_at is not None and now is not None
+        return cls(row[0], row[1], row[2], row[3], due_at, row[5], now)
+
+
+class OpenBreaker(NamedTuple):
+    """An open circuit breaker."""
+
+    left: float  # seconds until its pause is over; negative: since when it is
+    pause: float  # seconds; the length of its pause
+
+
+class Unclaimed(NamedTuple):
+    """A lease to be given back."""
+
+    event_id: str
+    due_at: datetime
+    queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +203,32 @@ class Release:
     key: str
     seq: int | None  # the version that was read; None: any
     delay: float | None  # seconds until it is due; None: idle until the next write
+    queue: str | None = None  # where it waits from now on; None keeps its queue
 
 
-def claimed(rows: list[Row], *, seen: Sequence[Row], limit: int, due: int) -> Claimed:
-    """Return a claim's result, with ``seen`` the rows that were due, oldest first.
+def claimed(
+    rows: list[Row], *, seen: Sequence[Row], branches: Sequence[Branch], due: int, queue: int,
+    cut: Collection[str] = (),
+) -> Claimed:  # fmt: skip
+    """Return a claim's result, with ``seen`` the rows that were due, oldest first in each queue.
 
-    Column ``due`` of these is the due time, and the last column is the database's clock.
+    Columns ``due`` and ``queue`` of these are due time and queue; the last one is the database's
+    clock. More are due of queues that are ``cut``, whatever their number of rows.
     """
-    waited = 0.0
-    if seen:
-        since, now = stored_instant(seen[0][due]), stored_instant(seen[0][-1])
+    limits = {each.queue: each.limit for each in branches}
+    counts: Mapping[str, int]
+    if len(branches) == 1 and seen:
+        first, counts = {branches[0].queue: seen[0]}, {branches[0].queue: len(seen)}
+    else:
+        counts = Counter(row[queue] for row in seen)
+        first = {row[queue]: row for row in reversed(seen)}
+    found = {}
+    for name, row in first.items():
+        since, now = stored_instant(row[due]), stored_instant(row[-1])
         assert since is not None and now is not None
-        waited = (now - since).total_seconds()
-    return Claimed(rows, more=len(seen) >= limit, waited=waited)
+        more = name in cut or counts[name] >= limits.get(name, 0)
+        found[name] = Found(more, (now - since).total_seconds())
+    return Claimed(rows, found)
 
 
 def marks(values: Collection[Any]) -> str:
@@ -154,10 +241,10 @@ def plain(value: Any) -> Any:
 
 
 def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
-    """Return a row of a settle's VALUES: event_id, status, spent, delay, error, progress."""
+    """Return a row of a settle's VALUES: id, status, spent, delay, error, progress, queue."""
     return (
         event_id, plain(decision.status), decision.spent, decision.delay, decision.error,
-        decision.progress,
+        decision.progress, decision.queue,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -20,10 +20,13 @@ from ..worker.worker import Worker
 from ..writing.hot_queue import hot_queues
 
 
-def drain(using: str | None = None, limit: int | None = None, at: datetime | None = None) -> int:
+def drain(
+    using: str | None = None, limit: int | None = None, at: datetime | None = None, *,
+    queues: Collection[str] | None = None,
+) -> int:  # fmt: skip
     """Deliver like ``outbox.drain``, but fail the test, with the errors, if a delivery fails."""
     with _fail_if_delivery_failed(_alias(using)):
-        return _drain(using, limit, at)
+        return _drain(using, limit, at, queues=queues)
 
 
 @contextmanager
@@ -53,6 +56,9 @@ class _ImmediateQueue:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._in_thread = threading.local()
+
+    def serves(self, queue: str) -> bool:
+        return True
 
     def offer(self, event: Event) -> bool:
         self.poll()

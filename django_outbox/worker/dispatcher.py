@@ -1,4 +1,4 @@
-"""The thread pool: each thread takes a lease, delivers its event and passes the decision on."""
+"""A queue's threads: each takes a lease, delivers its event and passes the decision on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status
 from .broken_sessions import BrokenSessions
 from .connection_cleanup import ConnectionCleanup
-from .pauses import KnownPauses
-from .queues import Decisions, Held, Ready
+from .pools import Pool, Pools
+from .queues import Held
 from .streams import Streams
-from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
 
@@ -49,7 +48,7 @@ class Seat:
 
 
 class Dispatcher:
-    """``WORKERS`` threads that deliver from the ready queue; those that hang are replaced.
+    """The ``WORKERS`` threads of one queue, which deliver what is ready; replaced if they hang.
 
     A thread whose call exceeds its timeout is abandoned: another thread takes its place, and it
     ends when the call returns. It is not interrupted: asynchronous exceptions leave locks held.
@@ -59,25 +58,21 @@ class Dispatcher:
         self,
         *,
         alias: str,
-        workers: int,
+        pool: Pool,
+        pools: Pools,
         stuck_after: float,
         held: Held,
-        ready: Ready,
-        decisions: Decisions,
-        wakeup: Wakeup,
-        to_loop: Callable[[Lease], None],
         streams: Streams,
-        known_pauses: KnownPauses,
         sessions: BrokenSessions,
     ) -> None:
-        self._alias, self._held, self._ready, self._decisions = alias, held, ready, decisions
-        self._wakeup, self._to_loop = wakeup, to_loop
-        self._streams, self._known_pauses, self._sessions = streams, known_pauses, sessions
+        self._alias, self._held, self._ready = alias, held, pool.ready
+        self._pool, self._pools, self._streams, self._sessions = pool, pools, streams, sessions
         self._stuck_after = stuck_after  # seconds
         self._stopping = threading.Event()
         self._replacing = threading.Lock()  # guards the seats while a thread is replaced
         self._seats = [
-            Seat(self._run, f"outbox-{alias}-worker-{number}") for number in range(workers)
+            Seat(self._run, pool.thread_name(alias, f"worker-{number}"))
+            for number in range(pool.settings.WORKERS)
         ]
         self._abandoned: list[threading.Thread] = []  # changed only by the watchdog's thread
         # What the watchdog has logged; set only by its thread.
@@ -96,6 +91,8 @@ class Dispatcher:
         """Wait for running listeners, except abandoned ones; return whether all ended."""
         while self._is_busy() and not give_up():
             time.sleep(0.005)
+        for lease in self._ready.take_all(len(self._ready)):
+            self._pools.take_back(lease)
         return not self._is_busy()
 
     def dead_reason(self, longest: float) -> str | None:
@@ -145,15 +142,16 @@ class Dispatcher:
     def _report(self) -> None:
         seconds, leases = self._stuck()
         if seconds and not self._was_stuck:
+            events = ", ".join(f"{each.event_id} ({each.event_type})" for each in leases)
             logger.error(
-                "every thread is in a call that does not end seconds=%.0f events=%s",
-                seconds, ", ".join(f"{each.event_id} ({each.event_type})" for each in leases),
+                "every thread is in a call that does not end seconds=%.0f events=%s queue=%s",
+                seconds, events, self._pool.name,
             )  # fmt: skip
         self._was_stuck = seconds > 0
         if self.has_too_many_hung_threads and not self._had_too_many_hung_threads:
             logger.error(
                 "as many threads hang as the worker has, past the timeouts of their listeners; "
-                "only a new process helps threads=%d", self._hanging(),
+                "only a new process helps threads=%d queue=%s", self._hanging(), self._pool.name,
             )  # fmt: skip
         self._had_too_many_hung_threads = self.has_too_many_hung_threads
 
@@ -202,19 +200,22 @@ class Dispatcher:
         while not self._stopping.is_set():
             lease = follower or self._ready.take(IDLE_WAIT)
             follower = None
-            self._wakeup.made_room()
+            self._pool.made_room()
             if lease is None:
                 continue
             if is_async(lease):
-                self._to_loop(lease)
+                self._pool.to_loop(lease)
             elif self._may_start(lease):
                 decision = self._deliver(seat, lease, cleanup, between)
                 follower = self._streams.next(lease, decision)
-                self._pass_on(lease, decision, cleanup)
+                if self._pass_on(lease, decision, cleanup):
+                    continue  # another queue's thread has it now
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
                     self._held.wait_settled(lease, self._stopping.is_set)
                     ahead = 0.0
+            else:
+                self._pools.take_back(lease)
 
     def _finish(
         self, seat: Seat, timed: TimedCall, cleanup: ConnectionCleanup, between: Between
@@ -229,19 +230,26 @@ class Dispatcher:
             logger.exception("delivery failed event_id=%s", lease.event_id)
             decision = deferred_after_error()
         seat.lease = None
-        self._pass_on(lease, decision, cleanup)
-        self._held.wait_settled(lease, self._stopping.is_set)
+        if not self._pass_on(lease, decision, cleanup):
+            self._held.wait_settled(lease, self._stopping.is_set)
 
-    def _pass_on(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> None:
-        self._decisions.put((lease, decision))
+    def _pass_on(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> bool:
+        """Have a decision settled; return whether the event was handed over instead."""
+        handed_over = self._pools.pass_on(lease, decision)
         if decision.status is not Status.DONE:
             cleanup.close_half_made()
         cleanup.after(lease)
+        return handed_over
 
     def _may_start(self, lease: Lease) -> bool:
+        if not self._pool.may_start(lease):
+            return False  # the claimer releases it
         if not self._held.is_current(lease):
             self._held.wait_current(lease, self._stopping.is_set)
-        return not self._stopping.is_set() and self._held.start(lease)
+        if self._stopping.is_set() or not self._held.start(lease):
+            return False
+        lease.handed_over = None
+        return True
 
     def _deliver(
         self, seat: Seat, lease: Lease, cleanup: ConnectionCleanup, between: Between
@@ -252,7 +260,7 @@ class Dispatcher:
             # In a separate context, so that a language, a time zone or any other context variable
             # that a listener sets is gone afterwards.
             decision = copy_context().run(
-                deliver, lease, alias=self._alias, between=between, pauses=self._known_pauses.pauses
+                deliver, lease, alias=self._alias, between=between, scope=self._pool.scope(lease)
             )
         except CallAbandoned:
             raise

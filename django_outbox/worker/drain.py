@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import copy_context
 from datetime import datetime
 
@@ -17,23 +17,24 @@ from ..delivery.deliver import dead_after_rescues, deliver
 from ..delivery.interceptors import drain_ending_errors
 from ..delivery.lease import Lease, lease_from_row
 from ..delivery.paused import PAUSED
+from ..delivery.scope import Scope
 from ..events import as_utc
 from ..listeners.outcomes import Decision
 from ..models import OutboxEvent
 from ..signals import announce, events_claimed
 from ..sql import dialect_of, engine_connection, is_in_memory
-from ..sql.values import Claim, RescueState
+from ..sql.values import Branch, Claim, RescueState
 from .connection_cleanup import tidy
 from .leases import Heartbeat
 from .pauses import KnownPauses
 from .queues import Decisions, Held, Ready
+from .savepoint import Savepoint
 from .settler import Settled, report_settled, split_by_kind, write
 from .stream_claims import StreamClaims, report_rescue
 from .streams import Streams
 from .threads import Loop
 from .wakeup import Wakeup
-from .watermark import ScanningWatermark
-from .worker import new_owner
+from .worker import new_owner, served
 
 logger = logging.getLogger("django_outbox")
 
@@ -43,15 +44,22 @@ SETTLE_RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before each further try of a se
 ESCAPING = (KeyboardInterrupt,)  # ends the run; anything else that a listener raises is a failure
 
 
-def drain(using: str | None = None, limit: int | None = None, at: datetime | None = None) -> int:
+def drain(
+    using: str | None = None, limit: int | None = None, at: datetime | None = None, *,
+    queues: Collection[str] | None = None,
+) -> int:  # fmt: skip
     """Deliver what is due, and what becomes due meanwhile; return the number of deliveries.
 
     ``using`` is the alias (default: the router's), ``limit`` the most deliveries, ``at`` an instant
-    to use as the database's now. Outside a transaction, a heartbeat thread renews the leases.
+    to use as the database's now, ``queues`` the only queues to deliver from (default: all). A
+    queue's ``RATE`` does not hold here.
+    Outside a transaction, a heartbeat thread renews the leases.
     Inside one (a ``TestCase``), everything runs on that connection, each delivery in a savepoint.
     On in-memory SQLite everything runs on that connection, too, without a savepoint if there is no
     transaction.
     If ``OUTBOX["ENABLED"]`` is False, this is logged and nothing is delivered.
+
+    Raises ``ValueError`` for a queue that ``OUTBOX["QUEUES"]`` does not have.
 
     ``SystemExit`` from a listener is a failure like any other. ``KeyboardInterrupt`` ends the run:
     the event is released, due at once and with no attempt counted; then the exception propagates.
@@ -62,12 +70,13 @@ def drain(using: str | None = None, limit: int | None = None, at: datetime | Non
         return 0
     connection = connections[alias]
     inline = connection.in_atomic_block or is_in_memory(connection)
-    return _Drain(alias, at=at and as_utc(at)).run(limit, inline=inline)
+    only = None if queues is None else served(queues, current())
+    return _Drain(alias, at=at and as_utc(at), queues=only).run(limit, inline=inline)
 
 
 class _Drain:
-    def __init__(self, alias: str, *, at: datetime | None) -> None:
-        self.alias, self.at = alias, at
+    def __init__(self, alias: str, *, at: datetime | None, queues: frozenset[str] | None) -> None:
+        self.alias, self.at, self.only = alias, at, queues  # None: all
         self.settings: Settings = current()
         self.me = new_owner()
         self.held = Held(self.settings.LEASE)
@@ -77,13 +86,25 @@ class _Drain:
             each for each in connections.all(initialized_only=True) if each.in_atomic_block
         ]
         self.ready, self.unrun = Ready(), Decisions()
+        self.known_pauses = KnownPauses()
         self.streams = Streams(
-            alias=alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
+            alias=alias, me=self.me, settings=self.settings, held=self.held, pools=self,
             wakeup=Wakeup(),
         )  # fmt: skip
-        self.known_pauses = KnownPauses()
         self.decided = 0  # events so far, including paused ones that were claimed
         self.horizon = 0.0  # seconds between the database's now and ``at``
+
+    # -- the heads of streams, which this thread delivers ----------------------------------------
+
+    def put(self, lease: Lease) -> None:
+        self.ready.put(lease)
+
+    def accepts(self, queue: str) -> bool:
+        """Return whether events of this queue may be started here."""
+        served_here = self.only is None or queue in self.only
+        return served_here and queue not in self.known_pauses.closed
+
+    # --------------------------------------------------------------------------------------------
 
     def run(self, limit: int | None, *, inline: bool) -> int:
         if inline:
@@ -109,11 +130,13 @@ class _Drain:
         if self.at is not None:
             self.horizon = (self.at - dialect_of(connection).clock(connection)).total_seconds()
         self.claims = StreamClaims(
-            alias=self.alias, me=self.me, settings=self.settings, held=self.held, ready=self.ready,
+            alias=self.alias, me=self.me, settings=self.settings, held=self.held, pools=self,
             decisions=self.unrun, streams=self.streams, known_pauses=self.known_pauses,
-            may_try=lambda: True, connect=lambda: connection, at=self.at,
-            watermark=ScanningWatermark(factor=0),
+            may_try=lambda: True, connect=lambda: connection, at=self.at, scan_factor=0,
         )  # fmt: skip
+        known = self.settings.queues
+        others = dialect_of(connection).other_queues(connection, known=[*known])
+        self.queues = [*known, *others] if self.only is None else [*self.only]
         count, before = 0, -1
         while self.decided > before and (limit is None or count < limit):
             before = self.decided
@@ -153,10 +176,12 @@ class _Drain:
 
     def _claim_streams(self, room: int) -> None:
         """Claim until there is something to deliver, or until only paused streams are left."""
-        brought, more, before = 0, True, -1
+        brought, before = 0, -1
+        more: Collection[str] | bool = True
         while more and not brought and self.claims.postponed > before:
             before = self.claims.postponed
-            brought, more = self.claims.claim(room)
+            rooms = dict.fromkeys(self._open_queues(), room)
+            brought, more = self.claims.claim(rooms) if rooms else (0, False)
 
     def _next_head(self, room: int) -> Lease | None:
         if self.streams.next_read() <= monotonic():
@@ -175,16 +200,34 @@ class _Drain:
     def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
         """Lease due events; events of lost workers come last, and each suspect alone."""
         self.known_pauses.refresh(connection)
-        while not (room := self.known_pauses.postpone_due(connection, limit)):
-            pass
+        rooms = dict.fromkeys(self._open_queues(), limit)
+        while any(rooms.values()):
+            found = self.known_pauses.postpone_due(connection, rooms)
+            if all(found.values()):
+                rooms = found
+                break
         for state, most in (
-            (RescueState.CLEAN, room),
+            (RescueState.CLEAN, limit),
             (RescueState.LOST, RECOVERY_BATCH),
             (RescueState.SUSPECT, 1),
         ):
+            if leases := self._claim_in_turn(connection, rooms, state, most):
+                return leases
+        return []
+
+    def _open_queues(self) -> list[str]:
+        return [each for each in self.queues if self.accepts(each)]
+
+    def _claim_in_turn(
+        self, connection: BaseDatabaseWrapper, rooms: Mapping[str, int], state: RescueState,
+        most: int,
+    ) -> list[Lease]:  # fmt: skip
+        """Lease events of one state from the first queue that has some."""
+        for queue, room in rooms.items():
+            branch = Branch(queue, min(most, room), most_bytes=self.settings.PREFETCH_BYTES // 2)
             claim = Claim(
-                me=self.me, lease=self.held.lease, limit=min(most, room), at=self.at,
-                exclude=self.excluded, state=state, most_bytes=self.settings.PREFETCH_BYTES // 2,
+                me=self.me, lease=self.held.lease, branches=[branch], at=self.at,
+                exclude=self.excluded, state=state,
             )  # fmt: skip
             deadline = self.held.deadline(monotonic())
             if rows := dialect_of(connection).claim(connection, claim).rows:
@@ -250,7 +293,7 @@ class _Drain:
         context.run(drain_ending_errors.set, ESCAPING)
         return context.run(
             deliver, lease, alias=self.alias, escaping=ESCAPING, between=between,
-            pauses=self.known_pauses.pauses,
+            scope=Scope(self.only, self.known_pauses.pauses),
         )  # fmt: skip
 
     def _tidy(self, lease: Lease) -> bool:
@@ -285,38 +328,3 @@ class _Drain:
                         raise
                     time.sleep(pause)
             report_settled(part, alias=self.alias)
-
-
-class Savepoint:
-    """A savepoint around a listener; rolled back if the listener broke the transaction."""
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._connection = connection
-        self._sid: str | None = None
-
-    def __enter__(self) -> Savepoint:
-        connection = self._connection
-        if connection.in_atomic_block:
-            self._depth = len(connection.atomic_blocks)
-            self._names = len(connection.savepoint_ids)
-            connection.errors_occurred = False
-            self._sid = connection.savepoint() or ""
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        connection, sid = self._connection, self._sid
-        if sid is None:
-            return
-        leaked = len(connection.atomic_blocks) > self._depth
-        del connection.atomic_blocks[self._depth :], connection.savepoint_ids[self._names :]
-        if leaked or connection.needs_rollback or connection.errors_occurred:
-            connection.needs_rollback = False
-            connection.savepoint_rollback(sid)
-        else:
-            connection.savepoint_commit(sid)
-
-    def renew(self, lease: Lease) -> bool:
-        """End the savepoint and begin another, so that two listeners do not affect each other."""
-        self.__exit__()
-        self.__enter__()
-        return True

@@ -1,4 +1,4 @@
-"""Runs ``async def`` listeners in one event loop, ``ASYNC_CONCURRENCY`` of them at a time."""
+"""Runs a queue's ``async def`` listeners in an event loop, some of them at a time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from weakref import WeakKeyDictionary
 from django.db import connections
 
 from ..clocks import monotonic
-from ..conf import Settings
 from ..delivery.decide import deferred_after_error
 from ..delivery.deliver import adeliver
 from ..delivery.lease import Lease
 from .async_connections import DeliveryThread, Slots
 from .blocked_loop import BlockedLoopWatch
-from .pauses import KnownPauses
-from .queues import AsyncLoad, Decisions, Held
-from .wakeup import Wakeup
+from .pools import Pool, Pools
+from .queues import AsyncLoad, Held
 
 logger = logging.getLogger("django_outbox")
 
@@ -32,28 +30,28 @@ CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
 
 
 class EventLoop:
-    """A thread that runs an asyncio event loop, in which async listeners are awaited.
+    """A thread that runs an asyncio event loop, in which async listeners of a queue are awaited.
 
     Other threads call the public methods.
     """
 
     def __init__(
-        self, *, alias: str, settings: Settings, held: Held, decisions: Decisions,
-        known_pauses: KnownPauses, wakeup: Wakeup,
+        self, *, alias: str, stuck_after: float, pool: Pool, pools: Pools, held: Held,
     ) -> None:  # fmt: skip
-        self._alias, self._held, self._decisions = alias, held, decisions
-        self._known_pauses, self._wakeup = known_pauses, wakeup
-        self._slots = settings.ASYNC_CONCURRENCY
-        self._connections = Slots(settings.ASYNC_CONNECTIONS or 2 * settings.WORKERS)
+        self._alias, self._held, self._pool, self._pools = alias, held, pool, pools
+        self._slots = pool.settings.ASYNC_CONCURRENCY
+        self._connections = Slots(pool.settings.ASYNC_CONNECTIONS)
         self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
         self._waiting: deque[Lease] = deque()  # bounded like all that is claimed
         self._running: dict[asyncio.Task[None], Lease] = {}
         self._cancelled: dict[str, str] = {}  # titles of listeners, by event id
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"outbox-{alias}-loop", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=pool.thread_name(alias, "loop"), daemon=True
+        )
         self._watch = BlockedLoopWatch(
-            self._thread.name, stuck_after=settings.STUCK_AFTER, lease_of=self._lease_of
+            self._thread.name, stuck_after=stuck_after, lease_of=self._lease_of
         )
 
     def start(self) -> None:
@@ -134,17 +132,18 @@ class EventLoop:
             task = self._loop.create_task(self._deliver(lease), name=lease.event_id)
             self._running[task] = lease
             task.add_done_callback(self._finished)
-        self._wakeup.made_room()  # what waits here takes room from the next claim
+        self._pool.made_room()  # what waits here takes room from the next claim
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         lease = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("delivery failed event_id=%s", lease.event_id, exc_info=error)
-            self._decisions.put((lease, deferred_after_error()))
+            self._pools.pass_on(lease, deferred_after_error())
         self._fill()
 
     async def _deliver(self, lease: Lease) -> None:
-        if not await self._wait_current(lease) or not self._held.start(lease):
+        if not await self._may_start(lease):
+            self._pools.take_back(lease)
             return
         CURRENT_LEASE.set(lease)
         decision = None
@@ -156,7 +155,7 @@ class EventLoop:
                     return self._held.is_current(lease) and not self._stopping
 
                 decision = await adeliver(
-                    lease, alias=self._alias, between=between, pauses=self._known_pauses.pauses
+                    lease, alias=self._alias, between=between, scope=self._pool.scope(lease)
                 )
         except asyncio.CancelledError:
             if decision is None:
@@ -171,7 +170,15 @@ class EventLoop:
         except RuntimeError:  # while the interpreter exits, no thread can be used
             if decision is None:
                 raise
-        self._decisions.put((lease, decision))
+        self._pools.pass_on(lease, decision)
+
+    async def _may_start(self, lease: Lease) -> bool:
+        if not self._pool.may_start(lease):
+            return False  # the claimer releases it
+        if not await self._wait_current(lease) or not self._held.start(lease):
+            return False
+        lease.handed_over = None
+        return True
 
     async def _wait_current(self, lease: Lease) -> bool:
         while not self._stopping and not self._held.is_current(lease):

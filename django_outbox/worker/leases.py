@@ -10,15 +10,17 @@ from ..clocks import monotonic
 from ..delivery.lease import Lease
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
+from .pools import Pools
 from .queues import Held
 from .statistics import WRITE_INTERVAL, Statistics
 from .streams import Streams
 from .throttle import ClaimThrottle
-from .worker_registry import WorkerRow
+from .worker_registry import OtherWorker, WorkerRow
 
 logger = logging.getLogger("django_outbox")
 
 RENEW_BATCH = 500  # leases renewed by one statement
+COUNT_INTERVAL = 1.0  # seconds between two counts of workers, while a queue has a rate
 
 
 class Heartbeat:
@@ -29,11 +31,12 @@ class Heartbeat:
 
     def __init__(self, *, alias: str, me: str, held: Held, worker_row: WorkerRow | None,
         streams: Streams | None = None, statistics: Statistics | None = None,
-        throttle: ClaimThrottle | None = None,
+        throttle: ClaimThrottle | None = None, pools: Pools | None = None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._held, self._worker_row = alias, me, held, worker_row
         self._streams, self._statistics, self._throttle = streams, statistics, throttle
-        self._update_row_at = 0.0  # monotonic
+        self._limited = [each for each in pools or () if each.rate is not None]
+        self._update_row_at = self._count_at = 0.0  # monotonic
 
     def step(self) -> float:
         started = monotonic()
@@ -45,10 +48,14 @@ class Heartbeat:
         if self._worker_row is not None and started >= self._update_row_at:
             self._worker_row.update()
             self._update_row_at = started + self._held.lease / 3
-            self._release_surplus(self._worker_row)
+            self._follow_others(self._worker_row)
+        elif self._worker_row is not None and self._limited and started >= self._count_at:
+            self._share_rates(self._worker_row.others())
         if self._statistics is not None:
             self._statistics.write_if_due()
         pause = min(self._held.lease / 6, WRITE_INTERVAL)
+        if self._limited:
+            pause = min(pause, COUNT_INTERVAL)
         return max(pause - (monotonic() - started), 0.001)
 
     def close(self) -> None:
@@ -70,14 +77,23 @@ class Heartbeat:
         self._held.renewed([each for each in leases if each.event_id in renewed], deadline)
         self._drop_lost([each for each in leases if each.event_id not in mine])
 
-    def _release_surplus(self, worker_row: WorkerRow) -> None:
+    def _follow_others(self, worker_row: WorkerRow) -> None:
         """Release streams for workers that have fewer; those that none claims come back."""
-        others = worker_row.other_stream_counts()
+        others = worker_row.others()
+        self._share_rates(others)
+        streams = [each.streams for each in others if each.streams is not None]
         if self._throttle is not None:
-            self._throttle.others = len(others)
+            self._throttle.others = len(streams)
         if self._streams:
-            self._streams.release_surplus(others)
+            self._streams.release_surplus(streams)
             self._streams.release(connections[self._alias])
+
+    def _share_rates(self, others: list[OtherWorker]) -> None:
+        """Divide the rates of queues by the live workers that serve them."""
+        self._count_at = monotonic() + COUNT_INTERVAL
+        for pool in self._limited:
+            assert pool.rate is not None
+            pool.rate.set_workers(1 + sum(each.serves(pool.name) for each in others))
 
     def _drop_lost(self, leases: list[Lease]) -> None:
         """Drop leases that this worker lost, unless they run: their settles will be refused."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import doorbell
 from ..conf import Settings
+from .breaker import Breaker
 from .broken_sessions import BrokenSessions
 from .claimer import Claimer
 from .dispatcher import Dispatcher
@@ -15,8 +16,9 @@ from .event_loop import EventLoop
 from .health import Part
 from .leases import Heartbeat
 from .pauses import KnownPauses
+from .pools import Pool, Pools
 from .purger import Purger
-from .queues import Decisions, Held, Offers, Ready
+from .queues import Decisions, Held, Offers
 from .settler import Settler
 from .single_node import ActiveLease
 from .statistics import Statistics
@@ -33,49 +35,77 @@ class Parts:
     """The parts of a worker, each with the threads that it needs; none is started here."""
 
     def __init__(
-        self, alias: str, me: str, settings: Settings, *, purge: bool, max_events: int | None
-    ) -> None:
-        self.alias, self.id, self.settings = alias, me, settings
+        self, alias: str, me: str, settings: Settings, *, queues: frozenset[str], purge: bool,
+        max_events: int | None,
+    ) -> None:  # fmt: skip
+        self.alias, self.id, self.settings, self.queues = alias, me, settings, queues
         self._purge, self._max_events = purge, max_events
         self._assemble()
 
     def _assemble(self) -> None:
         settings, alias = self.settings, self.alias
-        self._wakeup = wakeup = Wakeup()
+        self._wakeup = Wakeup()
         throttle = ClaimThrottle()
-        self._held = Held(settings.LEASE)
-        self._ready, self._decisions = Ready(on_idle=wakeup.made_room), Decisions()
-        known_pauses, self._offers = KnownPauses(), self._hot_queue()
+        self._held, self._decisions = Held(settings.LEASE), Decisions()
+        known_pauses = KnownPauses()
+        self._pools = pools = self._make_pools(known_pauses)
         self._sessions = BrokenSessions()
-        parts: dict[str, Any] = {"alias": alias, "held": self._held, "wakeup": wakeup}
-        self._streams = Streams(me=self.id, settings=settings, ready=self._ready, **parts)
+        parts: dict[str, Any] = {"alias": alias, "held": self._held, "pools": pools}
+        self._streams = Streams(me=self.id, settings=settings, wakeup=self._wakeup, **parts)
         if (active := self._single_node()) is not None:
             self._active_loop = self._loop("active", active.step, close=active.release)
         self._active = active
-        self._event_loop = EventLoop(
-            settings=settings, decisions=self._decisions, known_pauses=known_pauses, **parts,
-        )  # fmt: skip
+        self._give_pools_threads(parts)
         self._claimer = Claimer(
-            me=self.id, settings=settings, offers=self._offers, ready=self._ready,
-            decisions=self._decisions, may_claim=self._may_claim,
-            settled=lambda: self._settler.settled, loop=self._event_loop.load,
-            streams=self._streams, known_pauses=known_pauses, throttle=throttle, **parts,
-        )  # fmt: skip
-        self._dispatcher = Dispatcher(
-            workers=settings.WORKERS, stuck_after=settings.STUCK_AFTER, ready=self._ready,
-            decisions=self._decisions, to_loop=self._event_loop.put,
-            streams=self._streams, known_pauses=known_pauses, sessions=self._sessions, **parts,
+            me=self.id, settings=settings, decisions=self._decisions, may_claim=self._may_claim,
+            settled=lambda: self._settler.settled, streams=self._streams, wakeup=self._wakeup,
+            known_pauses=known_pauses, throttle=throttle, **parts,
         )  # fmt: skip
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
-            me=self.id, settings=settings, decisions=self._decisions,
-            count_ready=self._ready.__len__, streams=self._streams, statistics=statistics, **parts,
+            me=self.id, settings=settings, decisions=self._decisions, wakeup=self._wakeup,
+            streams=self._streams, statistics=statistics, **parts,
         )  # fmt: skip
         heartbeat = Heartbeat(
             me=self.id, worker_row=self._worker_row(), streams=self._streams, statistics=statistics,
-            throttle=throttle, alias=alias, held=self._held,
+            throttle=throttle, **parts,
         )  # fmt: skip
         self._give_threads(heartbeat, statistics)
+
+    def _make_pools(self, known_pauses: KnownPauses) -> Pools:
+        pools, queues = {}, self.settings.queues
+        for name, queue in queues.items():
+            if name not in self.queues:
+                continue
+            breaker = None
+            if queue.BREAKER is not None:
+                breaker = Breaker(
+                    name, queue.BREAKER, alias=self.alias, held=self._held, wakeup=self._wakeup
+                )
+            pools[name] = Pool(
+                queue, offers=self._hot_queue(), breaker=breaker, known_pauses=known_pauses,
+                wakeup=self._wakeup, alone=len(queues) == 1,
+            )  # fmt: skip
+        return Pools(pools, held=self._held, decisions=self._decisions, wakeup=self._wakeup)
+
+    def _give_pools_threads(self, parts: dict[str, Any]) -> None:
+        """Create the threads and the event loop of each queue."""
+        self._event_loops: list[EventLoop] = []
+        self._dispatchers: list[Dispatcher] = []
+        stuck_after = self.settings.STUCK_AFTER
+        for pool in self._pools:
+            loop = EventLoop(pool=pool, stuck_after=stuck_after, **parts)
+            pool.async_load, pool.to_loop = loop.load, loop.put
+            self._event_loops.append(loop)
+            self._dispatchers.append(
+                Dispatcher(
+                    pool=pool,
+                    stuck_after=stuck_after,
+                    streams=self._streams,
+                    sessions=self._sessions,
+                    **parts,
+                )
+            )
 
     def _single_node(self) -> ActiveLease | None:
         settings = self.settings
@@ -88,20 +118,19 @@ class Parts:
     def _worker_row(self) -> WorkerRow:
         return WorkerRow(
             alias=self.alias, me=self.id, held=self._held, streams=self._streams,
-            mode=self.settings.MODE, wakeup=self._wakeup,
+            mode=self.settings.MODE, wakeup=self._wakeup, queues=self.queues,
         )  # fmt: skip
 
     def _hot_queue(self) -> Offers:
         settings = self.settings
         return Offers(
-            settings.HOT_QUEUE_CAPACITY, most_bytes=settings.PREFETCH_BYTES, wakeup=self._wakeup,
+            settings.HOT_QUEUE_CAPACITY, wakeup=self._wakeup,
+            most_bytes=max(settings.PREFETCH_BYTES // len(self.queues), 1),
         )  # fmt: skip
 
     def _give_threads(self, heartbeat: Heartbeat, statistics: Statistics) -> None:
         settings = self.settings
-        self._watchdog = Watchdog(
-            self.alias, watch=[self._dispatcher.watch, self._event_loop.watch]
-        )
+        self._watchdog = Watchdog(self.alias, watch=[each.watch for each in self._delivering])
         self._settler_loop = self._loop("settler", self._settler.step)
         self._lease_returner = LeaseReturner(
             heartbeat, alias=self.alias, me=self.id, held=self._held, streams=self._streams
@@ -124,6 +153,11 @@ class Parts:
             )
             self._doorbell_loop = self._loop("doorbell", listener.step, close=listener.close)
 
+    @property
+    def _delivering(self) -> list[Dispatcher | EventLoop]:
+        """What calls listeners: the threads of each queue, then its event loop."""
+        return [*self._dispatchers, *self._event_loops]
+
     def _loop(
         self, name: str, step: Callable[[], float], close: Callable[[], None] = lambda: None
     ) -> Loop:
@@ -138,7 +172,7 @@ class Parts:
         if self.settings.MODE == "writer_only":
             return []
         parts: list[Part] = [
-            self._watchdog, self._event_loop, self._dispatcher, self._settler_loop,
+            self._watchdog, *self._event_loops, *self._dispatchers, self._settler_loop,
             self._heartbeat_loop,
         ]  # fmt: skip
         if self._active is not None:

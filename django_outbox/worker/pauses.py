@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from math import inf
 from typing import Any, Final
 
@@ -10,9 +11,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
 from ..delivery.paused import is_paused
-from ..events import stored_instant
+from ..delivery.scope import closed_queues
 from ..sql import dialect_of
-from ..sql.values import Pauses
+from ..sql.values import CLOSING_KINDS, DueRow, Pauses
 
 READ_INTERVAL: Final = 1.0  # seconds after which the table is read again before a claim
 # Seconds; the same after a notification, while something is paused.
@@ -22,12 +23,16 @@ LATE_COMMIT_MARGIN: Final = timedelta(seconds=1)  # for rows that commit late, a
 
 
 class KnownPauses:
-    """What is paused. Only the thread that claims updates it; other threads read ``pauses``."""
+    """What is paused. Only the thread that claims updates it; other threads read it."""
 
     def __init__(self) -> None:
         self.pauses: Pauses = frozenset()
+        self.closed: frozenset[str] = frozenset()  # queues that are paused
+        # When (monotonic) the pause of each open breaker is over, and its length in seconds.
+        self.breakers: Mapping[str, tuple[float, float]] = {}
+        self._pauses_rows = False  # a pause holds for some rows, not for a queue
         self._read_at = -inf  # monotonic
-        self._watermark: datetime | None = None  # rows due before this are checked already
+        self._checked: dict[str, DueRow | None] = {}  # rows due before these are checked already
 
     def refresh(self, connection: BaseDatabaseWrapper, *, notified: bool = False) -> None:
         """Read the pauses from the table, unless that was done just now."""
@@ -38,33 +43,63 @@ class KnownPauses:
 
     def read(self, connection: BaseDatabaseWrapper) -> None:
         self._read_at = monotonic()
-        self.pauses = dialect_of(connection).pauses(connection)
+        self._set(dialect_of(connection).pauses(connection))
+        breakers = {}
+        if any(kind == "breaker" for kind, _ in self.pauses):
+            found = dialect_of(connection).breakers(connection)
+            breakers = {queue: (monotonic() + each.left, each.pause)
+                        for queue, each in found.items()}  # fmt: skip
+        self.breakers = breakers
+
+    def _set(self, pauses: Pauses) -> None:
+        if pauses != self.pauses:
+            self.pauses, self.closed = pauses, closed_queues(pauses)
+            self._pauses_rows = any(kind not in CLOSING_KINDS for kind, _ in pauses)
+
+    def next_probe(self) -> float:
+        """Return when (monotonic) the first open breaker may be probed; inf: none is open."""
+        return min((at for at, _ in self.breakers.values()), default=inf)
 
     def is_paused_row(self, row: Any, *, key: str | None = None) -> bool:
         """Return whether a row is paused; it begins with event type, aggregate type, progress."""
         return is_paused(self.pauses, row[0], row[1], row[2], key)
 
-    def postpone_due(self, connection: BaseDatabaseWrapper, limit: int) -> int:
+    def postpone_due(
+        self, connection: BaseDatabaseWrapper, limits: Mapping[str, int]
+    ) -> dict[str, int]:
         """Postpone paused rows among those due first; return how many rows a claim may ask for.
 
-        So the claim needs no other statement, and never scans paused rows. The result is 0 while
-        there may be more paused rows in front.
+        ``limits`` has the same by queue, without regard to pauses. So the claim needs no other
+        statement, and never scans paused rows. A result is 0 while there may be more paused rows
+        in front.
         """
-        if not self.pauses:
-            return limit
-        dialect = dialect_of(connection)
-        rows = dialect.due_first(connection, limit=CHECK_BATCH, since=self._watermark)
-        held = [row[3] for row in rows if self.is_paused_row(row)]
-        is_full = len(rows) == CHECK_BATCH
-        oldest = stored_instant(rows[0][4]) if is_full else None
-        self._watermark = oldest - LATE_COMMIT_MARGIN if oldest else None
+        left = {queue: limit for queue, limit in limits.items() if limit > 0}
+        if not self._pauses_rows or not left:
+            return {**limits}
+        dialect, since = dialect_of(connection), {each: self._checked.get(each) for each in left}
+        rows = dialect.due_first(connection, limit=CHECK_BATCH, since=since)
+        held = {each.event_id for each in rows if self.is_paused_row(each)}
+        by_queue: dict[str, list[DueRow]] = {queue: [] for queue in left}
+        for row in rows:
+            by_queue[row.queue].append(row)
+        for queue, some in by_queue.items():
+            full = len(some) == CHECK_BATCH
+            self._checked[queue] = (
+                some[0]._replace(due_at=some[0].due_at - LATE_COMMIT_MARGIN, event_id="")
+                if full
+                else None
+            )
+            if full:
+                left[queue] = min(left[queue], sum(each.event_id not in held for each in some))
         if held:
-            newest = stored_instant(rows[-1][4])
-            assert newest is not None  # it is due
-            count, found = dialect.postpone(connection, ids=held, newest=newest, pauses=self.pauses)
+            newest = max(each.due_at for each in rows)
+            count, found = dialect.postpone(
+                connection, ids=[*held], newest=newest, pauses=self.pauses
+            )
             if found != self.pauses:
-                self.pauses, self._read_at = found, monotonic()
-                return 0
+                self._read_at = -inf
+                self._set(found)
+                return dict.fromkeys(limits, 0)
             if not count:  # others have them locked; if a claim gets some, they are deferred
-                return limit
-        return min(limit, len(rows) - len(held)) if is_full else limit
+                return {**limits}
+        return {**limits, **left}

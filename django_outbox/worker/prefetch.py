@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..conf import Settings
+from ..queue_settings import QueueSettings
 from .queues import Held, Ready
 
 SHRINK_ABOVE = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
@@ -26,12 +27,15 @@ class Prefetch:
     workers, because the first one had claimed them all; 22 s were possible.
     """
 
-    def __init__(self, settings: Settings, *, held: Held, ready: Ready) -> None:
-        self._settings = settings
-        self._held, self._ready = held, ready
+    def __init__(
+        self, settings: Settings, queue: QueueSettings, *, held: Held, ready: Ready, most_bytes: int
+    ) -> None:
+        """Limit the events of one queue; ``most_bytes``: of payload text that may be in memory."""
+        self._settings, self._queue, self._most_bytes = settings, queue, most_bytes
+        self._held, self._load, self._ready = held, held.load(queue.name), ready
         self._max_size = settings.COLD_QUEUE_CAPACITY
-        self._min_size = min(MIN_PER_THREAD * settings.WORKERS, self._max_size)
-        self._in_flight = settings.WORKERS + settings.ASYNC_CONCURRENCY
+        self._min_size = min(MIN_PER_THREAD * queue.WORKERS, self._max_size)
+        self._in_flight = queue.WORKERS + queue.ASYNC_CONCURRENCY
         self._mean_payload = float(ASSUMED_PAYLOAD)  # bytes of a payload
         self.size = self._min_size
 
@@ -40,45 +44,52 @@ class Prefetch:
 
         The first ones start at once, however long their listeners take.
         """
-        waited = self._held.longest_wait
-        if self._held.started <= self._settings.WORKERS and waited <= SHRINK_ABOVE:
+        load = self._load
+        waited = load.longest_wait
+        if load.started <= self._queue.WORKERS and waited <= SHRINK_ABOVE:
             return
-        self._held.reset_starts()
+        with self._held.changed:
+            load.reset_starts()
         if waited > SHRINK_ABOVE:
             self.size = max(self.size // 2, self._min_size)
         elif backlog and waited < GROW_BELOW:
             self.size = min((8 if waited < GROW_FAST_BELOW else 2) * self.size, self._max_size)
 
+    @property
+    def holds_any(self) -> bool:
+        """Return whether any event of the queue is leased."""
+        return self._load.held > 0
+
     def is_busy(self, now: float) -> bool:
         """Return whether no thread was free for a while, so that a claimed event would wait."""
-        if self._ready.idle or not len(self._held):
+        if self._ready.idle or not self._load.held:
             return False
-        return now - self._held.last_start > BUSY_AFTER
+        return now - self._load.last_start > BUSY_AFTER
 
-    def room(self, *, for_loop: int, followers: int) -> int:
+    def room(self, *, for_loop: int) -> int:
         """Return how many events to claim; 0 until that is a fair part of a batch.
 
-        ``for_loop`` events wait for the event loop, ``followers`` behind the first events of their
+        ``for_loop`` events wait for the event loop, others behind the first events of their
         streams. The former take no room from the threads: a blocked loop must not stop them.
         """
-        waiting, settings = len(self._ready), self._settings
+        waiting, settings, load = len(self._ready), self._settings, self._load
         room = min(
             self.size - waiting,
-            max(self.size, settings.ASYNC_CONCURRENCY) - for_loop,
-            self._max_size - waiting - for_loop - followers,
-            2 * self._max_size + self._in_flight - len(self._held),  # or wait to be settled
+            max(self.size, self._queue.ASYNC_CONCURRENCY) - for_loop,
+            self._max_size - waiting - for_loop - load.followers,
+            2 * self._max_size + self._in_flight - load.held,  # or wait to be settled
             self._affordable,
         )
         worthwhile = min(settings.POLL_BATCH_SIZE, self.size) // 2
         return room if room >= worthwhile or (room > 0 and not waiting) else 0
 
-    def room_for_recovery(self, followers: int) -> int:
+    def room_for_recovery(self) -> int:
         """Return the same for a recovery batch, which is small, of events that lost workers held.
 
         What is in flight when a second worker is lost is tried alone later, so it must be little.
         """
-        batch = min(RECOVERY_PER_THREAD * self._settings.WORKERS, self._max_size)
-        in_flight = len(self._held) - followers
+        batch = min(RECOVERY_PER_THREAD * self._queue.WORKERS, self._max_size)
+        in_flight = self._load.held - self._load.followers
         room = min(batch - len(self._ready), batch + self._in_flight - in_flight, self._affordable)
         return room if room >= batch // 2 else 0
 
@@ -86,15 +97,15 @@ class Prefetch:
     def bytes_left(self) -> int:
         """Return how many bytes of payload text one claim may bring.
 
-        That is part of what PREFETCH_BYTES leaves, since the driver keeps a second copy of the rows
-        while it returns them.
+        That is part of what the queue's share of PREFETCH_BYTES leaves, since the driver keeps a
+        second copy of the rows while it returns them.
         """
-        return max((self._settings.PREFETCH_BYTES - self._held.payload_bytes) // CLAIMS_TO_FILL, 1)
+        return max((self._most_bytes - self._load.payload_bytes) // CLAIMS_TO_FILL, 1)
 
     @property
     def _affordable(self) -> int:
         """Return how many events of recent size a claim may bring; 0 if the memory is used up."""
-        if self._held.payload_bytes >= self._settings.PREFETCH_BYTES:
+        if self._load.payload_bytes >= self._most_bytes:
             return 0
         return max(int(self.bytes_left / self._mean_payload), 1)
 

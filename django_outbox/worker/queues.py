@@ -88,7 +88,6 @@ class Offers:
         self._open = True
         self._warn_at = 0.0  # monotonic; the earliest time of the next warning
         self._wakeup = wakeup
-        self.poll = wakeup.poll
 
     def __len__(self) -> int:
         return len(self._events)
@@ -131,21 +130,52 @@ def payload_bytes(event: Event) -> int:
     return len(event._payload_text or "")
 
 
+class Load:
+    """What a worker has of one queue; guarded by ``Held``'s lock."""
+
+    def __init__(self) -> None:
+        self.held = 0  # leases
+        self.followers = 0  # leases that wait behind the event of their stream in progress
+        self.payload_bytes = 0  # of all leases
+        self.last_start = 0.0  # monotonic; when a lease was last started
+        # Starts since the last ``reset_starts``, and the longest wait (seconds) before one.
+        self.started, self.longest_wait = 0, -inf
+
+    def reset_starts(self) -> None:
+        """Reset the count of starts and the longest wait."""
+        self.started, self.longest_wait = 0, -inf
+
+    def count(self, lease: Lease, sign: int) -> None:
+        """Add a lease (``sign`` 1) or remove one (-1)."""
+        self.held += sign
+        self.payload_bytes += sign * lease.payload_bytes
+
+
 class Held:
     """All leases of this worker, each from its claim to its settle."""
 
     def __init__(self, lease: float) -> None:
         self.lease = lease  # seconds
         self._leases: dict[str, Lease] = {}
+        self._loads: dict[str, Load] = {}
         self.settle_waiters = 0  # threads that wait for a settle
-        self.payload_bytes = 0  # of all leases
-        self.last_start = 0.0  # monotonic; when a lease was last started
-        # Starts since the last ``reset_starts``, and the longest wait (seconds) before one.
-        self.started, self.longest_wait = 0, -inf
-        self.changed = threading.Condition()  # guards the dict and every deadline in it
+        self.changed = threading.Condition()  # guards all of these, and every lease's deadline
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def load(self, queue: str) -> Load:
+        """Return what is held of a queue."""
+        found = self._loads.get(queue)
+        return found if found is not None else self._loads.setdefault(queue, Load())
+
+    def move(self, lease: Lease, queue: str) -> None:
+        """Note that the threads of another queue deliver this lease from now on."""
+        with self.changed:
+            if self.has(lease):
+                self.load(lease.queue).count(lease, -1)
+                self.load(queue).count(lease, 1)
+            lease.queue = queue
 
     def deadline(self, since: float) -> float:
         """Return until when a lease requested at ``since`` is certainly ours (both monotonic)."""
@@ -162,10 +192,12 @@ class Held:
             for lease in leases:
                 known = self._leases.get(lease.event_id)
                 if known is None or not lease.renewal:
+                    if known is not None:
+                        self.load(known.queue).count(known, -1)
                     self._leases[lease.event_id] = lease
-                    self.payload_bytes += lease.payload_bytes - (
-                        known.payload_bytes if known else 0
-                    )
+                    load = self.load(lease.queue)
+                    load.held += 1
+                    load.payload_bytes += lease.payload_bytes
                     new.append(lease)
                 else:
                     known.deadline = lease.deadline
@@ -178,7 +210,9 @@ class Held:
             for lease in leases:
                 if self.has(lease):
                     del self._leases[lease.event_id]
-                    self.payload_bytes -= lease.payload_bytes
+                    load = self._loads[lease.queue]
+                    load.held -= 1
+                    load.payload_bytes -= lease.payload_bytes
             self.changed.notify_all()
 
     def to_renew(self, now: float) -> list[Lease]:
@@ -203,17 +237,13 @@ class Held:
         with self.changed:
             if not self.is_current(lease):
                 return False
-            lease.started_at = self.last_start = now = monotonic()
+            load = self._loads[lease.queue]
+            lease.started_at = load.last_start = now = monotonic()
             wait = now - (lease.handed_out_at or lease.claimed_at)
-            self.started += 1
-            if wait > self.longest_wait:
-                self.longest_wait = wait
+            load.started += 1
+            if wait > load.longest_wait:
+                load.longest_wait = wait
             return True
-
-    def reset_starts(self) -> None:
-        """Reset the count of starts and the longest wait."""
-        with self.changed:
-            self.started, self.longest_wait = 0, -inf
 
     def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
         """Wait until the lease is current (True), lost (False) or ``give_up()`` is true (False)."""
@@ -242,11 +272,12 @@ class Held:
             return [each for each in self._leases.values()
                     if each.key is None and each.is_waiting]  # fmt: skip
 
-    def waiting_since(self, before: float) -> list[Lease]:
-        """Return the unstarted leases of rows that were claimed before ``before`` (monotonic)."""
+    def waiting_since(self, before: float, queue: str) -> list[Lease]:
+        """Return a queue's unstarted leases of rows claimed before ``before`` (monotonic)."""
         with self.changed:
-            waiting = [each for each in self._leases.values() if each.is_waiting]
-            return [each for each in waiting if each.key is None and each.claimed_at < before]
+            mine = [each for each in self._leases.values() if each.queue == queue]
+            rows = [each for each in mine if each.key is None and each.is_waiting]
+            return [each for each in rows if each.claimed_at < before]
 
     def running(self) -> list[Lease]:
         with self.changed:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import DataError, IntegrityError, OperationalError
 
+from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.lease import Lease
@@ -18,6 +18,7 @@ from ..models import OutboxEvent
 from ..signals import announce, event_dead, event_settled, lease_lost
 from ..sql import dialect_of
 from ..sql.values import LeaseKind
+from .pools import Pools
 from .queues import Decisions, Held
 from .statistics import Statistics
 from .streams import Streams
@@ -48,13 +49,13 @@ class Settler:
         held: Held,
         decisions: Decisions,
         wakeup: Wakeup,
-        count_ready: Callable[[], int],
+        pools: Pools,
         streams: Streams,
         statistics: Statistics,
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._wakeup = held, decisions, wakeup
-        self._count_ready = count_ready
+        self._pools = pools
         self._streams, self._statistics = streams, statistics
         self.settled = 0  # deliveries so far; only its thread changes it
         self._unsettled: Settled = []  # not written yet; only its thread changes it
@@ -86,7 +87,7 @@ class Settler:
         A commit for every few decisions costs the database more than the rest of the deliveries.
         """
         until = monotonic() + GATHER_TIME
-        while self._count_ready() and not self._held.settle_waiters and monotonic() < until:
+        while self._pools.start_soon() and not self._held.settle_waiters and monotonic() < until:
             if len(self._decisions) >= GATHER_COUNT:
                 break
             time.sleep(0.001)
@@ -132,7 +133,11 @@ class Settler:
         delays = [each.delay for lease, each in part if each.delay is not None and not lease.key]
         if delays:
             self._wakeup.expect(min(delays))
-        self._wakeup.made_room()
+        self._pools.made_room()
+        if part[0][1] is not DONE and any(
+            each.queue and not self._pools.serves(each.queue) for _, each in part
+        ):
+            doorbell.ring(connections[self._alias])  # other workers serve the queue
         self._statistics.add(part)
         report_settled(part, alias=self._alias)
 
@@ -202,7 +207,7 @@ def report_settled(settled: Settled, *, alias: str) -> None:
             _log(lease, decision)
         if decision.status is Status.DEAD:
             announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
-        if has_receivers:
+        if has_receivers and decision.outcome != "moved":
             announce(
                 event_settled, sender=alias, event=lease.event, outcome=decision.outcome,
                 duration=lease.duration, lag=lease.lag + lease.waited,
@@ -211,7 +216,8 @@ def report_settled(settled: Settled, *, alias: str) -> None:
 
 def _log(lease: Lease, decision: Decision) -> None:
     """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
-    level = {"dead": logging.ERROR, "retry": logging.WARNING}.get(decision.outcome, logging.INFO)
+    levels = {"dead": logging.ERROR, "retry": logging.WARNING, "moved": logging.DEBUG}
+    level = levels.get(decision.outcome, logging.INFO)
     logger.log(
         level,
         "%s event_id=%s event_type=%s attempt=%d error=%s",

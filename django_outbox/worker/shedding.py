@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..delivery.deliver import is_async
 from ..delivery.lease import Lease
 from ..sql import dialect_of
-from .queues import Held, Offers
+from ..sql.values import Unclaimed
+from .pools import Pool
+from .queues import Held
 from .streams import Streams
 
 # Seconds that an event may wait for a thread before it is left to other workers.
@@ -18,10 +22,10 @@ MAX_EXCLUDED = 1000  # events that are left out of claims; beyond that, the list
 
 
 class Shedding:
-    """Leaves events to other workers. The claimer's thread only."""
+    """Leaves events of one queue to other workers. The claimer's thread only."""
 
-    def __init__(self, *, me: str, held: Held, offers: Offers, streams: Streams) -> None:
-        self._me, self._held, self._offers, self._streams = me, held, offers, streams
+    def __init__(self, *, me: str, held: Held, pool: Pool, streams: Streams) -> None:
+        self._me, self._held, self._pool, self._streams = me, held, pool, streams
         self._next = 0.0  # monotonic; the next check
         # Events that the event loop had no place for, and since when (monotonic) each was due. This
         # worker leaves them to others for as long as its loop is full.
@@ -29,7 +33,8 @@ class Shedding:
 
     def drop_offers(self, connection: BaseDatabaseWrapper) -> bool:
         """Leave what this process offered to other workers; return whether there was anything."""
-        found = bool(self._offers.take(len(self._offers)))
+        offers = self._pool.offers
+        found = bool(offers.take(len(offers)))
         if found:
             doorbell.ring(connection)
         return found
@@ -42,19 +47,28 @@ class Shedding:
         if now < self._next:
             return 0.0
         self._next = now + SHED_INTERVAL
-        if self._streams.shed(now - MAX_THREAD_WAIT):
+        return self._release(connection, now, before=now - MAX_THREAD_WAIT)
+
+    def release_all(self, connection: BaseDatabaseWrapper, now: float) -> None:
+        """Release all events that wait for a thread, because the queue is paused."""
+        self._release(connection, now, before=inf)
+
+    def _release(self, connection: BaseDatabaseWrapper, now: float, *, before: float) -> float:
+        queue = self._pool.name
+        if self._streams.shed(before, queue):
             self._streams.release(connection)
         with self._held.changed:  # a thread that is about to start one waits, and then may not
-            late = self._held.waiting_since(now - MAX_THREAD_WAIT)
+            late = self._held.waiting_since(before, queue)
             self._held.drop(late)
         if not late:
             return 0.0
-        due = [(each.event_id, each.due_at) for each in late]
         try:
-            dialect_of(connection).unclaim(connection, me=self._me, due=due)
+            unclaim(connection, me=self._me, leases=late)
         except BaseException:
             self._held.add(late)  # they are renewed, and may still start
             raise
+        if self._pool.rate is not None:
+            self._pool.rate.give_back(len(late))
         doorbell.ring(connection)
         self._exclude(late)
         return max(each.lag + now - each.claimed_at for each in late)
@@ -75,3 +89,9 @@ class Shedding:
         waited = now - min(self._excluded.values(), default=now)
         self._excluded.clear()
         return waited
+
+
+def unclaim(connection: BaseDatabaseWrapper, *, me: str, leases: list[Lease]) -> None:
+    """Release leases of rows unstarted, each due as before, in the queue that it belongs to."""
+    due = [Unclaimed(each.event_id, each.due_at, each.queue) for each in leases]
+    dialect_of(connection).unclaim(connection, me=me, due=due)

@@ -12,7 +12,7 @@ from django.db.utils import Error as DatabaseError
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
-from ..listeners.outcomes import LOST, Decision
+from ..listeners.outcomes import Decision
 from ..models import OutboxEvent, OutboxStatistics, write_statistics
 from ..models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, SPANS, WAIT_COLUMNS, bucket
 from ..sql import dialect_of
@@ -51,7 +51,7 @@ class Statistics:
         with self._lock:
             minute = None
             for lease, decision in settled:
-                if decision is LOST:  # its new owner counts it
+                if decision.outcome in ("lost", "moved"):  # the next delivery counts it
                     continue
                 minute = minute or _minute(lease.now.timestamp() + now - lease.claimed_at)
                 counts = self._new_counts.get((minute, lease.event_type))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 from ..conf import Settings
 from ..delivery.lease import Lease
+from ..queue_settings import DEFAULT_QUEUE
 from ..sql.values import Release
-from .queues import Held, Ready
+from .queues import Held
 from .wakeup import Wakeup
 
 READ_WAITS = (0.01, 0.2)  # seconds before an unreleased stream is read again: at first, and at most
@@ -29,27 +31,44 @@ class Stream:
     read_at: float = 0.0  # monotonic; when it is to be read; inf: it has been read
     pause: float = READ_WAITS[0]  # seconds until the next read if it cannot be released
     released_to_others: bool = False  # its release lets other workers claim it first
+    queue: str = DEFAULT_QUEUE  # in which it was claimed
+    next_queue: str | None = None  # in which it waits after its release; None: in the same one
+
+
+class StreamHeads(Protocol):
+    """The threads that deliver the first event of each stream."""
+
+    def put(self, lease: Lease) -> None:
+        """Queue an event for the threads of its queue."""
+
+    def accepts(self, queue: str) -> bool:
+        """Return whether events of this queue may be started here."""
 
 
 class LeasedStreams:
     """All streams of a worker, and queries of their state; ``Streams`` adds the changes to it."""
 
     def __init__(
-        self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
+        self, *, alias: str, me: str, settings: Settings, held: Held, pools: StreamHeads,
         wakeup: Wakeup,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._settings = alias, me, settings
-        self._held, self._ready, self._wakeup = held, ready, wakeup
+        self._held, self._pools, self._wakeup = held, pools, wakeup
         self._changed = held.changed
         self._streams: dict[str, Stream] = {}
         self._to_release: list[Stream] = []
         self._rescues_to_undo: list[str] = []  # events whose counted rescue is to be undone
         # Keys that only other workers may claim, each until a time (monotonic).
         self._left_to_others: dict[str, float] = {}
-        self.followers = 0  # events that wait behind the one that was handed out
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def followers(self) -> int:
+        """Return how many events wait behind those that were handed out."""
+        with self._changed:
+            return sum(len(each.waiting) for each in self._streams.values())
 
     def excluded_keys(self, now: float) -> list[str]:
         """Return the keys that a claim leaves out.
@@ -87,12 +106,13 @@ class LeasedStreams:
 
     def _pop_first(self, stream: Stream) -> Lease:
         lease = stream.waiting.popleft()
-        self.followers -= 1
+        self._held.load(lease.queue).followers -= 1
         stream.handed_out.append(lease)
         return lease
 
     def _clear(self, stream: Stream) -> None:
-        self.followers -= len(stream.waiting)
+        for lease in stream.waiting:
+            self._held.load(lease.queue).followers -= 1
         self._held.drop(stream.waiting)
         stream.waiting.clear()
 
@@ -113,6 +133,6 @@ def unstarted(stream: Stream) -> list[Lease]:
 def release_of(stream: Stream, now: float) -> Release:
     if stream.due == inf:
         return Release(stream.key, stream.seq, None)
-    delay = max(stream.due - now, 0.0)
+    delay, queue = max(stream.due - now, 0.0), stream.next_queue
     # If it is due at once, its next claim reads what was written in the meantime.
-    return Release(stream.key, stream.seq if delay else None, delay)
+    return Release(stream.key, stream.seq if delay else None, delay, queue)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import takewhile
 from math import ceil, inf
@@ -18,13 +18,15 @@ from ..delivery.lease import Lease, lease_from_row
 from ..delivery.paused import is_paused
 from ..events import stored_instant
 from ..listeners.outcomes import Status
+from ..listeners.queues import next_queue
 from ..signals import announce, event_rescued, events_claimed
 from ..sql import dialect_of
-from ..sql.values import KEYED, POSTPONED_FOR, StreamClaim, StreamQuery, StreamRows
+from ..sql.values import KEYED, POSTPONED_FOR, Branch, StreamClaim, StreamQuery, StreamRows
 from .pauses import KnownPauses
-from .queues import Decisions, Held, Ready
-from .stream import Stream
+from .queues import Decisions, Held
+from .stream import Stream, StreamHeads
 from .streams import Streams
+from .throttle import FULL_SCAN_FACTOR, Throttle
 from .watermark import ScanningWatermark
 
 logger = logging.getLogger("django_outbox")
@@ -41,15 +43,18 @@ class StreamClaims:
     """Leases streams and reads their events. One thread only: the claimer's or ``drain()``'s."""
 
     def __init__(
-        self, *, alias: str, me: str, settings: Settings, held: Held, ready: Ready,
+        self, *, alias: str, me: str, settings: Settings, held: Held, pools: StreamHeads,
         decisions: Decisions, streams: Streams, known_pauses: KnownPauses,
         may_try: Callable[[], bool], connect: Callable[[], BaseDatabaseWrapper],
-        watermark: ScanningWatermark, at: datetime | None = None,
+        scan_factor: float = FULL_SCAN_FACTOR, at: datetime | None = None,
+        count: Callable[[Lease], None] = lambda lease: None,
     ) -> None:  # fmt: skip
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
-        self._held, self._ready, self._decisions = held, ready, decisions
+        self._held, self._pools, self._decisions = held, pools, decisions
         self.streams, self._known_pauses, self._may_try = streams, known_pauses, may_try
-        self.watermark = watermark
+        self._watermarks: dict[str, ScanningWatermark] = {}  # by queue
+        self._scans = Throttle(scan_factor)
+        self._count = count  # is told of each event
         self._at = at  # instead of the database's now, for drain()
         self.exclude: list[str] = []  # keys that are not claimed again
         self.postponed = 0  # streams so far whose first events are paused
@@ -57,28 +62,47 @@ class StreamClaims:
         self.suspect: tuple[Stream, Lease] | None = None  # to be run when nothing is in flight
         self._untried_at = -inf  # monotonic; when a suspect was found that could not be tried
 
-    def claim(self, room: int) -> tuple[int, bool]:
-        """Claim due streams; return how many events they brought, and whether more are due."""
-        most = max(room // self._events_per_stream, min(room, self._settings.WORKERS))
-        now = monotonic()
+    def claim(self, rooms: Mapping[str, int]) -> tuple[int, set[str]]:
+        """Claim due streams, for as many events of each queue as it has room for.
+
+        Return how many events they brought, and of which queues more streams are due.
+        """
+        now, threads = monotonic(), self._settings.WORKERS
         deadline = self._held.deadline(now)
         excluded = [*self.exclude, *self.streams.excluded_keys(now)]
+        marks = {queue: self._watermark(queue) for queue, room in rooms.items() if room > 0}
+        branches = [
+            Branch(
+                queue, max(rooms[queue] // self._events_per_stream, min(rooms[queue], threads)),
+                since=watermark.begin_claim(),
+            )
+            for queue, watermark in marks.items()
+        ]  # fmt: skip
         found = self._dialect.claim_streams(
             self._connection,
             StreamClaim(
-                me=self._me, lease=self._held.lease, limit=most, at=self._at, exclude=excluded,
-                since=self.watermark.begin_claim(),
+                me=self._me, lease=self._held.lease, branches=branches, at=self._at,
+                exclude=excluded,
             ),
         )  # fmt: skip
-        self.watermark.end_claim(found, skipped=bool(excluded))  # the next claim must find them
+        for queue, watermark in marks.items():  # what was skipped, the next claim must find
+            watermark.end_claim(found.found(queue), skipped=bool(excluded))
         new = self.streams.claimed(
-            Stream(key, deadline, careful=0 if was in (None, self._me) else MAX_EVENTS)
-            for key, was in found.rows
+            Stream(key, deadline, careful=0 if was in (None, self._me) else MAX_EVENTS, queue=queue)
+            for key, was, queue in found.rows
         )
+        room = max((rooms[each.queue] for each in branches), default=0)
         count = self._read([each for key in new if (each := self.streams.get(key))], room)
         if new:
             self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
-        return count, found.more
+        return count, {queue for queue, each in found.queues.items() if each.more}
+
+    def next_scan(self) -> float:
+        """Return when (monotonic) the next full scan may run; inf: the last claim was one."""
+        return min((each.next_scan() for each in self._watermarks.values()), default=inf)
+
+    def _watermark(self, queue: str) -> ScanningWatermark:
+        return self._watermarks.setdefault(queue, ScanningWatermark(throttle=self._scans))
 
     def read_again(self, now: float, room: int) -> None:
         """Read streams again that could not be released, or that run event by event."""
@@ -102,26 +126,38 @@ class StreamClaims:
         if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
             # A resume after our read makes a new version of the stream, so its release is refused.
             self._known_pauses.read(self._connection)
+        count = self._take(streams, limit, retries)
+        self.streams.release(self._connection)
+        announce(events_claimed, sender=self._alias, count=count, source="cold")
+        return count
+
+    def _take(
+        self, streams: Sequence[StreamRows], limit: int, retries: Mapping[str, datetime]
+    ) -> int:
+        """Hand out what was read, or release it to the workers of its queue; return the events."""
         careful: list[tuple[Stream, StreamRows, Lease, float]] = []
-        count = 0
+        taken: list[Lease] = []
         for found in streams:
             stream = self.streams.get(found.key)
             if stream is None:
                 continue
             leases, due = self._plan(stream, found, limit, retries.get(found.key))
-            if leases and (stream.careful or leases[0].rescues):
+            if leases and not self._pools.accepts(leases[0].queue):
+                stream.seq = found.seq
+                self.streams.leave_to(stream, leases[0].queue)
+            elif leases and (stream.careful or leases[0].rescues):
                 careful.append((stream, found, leases[0], due))
             else:
                 innocent = [*takewhile(lambda each: not each.rescues, leases)]
                 if len(innocent) < len(leases):
                     due = 0.0  # an event that may have killed a worker becomes the first
                 self.streams.add_events(stream, found.seq, innocent, due)
-                count += len(innocent)
+                taken += innocent
         self._run_carefully(careful)
-        self.streams.release(self._connection)
-        count += len(careful)
-        announce(events_claimed, sender=self._alias, count=count, source="cold")
-        return count
+        taken += [lease for _, _, lease, _ in careful]
+        for lease in taken:
+            self._count(lease)
+        return len(taken)
 
     def _plan(
         self, stream: Stream, found: StreamRows, limit: int, retry: datetime | None
@@ -138,6 +174,8 @@ class StreamClaims:
                 return leases, started + (0.0 if leases else self._postpone(stream))
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
+                if not leases:
+                    stream.next_queue = self._queue_of(row, found.now)
                 return leases, started + (next_try - now).total_seconds()
             leases.append(self._lease(row, stream, found.now, next_try))
         if len(found.rows) == limit and found.rows[-1][SEQ] != found.seq:
@@ -160,7 +198,14 @@ class StreamClaims:
     ) -> Lease:
         due = next_try or row[FIRST_DUE] or row[CREATED]
         was = "a lost worker" if stream.careful else None
-        return lease_from_row((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
+        lease = lease_from_row((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
+        lease.queue, lease.queue_in_row = self._queue_of(row, now), stream.queue
+        return lease
+
+    def _queue_of(self, row: Sequence[Any], now: Any) -> str:
+        event_type, aggregate_type, progress, _ = (row[place] for place in PAUSE_COLUMNS)
+        closed = self._known_pauses.closed
+        return next_queue(aggregate_type, event_type, progress, self._at or now, closed)
 
     # -- events that a worker was lost with ------------------------------------------------------
 

@@ -55,7 +55,8 @@ class Streams(LeasedStreams):
                 lease.deadline = stream.deadline
             self._held.add(leases)
             stream.waiting.extend(leases)
-            self.followers += len(leases)
+            for lease in leases:
+                self._held.load(lease.queue).followers += 1
             if leases:
                 stream.pause = READ_WAITS[0]
                 self._hand_out(stream)
@@ -105,6 +106,8 @@ class Streams(LeasedStreams):
             listeners = registry.route(follower.aggregate_type, follower.event_type)
             if any(each.atomic for each in listeners):
                 return None
+            if follower.queue != lease.queue or not self._pools.accepts(follower.queue):
+                return None
             follower.handed_out_at = inf  # it waited for the event before it, not for a thread
             return self._pop_first(stream)
 
@@ -116,15 +119,16 @@ class Streams(LeasedStreams):
                 if stream is None or lease not in stream.handed_out:
                     continue
                 stream.handed_out.remove(lease)
-                self._apply(stream, decision)
+                self._apply(stream, lease, decision)
                 if not stream.handed_out:
                     self._continue(stream)
 
-    def _apply(self, stream: Stream, decision: Decision) -> None:
+    def _apply(self, stream: Stream, lease: Lease, decision: Decision) -> None:
         settings, now = self._settings, monotonic()
         if decision is LOST:
             self._stop(stream, now)
         elif decision.delay is not None:
+            stream.next_queue = decision.queue or lease.queue
             if decision.status is Status.NEW or settings.STOP_ON_FIRST_FAILURE:
                 self._stop(stream, now + decision.delay)
             else:
@@ -146,9 +150,24 @@ class Streams(LeasedStreams):
             self._to_release.append(stream)
 
     def _hand_out(self, stream: Stream) -> None:
+        queue = stream.waiting[0].queue
+        if not self._pools.accepts(queue):
+            self._leave_to(stream, queue)
+            return
         head = self._pop_first(stream)
         head.handed_out_at = monotonic()
-        self._ready.put(head)
+        self._pools.put(head)
+
+    def leave_to(self, stream: Stream, queue: str) -> None:
+        """Release a stream to the workers of another queue, to which its first event belongs."""
+        with self._changed:
+            self._leave_to(stream, queue)
+
+    def _leave_to(self, stream: Stream, queue: str) -> None:
+        self._clear(stream)
+        stream.due, stream.read_at, stream.next_queue = monotonic(), inf, queue
+        stream.released_to_others = True
+        self._to_release.append(stream)
 
     # -- giving back -----------------------------------------------------------------------------
 
@@ -277,14 +296,15 @@ class Streams(LeasedStreams):
             for stream in able[: len(kept) - fair]:
                 self._release_to_others(stream)
 
-    def shed(self, before: float) -> bool:
+    def shed(self, before: float, queue: str) -> bool:
         """Release streams whose first event has waited for a thread since before ``before``.
 
-        ``before`` is monotonic. Return whether there were any.
+        ``before`` is monotonic, ``queue`` that of the event. Return whether there were any.
         """
         with self._changed:
             late = [each for each in self._streams.values()
                     if each.handed_out and not each.careful
+                    and each.handed_out[0].queue == queue
                     and each.handed_out[0].handed_out_at < before
                     and all(lease.is_waiting for lease in each.handed_out)]  # fmt: skip
             for stream in late:
@@ -297,5 +317,6 @@ class Streams(LeasedStreams):
         self._clear(stream)
         stream.handed_out = [each for each in stream.handed_out if not each.is_waiting]
         stream.due, stream.released_to_others = monotonic(), True
+        stream.next_queue = dropped[0].queue if dropped else stream.next_queue
         if not stream.handed_out:
             self._to_release.append(stream)

@@ -24,15 +24,18 @@ class Throttle:
         self._last = 0.0  # seconds
         self.until = 0.0  # monotonic
 
-    def after(self, started: float) -> None:
+    def after(self, started: float, *, least: float = 0.0) -> None:
         """Begin the pause after work that ``started`` (monotonic) and ends now.
+
+        The pause lasts ``least`` seconds or longer.
 
         The work counts as long as the shorter of the last two: one may have waited for a
         connection. The pause varies a little, so that workers do not stay in step.
         """
         ended = monotonic()
         took, self._last = min(ended - started, self._last), ended - started
-        self.until = ended + min(self._factor * took, LONGEST_PAUSE) * random.uniform(0.8, 1.2)
+        pause = max(min(self._factor * took, LONGEST_PAUSE), least)
+        self.until = ended + pause * random.uniform(0.8, 1.2)
 
 
 class ClaimThrottle:

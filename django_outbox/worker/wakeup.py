@@ -19,7 +19,6 @@ class Wakeup:
     def __init__(self) -> None:
         self.wake: Callable[[], None] = _no_thread  # ends the wait of the claimer's thread
         self.poll_wanted = False  # set by any thread, cleared by the claimer's
-        self.needs_room = False  # the claimer waits for room; set by its thread
         self.doorbell_is_reliable = False  # every commit is announced; set by the listener's thread
         self.suspect_waits = False  # an event is to be run alone; set by the claimer's thread
         self._soonest = inf  # monotonic; the next due time that others reported
@@ -46,11 +45,6 @@ class Wakeup:
         with self._lock:
             self._soonest = min(self._soonest, monotonic() + delay)
         self.wake()
-
-    def made_room(self) -> None:
-        """Report that an event has left the worker; a claimer that waits for room goes on."""
-        if self.needs_room:
-            self.wake()
 
     def next_poll(self) -> float:
         """Return when (monotonic) the next poll is due that can be foreseen."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from ..clocks import monotonic
-from ..sql.values import Claimed
+from ..sql.values import Found
 from .throttle import FULL_SCAN_FACTOR, Throttle
 
 # Seconds; what was due that long before a claim started may commit after it.
@@ -42,7 +42,7 @@ class Watermark:
         self._started = monotonic()
         return self._started - self._low
 
-    def end_claim(self, found: Claimed, *, skipped: bool = False) -> None:
+    def end_claim(self, found: Found, *, skipped: bool = False) -> None:
         """Set the watermark after a claim, unless it ``skipped`` due rows."""
         if not skipped:
             self.set(self._started, found.waited if found.more else 0.0)
@@ -51,10 +51,15 @@ class Watermark:
 class ScanningWatermark(Watermark):
     """A watermark that makes some of the claims full scans, as often as their cost allows."""
 
-    def __init__(self, *, factor: float = FULL_SCAN_FACTOR) -> None:
-        """``factor`` as of ``Throttle``; 0: every claim is a full scan."""
+    def __init__(
+        self, *, factor: float = FULL_SCAN_FACTOR, throttle: Throttle | None = None
+    ) -> None:
+        """``factor`` as of ``Throttle``; 0: every claim is a full scan.
+
+        With a ``throttle``, the watermarks of several queues make their full scans together.
+        """
         super().__init__()
-        self._throttle = Throttle(factor)
+        self._throttle = throttle or Throttle(factor)
         self._scanned = True  # by the last claim
 
     def begin_claim(self) -> float | None:
@@ -62,7 +67,7 @@ class ScanningWatermark(Watermark):
         self._scanned = self._started >= self._throttle.until
         return None if self._scanned else age
 
-    def end_claim(self, found: Claimed, *, skipped: bool = False) -> None:
+    def end_claim(self, found: Found, *, skipped: bool = False) -> None:
         super().end_claim(found, skipped=skipped)
         if self._scanned:
             self._throttle.after(self._started)

@@ -8,14 +8,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
-from ..conf import current
+from ..conf import Settings, current
 from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from ..sql import is_in_memory
@@ -36,7 +36,8 @@ class Worker(Parts):
 
     Use it as a context manager, or call ``start()`` and ``stop()``; calling one twice is harmless.
     A stopped worker cannot be started again: make a new one. Keyword arguments override the
-    settings of the same name for this worker only.
+    settings of the same name for this worker only. ``queues`` are the queues that it serves;
+    None: all. It raises ``ValueError`` for one that ``OUTBOX["QUEUES"]`` does not have.
 
     ``start()`` raises ``ImproperlyConfigured`` for an in-memory SQLite database, which other
     threads cannot reach. It raises ``RuntimeError`` if this process has a worker for the alias.
@@ -49,6 +50,7 @@ class Worker(Parts):
         workers: int | None = None,
         poll_interval: float | None = None,
         drain_timeout: float | None = None,
+        queues: Collection[str] | None = None,
         purge: bool = True,
         max_events: int | None = None,
     ) -> None:
@@ -61,7 +63,10 @@ class Worker(Parts):
             current(), **{name: value for name, value in given.items() if value is not None}
         )
         alias = using or router.db_for_write(OutboxEvent)
-        super().__init__(alias, new_owner(), settings, purge=purge, max_events=max_events)
+        super().__init__(
+            alias, new_owner(), settings, queues=served(queues, settings), purge=purge,
+            max_events=max_events,
+        )  # fmt: skip
         self._state, self._pid = "new", 0
         self._start_stop_lock = threading.RLock()  # one start or stop at a time
 
@@ -88,7 +93,7 @@ class Worker(Parts):
                 f"The database {self.alias!r} is in memory, where no worker thread can reach it. "
                 "Use a file, or deliver with drain() in this thread."
             )
-        if hot_queues.by_alias.setdefault(self.alias, self._offers) is not self._offers:
+        if hot_queues.by_alias.setdefault(self.alias, self._pools) is not self._pools:
             raise RuntimeError(f"This process already has a worker for {self.alias!r}.")
         self._state, self._pid = "running", os.getpid()
         try:
@@ -106,19 +111,21 @@ class Worker(Parts):
 
         ``held`` counts all events that are claimed and not settled, including the cold ones.
         """
-        cold = len(self._ready) + self._streams.followers
-        return {"hot": len(self._offers), "cold": cold, "held": len(self._held)}
+        waiting = sum(len(each.ready) for each in self._pools)
+        cold = waiting + self._streams.followers
+        hot = sum(len(each.offers) for each in self._pools)
+        return {"hot": hot, "cold": cold, "held": len(self._held)}
 
     @property
     def has_too_many_hung_threads(self) -> bool:
-        """Return whether as many threads hang as the pool has, so that only a new process helps."""
-        return self._dispatcher.has_too_many_hung_threads
+        """Return whether as many threads hang as a queue has, so that only a new process helps."""
+        return any(each.has_too_many_hung_threads for each in self._dispatchers)
 
     def health(self) -> Health:
         """Return the health of the threads, as they report it, without a database query."""
         if self._state != "running":
             state = "starting" if self._state == "new" else "draining"
-            why = tuple(filter(None, [self._dispatcher.dead_reason(0.0)]))
+            why = tuple(filter(None, (each.dead_reason(0.0) for each in self._dispatchers)))
             return Health(dead=why, unready=(state,)).prefixed(self.alias)
         settings = self.settings
         dead_after = max(DEAD_AFTER[0] * settings.LEASE, DEAD_AFTER[1])
@@ -129,7 +136,7 @@ class Worker(Parts):
             self._heartbeat_loop,
             self._settler_loop,
         ]
-        delivering += [self._dispatcher, self._event_loop]
+        delivering += [*self._dispatchers, *self._event_loops]
         if self._active is not None:
             delivering.append(self._active_loop)
         if settings.MODE == "writer_only":
@@ -171,8 +178,9 @@ class Worker(Parts):
         self._stop_accepting()
         self._lease_returner.begin()
         self._heartbeat_loop.wake()
-        finished = self._dispatcher.join(give_up)
-        finished = self._event_loop.join(give_up) and finished
+        finished = True
+        for part in self._delivering:
+            finished = part.join(give_up) and finished
         settled = self._settle_the_rest(give_up)
         self._watchdog.stop()
         self._watchdog.join(JOIN_TIMEOUT)
@@ -207,16 +215,16 @@ class Worker(Parts):
             )  # fmt: skip
 
     def _stop_accepting(self) -> None:
-        self._offers.close()
-        if hot_queues.by_alias.get(self.alias) is self._offers:
+        self._pools.close()
+        if hot_queues.by_alias.get(self.alias) is self._pools:
             del hot_queues.by_alias[self.alias]
         self._purger.stopping = True
         self._purger_loop.stop()
         if self._doorbell_loop is not None:
             self._doorbell_loop.stop()
         self._claimer_loop.stop()
-        self._dispatcher.stop()
-        self._event_loop.stop()
+        for part in self._delivering:
+            part.stop()
         self._claimer_loop.join(JOIN_TIMEOUT)
 
     def _settle_the_rest(self, give_up: Callable[[], bool]) -> bool:
@@ -233,6 +241,20 @@ class Worker(Parts):
 
     def __exit__(self, *raised: object) -> None:
         self.stop()
+
+
+def served(queues: Collection[str] | None, settings: Settings) -> frozenset[str]:
+    """Return the queues to serve; None: all. Raises ``ValueError`` for an unknown one, or none."""
+    known = settings.queues
+    if queues is None:
+        return frozenset(known)
+    unknown = [each for each in queues if each not in known]
+    if unknown or not queues or isinstance(queues, str):
+        raise ValueError(
+            f"The queues to serve are {queues!r}; expected some of {', '.join(known)}, which are "
+            'those in OUTBOX["QUEUES"].'
+        )
+    return frozenset(queues)
 
 
 def new_owner() -> str:

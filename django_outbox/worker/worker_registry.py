@@ -6,8 +6,9 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Collection
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 from django.db import connections
@@ -24,16 +25,29 @@ MAX_RUNNING = 5  # running events that the row lists, at most
 LOST_AFTER = 10  # leases without a heartbeat until a lost worker's row is removed
 
 
+class OtherWorker(NamedTuple):
+    """What its row says of another worker; None: it is of a release that does not say."""
+
+    streams: int | None  # that it has leased
+    queues: list[str] | None  # that it serves
+
+    def serves(self, queue: str) -> bool:
+        """Return whether it serves a queue; a worker that does not say serves all."""
+        return self.queues is None or queue in self.queues
+
+
 class WorkerRow:
     """Updates this worker's row, recreates it if it was removed, deletes rows of lost workers."""
 
     def __init__(
-        self, *, alias: str, me: str, held: Held, streams: Streams, wakeup: Wakeup, mode: str
-    ) -> None:
+        self, *, alias: str, me: str, held: Held, streams: Streams, wakeup: Wakeup, mode: str,
+        queues: Collection[str],
+    ) -> None:  # fmt: skip
         self._alias, self._me, self._held, self._streams = alias, me, held, streams
         self._wakeup = wakeup
-        self._info = {
+        self._info: dict[str, Any] = {
             "mode": mode,
+            "queues": sorted(queues),
             "django": django.get_version(),
             "python": sys.version.split()[0],
         }
@@ -58,16 +72,16 @@ class WorkerRow:
         silent = now - timedelta(seconds=LOST_AFTER * self._held.lease)
         rows.filter(heartbeat_at__lt=silent).delete()
 
-    def other_stream_counts(self) -> list[int]:
-        """Return how many streams each other live worker had when it last wrote its row."""
+    def others(self) -> list[OtherWorker]:
+        """Return the other live workers, as their rows show them."""
         if self._info["mode"] == "single_node":
             return []  # they stand by
         connection = connections[self._alias]
         lately = dialect_of(connection).clock(connection) - timedelta(seconds=self._held.lease)
         rows = OutboxWorker.objects.using(self._alias).exclude(pk=self._me)
         shown = rows.filter(heartbeat_at__gt=lately).values_list("info", flat=True)
-        counts = [json.loads(info).get("streams") for info in shown if info]
-        return [each for each in counts if each is not None]  # an older release does not say
+        found = [json.loads(info) for info in shown if info]
+        return [OtherWorker(each.get("streams"), each.get("queues")) for each in found]
 
     def _running(self) -> list[dict[str, Any]]:
         """Return the events that have run longest, so that users see where a worker hangs."""

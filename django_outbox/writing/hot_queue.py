@@ -13,6 +13,9 @@ from ..events import Event
 class HotQueue(Protocol):
     """The interface of a worker to the writers in its process."""
 
+    def serves(self, queue: str) -> bool:
+        """Return whether the worker delivers events of this queue."""
+
     def offer(self, event: Event) -> bool:
         """Accept the event and return True, or return False; never block, never raise."""
 

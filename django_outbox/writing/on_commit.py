@@ -15,6 +15,7 @@ from .. import doorbell, hooks
 from ..conf import Settings, current
 from ..events import Event
 from ..hooks import WriterHooks
+from ..listeners.queues import first_queue
 from ..signals import announce, event_dropped, event_queued, event_written
 from .hot_queue import hot_queues
 
@@ -40,6 +41,7 @@ def _add_rows(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
     room = 0
     if hot_queues.of(callback.connection.alias) is not None:
         room = max(settings.HOT_QUEUE_CAPACITY - len(callback.offers), 0)
+        callback.queues |= {first_queue(row[0].aggregate_type, row[0].event_type) for row in rows}
     hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
     if hot:
         loads = hooks.serializer().loads
@@ -74,6 +76,7 @@ class _AfterCommit:
         self.written: list[Event] = []  # passed to the hooks
         self.offers: list[Event] = []
         self.not_offered = 0  # number of rows not offered to the hot queue
+        self.queues: set[str] = set()  # in which its rows wait
 
     def __call__(self) -> None:
         self.ran = self.state.committed = True
@@ -86,8 +89,8 @@ class _AfterCommit:
                 self.writer_hooks.run("after_commit", written)
 
     def _hand_over(self) -> None:
-        offers, not_offered = self.offers, self.not_offered
-        self.offers, self.not_offered = [], 0
+        offers, not_offered, queues = self.offers, self.not_offered, self.queues
+        self.offers, self.not_offered, self.queues = [], 0, set()
         alias = self.connection.alias
         queue = hot_queues.of(alias)
         if queue is None:
@@ -99,6 +102,8 @@ class _AfterCommit:
             announce(event_queued if taken else event_dropped, sender=alias, event=event)
         if not_offered:
             queue.poll()
+        if not all(map(queue.serves, queues)):  # other workers have to deliver some
+            doorbell.ring(self.connection)
 
     def __del__(self) -> None:
         if self.writer_hooks is None or not self.written or self.state.committed:

@@ -24,7 +24,9 @@ from tests import databases, where_possible
 from . import console, machine
 from .scale import FULL, QUICK, Scale
 
-PARTS = ("write writers drain snapshot latency claim processes threads memory keyed peers").split()
+PARTS = (
+    "write writers drain snapshot latency claim processes threads memory keyed queues peers"
+).split()
 # Left out, unless named, where they would say little that PostgreSQL's figures do not say.
 LEFT_OUT = {"mariadb": {"snapshot", "threads", "memory"},
             "mysql": {"snapshot", "threads", "memory"},

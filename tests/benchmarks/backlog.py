@@ -52,6 +52,7 @@ def insert(
     event_type: str = "benchmark.count",
     text: str = "{}",
     per_key: int = 0,
+    queue: str = "default",
     alias: str = DEFAULT_DB_ALIAS,
 ) -> None:
     """Insert rows numbered by n, due that many seconds from now; ``letter`` begins their ids."""
@@ -66,7 +67,8 @@ def insert(
         "occurred_at": dialect.now, "created_at": dialect.now, "first_due_at": at,
         "available_at": "NULL" if per_key else at,
         "done_at": dialect.now if status == 1 else "NULL",
-        "locked_by": "%s", "locked_at": "NULL" if owner is None else dialect.now,
+        "queue": f"'{queue}'", "locked_by": "%s",
+        "locked_at": "NULL" if owner is None else dialect.now,
     }  # fmt: skip
     if per_key:
         values[key] = concatenated(connection.vendor, letter, f"(n - n %% {per_key})")

@@ -10,7 +10,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import Claim
+from django_outbox.sql.values import Branch, Claim
 from django_outbox.worker.watermark import LATE_COMMIT_MARGIN
 
 from . import backlog
@@ -75,13 +75,14 @@ class Claimant:
 
     def claim(self) -> float:
         """Claim a batch and settle them; return the claim's milliseconds."""
-        claim = Claim(me="benchmark", lease=30, limit=BATCH, since=self._since)
+        branch = Branch("default", BATCH, self._since)
+        claim = Claim(me="benchmark", lease=30, branches=[branch])
         started = time.perf_counter()
         found = self._dialect.claim(self.connection, claim)
         taken = time.perf_counter() - started
-        if len(found.rows) < claim.limit:
-            raise RuntimeError(f"{len(found.rows)} of {claim.limit} were due")
-        self._since = found.waited + LATE_COMMIT_MARGIN
+        if len(found.rows) < BATCH:
+            raise RuntimeError(f"{len(found.rows)} of {BATCH} were due")
+        self._since = found.found("default").waited + LATE_COMMIT_MARGIN
         ids = [row[0] for row in found.rows]
         self._dialect.settle_done(self.connection, me="benchmark", ids=ids)
         return 1000 * taken

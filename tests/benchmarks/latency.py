@@ -57,17 +57,22 @@ def percentiles(name: str, found: list[Measured], *, p50: str = "", p99: str = "
 
 
 def measure(
-    events: int, witness: Witness, pause: Callable[[], float], *, key: str | None = None
-) -> Measured:
-    """Write events one by one; return milliseconds from each commit to its listener's start."""
-    empty()
+    events: int, witness: Witness, pause: Callable[[], float], *, key: str | None = None,
+    event_type: str = "benchmark.tell", beside: bool = False,
+) -> Measured:  # fmt: skip
+    """Write events one by one; return milliseconds from each commit to its listener's start.
+
+    ``beside`` what the table has already.
+    """
+    if not beside:
+        empty()
     witness.clear()
-    write(0, key)
+    write(0, key, event_type)
     wait_until(lambda: len(witness) > 0, within=PATIENCE, what="the worker's first call")
     committed = {}
     for number in range(1, WARM_UP + events + 1):
         time.sleep(pause())  # the system is idle between two events
-        committed[str(number)] = write(number, key)
+        committed[str(number)] = write(number, key, event_type)
     wait_until(lambda: len(witness) > WARM_UP + events, within=PATIENCE, what="the last call")
     started = dict(witness.lines())
     return [
@@ -76,10 +81,10 @@ def measure(
     ]
 
 
-def write(number: int, key: str | None = None) -> float:
+def write(number: int, key: str | None = None, event_type: str = "benchmark.tell") -> float:
     """Write one event; return when its commit had returned, before anybody was rung."""
     at = []
     with transaction.atomic():
         transaction.on_commit(lambda: at.append(time.monotonic()))
-        outbox.write("benchmark.tell", PAYLOAD, aggregate_id=str(number), key=key)
+        outbox.write(event_type, PAYLOAD, aggregate_id=str(number), key=key)
     return at[0]

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import django_outbox as outbox
+from django_outbox.conf import current
 
 from .witness import Testifying
 
@@ -22,6 +23,25 @@ def count(event: outbox.Event) -> None:
 @outbox.listener("benchmark.tell")
 def tell(event: outbox.Event) -> None:
     testifying.tell(event.aggregate_id)
+
+
+if "slow" in (current().QUEUES or {}):  # the part about queues has it
+
+    @outbox.listener("benchmark.hang", queue="slow")
+    def hang(event: outbox.Event) -> None:
+        time.sleep(3600)  # the listener hangs
+
+    @outbox.listener("benchmark.shared", name="fast")
+    def fast(event: outbox.Event) -> None:
+        testifying.tell(event.aggregate_id)
+
+    @outbox.listener("benchmark.shared", name="slow", queue="slow")
+    def slow(event: outbox.Event) -> None:
+        time.sleep(0.2)  # the listener's work
+
+    @outbox.listener("benchmark.limited", queue="slow")
+    def limited(event: outbox.Event) -> None:
+        testifying.tell("limited")
 
 
 @outbox.listener("benchmark.wait")

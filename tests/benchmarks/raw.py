@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connection
 
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import Claim
+from django_outbox.sql.values import Branch, Claim
 
 BATCH = 500
 
@@ -17,7 +17,7 @@ BATCH = 500
 def drain(count: int) -> float:
     """Claim and settle ``count`` due events in batches; return events a second after the first."""
     bare, dialect = Bare(connect()), dialect_of(connection)
-    claim = Claim(me="reference", lease=30, limit=BATCH)
+    claim = Claim(me="reference", lease=30, branches=[Branch("default", BATCH)])
     done, started = 0, 0.0
     try:
         while done < count:

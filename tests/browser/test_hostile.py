@@ -139,7 +139,9 @@ def evil(text: str) -> None:
            **{**common, **dict.fromkeys(TEXTS, quoted), "progress": text})  # fmt: skip
     OutboxStream.objects.create(key=text, seq=2, due_at=clock, locked_by=text, locked_at=clock)
     for each in OutboxPause.Kind.values:
-        OutboxPause.objects.pause(each, text, reason=text, by=text)
+        OutboxPause.objects.create(
+            kind=each, name=text, reason=text, paused_by=text, paused_at=clock
+        )
     running = [{"event_type": text, "event_id": text, "seconds": 312.0}]
     OutboxWorker.objects.create(
         id=text, hostname=text, pid=1, started_at=clock, heartbeat_at=clock,

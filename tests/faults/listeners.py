@@ -15,9 +15,12 @@ from typing import Any
 from django.db import transaction
 
 import django_outbox as outbox
+from django_outbox.conf import current
 from tests.faults import receiver
 from tests.faults.models import Booking, Intent
 from tests.faults.witness import VARIABLE, healed, testify
+
+SEVERAL = {"hooks", "mails"} <= current().queues.keys()  # a scenario with several queues
 
 TIMEOUT = 0.5  # seconds
 _follow_ups = iter(range(1_000_000))
@@ -189,3 +192,24 @@ async def wait(event: outbox.Event) -> None:
 async def block(event: outbox.Event) -> None:
     """Do what no coroutine may: hold up the event loop."""
     time.sleep(event.payload["seconds"])  # noqa: ASYNC251 - that is the point
+
+
+def take_time(event: outbox.Event) -> None:
+    """Take ``seconds``, or hang until ``busy_until``; at most until everything is to end.
+
+    Then call a partner, who may be away.
+    """
+    until = event.payload.get("busy_until", time.monotonic() + event.payload.get("seconds", 0))
+    while (left := until - time.monotonic()) > 0 and not is_healed():
+        time.sleep(min(left, 0.05))
+    if event.payload.get("partner"):
+        receiver.call(event.payload["partner"], event.event_id)
+
+
+if SEVERAL:  # a queue that is not configured is an error
+    for name, where in {"store": "default", "mail": "mails"}.items():
+        outbox.listener("fault.shared", name=name, queue=where)(work)
+        outbox.listener("fault.spread", name=name, queue=where)(work)
+    outbox.listener("fault.mailed", queue="mails")(work)
+    outbox.listener("fault.spread", name="hook", queue="hooks")(testifying(take_time))
+    outbox.listener("fault.hooked", queue="hooks")(testifying(take_time))

@@ -76,25 +76,26 @@ MUTANTS = (
             (
                 "sql/postgresql/claim.py",
                 """\
-        due, due_params = self._due(connection, claim)
+        wanted, params = self._wanted(claim)
 """,
                 """\
-        due, due_params = self._due(connection, claim)
-        seen = getattr(type(self), "seen", "")
-        due += " AND (event_id > %s OR attempts > 0 OR locked_by IS NOT NULL"
-        due += " OR available_at <> first_due_at)"
-        due_params.append(seen)
+        wanted, params = self._wanted(claim)
+        wanted += " AND (event_id > %s OR attempts > 0 OR locked_by IS NOT NULL"
+        wanted += " OR available_at <> first_due_at)"
+        params = [*params, getattr(type(self), "seen", "")]
 """,
             ),
             (
                 "sql/postgresql/claim.py",
                 """\
             rows = cursor.fetchall()
-        limit = claim.limit""",
+        cut: set[str] = set()
+""",
                 """\
             rows = cursor.fetchall()
-        type(self).seen = max([seen, *[row[0] for row in rows]])
-        limit = claim.limit""",
+        type(self).seen = max([getattr(type(self), "seen", ""), *[row[0] for row in rows]])
+        cut: set[str] = set()
+""",
             ),
         ],
     ),
@@ -160,13 +161,13 @@ MUTANTS = (
             (
                 "sql/mysql/claim.py",
                 """\
-        seen = self._select_due(connection, claim, "" if may_wait else skip_locked(connection))
+        seen, cut = self._select_due(connection, claim, skip=not may_wait)
         rows = self._lease(connection, claim, seen)
 """,
                 """\
         connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
         try:
-            seen = self._select_due(connection, claim, skip_locked(connection))
+            seen, cut = self._select_due(connection, claim, skip=True)
             rows = self._lease(connection, claim, seen)
             connection.commit()
         except BaseException:
@@ -339,7 +340,7 @@ MUTANTS = (
         edits=[
             (
                 "worker/prefetch.py",
-                "        self._min_size = min(MIN_PER_THREAD * settings.WORKERS, self._max_size)\n",
+                "        self._min_size = min(MIN_PER_THREAD * queue.WORKERS, self._max_size)\n",
                 "        self._min_size = self._max_size\n",
             ),
         ],
@@ -349,6 +350,91 @@ MUTANTS = (
         without="the age of a lease counts the time for which the machine was suspended",
         database="postgres", scenario="suspended",
         edits=[("clocks.py", 'if hasattr(time, "CLOCK_BOOTTIME"):', "if False:")],
+    ),
+    Mutant(
+        name="a hand-over to a queue whose threads are busy",
+        without="what an event's listeners have done is kept in memory only if the next one starts "
+        "at once",
+        database="postgres", scenario="queues",
+        edits=[
+            (
+                "worker/pools.py",
+                "                if pool.has_idle_place(lease):\n",
+                "                if not pool.is_closed:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a hand-over that forgets what was done",
+        without="an event takes along which of its listeners have ended",
+        database="postgres", scenario="queues",
+        edits=[
+            (
+                "worker/pools.py",
+                "lease.progress, lease.handed_over = decision.progress, decision",
+                "lease.handed_over = decision",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a release that leaves a stream in its queue",
+        without="a released stream waits in the queue of its first event",
+        database="postgres", scenario="queues",
+        edits=[
+            (
+                "sql/postgresql/streams.py",
+                "queue = COALESCE(given.queue, s.queue),",
+                "queue = s.queue,",
+            ),
+        ],
+    ),
+    Mutant(
+        name="events of unknown queues that nobody adopts",
+        without="what waits in a queue that is not configured is moved to default",
+        database="postgres", scenario="queues",
+        edits=[
+            (
+                "worker/strays.py",
+                "            moved = self._adopt(connection)\n",
+                "            moved = False\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a probe without compare-and-set",
+        without="one worker probes at a time, the one that finds the pause over and prolongs it",
+        database="postgres", scenario="breaker",
+        edits=[
+            (
+                "sql/base/upkeep.py",
+                "f\"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}\",",
+                "\"WHERE kind = 'breaker' AND name = %s\",",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a breaker that is open for its own process only",
+        without="nobody claims from a queue whose breaker is open",
+        database="postgres", scenario="breaker",
+        edits=[
+            (
+                "sql/values.py",
+                'CLOSING_KINDS = ("queue", "breaker")',
+                'CLOSING_KINDS = ("queue",)',
+            ),
+        ],
+    ),
+    Mutant(
+        name="a breaker that never opens",
+        without="after failures in a row nothing more is called",
+        database="postgres", scenario="breaker",
+        edits=[
+            (
+                "worker/breaker.py",
+                "if len(self._failures) >= settings.failures and not self._trip_reason:",
+                "if len(self._failures) > 1e9 and not self._trip_reason:",
+            ),
+        ],
     ),
 )  # fmt: skip
 

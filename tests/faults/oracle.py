@@ -5,6 +5,9 @@ listener is told more attempts), or when the run before it was deferred; and whe
 has ended well. Every other start is a repeat, and must be explained by a fault that struck the
 processes of the runs that should have been the last, by a stop that handed the event back, or by
 its call having been written off, after which the listener may still have done something.
+
+All of this holds for each listener of an event by itself. What the event's listeners did one right
+after the other in the same process is written together, so a fault may undo all of it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from tests.faults.witness import Line
@@ -21,6 +24,7 @@ from tests.faults.witness import Line
 WAKING = 1.0  # seconds in which a thread that goes on is past the look at its lease
 LEFT = 2 / 3  # of a lease, at least, whenever a server goes away: it is renewed each third
 WATCHED = 1.0  # seconds from the moment in which a call is written off to the line that says so
+HANDED_OVER = 1.0  # seconds until the next listener of an event starts that is handed over
 
 HAND_BACK, WRITE_OFF = "hand-back", "write-off"  # of one event; the log says them
 GIVEN_UP = (HAND_BACK, WRITE_OFF)
@@ -91,6 +95,7 @@ class Run:
     end: float | None = None
     outcome: str = ""  # "end", "failed", "deferred"; empty: never seen to end
     silent_since: float = 0.0  # monotonic; when its thread had said something before
+    listener: str = ""  # its title
 
 
 @dataclass(kw_only=True)
@@ -142,6 +147,7 @@ class Evidence:
     attempts: int = 10  # executions after which an event of these is dead
     deeds: Sequence[Deed] = ()
     rescues: Sequence[Rescue] = ()
+    listeners: Mapping[str, Collection[str]] = field(default_factory=dict)  # titles, by kind
 
     def done_to(self, what: str) -> dict[str, list[Deed]]:
         """Return what of a kind was asked, by event."""
@@ -150,6 +156,24 @@ class Evidence:
             for event_id in deed.ids if deed.what == what else ():
                 found[event_id].append(deed)
         return found
+
+    def ended(self, event_id: str, runs: Sequence[Run]) -> float | None:
+        """Return when the last of an event's listeners had ended well; None: one has not."""
+        ends: dict[str, float] = {}
+        for run in runs:
+            if run.outcome == "end" and run.end is not None:
+                ends[run.listener] = min(run.end, ends.get(run.listener, run.end))
+        intent = self.intents.get(event_id)
+        wanted = self.listeners.get(intent.kind, ()) if intent else ()
+        return max(ends.values(), default=None) if ends.keys() >= {*wanted} else None
+
+
+def by_listener(runs: Iterable[Run]) -> list[list[Run]]:
+    """Return the runs of each listener of an event."""
+    found: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run.listener].append(run)
+    return [*found.values()]
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -176,7 +200,7 @@ def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
         if line.phase == "start":
             since = said.get(place[:2], 0.0)
             run = Run(id=line.id, attempts=line.attempts, pid=line.pid, start=line.at,
-                      silent_since=since)  # fmt: skip
+                      silent_since=since, listener=line.listener)  # fmt: skip
             runs[line.id].append(run)
             running[place] = run
         elif run := running.pop(place, None):
@@ -193,7 +217,7 @@ def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict
         verdict.count("ghosts", event_id)
     for event_id, intent in evidence.intents.items():
         row = evidence.rows.get(event_id)
-        effect = any(run.outcome == "end" for run in runs.get(event_id, ()))
+        effect = evidence.ended(event_id, runs.get(event_id, ())) is not None
         bookings = evidence.bookings.get(event_id, 0)
         if bookings > 1:
             verdict.count("booked_twice", f"{event_id} {bookings} times")
@@ -228,19 +252,21 @@ def _judge_death(
 def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
     struck, replays = Struck(evidence.faults, evidence.lease), evidence.done_to("replay")
     for event_id, each in runs.items():
-        for number in range(1, len(each)):
-            before, after = each[number - 1], each[number]
-            should = _should_have_been_last(each[:number], after, evidence)
-            if before.outcome == "failed" and any(
-                before.start <= deed.until and deed.at <= after.start for deed in replays[event_id]
-            ):
-                should = [run for run in should if run is not before]
-            if should:
-                verdict.repeats += 1
-                if not all(struck.explains(run, after) for run in should):
-                    verdict.count("unexplained", f"{event_id} {before} {after}")
+        for before, after in pairwise(each):  # whichever listeners they are of
             if after.start < struck.end_of(before) and not struck.during(before, after):
                 verdict.count("overlaps", f"{event_id} {before} {after}")
+        for own in by_listener(each):
+            for number in range(1, len(own)):
+                before, after = own[number - 1], own[number]
+                should = _should_have_been_last(own[:number], after, evidence)
+                if before.outcome == "failed" and any(
+                    before.start <= deed.until and deed.at <= after.start
+                    for deed in replays[event_id]
+                ):
+                    should = [run for run in should if run is not before]
+                verdict.repeats += bool(should)
+                if not all(struck.explains(run, after, each) for run in should):
+                    verdict.count("unexplained", f"{event_id} {before} {after}")
 
 
 def _should_have_been_last(earlier: Sequence[Run], after: Run, evidence: Evidence) -> list[Run]:
@@ -271,12 +297,14 @@ class Struck:
             for pid in fault.pids:
                 self._by_pid[pid].append(fault)
 
-    def explains(self, before: Run, after: Run) -> bool:
+    def explains(self, before: Run, after: Run, runs: Sequence[Run]) -> bool:
         """Say whether a fault can have kept the first run from being settled.
 
         So it can if either began without a lease: stopped for longer than that on the way.
+        ``runs`` are all of the event's, in the order of their starts.
         """
-        last = after.start if before.end is None else before.end  # it may have gone on till then
+        end = written_with(before, after, runs).end
+        last = after.start if end is None else end  # it may have gone on till then
         return (
             self.woke(before)
             or self.woke(after)
@@ -341,6 +369,21 @@ class Struck:
         )  # fmt: skip
 
 
+def written_with(before: Run, after: Run, runs: Sequence[Run]) -> Run:
+    """Return the run with which a former one was settled: the last that took the event over.
+
+    An event goes from listener to listener in the memory of its process, as long as each of them
+    starts right away; ``after`` is no longer part of that.
+    """
+    last = before
+    for run in runs:
+        if run.pid != last.pid or not last.start < run.start < after.start or last.end is None:
+            continue
+        if run.listener != last.listener and run.start - last.end < HANDED_OVER:
+            last = run
+    return last
+
+
 def _judge_attempts(
     evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict
 ) -> None:
@@ -349,16 +392,28 @@ def _judge_attempts(
     for event_id, each in runs.items():
         intent, row = evidence.intents.get(event_id), evidence.rows.get(event_id)
         atomic = intent is not None and intent.kind in ATOMIC  # its commit may be refused
-        spent = 0
-        for run in each:
-            if run.attempts > spent:
-                verdict.count("false_attempts", f"{event_id} {run}, {spent} failed before")
-                break
-            failed = run.outcome == "failed" or (atomic and run.outcome == "end")
-            spent += failed or struck.given_up(run, WRITE_OFF) is not None
-        else:
-            if row is not None and row.attempts > spent:
-                verdict.count("false_attempts", f"{event_id} {row}, {spent} failed")
+        early, most = [], 0
+        for own in by_listener(each):
+            spent = _failures(own, struck, atomic=atomic)
+            most = max(most, spent[-1])
+            early += [
+                f"{run}, {before} failed before"
+                for run, before in zip(own, spent, strict=False) if run.attempts > before
+            ]  # fmt: skip
+        if early:
+            verdict.count("false_attempts", f"{event_id} {early[0]}")
+        elif row is not None and row.attempts > most:
+            verdict.count("false_attempts", f"{event_id} {row}, {most} failed")
+
+
+def _failures(runs: Sequence[Run], struck: Struck, *, atomic: bool) -> list[int]:
+    """Return how many of one listener's runs had failed before each, and in the end."""
+    failed = (
+        run.outcome == "failed" or (atomic and run.outcome == "end")
+        or struck.given_up(run, WRITE_OFF) is not None
+        for run in runs
+    )  # fmt: skip
+    return [*accumulate(failed, initial=0)]
 
 
 def _judge_rescues(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
@@ -418,8 +473,8 @@ def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict:
         _judge_writers(key, [evidence.intents[event_id] for _, event_id in events], verdict)
         ended: dict[str, float] = {}
         for _, event_id in events:
-            ends = [run.end for run in runs.get(event_id, ()) if run.outcome == "end" and run.end]
-            ended[event_id] = min(ends, default=float("inf"))
+            end = evidence.ended(event_id, runs.get(event_id, ()))
+            ended[event_id] = float("inf") if end is None else end
         latest, whose = 0.0, ""  # when the last of those before has ended
         for _, event_id in events:
             starts = [run.start for run in runs.get(event_id, ())]

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -79,6 +79,7 @@ class Rig:
     figures: list[Figure] = field(default_factory=list)
     backlog: bool = False  # more is written than can be delivered: what is lost waits behind it
     mortal: tuple[str, ...] = ()  # kinds whose events end dead
+    listeners: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of kinds with several
     purges: bool = False  # what is finished is deleted on the way
     shift: tuple[float, ...] = ()  # seconds that the processes' clocks are wrong, in turn
     suspends: bool = False  # the processes' monotonic clocks stand still while they are suspended
@@ -104,6 +105,7 @@ class Rig:
         self.exits: dict[int, int] = {}  # by process id, of workers that were asked to end
         self.ended: dict[int, float] = {}  # by process id, monotonic; of those replaced under load
         self._stood_still: dict[int, Path] = {}  # by process id; see tests/clockshift
+        self._arguments: dict[int, tuple[str, ...]] = {}  # of workers, by process id
 
     def pick(self, *, ci: T, full: T, sqlite: T | None = None) -> T:
         """Return what fits the size of the run; SQLite takes less at full size."""
@@ -136,7 +138,13 @@ class Rig:
 
     def start_worker(self, *arguments: str, **environment: str) -> psutil.Popen:
         """Start ``outbox_worker``."""
-        return self._start(["-m", "django", "outbox_worker", *arguments], environment)
+        worker = self._start(["-m", "django", "outbox_worker", *arguments], environment)
+        self._arguments[worker.pid] = arguments
+        return worker
+
+    def start_another(self, worker: psutil.Popen) -> psutil.Popen:
+        """Start a worker with the arguments of one that has ended."""
+        return self.start_worker(*self._arguments[worker.pid])
 
     def start_people(self, **task: Any) -> None:
         """Have somebody use the admin and the commands: see ``people.main`` for what to do."""
@@ -214,8 +222,13 @@ class Rig:
     def writers_ended(self) -> bool:
         return all(writer.poll() is not None for writer in self.writers)
 
-    def write(self, kind: str, payload: dict[str, Any], key: str | None = None) -> str:
-        """Write one event in this process; return its id."""
+    def write(
+        self, kind: str, payload: dict[str, Any], key: str | None = None, queue: str | None = None
+    ) -> str:
+        """Write one event in this process; return its id.
+
+        This process knows no queues, so the event waits in ``default`` unless ``queue`` is given.
+        """
         import django_outbox as outbox
         from django_outbox.models import OutboxEvent
         from tests.faults.models import Intent
@@ -225,6 +238,8 @@ class Rig:
             assert event_id is not None
             if kind == "damaged":
                 OutboxEvent.objects.filter(pk=event_id).update(payload='{"cut')
+            if queue is not None:
+                OutboxEvent.objects.filter(pk=event_id).update(queue=queue)
             Intent.objects.create(
                 event_id=event_id, kind=kind, key=key, writer=os.getpid(), n=next(self._numbers),
                 at=time.monotonic(),
@@ -328,18 +343,21 @@ class Rig:
         with self.fault("kill", worker):
             worker.kill()
             worker.wait()
-        self.workers[number] = self.start_worker()
+        self.workers[number] = self.start_another(worker)
         time.sleep(0.1)  # a claim that the server was executing may still commit
         with suppress(Error):  # of a database that is away, too
             self.faults[-1] = replace(self.faults[-1], held=held_by(worker.pid))
 
-    def roll(self, number: int) -> float:
-        """Ask a worker to end, note its exit code, start another; return the seconds to its end."""
+    def roll(self, number: int, *arguments: str) -> float:
+        """Ask a worker to end, note its exit code, start another; return the seconds to its end.
+
+        The other one has the same arguments, unless some are given.
+        """
         worker, began = self.workers[number], time.monotonic()
         worker.send_signal(signal.SIGTERM)
         self.exits[worker.pid] = worker.wait(END)
         took = time.monotonic() - began
-        self.workers[number] = self.start_worker()
+        self.workers[number] = self.start_worker(*(arguments or self._arguments[worker.pid]))
         return took
 
     def hand_over(self, number: int) -> int:
@@ -349,7 +367,7 @@ class Rig:
             worker.send_signal(signal.SIGTERM)
             code = int(worker.wait(END))
         self.ended[worker.pid] = clock.now()
-        self.workers[number] = self.start_worker()
+        self.workers[number] = self.start_another(worker)
         return code
 
     def handed_back_by(self, pid: int) -> int:
@@ -405,7 +423,7 @@ class Rig:
         for number, worker in enumerate(self.workers):
             if worker.poll() is not None:
                 with self.fault("crash", worker):
-                    self.workers[number] = self.start_worker()
+                    self.workers[number] = self.start_another(worker)
                 dead += 1
         return dead
 
@@ -417,8 +435,26 @@ class Rig:
             self.ended[worker.pid] = clock.now()
             assert worker.returncode == 1, f"a worker ended with {worker.returncode}"
             with self.fault("worn out"):  # explains nothing
-                self.workers[number] = self.start_worker()
+                self.workers[number] = self.start_another(worker)
         return len(ended)
+
+    def misplace(self, most: int, queues: Sequence[str]) -> int:
+        """Put pending rows and streams into queues at random; return how many.
+
+        So a writer leaves them that does not know their listeners, as one of an older release.
+        """
+        from django_outbox.models import OutboxEvent, OutboxStream
+
+        moved = 0
+        with self.fault("misplace"):  # explains nothing
+            for rows in (OutboxEvent.objects.pending(), OutboxStream.objects.exclude(due_at=None)):
+                ids = sorted(rows.values_list("pk", flat=True))
+                ids = sorted(self.luck.sample(ids, min(most, len(ids))))
+                for each in ids:  # one at a time: workers lock them in another order
+                    with suppress(Error):
+                        queue = self.luck.choice(queues)
+                        moved += rows.filter(pk=each).update(queue=queue)
+        return moved
 
     def terminate_sessions(self) -> int:
         """Have the server end every session but our own."""
@@ -531,6 +567,7 @@ class Rig:
             deeds=[Deed(**each) for each in people.read(self.diary)],
             lease=self.outbox["LEASE"],
             mortal=self.mortal,
+            listeners=self.listeners,
             attempts=self.outbox["RETRY"]["max_attempts"],
             purged=self.purges,
         )

@@ -28,6 +28,7 @@ class Line:
     thread: int
     at: float  # monotonic
     source: str = ""  # "hot" or "cold"
+    listener: str = ""  # its title
 
 
 def testify(event: outbox.Event, phase: str) -> None:
@@ -39,6 +40,7 @@ def testify(event: outbox.Event, phase: str) -> None:
         "thread": threading.get_ident(),
         "at": clock.now(),
         "source": event.source,
+        "listener": event.listener,
     }
     file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -53,8 +55,9 @@ def healed(path: Path) -> Path:
 
 
 def heard(path: Path) -> list[Line]:
+    """Return the whole lines. The last one may be there only in part: it is being written."""
     with path.open() as file:
-        return [Line(**json.loads(text)) for text in file]
+        return [Line(**json.loads(text)) for text in file if text.endswith("\n")]
 
 
 def running(lines: Iterable[Line]) -> dict[str, int]:

@@ -29,6 +29,7 @@ class Plan:
     events: int
     seed: str
     rate: float = 0.0  # events a second; 0: as fast as it goes
+    kinds: tuple[str, ...] = ()  # of the events, each as likely; none: plain and booked ones
     keys: int = 0
     keyed: float = 0.0  # share of the events with a key
     booked: float = 0.0  # share of those without that go to the atomic listener
@@ -49,6 +50,7 @@ class Plan:
     early: float = 0.0  # share whose listener fails until ``early_for`` seconds have passed
     early_for: float = 1.0
     calls: int = 0  # the port of a receiver that plain listeners call
+    partner: int = 0  # the port of one that listeners of the queue ``hooks`` call
     forks: int = 0  # children, made half-way, that go on with writing beside their parent
 
 
@@ -101,6 +103,11 @@ class Writer:
         self.committed += 0 if undone else len(self.intents)
 
     def choose(self) -> tuple[str, str | None]:
+        if self.plan.kinds:
+            key = f"key-{self.luck.randrange(self.plan.keys)}"
+            return self.luck.choice(self.plan.kinds), (
+                key if self.luck.random() < self.plan.keyed else None
+            )
         if self.luck.random() < self.plan.keyed:
             return "plain", f"key-{self.luck.randrange(self.plan.keys)}"
         return ("booked" if self.luck.random() < self.plan.booked else "plain"), None
@@ -123,6 +130,8 @@ class Writer:
             payload["until"] = time.monotonic() + plan.early_for
         if plan.calls:
             payload["calls"] = plan.calls
+        if plan.partner:
+            payload["partner"] = plan.partner
         if key is None and luck.random() < plan.follow:
             payload["follow"] = True
         when: dict[str, Any] = {"key": key}

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from ...conf import current
 from ...inspection.counts import counts
+from ...inspection.queues import queue_states
 from ...inspection.status import capped_count
 from ...inspection.workers import workers
 from ...models import OutboxEvent, OutboxStream, missing_table
@@ -84,4 +85,10 @@ def query_samples(alias: str) -> Iterator[Sample]:
         yield "streams", (state,), capped_count(getattr(streams, state)())
     connection = connections[alias]
     now = dialect_of(connection).clock(connection)
-    yield "workers", (), sum(not each.is_silent for each in workers(alias, now))
+    known = workers(alias, now)
+    yield "workers", (), sum(not each.is_silent for each in known)
+    for queue in queue_states(alias, known):
+        yield "queue_due", (queue.name,), queue.due
+        yield "queue_oldest", (queue.name,), queue.oldest_due_age or 0.0
+        yield "queue_workers", (queue.name,), queue.workers
+        yield "breaker_open", (queue.name,), int(queue.breaker is not None)

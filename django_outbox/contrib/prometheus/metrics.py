@@ -1,6 +1,7 @@
 """Declarations of all Prometheus metrics; a test compares the reference page with them.
 
-Labels have few values: databases, listeners, and event types with a listener in this process.
+Labels have few values: databases, queues, listeners, and event types with a listener in this
+process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 BY_DATABASE: Final = ("database",)
 BY_TYPE: Final = ("database", "event_type")
-BY_LISTENER: Final = ("database", "listener")
+BY_LISTENER: Final = ("database", "listener", "queue")  # a listener has one queue
+BY_QUEUE: Final = ("database", "queue")
 
 # Seconds. Waits: from a wakeup via a poll to an outage. Runs: from a query to a slow remote API.
 WAIT_BUCKETS: Final = (
@@ -77,6 +79,14 @@ COUNTERS: Final = {
     "replayed": MetricSpec("events_replayed", "Dead events replayed.", BY_DATABASE),
     "discarded": MetricSpec("events_discarded", "Dead events discarded.", BY_DATABASE),
     "purged": MetricSpec("events_purged", "Old events purged.", BY_DATABASE),
+    "breakers_opened": MetricSpec(
+        "breakers_opened",
+        "Circuit breakers opened by this process, or kept open by a failed probe.",
+        BY_QUEUE,
+    ),
+    "breakers_closed": MetricSpec(
+        "breakers_closed", "Circuit breakers closed by this process.", BY_QUEUE
+    ),
 }
 
 HISTOGRAMS: Final = {
@@ -116,6 +126,20 @@ BACKLOG_GAUGES: Final = {  # gauges that are queried from the database
         (*BY_DATABASE, "state"),
     ),
     "workers": MetricSpec("workers", "Workers that were alive within the last lease.", BY_DATABASE),
+    "queue_due": MetricSpec(
+        "queue_due", "Events without a key and streams that are due; at most 10,000 of each.",
+        BY_QUEUE,
+    ),
+    "queue_oldest": MetricSpec(
+        "queue_oldest_due_age_seconds", "How long the oldest due event or stream has waited.",
+        BY_QUEUE,
+    ),
+    "queue_workers": MetricSpec(
+        "queue_workers", "Workers alive within the last lease that serve the queue.", BY_QUEUE
+    ),
+    "breaker_open": MetricSpec(
+        "breaker_open", "1 while the queue's circuit breaker is open, else 0.", BY_QUEUE
+    ),
 }  # fmt: skip
 
 

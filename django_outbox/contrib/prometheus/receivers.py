@@ -11,6 +11,7 @@ from ... import signals
 from ...conf import current
 from ...events import Event
 from ...listeners import registry as listeners
+from ...listeners.queues import queue_of
 from ...listeners.registry import Listener
 from .gauges import BacklogCollector
 from .metrics import Metrics
@@ -37,6 +38,11 @@ def type_of(event: Event) -> str:
     """
     route = listeners.route(event.aggregate_type, event.event_type)
     return route[0].event_type if route else OTHER
+
+
+def labels_of(listener: Listener) -> tuple[str, str]:
+    """Return a listener's title, and the queue whose threads call it."""
+    return listener.title, queue_of(listener)
 
 
 class Receivers:
@@ -86,16 +92,16 @@ class Receivers:
         self._update_queue_gauges(sender)
 
     def on_event_started(self, sender: str, listener: Listener, **kwargs: Any) -> None:
-        self.metrics.count("started", sender, listener.title)
+        self.metrics.count("started", sender, *labels_of(listener))
 
     def on_event_decided(
         self, sender: str, listener: Listener, outcome: str, duration: float, **kwargs: Any
     ) -> None:
-        self.metrics.count("decided", sender, listener.title, outcome)
-        self.metrics.observe("run", sender, listener.title, seconds=duration)
+        self.metrics.count("decided", sender, *labels_of(listener), outcome)
+        self.metrics.observe("run", sender, *labels_of(listener), seconds=duration)
 
     def on_listener_overdue(self, sender: str, listener: Listener, **kwargs: Any) -> None:
-        self.metrics.count("overdue", sender, listener.title)
+        self.metrics.count("overdue", sender, *labels_of(listener))
 
     # -- settling --------------------------------------------------------------------------------
 
@@ -124,6 +130,14 @@ class Receivers:
     def on_events_purged(self, sender: str, count: int, **kwargs: Any) -> None:
         self.metrics.count("purged", sender, by=count)
 
+    # -- circuit breakers ------------------------------------------------------------------------
+
+    def on_breaker_opened(self, sender: str, queue: str, **kwargs: Any) -> None:
+        self.metrics.count("breakers_opened", sender, queue)
+
+    def on_breaker_closed(self, sender: str, queue: str, **kwargs: Any) -> None:
+        self.metrics.count("breakers_closed", sender, queue)
+
     # -- workers ---------------------------------------------------------------------------------
 
     def on_worker_started(self, sender: str, worker: Any, **kwargs: Any) -> None:
@@ -151,6 +165,10 @@ class Receivers:
     def _start_counters_at_zero(self, alias: str) -> None:
         """Start the counters of alerts at 0: ``increase()`` does not see a series' first value."""
         self.metrics.count("lost", alias, by=0)
+        for queue in current().queues.values():
+            if queue.BREAKER is not None:
+                self.metrics.count("breakers_opened", alias, queue.name, by=0)
+                self.metrics.count("breakers_closed", alias, queue.name, by=0)
         for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:
             self.metrics.count("dropped", alias, event_type, by=0)
             self.metrics.count("rescued", alias, event_type, by=0)

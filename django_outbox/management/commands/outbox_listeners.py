@@ -71,8 +71,8 @@ def _listed(listeners: list[dict[str, Any]]) -> Iterator[str]:
     if not listeners:
         yield "No listener is registered."
         return
-    titles = ("EVENT TYPE", "AGGREGATE TYPE", "NAME", "LISTENER", "OPTIONS")
-    names = ("event_type", "aggregate_type", "name", "function")
+    titles = ("EVENT TYPE", "AGGREGATE TYPE", "NAME", "QUEUE", "LISTENER", "OPTIONS")
+    names = ("event_type", "aggregate_type", "name", "queue", "function")
     rows = [
         (*(each[name] or "-" for name in names), ", ".join(listener_options(each)) or "-")
         for each in listeners

@@ -1,4 +1,4 @@
-"""``manage.py outbox_pause``: keep events waiting by type, listener or stream; list pauses."""
+"""``manage.py outbox_pause``: pause an event type, listener, stream or queue; list pauses."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...inspection.pauses import PausedBacklog, backlogs, unknown_name
 from ...models import OutboxPause
 from ...models.pause_queryset import pause_error
 from ..arguments import add_format, columns
-from ..pause_arguments import add_names, checked_alias, named_pauses
+from ..pause_arguments import KINDS, add_names, checked_alias, named_pauses
 
 Rows = list[tuple[OutboxPause, PausedBacklog]]
 
 
 class Command(BaseCommand):
     help = (
-        "Keeps the events of a type, for a listener or of a stream waiting until outbox_resume. "
-        "Nothing is lost, and no attempt is counted."
+        "Keeps the events of a type, for a listener, of a stream or in a queue waiting until "
+        "outbox_resume. Nothing is lost, and no attempt is counted."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_names(parser)
+        add_names(parser, KINDS)
         parser.add_argument("--reason", default="", help="shown to people who find it paused")
         parser.add_argument(
             "--by",
@@ -42,10 +42,10 @@ class Command(BaseCommand):
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
-        names, alias = named_pauses(options), checked_alias(options["database"])
+        names, alias = named_pauses(options, KINDS), checked_alias(options["database"])
         if options["list"] == bool(names):
             raise CommandError(
-                "Say what to pause: --event-type, --listener or --stream; or --list alone."
+                "Say what to pause: --event-type, --listener, --stream or --queue; or --list alone."
             )
         if names:
             self._pause(alias, names, options)
@@ -87,10 +87,15 @@ def _table(rows: Rows) -> Iterator[str]:
         return
     cells = [
         (str(each.kind), each.name, f"{each.paused_at:%Y-%m-%d %H:%M:%S}Z", each.paused_by or "-",
-         _waiting(found), " ".join(each.reason.split()) or "-")
+         _waiting(found), _reason(each))
         for each, found in rows
     ]  # fmt: skip
     yield from columns([("KIND", "NAME", "SINCE", "BY", "WAITING", "REASON"), *cells])
+
+
+def _reason(pause: OutboxPause) -> str:
+    until = "" if pause.until is None else f"until {pause.until:%H:%M:%S}Z: "
+    return f"{until}{' '.join(pause.reason.split()) or '-'}"
 
 
 def _waiting(found: PausedBacklog) -> str:
@@ -99,7 +104,9 @@ def _waiting(found: PausedBacklog) -> str:
 
 
 def _described(pause: OutboxPause, found: PausedBacklog) -> dict[str, Any]:
+    until = {} if pause.until is None else {"until": pause.until.isoformat()}
     return {
+        **until,
         "kind": pause.kind,
         "name": pause.name,
         "reason": pause.reason,

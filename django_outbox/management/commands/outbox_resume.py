@@ -10,25 +10,28 @@ from django.db import connections
 
 from ... import doorbell
 from ...models import OutboxPause
-from ..pause_arguments import add_names, checked_alias, named_pauses
+from ...sql.values import CLOSING_KINDS
+from ..pause_arguments import RESUMABLE, add_names, checked_alias, named_pauses
 
 
 class Command(BaseCommand):
     help = "Ends pauses, and makes the events that waited due now."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_names(parser)
-        parser.add_argument("--all", action="store_true", help="every pause")
+        add_names(parser, RESUMABLE)
+        parser.add_argument(
+            "--all", action="store_true", help="every pause, and every open circuit breaker"
+        )
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
 
     def handle(self, *args: Any, **options: Any) -> None:
-        names, alias = named_pauses(options), checked_alias(options["database"])
+        names, alias = named_pauses(options, RESUMABLE), checked_alias(options["database"])
         if options["all"] == bool(names):
             raise CommandError(
-                "Say what to resume: --event-type, --listener or --stream; or --all alone. "
-                "outbox_pause --list shows what is paused."
+                "Say what to resume: --event-type, --listener, --stream, --queue or --breaker; or "
+                "--all alone. outbox_pause --list shows what is paused."
             )
         pauses = OutboxPause.objects.using(alias)
         if options["all"]:
@@ -42,8 +45,8 @@ class Command(BaseCommand):
         done = OutboxPause.objects.using(alias).filter(kind=kind, name=name).resume()
         doorbell.ring(connections[alias])
         if done.pauses:
-            self.stdout.write(
-                f"resumed {OutboxPause.Kind(kind).label} {name}: "
-                f"{done.events} events and {done.streams} streams are due"
-            )
+            result = f"{done.events} events and {done.streams} streams are due"
+            if kind in CLOSING_KINDS:  # its rows stayed as they were
+                result = "workers claim from it again"
+            self.stdout.write(f"resumed {OutboxPause.Kind(kind).label} {name}: {result}")
         return bool(done.pauses)

@@ -124,6 +124,7 @@ def _lines(report: Report) -> Iterator[str]:
             f"  {each['key']}: {each['event_type']} {each['event_id']} {each['status']}, "
             f"{each['backlog']} wait, next try {when}"
         )
+    yield from _queue_lines(report["queues"])
     for each in report["paused"]:
         reason = f": {each['reason']}" if each["reason"] else ""
         yield f"paused   {each['kind']} {each['name']} for {each['age']:.0f} s{reason}"
@@ -132,6 +133,28 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"  {each['id']} heartbeat {each['heartbeat_age']:.0f} s ago"
     for each in report["dead"]:
         yield f"dead     {each['count']} {each['event_type']}: {each['error'] or 'no error text'}"
+
+
+def _queue_lines(queues: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each queue, unless ``default`` is the only one and is open."""
+    if len(queues) == 1 and not any(
+        {"paused", "breaker"} & each.keys() for each in queues.values()
+    ):
+        return
+    for name, each in queues.items():
+        yield f"queue    {name}: {', '.join(_queue_facts(each))}"
+
+
+def _queue_facts(each: dict[str, Any]) -> Iterator[str]:
+    age, breaker = each["oldest_due_age"], each.get("breaker")
+    yield f"{each['due']} due" + ("" if age is None else f", the oldest for {age:.0f} s")
+    yield "no live worker serves it" if each["unserved"] else f"workers {each['workers']}"
+    if "configured" in each:
+        yield 'not in OUTBOX["QUEUES"]'
+    if "paused" in each:
+        yield "paused"
+    if breaker:
+        yield f"breaker open until {breaker['until']}: {breaker['reason']}"
 
 
 def _counts(report: Report) -> Iterator[str]:

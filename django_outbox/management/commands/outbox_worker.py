@@ -25,6 +25,7 @@ from ..arguments import (
     positive_int,
 )
 from ..observability import log_as_json, metrics_at
+from ..queue_arguments import add_queues, chosen_queues
 
 
 class Command(BaseCommand):
@@ -35,6 +36,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "serve")
+        add_queues(parser)
         add = parser.add_argument
         add("--workers", type=positive_int, metavar="N", help="threads that run listeners")
         add(
@@ -82,37 +84,43 @@ class Command(BaseCommand):
         if not current().ENABLED:
             self.stdout.write('OUTBOX["ENABLED"] is False: nothing is delivered.')
             return
+        queues = chosen_queues(options)
         aliases = [*dict.fromkeys(options["databases"] or [None])]
         for alias in aliases:
             if problem := missing_table(alias):
                 raise CommandError(problem)
         if options["once"]:
-            self.stdout.write(f"delivered {self._drain(aliases, options['max_events'])}")
+            delivered = self._drain(aliases, options["max_events"], queues)
+            self.stdout.write(f"delivered {delivered}")
             return
         if options["format"] == "json":
             log_as_json()
         try:
-            code = self._run(aliases, options)
+            code = self._run(aliases, queues, options)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a listener stuck in a thread must not keep the process alive
 
-    def _drain(self, aliases: list[str | None], most: int | None) -> int:
+    def _drain(self, aliases: list[str | None], most: int | None, queues: list[str] | None) -> int:
         """Deliver due events, at most ``most`` over all databases; return how many."""
         delivered = 0
         for alias in aliases:
-            delivered += drain(using=alias, limit=most - delivered if most else None)
+            limit = most - delivered if most else None
+            delivered += drain(using=alias, limit=limit, queues=queues)
         return delivered
 
-    def _run(self, aliases: list[str | None], options: dict[str, Any]) -> int:
+    def _run(
+        self, aliases: list[str | None], queues: list[str] | None, options: dict[str, Any]
+    ) -> int:
         processes = options["processes"] or current().PROCESSES
         given: dict[str, Any] = {
             "max_events": options["max_events"] or None,
             "workers": options["workers"],
             "poll_interval": options["poll_interval"],
             "drain_timeout": options["drain_timeout"],
+            "queues": queues,
             "purge": not options["no_purge"],
             "probes": Probes(
                 health_port=options["health_port"], heartbeat_file=options["heartbeat_file"]

@@ -5,12 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import SINGLE_NODE_KEY, stored_instant
-from ..values import Claim, Claimed, RescueState, marks, to_database
+from ...queue_settings import MAX_QUEUES
+from ..values import (
+    SQL,
+    Claim,
+    Claimed,
+    LostEvents,
+    RescueState,
+    Unclaimed,
+    marks,
+)
 from .statements import Statements
 
 
@@ -44,64 +52,129 @@ class EventLeases(Statements):
         """
 
     @abstractmethod
-    def unclaim(
-        self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[tuple[str, datetime]]
-    ) -> int:
-        """Release leases, each with the due time that its event had before the claim.
+    def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
+        """Release leases, each due at its own time and in its queue, as before the claim.
 
         Return how many ``me`` held. Locked rows stay leased.
         """
 
     def lost_events(
-        self, connection: BaseDatabaseWrapper, *, me: str, limit: int
-    ) -> tuple[datetime | None, bool, float]:
-        """Scan the ``limit`` rows due first for those whose workers were lost.
+        self, connection: BaseDatabaseWrapper, *, me: str, queues: Sequence[str], limit: int
+    ) -> dict[str, LostEvents]:
+        """Scan the ``limit`` rows due first in each queue for those whose workers were lost.
 
-        Return the latest due time of rows that were lost once, whether there is a suspect, and the
-        seconds that the first row of all has been due.
+        The result has the queues in which something is due.
         """
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT MAX(CASE WHEN {RescueState.LOST.value} THEN available_at END), "
+        selects, params = [], []
+        lost = f"MAX(CASE WHEN {RescueState.LOST.value} THEN available_at END)"
+        for queue in queues:
+            due, due_params = self._in_queue(queue, column="available_at", until=(self.now, []))
+            selects.append(
+                f"SELECT MAX(queue), "
+                f"{self._in_utc(lost)}, "
                 f"MAX(CASE WHEN {RescueState.SUSPECT.value} THEN 1 ELSE 0 END), "
-                f"MIN(available_at), {self.now} FROM ("
-                f"SELECT rescues, locked_by, available_at FROM {self._event(connection)} "
-                f"WHERE available_at <= {self.now} ORDER BY available_at, event_id LIMIT %s) due",
-                [me, me, limit],
+                f"{self._in_utc('MIN(available_at)')}, {self._in_utc(self.now)} FROM ("
+                f"SELECT queue, rescues, locked_by, available_at "
+                f"FROM {self._events_by_due(connection)} "
+                f"WHERE {due} ORDER BY {self.by_queue}available_at, event_id LIMIT %s) due"
             )
-            until, suspect, *first_and_now = cursor.fetchone()
-        first, now = map(stored_instant, first_and_now)
-        waited = (now - first).total_seconds() if first is not None and now is not None else 0.0
-        return stored_instant(until), bool(suspect), waited
+            params += [me, me, *due_params, limit]
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(selects), params)
+            rows = cursor.fetchall()
+        found = {}
+        for queue, until, suspect, *first_and_now in rows:
+            first, now = map(stored_instant, first_and_now)
+            if queue is not None and first is not None and now is not None:
+                waited = (now - first).total_seconds()
+                found[queue] = LostEvents(stored_instant(until), bool(suspect), waited)
+        return found
 
     def seconds_to_next_due(
-        self, connection: BaseDatabaseWrapper, *, since: float = 0.0
-    ) -> float | None:
-        """Return the seconds until the next row, stream or lease end is due; None if there is none.
+        self, connection: BaseDatabaseWrapper, *, queues: Sequence[str], since: float = 0.0
+    ) -> dict[str, float]:
+        """Return the seconds until the next row, stream or lease end is due, by queue.
 
-        What became due in the last ``since`` seconds, after the previous claim, counts too.
+        What became due in the last ``since`` seconds, after the previous claim, counts too. A queue
+        in which nothing is due later is left out.
         """
+        selects, params = [], []
+        for queue in queues:
+            for table, column, condition, more in self._tables_by_due(connection):
+                later, given = self._in_queue(queue, column=column, after=(self.now_plus, [-since]))
+                selects.append(
+                    f"SELECT * FROM (SELECT queue, {self._in_utc(column)} AS at, "
+                    f"{self._in_utc(self.now)} AS now FROM {table} "
+                    f"WHERE {later}{condition} ORDER BY {self.by_queue}{column} LIMIT 1) due"
+                )
+                params += [*given, *more]
         with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT (SELECT available_at FROM {self._event(connection)} "
-                f"WHERE available_at > {self.now_plus} ORDER BY available_at LIMIT 1), "
-                f"(SELECT due_at FROM {self._streams_by_due(connection)} "
-                f"WHERE due_at > {self.now_plus} AND {self.key} <> %s ORDER BY due_at LIMIT 1), "
-                f"{self.now}",
-                [-since, -since, SINGLE_NODE_KEY],
-            )
-            *found, now = map(stored_instant, cursor.fetchone())
-        due = [each for each in found if each is not None]
-        return (min(due) - now).total_seconds() if due and now is not None else None
+            cursor.execute(" UNION ALL ".join(selects), params)
+            rows = cursor.fetchall()
+        found: dict[str, float] = {}
+        for queue, *due_and_now in rows:
+            due, now = map(stored_instant, due_and_now)
+            if due is not None and now is not None:
+                seconds = (due - now).total_seconds()
+                found[queue] = min(seconds, found.get(queue, seconds))
+        return found
 
-    def _due(self, connection: BaseDatabaseWrapper, claim: Claim) -> tuple[str, list[Any]]:
-        """Return the condition of the rows that a claim wants, and its parameters."""
-        where, params = [f"available_at <= {self.now}"], []
-        if claim.at is not None:
-            where, params = ["available_at <= %s"], [to_database(claim.at, connection)]
-        if claim.since is not None:
-            where.append(f"available_at >= {self.now_plus}")
-            params.append(-claim.since)
+    def has_due(self, connection: BaseDatabaseWrapper, *, queue: str) -> bool:
+        """Return whether a row or a stream of the queue is due."""
+        selects, params = [], []
+        for table, column, condition, more in self._tables_by_due(connection):
+            due, given = self._in_queue(queue, column=column, until=(self.now, []))
+            selects.append(
+                f"SELECT * FROM (SELECT queue FROM {table} WHERE {due}{condition} "
+                f"ORDER BY {self.by_queue}{column} LIMIT 1) due"
+            )
+            params += [*given, *more]
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(selects), params)
+            return cursor.fetchone() is not None
+
+    def other_queues(self, connection: BaseDatabaseWrapper, *, known: Collection[str]) -> list[str]:
+        """Return queues besides the ``known`` ones that rows or streams wait in.
+
+        A statement seeks the gaps between known names in the indexes, whatever the number of rows.
+        It finds the first queue of each gap, so others are sought behind those that it found.
+        """
+        found: set[str] = set()
+        for _ in range(MAX_QUEUES):
+            names = self._first_in_gaps(connection, sorted({*known, *found}))
+            if not names:
+                break
+            found |= names
+        return sorted(found)
+
+    def _first_in_gaps(self, connection: BaseDatabaseWrapper, names: Sequence[str]) -> set[str]:
+        """Return the first queue between each two of these sorted names, and at both ends."""
+        selects, params = [], []
+        for low, high in zip(["", *names], [*names, None], strict=True):
+            for table, column, _, _ in self._tables_by_due(connection):
+                below, more = ("", []) if high is None else ("AND queue < %s ", [high])
+                selects.append(
+                    f"SELECT * FROM (SELECT queue FROM {table} WHERE queue > %s {below}"
+                    f"AND {self._has_due_time(column)} ORDER BY queue, {column} LIMIT 1) gap"
+                )
+                params += [low, *more]
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(selects), params)
+            return {row[0] for row in cursor.fetchall()}
+
+    @abstractmethod
+    def move(
+        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], queue: str, newest: datetime
+    ) -> int:
+        """Move unlocked rows that are due until ``newest`` to a queue; return how many."""
+
+    def _has_due_time(self, column: str) -> str:
+        """Return the condition of the partial indexes; where there are none, one that holds."""
+        return f"{column} IS NOT NULL"
+
+    def _wanted(self, claim: Claim) -> SQL:
+        """Return what a claim wants of rows, besides their queues and due times."""
+        where, params = [], []
         if claim.ids is not None:
             one_of, ids = self._one_of(claim.ids)
             where.append(one_of)
@@ -116,9 +189,39 @@ class EventLeases(Statements):
         where.append(claim.state.value)
         return " AND ".join(where), [*params, claim.me]
 
-    def _one_of(self, ids: Collection[str]) -> tuple[str, list[Any]]:
+    def _branches(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[SQL]:
+        """Return the condition of each branch of a claim, followed by its order."""
+        until, (wanted, wanted_params) = self._until(connection, claim.at), self._wanted(claim)
+        if claim.ids is not None:
+            sql = f"available_at <= {until[0]} AND {wanted} ORDER BY available_at, event_id"
+            return [(f"{sql} LIMIT %s", [*until[1], *wanted_params, len(claim.ids)])]
+        found = []
+        for branch in claim.branches:
+            after = None if branch.since is None else (self.now_plus, [-branch.since])
+            due, params = self._in_queue(
+                branch.queue, column="available_at", after=after, until=until
+            )
+            sql = f"{due} AND {wanted} ORDER BY {self.by_queue}available_at, event_id LIMIT %s"
+            found.append((sql, [*params, *wanted_params, branch.limit]))
+        return found
+
+    def _one_of(self, ids: Collection[str]) -> SQL:
         """Return the condition that a row is one of these, and its parameters."""
         return f"event_id IN ({marks(ids)})", [*ids]
+
+    def _tables_by_due(
+        self, connection: BaseDatabaseWrapper
+    ) -> tuple[tuple[str, str, str, list[str]], ...]:
+        """Return both tables for a SELECT by due time: table, column, and which rows count."""
+        return (
+            (self._events_by_due(connection), "available_at", "", []),
+            (self._streams_by_due(connection), "due_at", f" AND {self.key} <> %s",
+             [SINGLE_NODE_KEY]),
+        )  # fmt: skip
+
+    def _events_by_due(self, connection: BaseDatabaseWrapper) -> str:
+        """Return the event table for a SELECT by due time, with an index hint if it needs one."""
+        return self._event(connection)
 
     def _streams_by_due(self, connection: BaseDatabaseWrapper) -> str:
         """Return the stream table for a SELECT by due time, with an index hint if it needs one."""

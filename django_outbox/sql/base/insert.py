@@ -13,15 +13,16 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import Event
-from ..values import to_database, to_text
+from ...listeners.queues import first_queue
+from ...queue_settings import DEFAULT_QUEUE
+from ..values import SQL, to_database, to_text
 from .sequence_numbers import SequenceNumbers
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # above max_allowed_packet, MariaDB drops the connection
-PARAMS_PER_ROW = 14
+PARAMS_PER_ROW = 15
 STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol allows 65,535
 
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
-SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
 NULL: SQL = ("NULL", [])
 ZERO = ("status", "attempts", "rescues")  # columns that are 0 in every new event
 
@@ -48,8 +49,11 @@ class Inserting(SequenceNumbers):
         self, connection: BaseDatabaseWrapper, rows: Sequence[Written]
     ) -> tuple[SQL, list[SQL]]:
         """Return the SQL to put before the INSERT, and that of each row's seq."""
-        keys = [event.key for event, _, _ in rows if event.key is not None]
-        taken = self.number(connection, Counter(keys)) if keys else {}
+        keyed = [event for event, _, _ in rows if event.key is not None]
+        counts = Counter(event.key for event in keyed)
+        queues = {event.key: queue_of_new(event) for event in reversed(keyed)}
+        places = [(key, count, queues[key]) for key, count in counts.items() if key is not None]
+        taken = self.number(connection, places) if places else {}
         seqs: list[SQL] = []
         for event, _, _ in reversed(rows):
             if event.key is None:
@@ -63,6 +67,10 @@ class Inserting(SequenceNumbers):
         self, connection: BaseDatabaseWrapper, rows: Sequence[tuple[Written, SQL]]
     ) -> SQL:
         cells = [self._cells(connection, written, seq) for written, seq in rows]
+        queues = [queue_of_new(event) for (event, _, _), _ in rows]
+        if {*queues} != {DEFAULT_QUEUE}:  # the column's default
+            for row, queue in zip(cells, queues, strict=True):
+                row["queue"] = ("%s", [queue])
         # Leave out columns that are NULL in all rows: most events leave half of the columns NULL,
         # and each would cost the server time.
         columns = [*dict.fromkeys(chain.from_iterable(cells))]
@@ -114,6 +122,11 @@ class Inserting(SequenceNumbers):
         if event.available_at is not None:
             return "%s", [to_database(event.available_at, connection)]
         return (self.now, []) if event._delay is None else (self.now_plus, [event._delay])
+
+
+def queue_of_new(event: Event) -> str:
+    """Return the queue that a new event waits in, by the listeners of this process."""
+    return first_queue(event.aggregate_type, event.event_type)
 
 
 def _parts(

@@ -1,20 +1,31 @@
-"""Limited index queries about streams and dead events, for the admin and commands."""
+"""Limited index queries about queues, streams and dead events, for the admin and commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .statements import Statements
+from ...events import stored_instant
+from ..values import SQL
+from .claim import EventLeases
 
 # SQLite uses a partial index only if a query repeats its condition word for word.
 INDEXED = "status IN (0, 2, 3)"
 TOGETHER = 48  # UNION branches per statement
 
 
-class Inspection(Statements):
+class QueueBacklog(NamedTuple):
+    """What is due in a queue; the counts stop at a limit."""
+
+    events: int  # without a key
+    streams: int
+    oldest_age: float  # seconds that the first of them has been due
+
+
+class Inspection(EventLeases):
     def heads(
         self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], statuses: Sequence[int]
     ) -> dict[str, str]:
@@ -97,6 +108,43 @@ class Inspection(Statements):
             )
             return list(cursor.fetchall())
 
+    def queue_backlogs(
+        self, connection: BaseDatabaseWrapper, *, queues: Sequence[str], most: int
+    ) -> dict[str, QueueBacklog]:
+        """Count what is due in these queues, at most ``most`` events and as many streams of each.
+
+        Queues in which nothing is due are left out.
+        """
+        branches = [
+            self._queue_backlog(queue, *table, most=most)
+            for queue in queues
+            for table in self._tables_by_due(connection)
+        ]
+        found: dict[str, QueueBacklog] = {}
+        for start in range(0, len(branches), TOGETHER):
+            some = branches[start : start + TOGETHER]
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    " UNION ALL ".join(sql for sql, _ in some),
+                    [value for _, params in some for value in params],
+                )
+                for queue, column, count, first, now in cursor.fetchall():
+                    if queue is not None:
+                        of_one = _backlog(column, count, stored_instant(first), stored_instant(now))
+                        found[queue] = _sum(found.get(queue), of_one)
+        return found
+
+    def _queue_backlog(
+        self, queue: str, table: str, column: str, more: str, params: Sequence[Any], *, most: int
+    ) -> SQL:
+        due, given = self._in_queue(queue, column=column, until=(self.now, []))
+        sql = (
+            f"SELECT MIN(queue), '{column}', COUNT(*), MIN({column}), {self.now} "
+            f"FROM (SELECT queue, {column} FROM {table} WHERE {due}{more} "
+            f"ORDER BY {self.by_queue}{column} LIMIT {int(most)}) due"
+        )
+        return sql, [*given, *params]
+
     def _by_death(self, connection: BaseDatabaseWrapper) -> str:
         """Return the table, with any index hint, for a SELECT of dead events by their index."""
         return self._event(connection)
@@ -119,3 +167,16 @@ class Inspection(Statements):
                     [key for key in some for _ in selects],
                 )
                 yield from cursor.fetchall()
+
+
+def _backlog(column: str, count: int, first: datetime | None, now: datetime | None) -> QueueBacklog:
+    assert first is not None and now is not None
+    events, streams = (count, 0) if column == "available_at" else (0, count)
+    return QueueBacklog(events, streams, max((now - first).total_seconds(), 0.0))
+
+
+def _sum(one: QueueBacklog | None, other: QueueBacklog) -> QueueBacklog:
+    if one is None:
+        return other
+    oldest = max(one.oldest_age, other.oldest_age)
+    return QueueBacklog(one.events + other.events, one.streams + other.streams, oldest)

@@ -13,12 +13,14 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import current
+from ...queue_settings import DEFAULT_QUEUE
 from ..values import marks
 from .statements import Statements
 
-Places = Sequence[tuple[str, int]]  # sorted keys, and how many numbers each needs
+# Sorted keys, how many numbers each needs, and the queue of its first new event.
+Places = Sequence[tuple[str, int, str]]
 
-KEYS = 400  # per statement: with two parameters each, below the limit of 999 in old SQLite
+KEYS = 300  # per statement: with three parameters each, below the limit of 999 in old SQLite
 
 # New due time of a stream that gets an event. Here a head that waits for its retry blocks it:
 UNLESS_SET = "COALESCE({row}due_at, {now})"
@@ -26,25 +28,29 @@ UNLESS_SET = "COALESCE({row}due_at, {now})"
 UNLESS_LEASED = "CASE WHEN {row}locked_by IS NULL THEN {now} ELSE {row}due_at END"
 
 
+# New queue of a stream that gets an event, which is its head if nothing else was pending:
+IF_IDLE = "CASE WHEN {row}due_at IS NULL THEN {new} ELSE {row}queue END"
+
+
 class SequenceNumbers(Statements):
-    def number(self, connection: BaseDatabaseWrapper, counts: Mapping[str, int]) -> dict[str, int]:
-        """Take ``counts[key]`` numbers in each stream and make it due; return the last of each.
+    def number(self, connection: BaseDatabaseWrapper, places: Places) -> dict[str, int]:
+        """Take numbers in each stream and make it due; return the last number of each.
 
         A new stream starts at the clock, so that a key's numbers never go back after a purge.
         """
         last: dict[str, int] = {}
-        for places in _parts(counts):
-            last.update(self._number(connection, places))
+        for some in _parts(places):
+            last.update(self._number(connection, some))
         return last
 
     def wake_streams(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
         """Give streams a new version and make them due, even if purged or waiting for a retry."""
-        for places in _parts(dict.fromkeys(keys, 1)):
+        for places in _parts([(key, 1, DEFAULT_QUEUE) for key in dict.fromkeys(keys)]):
             self._run(connection, *self._upsert(connection, places, due=UNLESS_LEASED))
 
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
         self._run(connection, *self._upsert(connection, places, due=due_of_followers()))
-        keys = [key for key, _ in places]
+        keys = [key for key, _, _ in places]
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT {self.key}, seq FROM {self._stream(connection)} "
@@ -57,18 +63,20 @@ class SequenceNumbers(Statements):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
-        rows = ", ".join([f"(%s, {self.now_micros} + %s, {self.now})"] * len(places))
+        rows = ", ".join([f"(%s, {self.now_micros} + %s, {self.now}, %s)"] * len(places))
+        idle = IF_IDLE.format(row="st.", new="EXCLUDED.queue")
         sql = (
-            f"INSERT INTO {self._stream(connection)} AS st (key, seq, due_at) VALUES {rows} "
+            f"INSERT INTO {self._stream(connection)} AS st (key, seq, due_at, queue) VALUES {rows} "
             # The clock is constant within a statement, so it cancels out: the count remains.
-            f"ON CONFLICT (key) DO UPDATE SET seq = st.seq + 1 + EXCLUDED.seq - {self.now_micros}, "
+            f"ON CONFLICT (key) DO UPDATE SET queue = {idle}, "
+            f"seq = st.seq + 1 + EXCLUDED.seq - {self.now_micros}, "
             f"due_at = {due.format(row='st.', now=self.now)}"
         )
         return sql, upsert_values(places)
 
 
 def upsert_values(places: Places) -> list[Any]:
-    return [value for key, count in places for value in (key, count - 1)]
+    return [value for key, count, queue in places for value in (key, count - 1, queue)]
 
 
 def due_of_followers() -> str:
@@ -78,8 +86,8 @@ def due_of_followers() -> str:
     return UNLESS_SET if settings.STOP_ON_FIRST_FAILURE else UNLESS_LEASED
 
 
-def _parts(counts: Mapping[str, int]) -> Iterator[Places]:
+def _parts(places: Places) -> Iterator[Places]:
     """Split by statement. Keys are sorted: writers of the same keys wait instead of deadlocking."""
-    places = sorted(counts.items())
+    places = sorted(places)
     for start in range(0, len(places), KEYS):
         yield places[start : start + KEYS]

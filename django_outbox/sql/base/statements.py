@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
 from ...events import stored_instant
-from ..values import AsRead, LeaseKind
+from ..values import SQL, AsRead, LeaseKind, to_database
 
 
 class Statements(ABC):
@@ -19,12 +19,14 @@ class Statements(ABC):
     now_plus: str  # SQL for its clock plus %s seconds
     now_micros: str  # SQL for its clock in microseconds since 1970
     key: str = "key"  # the column's name, as SQL has to spell it
+    # Start of an ORDER BY of one queue's rows, where the planner needs it to choose the index.
+    by_queue: str = "queue, "
     owned_by_key: str = ""  # end of the fence's subquery, where the planner needs one
 
     def clock(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return the database's current time, aware."""
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT {self.now}", [])
+            cursor.execute(f"SELECT {self._in_utc(self.now)}", [])
             now = stored_instant(cursor.fetchone()[0])
         assert now is not None
         return now
@@ -44,11 +46,31 @@ class Statements(ABC):
     def _table(self, connection: BaseDatabaseWrapper, name: str) -> str:
         return str(connection.ops.quote_name(table_name(name)))
 
+    def _in_utc(self, instant: str) -> str:
+        """Return the SQL that selects an instant, so that drivers return it in UTC."""
+        return instant
+
     def _event(self, connection: BaseDatabaseWrapper) -> str:
         return self._table(connection, "outbox_event")
 
     def _stream(self, connection: BaseDatabaseWrapper) -> str:
         return self._table(connection, "outbox_stream")
+
+    def _until(self, connection: BaseDatabaseWrapper, at: datetime | None) -> SQL:
+        """Return until when rows are due: the database's now, or ``at`` instead."""
+        return (self.now, []) if at is None else ("%s", [to_database(at, connection)])
+
+    def _in_queue(
+        self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None,
+    ) -> SQL:  # fmt: skip
+        """Return the condition of a queue's rows whose due time is in these bounds, both included.
+
+        Order by queue and due time: together they are the index.
+        """
+        bounds = [(f"{column} >= ", after), (f"{column} <= ", until)]
+        given = [(sign + each[0], each[1]) for sign, each in bounds if each is not None]
+        params = [value for _, some in given for value in some]
+        return " AND ".join(["queue = %s", *(sql for sql, _ in given)]), [queue, *params]
 
     def _fence(
         self, connection: BaseDatabaseWrapper, me: str, kind: LeaseKind = LeaseKind.ROW,

@@ -9,19 +9,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import SINGLE_NODE_KEY
-from ..values import Claimed, Release, StreamClaim, StreamQuery, StreamRows, marks, to_database
+from ..values import (
+    SQL,
+    Claimed,
+    Release,
+    StreamClaim,
+    StreamQuery,
+    StreamRows,
+    marks,
+)
 from .statements import Statements
 
 
 class StreamLeases(Statements):
     @abstractmethod
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
-        """Lease due streams, oldest due first; return (key, previous owner) of each."""
+        """Lease due streams, oldest due first; return (key, previous owner, queue) of each."""
 
     @abstractmethod
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
@@ -74,16 +81,24 @@ class StreamLeases(Statements):
         They are due ``after`` seconds from now; with None, when their leases would have ended.
         """
 
-    def _due_streams(
+    @abstractmethod
+    def move_streams(
+        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
+    ) -> int:
+        """Move unlocked streams that are due from one queue to another; return how many."""
+
+    def _branches_of_streams(
         self, connection: BaseDatabaseWrapper, claim: StreamClaim
-    ) -> tuple[str, list[Any]]:
-        """Return the condition of the streams that a claim wants, and its parameters."""
-        due, params = self.now, []
-        if claim.at is not None:
-            due, params = "%s", [to_database(claim.at, connection)]
-        where = f"due_at <= {due}"
-        if claim.since is not None:
-            where += f" AND due_at >= {self.now_plus}"
-            params.append(-claim.since)
+    ) -> list[SQL]:
+        """Return the condition of each branch of a claim, followed by its order."""
+        until, found = self._until(connection, claim.at), []
         excluded = [SINGLE_NODE_KEY, *claim.exclude]
-        return f"{where} AND {self.key} NOT IN ({marks(excluded)})", [*params, *excluded]
+        for branch in claim.branches:
+            after = None if branch.since is None else (self.now_plus, [-branch.since])
+            due, params = self._in_queue(branch.queue, column="due_at", after=after, until=until)
+            sql = (
+                f"{due} AND {self.key} NOT IN ({marks(excluded)}) "
+                f"ORDER BY {self.by_queue}due_at LIMIT %s"
+            )
+            found.append((sql, [*params, *excluded, branch.limit]))
+        return found

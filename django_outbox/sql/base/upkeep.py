@@ -7,7 +7,7 @@ has a ``locked_at`` but no owner.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import SINGLE_NODE_KEY
-from ..values import Pauses, Row, marks, to_database
+from ...events import SINGLE_NODE_KEY, stored_instant
+from ..values import DueRow, OpenBreaker, Pauses, marks, to_database
+from .claim import EventLeases
 from .insert import Inserting
 
 PRIMARY_KEYS = {
@@ -27,7 +28,7 @@ PRIMARY_KEYS = {
 }
 
 
-class Upkeep(Inserting):
+class Upkeep(Inserting, EventLeases):
     shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
 
     # -- pauses ------------------------------------------------------------------------------------
@@ -41,21 +42,32 @@ class Upkeep(Inserting):
             return frozenset(cursor.fetchall())
 
     def due_first(
-        self, connection: BaseDatabaseWrapper, *, limit: int, since: datetime | None
-    ) -> list[Row]:
-        """Return event type, aggregate type, progress, id and due time of the rows due first.
+        self, connection: BaseDatabaseWrapper, *, limit: int, since: Mapping[str, DueRow | None]
+    ) -> list[DueRow]:
+        """Return the ``limit`` rows due first of each queue that ``since`` names.
 
-        With ``since``, skip those that were due before it.
+        Its value is the row that the last call ended with, if this one is to continue behind it.
         """
-        after, params = ("", []) if since is None else (" AND available_at >= %s", [since])
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT event_type, aggregate_type, progress, event_id, available_at "
-                f"FROM {self._event(connection)} WHERE available_at <= {self.now}{after} "
-                "ORDER BY available_at, event_id LIMIT %s",
-                [*(to_database(each, connection) for each in params), limit],
+        selects, params = [], []
+        for queue, last in since.items():
+            after, behind, more = None, "", []
+            if last is not None:
+                at = to_database(last.due_at, connection)
+                after = ("%s", [at])
+                behind, more = "AND (available_at > %s OR event_id > %s)", [at, last.event_id]
+            due, given = self._in_queue(
+                queue, column="available_at", after=after, until=(self.now, [])
             )
-            return list(cursor.fetchall())
+            selects.append(
+                "SELECT * FROM (SELECT event_type, aggregate_type, progress, event_id, "
+                f"{self._in_utc('available_at')} AS due_at, queue, {self._in_utc(self.now)} AS now "
+                f"FROM {self._events_by_due(connection)} WHERE {due} {behind} "
+                f"ORDER BY {self.by_queue}available_at, event_id LIMIT %s) due"
+            )
+            params += [*given, *more, limit]
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(selects), params)
+            return [DueRow.read(row) for row in cursor.fetchall()]
 
     def postpone(
         self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], newest: datetime,
@@ -75,6 +87,76 @@ class Upkeep(Inserting):
     @abstractmethod
     def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
         """Postpone unlocked rows that are due until ``newest``; return how many."""
+
+    # -- circuit breakers --------------------------------------------------------------------------
+
+    def breakers(self, connection: BaseDatabaseWrapper) -> dict[str, OpenBreaker]:
+        """Return the open circuit breakers by queue."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT name, {self._in_utc('until')}, pause_seconds, {self._in_utc(self.now)} "
+                f"FROM {self._table(connection, 'outbox_pause')} WHERE kind = 'breaker'",
+                [],
+            )
+            rows = cursor.fetchall()
+        found = {}
+        for name, until_text, seconds, now_text in rows:
+            until, now = stored_instant(until_text), stored_instant(now_text)
+            if until is not None and now is not None:
+                left = (until - now).total_seconds()
+                found[name] = OpenBreaker(left, seconds or 0.0)
+        return found
+
+    def open_breaker(
+        self, connection: BaseDatabaseWrapper, *, queue: str, pause: float, reason: str
+    ) -> bool:
+        """Open a queue's circuit breaker for ``pause`` seconds; return False if it is open."""
+        return (
+            self._insert(
+                connection,
+                f"INSERT INTO {self._table(connection, 'outbox_pause')} "
+                "(kind, name, reason, paused_at, paused_by, until, pause_seconds) "
+                f"VALUES ('breaker', %s, %s, {self.now}, '', {self.now_plus}, %s)",
+                [queue, reason, pause, pause],
+                may_clash=True,
+            )
+            == 1
+        )
+
+    def probe_breaker(self, connection: BaseDatabaseWrapper, *, queue: str, lease: float) -> bool:
+        """Win the probe of a breaker whose pause is over, for ``lease`` seconds; or lose it."""
+        return (
+            self._run(
+                connection,
+                f"UPDATE {self._table(connection, 'outbox_pause')} SET until = {self.now_plus} "
+                f"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}",
+                [lease, queue],
+            )
+            == 1
+        )
+
+    def extend_breaker(
+        self, connection: BaseDatabaseWrapper, *, queue: str, pause: float, kept: float
+    ) -> None:
+        """End a probe: pause for another ``pause`` seconds; remember ``kept`` as its length."""
+        self._run(
+            connection,
+            f"UPDATE {self._table(connection, 'outbox_pause')} "
+            f"SET until = {self.now_plus}, pause_seconds = %s WHERE kind = 'breaker' AND name = %s",
+            [pause, kept, queue],
+        )
+
+    def close_breaker(self, connection: BaseDatabaseWrapper, *, queue: str) -> bool:
+        """Close a queue's circuit breaker; return whether it was open."""
+        return (
+            self._run(
+                connection,
+                f"DELETE FROM {self._table(connection, 'outbox_pause')} "
+                "WHERE kind = 'breaker' AND name = %s",
+                [queue],
+            )
+            == 1
+        )
 
     @abstractmethod
     def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:

@@ -15,3 +15,6 @@ class MySQL(MySQLSettling, MySQLEventLeases, MySQLStreams, MySQLUpkeep, Dialect)
     # UNIX_TIMESTAMP() would read the session's local time, in which one hour a year repeats.
     now_micros = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
     key = "`key`"
+    # MariaDB sorted all rows of the queue: the name is a literal of the connection's collation, so
+    # it does not take the column for constant.
+    by_queue = ""

@@ -68,11 +68,12 @@ class MySQLSettling(Settling):
                 status = {case}, attempts = attempts + {case}, rescues = 0,
                 {kind.value} = {times}, done_at = {end},
                 last_error = COALESCE({case}, last_error), progress = COALESCE({case}, progress),
+                queue = COALESCE({case}, queue),
                 locked_by = NULL, locked_at = NULL
             WHERE event_id IN ({marks(ids)}) AND {fence}""",
             [
                 *each("status"), *each("spent"), *each("delay"), *ended, *each("error"),
-                *each("progress"), *ids, *params,
+                *each("progress"), *each("queue"), *ids, *params,
             ],
         )  # fmt: skip
 

@@ -10,9 +10,9 @@ from django.db import IntegrityError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import index_name
-from ...events import stored_instant
+from ...events import SINGLE_NODE_KEY, stored_instant
 from ..base.insert import Inserting
-from ..base.sequence_numbers import Places, due_of_followers, upsert_values
+from ..base.sequence_numbers import IF_IDLE, Places, due_of_followers, upsert_values
 from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
@@ -29,7 +29,7 @@ from ..values import (
     renewed_of,
     to_database,
 )
-from .claim import ALL, skip_locked
+from .claim import ALL, skip_locked, union
 
 DUPLICATE_ENTRY = 1062
 SELECTS = 50  # in a UNION: with more, each costs twice as much to plan
@@ -62,14 +62,16 @@ class MySQLStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         stream = self._stream(connection)
-        row = f"(%s, LAST_INSERT_ID({self.now_micros} + %s), {self.now})"
+        row = f"(%s, LAST_INSERT_ID({self.now_micros} + %s), {self.now}, %s)"
         # MySQL warns about VALUES() on each statement; MariaDB has no row alias.
         is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
-        alias, seq = ("", "VALUES(seq)") if is_mariadb else (" AS new", "new.seq")
+        alias, new = ("", "VALUES({})") if is_mariadb else (" AS new", "new.{}")
+        idle = IF_IDLE.format(row=f"{stream}.", new=new.format("queue"))
         sql = (
-            f"INSERT INTO {stream} (`key`, seq, due_at) VALUES {', '.join([row] * len(places))}"
-            f"{alias} ON DUPLICATE KEY UPDATE "
-            f"seq = LAST_INSERT_ID({stream}.seq + 1 + {seq} - {self.now_micros}), "
+            f"INSERT INTO {stream} (`key`, seq, due_at, queue) "
+            f"VALUES {', '.join([row] * len(places))}"
+            f"{alias} ON DUPLICATE KEY UPDATE queue = {idle}, "
+            f"seq = LAST_INSERT_ID({stream}.seq + 1 + {new.format('seq')} - {self.now_micros}), "
             f"due_at = {due.format(row=f'{stream}.', now=self.now)}"
         )
         return sql, upsert_values(places)
@@ -77,19 +79,19 @@ class MySQLStreams(StreamLeases, Inserting):
     # -- leases ------------------------------------------------------------------------------------
 
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
-        stream = self._stream(connection)
-        due, params = self._due_streams(connection, claim)
+        stream, table = self._stream(connection), self._streams_by_due(connection)
+        sql, params = union([
+            (f"""SELECT `key`, locked_by, queue, due_at, {self.now}
+            FROM {table} WHERE {where}{skip_locked(connection)}""", given)
+            for where, given in self._branches_of_streams(connection, claim)
+        ])  # fmt: skip
         with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT `key`, locked_by, due_at, {self.now}
-                FROM {self._streams_by_due(connection)} WHERE {due}
-                ORDER BY due_at LIMIT %s{skip_locked(connection)}""",
-                [*params, claim.limit],
-            )
+            cursor.execute(sql, params)
             rows: list[Row] = [*cursor.fetchall()]
         if not rows:
-            return Claimed([], more=False)
-        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][2])
+            return Claimed([])
+        rows.sort(key=lambda row: row[3])
+        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][3])
         assert newest is not None
         taken = self._run(
             connection,
@@ -110,8 +112,8 @@ class MySQLStreams(StreamLeases, Inserting):
                     [*keys, claim.me],
                 )
                 mine = {row[0] for row in cursor.fetchall()}
-        found = [row[:2] for row in rows if row[0] in mine]
-        return claimed(found, seen=rows, limit=claim.limit, due=2)
+        found = [row[:3] for row in rows if row[0] in mine]
+        return claimed(found, seen=rows, branches=claim.branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
@@ -228,14 +230,19 @@ class MySQLStreams(StreamLeases, Inserting):
             mine += f" AND seq = CASE `key` {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
             params += [value for each in read for value in (each.key, each.seq)]
         due = f"CASE s.`key` {f'WHEN %s THEN {self.now_plus} ' * len(keys)}END"
+        values: list[Any] = [value for each in streams for value in (each.key, each.delay)]
+        queue = ""
+        if moved := [each for each in streams if each.queue is not None]:
+            queue = f"s.queue = CASE s.`key` {'WHEN %s THEN %s ' * len(moved)}ELSE s.queue END, "
+            values += [value for each in moved for value in (each.key, each.queue)]
         taken = self._run(
             connection,
             f"""UPDATE (
                 SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
                 WHERE {mine} LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
-            SET s.due_at = {due}, s.locked_by = NULL, s.locked_at = {self.now}""",
-            [*params, ALL, *(value for each in streams for value in (each.key, each.delay))],
+            SET s.due_at = {due}, {queue}s.locked_by = NULL, s.locked_at = {self.now}""",
+            [*params, ALL, *values],
         )
         if taken in (0, len(keys)):
             return set(keys) if taken else set()
@@ -259,9 +266,24 @@ class MySQLStreams(StreamLeases, Inserting):
             [*keys, me, ALL, *seconds],
         )
 
+    def move_streams(
+        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
+    ) -> int:
+        stream = self._stream(connection)
+        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
+        return self._run(
+            connection,
+            f"""UPDATE (
+                SELECT `key` FROM {self._streams_by_due(connection)} WHERE {due} AND `key` <> %s
+                ORDER BY due_at LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            SET s.queue = %s""",
+            [*params, SINGLE_NODE_KEY, limit, queue],
+        )
+
     def _event_by_key(self, connection: BaseDatabaseWrapper) -> str:
         # For a key with half of all rows, the optimizer would scan and sort them despite LIMIT.
         return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_key')})"
 
     def _streams_by_due(self, connection: BaseDatabaseWrapper) -> str:
-        return f"{self._stream(connection)} FORCE INDEX ({index_name('outbox_stream_due')})"
+        return f"{self._stream(connection)} FORCE INDEX ({index_name('outbox_stream_queue')})"

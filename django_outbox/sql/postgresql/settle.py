@@ -51,17 +51,18 @@ class PostgresSettling(Settling):
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read, of="e")
         rows = ", ".join(
-            ["(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text)"] * len(decisions)
+            ["(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text, %s::text)"]
+            * len(decisions)
         )
         return self._run(
             connection,
-            f"""WITH v (event_id, status, spent, delay, error, progress) AS (VALUES {rows})
+            f"""WITH v (event_id, status, spent, delay, error, progress, queue) AS (VALUES {rows})
             UPDATE {self._event(connection)} e SET
                 status = v.status, attempts = e.attempts + v.spent, rescues = 0,
                 {kind.value} = {self.now} + v.delay * interval '1 second',
                 done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
                 last_error = COALESCE(v.error, e.last_error),
-                progress = COALESCE(v.progress, e.progress),
+                progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
             FROM v WHERE e.event_id = v.event_id AND {fence}""",
             [value for each in decisions for value in settle_values(*each)] + params,

@@ -8,13 +8,15 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import stored_instant
-from ..base.insert import SQL, Inserting, Written
+from ...conf import CENTURY
+from ...events import SINGLE_NODE_KEY, stored_instant
+from ..base.insert import Inserting, Written, queue_of_new
 from ..base.sequence_numbers import Places, due_of_followers
 from ..base.streams import StreamLeases
 from ..values import (
     INSTANTS,
     KEYED,
+    SQL,
     Claimed,
     LeaseKind,
     Release,
@@ -32,10 +34,11 @@ class PostgresStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, rows: Sequence[Written]
     ) -> tuple[SQL, list[SQL]]:
         """Number a single event in the statement that inserts it."""
-        key = rows[0][0].key
-        if key is None or len(rows) > 1:
+        event = rows[0][0]
+        if event.key is None or len(rows) > 1:
             return super()._places(connection, rows)
-        upsert, params = self._upsert(connection, [(key, 1)], due=due_of_followers())
+        place = (event.key, 1, queue_of_new(event))
+        upsert, params = self._upsert(connection, [place], due=due_of_followers())
         return (f"WITH s AS ({upsert} RETURNING seq) ", params), [("(SELECT seq FROM s)", [])]
 
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
@@ -46,21 +49,35 @@ class PostgresStreams(StreamLeases, Inserting):
 
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         stream = self._stream(connection)
-        due, params = self._due_streams(connection, claim)
+        until = self._until(connection, claim.at)
+        branches = claim.branches
         with connection.cursor() as cursor:
             cursor.execute(
+                # As in the claim of events.
                 f"""WITH due AS MATERIALIZED (
-                    SELECT key, due_at, locked_by AS previous_owner FROM {stream} WHERE {due}
-                    ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED)
+                    SELECT chosen.* FROM
+                        unnest(%s::text[], %s::int[], %s::float8[]) b (queue, n, age),
+                        LATERAL (
+                            SELECT key, due_at, locked_by AS previous_owner FROM {stream}
+                            WHERE (queue, due_at) >=
+                                (b.queue, {self.now} - b.age * interval '1 second')
+                            AND (queue, due_at) <= (b.queue, {until[0]})
+                            AND due_at IS NOT NULL AND key <> ALL(%s)
+                            ORDER BY queue, due_at LIMIT b.n FOR UPDATE SKIP LOCKED) chosen)
                 UPDATE {stream} s SET
                     due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}
                 FROM due WHERE s.key = due.key
-                RETURNING s.key, due.previous_owner, {utc("due.due_at")}, {utc("s.locked_at")}""",
-                [*params, claim.limit, claim.lease, claim.me],
-            )
-            rows = sorted(cursor.fetchall(), key=lambda row: row[2])
-        found = [row[:2] for row in rows]
-        return claimed(found, seen=rows, limit=claim.limit, due=2)
+                RETURNING s.key, due.previous_owner, s.queue,
+                    {utc("due.due_at")}, {utc("s.locked_at")}""",
+                [
+                    [each.queue for each in branches], [each.limit for each in branches],
+                    [CENTURY if each.since is None else each.since for each in branches],
+                    *until[1], [SINGLE_NODE_KEY, *claim.exclude], claim.lease, claim.me,
+                ],
+            )  # fmt: skip
+            rows = sorted(cursor.fetchall(), key=lambda row: row[3])
+        found = [row[:3] for row in rows]
+        return claimed(found, seen=rows, branches=branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         # In one snapshot, but never in the claim's, which is older than its locks.
@@ -97,7 +114,7 @@ class PostgresStreams(StreamLeases, Inserting):
         ) * read.dead_too
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT key, MIN(deliver_at) FROM {event} e WHERE key = ANY(%s)
+                f"""SELECT key, {utc("MIN(deliver_at)")} FROM {event} e WHERE key = ANY(%s)
                 AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY key""",
                 [[*read.keys]],
             )
@@ -154,18 +171,20 @@ class PostgresStreams(StreamLeases, Inserting):
             # would scan.
             cursor.execute(
                 f"""WITH given AS MATERIALIZED (
-                    SELECT mine.key, v.delay
-                    FROM unnest(%s::text[], %s::bigint[], %s::float8[]) v (key, seq, delay),
+                    SELECT mine.key, v.delay, v.queue
+                    FROM unnest(%s::text[], %s::bigint[], %s::float8[], %s::text[])
+                        v (key, seq, delay, queue),
                     LATERAL (
                         SELECT s.key FROM {stream} s WHERE s.key = v.key
                         AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s
                         FOR UPDATE SKIP LOCKED) mine)
                 UPDATE {stream} s SET due_at = {self.now} + given.delay * interval '1 second',
+                    queue = COALESCE(given.queue, s.queue),
                     locked_by = NULL, locked_at = {self.now}
                 FROM given WHERE s.key = given.key RETURNING s.key""",
                 [
                     [each.key for each in streams], [each.seq for each in streams],
-                    [each.delay for each in streams], me,
+                    [each.delay for each in streams], [each.queue for each in streams], me,
                 ],
             )  # fmt: skip
             return {row[0] for row in cursor.fetchall()}
@@ -183,4 +202,18 @@ class PostgresStreams(StreamLeases, Inserting):
             UPDATE {stream} s SET {due} locked_by = NULL, locked_at = {self.now}
             FROM unlocked WHERE s.key = unlocked.key""",
             [[*keys], me, *seconds],
+        )
+
+    def move_streams(
+        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
+    ) -> int:
+        stream = self._stream(connection)
+        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
+        return self._run(
+            connection,
+            f"""WITH unlocked AS MATERIALIZED (
+                SELECT key FROM {stream} WHERE {due} AND key <> %s
+                ORDER BY queue, due_at LIMIT %s FOR UPDATE SKIP LOCKED)
+            UPDATE {stream} s SET queue = %s FROM unlocked WHERE s.key = unlocked.key""",
+            [*params, SINGLE_NODE_KEY, limit, queue],
         )

@@ -5,12 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from itertools import chain
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import stored_instant
 from ..base.claim import EventLeases
-from ..values import Claim, Claimed, Row, claimed, marks, renewed_of, to_database
+from ..values import (
+    QUEUE,
+    SQL,
+    Claim,
+    Claimed,
+    Row,
+    Unclaimed,
+    claimed,
+    marks,
+    renewed_of,
+    to_database,
+)
 
 logger = logging.getLogger("django_outbox")
 
@@ -21,27 +33,27 @@ class SQLiteEventLeases(EventLeases):
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
         # A SELECT, then a conditional UPDATE by key, because RETURNING cannot return the due time
         # that it overwrote. If several workers select the same rows, the first UPDATE leases them.
-        seen = self._select_due(connection, claim)
+        seen, cut = self._select_due(connection, claim)
         rows = self._lease(connection, claim, seen)
         if seen and not rows:  # others leased them: more may be due behind
-            seen = self._select_due(connection, claim)
+            seen, cut = self._select_due(connection, claim)
             rows = self._lease(connection, claim, seen)
-        limit = len(seen) if claim.is_cut(seen) else claim.limit
-        return claimed(rows, seen=seen, limit=limit, due=-3)
+        return claimed(rows, seen=seen, branches=claim.branches, due=-3, queue=QUEUE, cut=cut)
 
-    def _select_due(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[Row]:
-        due, params = self._due(connection, claim)
+    def _select_due(
+        self, connection: BaseDatabaseWrapper, claim: Claim
+    ) -> tuple[list[Row], set[str]]:
+        """Return the due rows, and of which queues only some."""
+        sql, params = union([
+            (f"""SELECT {", ".join(claim.columns)}, available_at AS due_at, locked_by, {self.now}
+            FROM {self._event(connection)} WHERE {where}""", given)
+            for where, given in self._branches(connection, claim)
+        ])  # fmt: skip
         with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT {", ".join(claim.columns)}, available_at, locked_by, {self.now}
-                FROM {self._event(connection)} WHERE {due}
-                ORDER BY available_at, event_id LIMIT %s""",
-                [*params, claim.limit],
-            )
-            rows: list[Row] = []
-            while not claim.is_cut(rows) and (some := cursor.fetchmany(AT_ONCE)):
-                rows += some
-            return rows
+            cursor.execute(sql, params)
+            batches = iter(lambda: cursor.fetchmany(AT_ONCE), [])
+            kept, cut = claim.cut(chain.from_iterable(batches))
+        return sorted(kept, key=lambda row: (row[-3], row[0])), cut
 
     def _lease(self, connection: BaseDatabaseWrapper, claim: Claim, rows: list[Row]) -> list[Row]:
         """Lease the selected rows; return those that the worker owns now, as they are now."""
@@ -52,11 +64,12 @@ class SQLiteEventLeases(EventLeases):
         assert newest is not None
         taken = self._run(
             connection,
-            # A row that was settled since the SELECT has a later due time, or none.
+            # A row that was settled since the SELECT has a later due time, or none. The plus keeps
+            # it from reading the rows of all queues by an index of due times.
             f"""UPDATE {event} SET
                 rescues = rescues + CASE WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
                 locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
-            WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.state.value}""",
+            WHERE event_id IN ({marks(ids)}) AND +available_at <= %s AND {claim.state.value}""",
             [me, me, claim.lease, *ids, to_database(newest, connection), me],
         )
         if taken < len(rows):
@@ -102,16 +115,32 @@ class SQLiteEventLeases(EventLeases):
             [*seconds, *ids, *params],
         )
 
-    def unclaim(
-        self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[tuple[str, datetime]]
-    ) -> int:
+    def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
         fence, params = self._fence(connection, me, of="e")
-        times = [(event_id, to_database(at, connection)) for event_id, at in due]
+        given = [(each.event_id, to_database(each.due_at, connection), each.queue) for each in due]
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} AS e SET
-                available_at = v.column2, locked_by = NULL, locked_at = NULL
-            FROM (VALUES {", ".join(["(%s, %s)"] * len(due))}) AS v
+                available_at = v.column2, queue = v.column3, locked_by = NULL, locked_at = NULL
+            FROM (VALUES {", ".join(["(%s, %s, %s)"] * len(due))}) AS v
             WHERE e.event_id = v.column1 AND {fence}""",
-            [*(value for each in times for value in each), *params],
+            [*(value for each in given for value in each), *params],
         )
+
+    def move(
+        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], queue: str, newest: datetime
+    ) -> int:
+        return self._run(
+            connection,
+            f"""UPDATE {self._event(connection)} SET queue = %s
+            WHERE event_id IN ({marks(ids)}) AND available_at <= %s""",
+            [queue, *ids, to_database(newest, connection)],
+        )
+
+
+def union(selects: Sequence[SQL]) -> SQL:
+    """Return one statement with the rows of all these."""
+    if len(selects) == 1:
+        return selects[0]
+    sql = " UNION ALL ".join([f"SELECT * FROM ({sql})" for sql, _ in selects])
+    return sql, [value for _, params in selects for value in params]

@@ -43,7 +43,7 @@ class SQLiteSettling(Settling):
         as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read, of="e")
-        rows = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(decisions))
+        rows = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(decisions))
         due = self.now_plus.replace("%s", "v.delay")
         return self._run(
             connection,
@@ -53,11 +53,12 @@ class SQLiteSettling(Settling):
                 status = v.status, attempts = e.attempts + v.spent, rescues = 0,
                 {kind.value} = {due}, done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
                 last_error = COALESCE(v.error, e.last_error),
-                progress = COALESCE(v.progress, e.progress),
+                progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
             FROM (
                 SELECT column1 AS event_id, column2 AS status, column3 AS spent,
-                    column4 AS delay, column5 AS error, column6 AS progress
+                    column4 AS delay, column5 AS error, column6 AS progress,
+                    column7 AS queue
                 FROM (VALUES {rows})) AS v
             WHERE e.event_id = v.event_id AND {fence}""",
             [value for each in decisions for value in settle_values(*each)] + params,

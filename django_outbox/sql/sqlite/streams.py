@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import stored_instant
+from ...events import SINGLE_NODE_KEY, stored_instant
 from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
@@ -25,6 +25,7 @@ from ..values import (
     renewed_of,
     to_database,
 )
+from .claim import union
 
 SELECTS = 50  # in a UNION: with more, each costs twice as much to plan
 STREAMS = 100  # per release: a CASE with a branch per stream makes the cost quadratic
@@ -33,23 +34,23 @@ STREAMS = 100  # per release: a CASE with a branch per stream makes the cost qua
 class SQLiteStreams(StreamLeases):
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         stream = self._stream(connection)
-        due, params = self._due_streams(connection, claim)
+        sql, params = union([
+            (f"SELECT key, locked_by, queue, due_at, {self.now} FROM {stream} WHERE {where}", given)
+            for where, given in self._branches_of_streams(connection, claim)
+        ])  # fmt: skip
         with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT key, locked_by, due_at, {self.now} FROM {stream} WHERE {due}
-                ORDER BY due_at LIMIT %s""",
-                [*params, claim.limit],
-            )
+            cursor.execute(sql, params)
             rows: list[Row] = [*cursor.fetchall()]
         if not rows:
-            return Claimed([], more=False)
-        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][2])
+            return Claimed([])
+        rows.sort(key=lambda row: row[3])
+        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][3])
         assert newest is not None
         taken = self._run(
             connection,
-            # A stream that was claimed since the SELECT is due later.
+            # A stream that was claimed since the SELECT is due later. The plus as for events.
             f"""UPDATE {stream} SET due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}
-            WHERE key IN ({marks(keys)}) AND due_at <= %s""",
+            WHERE key IN ({marks(keys)}) AND +due_at <= %s""",
             [claim.lease, claim.me, *keys, to_database(newest, connection)],
         )
         mine = set(keys)
@@ -61,8 +62,8 @@ class SQLiteStreams(StreamLeases):
                     [*keys, claim.me],
                 )
                 mine = {row[0] for row in cursor.fetchall()}
-        found = [row[:2] for row in rows if row[0] in mine]
-        return claimed(found, seen=rows, limit=claim.limit, due=2)
+        found = [row[:3] for row in rows if row[0] in mine]
+        return claimed(found, seen=rows, branches=claim.branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
@@ -157,8 +158,11 @@ class SQLiteStreams(StreamLeases):
     ) -> set[str]:
         stream, keys = self._stream(connection), [each.key for each in streams]
         params: list[Any] = [value for each in streams for value in (each.key, each.delay)]
+        queue, same = "", ""
+        if moved := [each for each in streams if each.queue is not None]:
+            queue = f"queue = CASE key {'WHEN %s THEN %s ' * len(moved)}ELSE queue END, "
+            params += [value for each in moved for value in (each.key, each.queue)]
         params += [*keys, me]
-        same = ""
         if read := [each for each in streams if each.seq is not None]:
             same = f"AND seq = CASE key {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
             params += [value for each in read for value in (each.key, each.seq)]
@@ -166,7 +170,7 @@ class SQLiteStreams(StreamLeases):
             connection,
             f"""UPDATE {stream} SET
                 due_at = CASE key {f"WHEN %s THEN {self.now_plus} " * len(keys)}END,
-                locked_by = NULL, locked_at = {self.now}
+                {queue}locked_by = NULL, locked_at = {self.now}
             WHERE key IN ({marks(keys)}) AND locked_by = %s {same}""",
             params,
         )
@@ -187,4 +191,17 @@ class SQLiteStreams(StreamLeases):
                 locked_by = NULL, locked_at = {self.now}
             WHERE key IN ({marks(keys)}) AND locked_by = %s""",
             [*seconds, *keys, me],
+        )
+
+    def move_streams(
+        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
+    ) -> int:
+        stream = self._stream(connection)
+        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
+        return self._run(
+            connection,
+            f"""UPDATE {stream} SET queue = %s WHERE key IN (
+                SELECT key FROM {stream} WHERE {due} AND key <> %s
+                ORDER BY queue, due_at LIMIT %s)""",
+            [queue, *params, SINGLE_NODE_KEY, limit],
         )

@@ -1,6 +1,6 @@
 """What is done to the workers; each scenario is a function that plays with a rig."""
 
-from tests.faults.scenarios import business, crashes, endurance, hangs, outages, stops
+from tests.faults.scenarios import business, crashes, endurance, hangs, outages, queues, stops
 from tests.faults.scenarios.registry import SCENARIOS
 
-__all__ = ["SCENARIOS", "business", "crashes", "endurance", "hangs", "outages", "stops"]
+__all__ = ["SCENARIOS", "business", "crashes", "endurance", "hangs", "outages", "queues", "stops"]

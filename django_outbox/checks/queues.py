@@ -1,0 +1,67 @@
+"""System checks for queues: listeners and ``OUTBOX["QUEUES"]`` must name the same ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from .. import conf
+from ..conf import Settings
+from ..listeners import registry
+from ..listeners.registry import Listener
+from ..queue_settings import DEFAULT_QUEUE
+from .databases import Configs
+
+
+@register("django_outbox")
+def check_queues(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+    """Report E015 a queue that is not configured; W016 one without listeners; W017 one stream."""
+    if conf.problems() or conf.current().MODE == "writer_only":  # W006 reports all of it
+        return []
+    settings = conf.current()
+    return [*_unknown(settings), *_unused(settings), *_pointless(settings)]
+
+
+def _unknown(settings: Settings) -> Iterator[CheckMessage]:
+    known = [*settings.queues]
+    for each in registry.listeners():
+        if each.queue not in known:
+            yield Error(
+                f"{each.where} listens to {each.event_type!r} in the queue {each.queue!r}, which "
+                f'OUTBOX["QUEUES"] does not have; expected one of {", ".join(known)}.',
+                hint=_hint(each, known),
+                id="django_outbox.E015",
+            )
+
+
+def _hint(listener: Listener, known: list[str]) -> str:
+    add = f'add it: OUTBOX["QUEUES"] = {{{listener.queue!r}: {{}}}}, or correct queue='
+    near = difflib.get_close_matches(listener.queue, known, n=3)
+    if not near:
+        return f"{add[0].upper()}{add[1:]} of the listener."
+    return f"Did you mean {' or '.join(map(repr, near))}? Otherwise {add} of the listener."
+
+
+def _unused(settings: Settings) -> Iterator[CheckMessage]:
+    used = {DEFAULT_QUEUE, *(each.queue for each in registry.listeners())}
+    unused = [each for each in settings.queues if each not in used]
+    if unused:
+        yield Warning(
+            f'No listener has one of these queues of OUTBOX["QUEUES"]: {", ".join(unused)}. '
+            "Workers start threads for them all the same.",
+            hint="Give a listener queue=, or remove the queue.",
+            id="django_outbox.W016",
+        )
+
+
+def _pointless(settings: Settings) -> Iterator[CheckMessage]:
+    if settings.MODE == "ordered" and settings.ORDERING == "global" and len(settings.queues) > 1:
+        yield Warning(
+            'OUTBOX["ORDERING"] is "global": all events are one stream, so a slow queue holds up '
+            'every other in OUTBOX["QUEUES"].',
+            hint='Set OUTBOX["ORDERING"] = "aggregate", or remove OUTBOX["QUEUES"].',
+            id="django_outbox.W017",
+        )

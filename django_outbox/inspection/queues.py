@@ -1,0 +1,98 @@
+"""The queues of a database: what is due in each, which workers serve it, and whether it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from django.db import connections
+
+from ..conf import current
+from ..models import OutboxPause
+from ..queue_settings import DEFAULT_QUEUE
+from ..sql import dialect_of
+from ..sql.values import CLOSING_KINDS
+from .workers import WorkerInfo
+
+COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams
+MAX_QUEUES: Final = 32  # queues that are listed, the configured ones first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """The state of one queue."""
+
+    name: str
+    is_configured: bool  # False: OUTBOX["QUEUES"] does not have it, but rows wait in it
+    events: int  # due ones without a key; at most COUNT_LIMIT
+    streams: int  # due ones; at most COUNT_LIMIT
+    oldest_due_age: float | None  # seconds; None: nothing is due
+    workers: int  # live workers that serve it
+    is_unserved: bool  # no live worker serves it
+    is_paused: bool
+    breaker: OutboxPause | None  # its circuit breaker, if that is open
+
+    @property
+    def due(self) -> int:
+        return self.events + self.streams
+
+    @property
+    def is_capped(self) -> bool:
+        """Return whether more may be due than was counted."""
+        return COUNT_LIMIT in (self.events, self.streams)
+
+
+def queue_names(alias: str) -> list[str]:
+    """Return the configured queues, then others that rows wait in, at a bounded cost."""
+    connection, known = connections[alias], [*current().queues]
+    others = dialect_of(connection).other_queues(connection, known=known)
+    return [*known, *others][:MAX_QUEUES]
+
+
+def queue_states(alias: str, workers: Sequence[WorkerInfo]) -> list[QueueState]:
+    """Return the state of each queue, the configured ones first.
+
+    ``workers`` are those of the database. In ``MODE`` "writer_only" nothing is due and no queue
+    is unserved, because no event waits for a worker.
+    """
+    settings, connection = current(), connections[alias]
+    delivers = settings.MODE != "writer_only"
+    names = queue_names(alias) if delivers else [*settings.queues]
+    backlogs = (
+        dialect_of(connection).queue_backlogs(connection, queues=names, most=COUNT_LIMIT)
+        if delivers
+        else {}
+    )
+    pauses = {
+        (each.kind, each.name): each
+        for each in OutboxPause.objects.using(alias).filter(kind__in=CLOSING_KINDS)
+    }
+    states = []
+    for name in names:
+        backlog = backlogs.get(name)
+        serving = sum(each.serves(name) and not each.is_silent for each in workers)
+        states.append(
+            QueueState(
+                name=name,
+                is_configured=name in settings.queues,
+                events=backlog.events if backlog else 0,
+                streams=backlog.streams if backlog else 0,
+                oldest_due_age=backlog.oldest_age if backlog else None,
+                workers=serving,
+                is_unserved=delivers and not serving,
+                is_paused=("queue", name) in pauses,
+                breaker=pauses.get(("breaker", name)),
+            )
+        )
+    return states
+
+
+def unserved_queues(states: Sequence[QueueState]) -> list[QueueState]:
+    """Return the queues with due events that no live worker delivers.
+
+    Workers of ``default`` deliver the events of queues that are not configured.
+    """
+    late = [each for each in states if each.is_unserved and each.due]
+    has_default = any(each.name == DEFAULT_QUEUE and not each.is_unserved for each in states)
+    return [each for each in late if each.is_configured or not has_default]

@@ -1,0 +1,112 @@
+"""The queue that an event waits in: that of the listener to be called next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from ..conf import current
+from ..events import stored_instant
+from ..queue_settings import DEFAULT_QUEUE
+from . import registry
+from .progress import NEW_ENTRY, Entry, entries
+from .registry import Listener
+
+NO_QUEUES: frozenset[str] = frozenset()
+
+
+def queue_of(listener: Listener) -> str:
+    """Return a listener's queue; ``default`` if its own is not in ``OUTBOX["QUEUES"]``."""
+    return listener.queue if listener.queue in _ranks() else DEFAULT_QUEUE
+
+
+def route_in(
+    aggregate_type: str, event_type: str, queue: str | None = None
+) -> tuple[Listener, ...]:
+    """Return an event's listeners that belong to ``queue``; None: all of them."""
+    found = registry.route(aggregate_type, event_type)
+    return found if queue is None else tuple(each for each in found if queue_of(each) == queue)
+
+
+@lru_cache(maxsize=4096)
+def route_is_async(aggregate_type: str, event_type: str, queue: str) -> bool:
+    """Return whether every listener of this event in ``queue`` can be awaited on the event loop."""
+    found = route_in(aggregate_type, event_type, queue)
+    return bool(found) and all(each.is_async and not each.atomic for each in found)
+
+
+@lru_cache(maxsize=4096)
+def queues_of(aggregate_type: str, event_type: str) -> tuple[str, ...]:
+    """Return the queues of an event's listeners, the one to begin with first.
+
+    ``default`` comes first, then the others in the order of ``OUTBOX["QUEUES"]``.
+    """
+    found = {queue_of(each) for each in registry.route(aggregate_type, event_type)}
+    return tuple(sorted(found, key=_ranks().__getitem__)) or (DEFAULT_QUEUE,)
+
+
+def first_queue(aggregate_type: str, event_type: str) -> str:
+    """Return the queue that a new event waits in."""
+    return queues_of(aggregate_type, event_type)[0]
+
+
+def next_queue(
+    aggregate_type: str, event_type: str, progress: str | None, now: Any,
+    closed: Collection[str] = NO_QUEUES,
+) -> str:  # fmt: skip
+    """Return the queue that a due event belongs to, with its ``progress`` as stored.
+
+    ``now`` is the database's clock, as its driver returns it. ``closed`` queues are paused, so they
+    come last.
+    """
+    queues = queues_of(aggregate_type, event_type)
+    if len(queues) == 1:
+        return queues[0]
+    listeners = registry.route(aggregate_type, event_type)
+    found = next_due(listeners, entries(progress) or {}, stored_instant(now), closed)
+    return queue_of(found[0]) if found else queues[0]
+
+
+def next_due(
+    listeners: Sequence[Listener], reached: Mapping[str, Entry], now: datetime | None,
+    closed: Collection[str] = NO_QUEUES,
+) -> tuple[Listener, datetime | None] | None:  # fmt: skip
+    """Return the listener to be called next, and when; None as the time: it is due by ``now``.
+
+    Of those that are due, it is one of the first queue. Return None if there is none left.
+    """
+    left = [(each, entry) for each in listeners
+            if (entry := reached.get(each.title, NEW_ENTRY)).state == "due"]  # fmt: skip
+    left = [each for each in left if queue_of(each[0]) not in closed] or left
+    ranks = _ranks()
+    due = [each for each, entry in left if entry.at is None or now is None or entry.at <= now]
+    if due:
+        return min(due, key=lambda each: ranks[queue_of(each)]), None
+    times = [(entry.at, ranks[queue_of(each)], each) for each, entry in left if entry.at]
+    if not times:
+        return None
+    at, _, following = min(times, key=lambda each: each[:2])
+    return following, at
+
+
+@lru_cache(maxsize=1)
+def _ranks() -> Mapping[str, int]:
+    return {name: rank for rank, name in enumerate(current().queues)}
+
+
+def _forget() -> None:
+    for each in (route_is_async, queues_of, _ranks):
+        each.cache_clear()
+
+
+def _reset(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX":
+        _forget()
+
+
+registry.on_change.append(_forget)
+setting_changed.connect(_reset, dispatch_uid="django_outbox.listeners.queues")

@@ -1,0 +1,168 @@
+"""The circuit breaker of a queue: after failures in a row, nothing is claimed for a while.
+
+It is a row in the table of pauses, so that it holds for all workers and people see it. When its
+pause is over, one worker probes: it delivers one event. A success closes the breaker; a failure
+doubles the pause.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from math import inf
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..clocks import monotonic
+from ..delivery.lease import Lease
+from ..listeners.outcomes import LOST, Decision
+from ..listeners.registry import Listener
+from ..queue_settings import BreakerSettings
+from ..signals import announce, breaker_closed, breaker_opened
+from ..sql import dialect_of
+from .queues import Held
+from .wakeup import Wakeup
+
+logger = logging.getLogger("django_outbox")
+
+LONGEST_PAUSE = 600.0  # seconds; probes that fail double the pause up to this
+START_TIME = 5.0  # seconds in which a thread starts the event of a probe
+REPEAT_PROBE = 1.0  # seconds until the next probe, after one that called no listener
+
+
+class Breaker:
+    """Counts the failures of one queue in this process; opens, probes and closes its breaker.
+
+    Threads that deliver call ``record``; all else belongs to the claimer's thread.
+    """
+
+    def __init__(
+        self, queue: str, settings: BreakerSettings, *, alias: str, held: Held, wakeup: Wakeup
+    ) -> None:
+        self._queue, self._settings, self._alias = queue, settings, alias
+        self._held, self._wakeup = held, wakeup
+        self._lock = threading.Lock()  # guards the next three
+        self._failures: deque[tuple[float, str]] = deque()  # when (monotonic), and what
+        self._trip_reason = ""  # it has tripped, and its row is to be written
+        self._probe_succeeded: bool | None = None  # the outcome of the probe, once it is known
+        self._is_probing = False
+        self._probe: Lease | None = None  # the event that the probe delivers
+        self._began_at = 0.0  # monotonic; when the probe was won
+        self._pause = settings.pause  # seconds; of the row
+
+    @property
+    def is_tripped(self) -> bool:
+        """Return whether it has tripped in this process, even if its row is not written yet."""
+        return bool(self._trip_reason)
+
+    @property
+    def is_probing(self) -> bool:
+        """Return whether this worker has won the probe, and it has not ended."""
+        return self._is_probing
+
+    def is_probe(self, lease: Lease) -> bool:
+        """Return whether this lease may start although the breaker is open: the first that asks."""
+        if not self._is_probing:
+            return False
+        with self._lock:
+            if self._probe is None and self._probe_succeeded is None:
+                self._probe = lease
+            return self._probe is lease
+
+    def record(self, listener: Listener, decision: Decision) -> None:
+        """Count what a call decided. A failure is what costs an attempt."""
+        if decision is LOST:
+            return
+        with self._lock:
+            if self._is_probing:
+                if self._probe_succeeded is None:
+                    self._probe_succeeded = not decision.spent
+                    self._wakeup.poll()
+            elif not decision.spent:
+                self._failures.clear()
+            else:
+                self._count_failure(listener, decision)
+
+    def _count_failure(self, listener: Listener, decision: Decision) -> None:
+        now, settings = monotonic(), self._settings
+        self._failures.append((now, f"{listener.title}: {decision.kind}"))
+        while self._failures[0][0] < now - settings.within:
+            self._failures.popleft()
+        if len(self._failures) >= settings.failures and not self._trip_reason:
+            seconds = now - self._failures[0][0]
+            self._trip_reason = (
+                f"{len(self._failures)} consecutive failures in {seconds:.1f} s; "
+                f"the last: {self._failures[-1][1]}"
+            )
+            self._wakeup.poll()
+
+    # -- for the claimer -------------------------------------------------------------------------
+
+    def write(self, connection: BaseDatabaseWrapper) -> bool:
+        """Write what has changed: the breaker has tripped, or a probe has ended.
+
+        Return whether the table of pauses has changed.
+        """
+        if self._is_probing:
+            return self._end_probe(connection)
+        if not self._trip_reason:
+            return False
+        if dialect_of(connection).open_breaker(
+            connection, queue=self._queue, pause=self._settings.pause, reason=self._trip_reason
+        ):
+            self._report_opened(self._settings.pause, self._trip_reason)
+        return True
+
+    def settle_trip(self) -> None:
+        """Note that its row is in the table, which keeps the queue closed from now on."""
+        with self._lock:
+            self._trip_reason = ""
+            self._failures.clear()
+
+    def begin_probe(self, connection: BaseDatabaseWrapper, pause: float) -> bool:
+        """Try to win the probe of the open breaker, whose last pause was ``pause`` seconds."""
+        if not dialect_of(connection).probe_breaker(
+            connection, queue=self._queue, lease=self._held.lease
+        ):
+            return False
+        with self._lock:
+            self._is_probing, self._probe, self._probe_succeeded = True, None, None
+        self._pause, self._began_at = pause, monotonic()
+        return True
+
+    def cancel_probe(self) -> None:
+        """Note that there was nothing to be claimed for the probe."""
+        self._began_at = -inf
+
+    def _end_probe(self, connection: BaseDatabaseWrapper) -> bool:
+        succeeded, probe, dialect = self._probe_succeeded, self._probe, dialect_of(connection)
+        if succeeded is None and probe is not None and self._held.has(probe):
+            return False  # it still runs
+        if succeeded is None and probe is None and monotonic() < self._began_at + START_TIME:
+            return False  # it has not been started yet
+        if succeeded:
+            close_breaker(connection, self._queue)
+        elif succeeded is None:
+            dialect.extend_breaker(
+                connection, queue=self._queue, pause=REPEAT_PROBE, kept=self._pause
+            )
+        else:
+            pause = min(2 * self._pause, max(LONGEST_PAUSE, self._settings.pause))
+            dialect.extend_breaker(connection, queue=self._queue, pause=pause, kept=pause)
+            self._report_opened(pause, "the probe failed")
+        with self._lock:
+            self._is_probing, self._probe, self._probe_succeeded = False, None, None
+            self._failures.clear()
+        return True
+
+    def _report_opened(self, pause: float, reason: str) -> None:
+        logger.warning("breaker opened queue=%s pause=%.0fs reason=%s", self._queue, pause, reason)
+        announce(breaker_opened, sender=self._alias, queue=self._queue, pause=pause, reason=reason)
+
+
+def close_breaker(connection: BaseDatabaseWrapper, queue: str) -> None:
+    """Close a queue's open breaker, for all workers."""
+    if dialect_of(connection).close_breaker(connection, queue=queue):
+        logger.warning("breaker closed queue=%s", queue)
+        announce(breaker_closed, sender=connection.alias, queue=queue)

@@ -1,0 +1,89 @@
+"""Queues that are paused: what a worker releases, probes and moves while they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..sql import dialect_of
+from ..sql.values import Branch, Claim
+from .breaker import close_breaker
+from .event_claims import EventClaims
+from .intake import Intake
+from .pauses import READ_INTERVAL, KnownPauses
+from .strays import Strays
+from .stream_claims import StreamClaims
+
+RETRY_PROBE = 1.0  # seconds until the next look at a queue that had nothing to probe with
+
+
+class ClosedQueues:
+    """Follows pauses and circuit breakers of queues. The claimer's thread only."""
+
+    def __init__(
+        self, *, me: str, lease: float, intakes: Mapping[str, Intake], events: EventClaims,
+        streams: StreamClaims, configured: set[str], known_pauses: KnownPauses,
+        connect: Callable[[], BaseDatabaseWrapper],
+    ) -> None:  # fmt: skip
+        self._me, self._lease, self._intakes = me, lease, intakes
+        self._events, self._streams = events, streams
+        self._strays = Strays(queues={*intakes}, configured=configured, known_pauses=known_pauses)
+        self._known_pauses, self._connect = known_pauses, connect
+        self._probe_at: dict[str, float] = {}  # monotonic; not to be probed before
+
+    def follow(self, now: float) -> bool:
+        """Write what breakers have counted, probe one that is due, release and move events.
+
+        Return whether events were moved to queues of this worker.
+        """
+        connection = self._connect()
+        for intake in self._intakes.values():
+            breaker = intake.pool.breaker
+            if breaker is not None and breaker.write(connection):
+                self._known_pauses.read(connection)
+                if breaker.is_tripped and intake.name in self._known_pauses.closed:
+                    breaker.settle_trip()
+        for queue, (at, pause) in self._known_pauses.breakers.items():
+            if max(at, self._probe_at.get(queue, at)) <= now and queue in self._intakes:
+                self._probe(connection, self._intakes[queue], now, pause)
+        for intake in self._intakes.values():
+            intake.follow_pauses(connection, now)
+        return self._strays.step(connection, now)
+
+    def next_step(self, now: float) -> float:
+        """Return when (monotonic) there is something to do; inf: as far as is known, never."""
+        times = [self._strays.next_step()]
+        for queue, (at, _) in self._known_pauses.breakers.items():
+            if queue in self._intakes:
+                times.append(max(at, self._probe_at.get(queue, at)))
+        if self._known_pauses.closed:  # a pause may end
+            times.append(now + READ_INTERVAL)
+        return min(times, default=inf)
+
+    def _probe(
+        self, connection: BaseDatabaseWrapper, intake: Intake, now: float, pause: float
+    ) -> None:
+        """Deliver one event of a queue whose breaker is open, if no other worker does.
+
+        If the queue has no ``BREAKER`` any more, close it without a probe.
+        """
+        self._probe_at[intake.name] = now + RETRY_PROBE
+        breaker, name = intake.pool.breaker, intake.name
+        if breaker is None:  # the queue has lost its BREAKER since this one opened
+            close_breaker(connection, name)
+            self._known_pauses.read(connection)
+            return
+        if breaker.is_probing or not intake.pool.ready.idle:
+            return
+        if ("queue", name) in self._known_pauses.pauses:
+            return
+        dialect = dialect_of(connection)
+        if not dialect.has_due(connection, queue=name):
+            return
+        if breaker.begin_probe(connection, pause):
+            claim = Claim(me=self._me, lease=self._lease, branches=[Branch(name, 1)])
+            if not self._events.claim(claim).rows and not self._streams.claim({name: 1})[0]:
+                breaker.cancel_probe()
+        self._known_pauses.read(connection)

@@ -1,0 +1,184 @@
+"""``Pool``: a queue's threads and what waits for them; ``Pools``: those of one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ..clocks import monotonic
+from ..delivery.deliver import is_async
+from ..delivery.lease import Lease
+from ..delivery.scope import Scope
+from ..events import Event
+from ..listeners.outcomes import Decision
+from ..listeners.queues import first_queue
+from ..queue_settings import DEFAULT_QUEUE, QueueSettings
+from .breaker import Breaker
+from .pauses import KnownPauses
+from .queues import AsyncLoad, Decisions, Held, Offers, Ready
+from .rate import RateLimit
+from .wakeup import Wakeup
+
+RECENT = 0.05  # seconds; a queue whose last start is longer ago waits for slow listeners
+
+
+class Pool:
+    """One queue in this worker: its settings, and what waits for its threads."""
+
+    # Set while the parts of a worker are connected:
+    async_load: Callable[[], AsyncLoad]  # how busy its event loop is
+    to_loop: Callable[[Lease], None]  # has its event loop deliver a lease
+
+    def __init__(
+        self, settings: QueueSettings, *, offers: Offers, breaker: Breaker | None,
+        known_pauses: KnownPauses, wakeup: Wakeup, alone: bool,
+    ) -> None:  # fmt: skip
+        """``alone``: it is the only queue that is configured."""
+        self.name, self.settings = settings.name, settings
+        self.offers, self.breaker = offers, breaker
+        self.rate = RateLimit(settings.RATE) if settings.RATE else None
+        self._known_pauses, self._wakeup = known_pauses, wakeup
+        self.needs_room = False  # the claimer waits for room in it; set by its thread
+        self.ready = Ready(on_idle=self.made_room)
+        mine = None if alone else frozenset([self.name])
+        self._scope = Scope(mine, report=breaker.record if breaker else None)
+
+    def made_room(self) -> None:
+        """Report that an event has left it; a claimer that waits for room goes on."""
+        if self.needs_room:
+            self._wakeup.wake()
+
+    def thread_name(self, alias: str, role: str) -> str:
+        """Return the name of one of its threads, for an alias."""
+        name = alias if self.name == DEFAULT_QUEUE else f"{alias}-{self.name}"
+        return f"outbox-{name}-{role}"
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the queue is paused, by a person or by its circuit breaker."""
+        if self.breaker is not None and self.breaker.is_tripped:
+            return True
+        return self.name in self._known_pauses.closed
+
+    def may_start(self, lease: Lease) -> bool:
+        """Return whether an event may start: the queue is open, or the event is its probe."""
+        if self.breaker is None:
+            return self.name not in self._known_pauses.closed
+        return self.breaker.is_probe(lease) or not self.is_closed
+
+    def scope(self, lease: Lease) -> Scope:
+        """Return which listeners the threads of this queue may call."""
+        pauses = self._known_pauses.pauses
+        if self.breaker is not None and self.breaker.is_probe(lease):
+            pauses = pauses - {("breaker", self.name)}
+        if self._scope.pauses is not pauses:
+            self._scope = Scope(self._scope.queues, pauses, self._scope.report)
+        return self._scope
+
+    def has_idle_place(self, lease: Lease) -> bool:
+        """Return whether an event that is handed over now would start at once."""
+        if self.is_closed or (self.rate is not None and self.rate.available() < 1):
+            return False
+        if is_async(lease):
+            load = self.async_load()
+            return not load.is_full and not load.waiting
+        return self.ready.idle > len(self.ready)
+
+    def put(self, lease: Lease) -> None:
+        """Have its threads or its event loop deliver a lease."""
+        self.ready.put(lease)
+
+
+class Pools:
+    """The pools of a worker, by queue."""
+
+    def __init__(
+        self, pools: Mapping[str, Pool], *, held: Held, decisions: Decisions, wakeup: Wakeup
+    ) -> None:
+        self._pools, self._held, self._decisions = pools, held, decisions
+        self._wakeup = wakeup
+        self.stopping = False  # nothing is handed over any more
+
+    def __iter__(self) -> Iterator[Pool]:
+        return iter(self._pools.values())
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    # -- the hot queue, for the writers in this process ------------------------------------------
+
+    def serves(self, queue: str) -> bool:
+        """Return whether this worker delivers events of the queue."""
+        return queue in self._pools
+
+    def offer(self, event: Event) -> bool:
+        """Accept an event that was committed, or return False; never block, never raise."""
+        pool = self._pools.get(first_queue(event.aggregate_type, event.event_type))
+        return pool is not None and pool.offers.offer(event)
+
+    def poll(self) -> None:
+        """Have the claimer poll the table, where an event is due now or later."""
+        self._wakeup.poll()
+
+    def close(self) -> None:
+        """Accept no more offers, and hand no event over any more."""
+        self.stopping = True
+        for pool in self:
+            pool.offers.close()
+
+    # -- the pools -------------------------------------------------------------------------------
+
+    def get(self, queue: str) -> Pool | None:
+        """Return the pool of a queue; None if this worker does not serve it."""
+        return self._pools.get(queue)
+
+    def made_room(self) -> None:
+        """Report that events were settled; a claimer that waits for room goes on."""
+        for pool in self:
+            pool.made_room()
+
+    def start_soon(self) -> bool:
+        """Return whether events wait for threads that are not busy for long."""
+        recently = monotonic() - RECENT
+        return any(
+            len(pool.ready) and self._held.load(pool.name).last_start > recently for pool in self
+        )
+
+    def accepts(self, queue: str) -> bool:
+        """Return whether this worker serves the queue, and may start events of it."""
+        pool = self._pools.get(queue)
+        if pool is None:
+            return False
+        return not pool.is_closed or (pool.breaker is not None and pool.breaker.is_probing)
+
+    def put(self, lease: Lease) -> None:
+        """Queue a lease for the threads of its queue."""
+        self._pools[lease.queue].put(lease)
+
+    def pass_on(self, lease: Lease, decision: Decision) -> bool:
+        """Have a decision settled, or another queue's threads go on with the event at once.
+
+        Return whether the event was handed over.
+
+        An event is handed over only if it starts right away, because what its listeners have done
+        is not written before. So a crash repeats no more of them than there are threads.
+        """
+        if decision.outcome == "moved" and not self.stopping and decision.queue is not None:
+            pool = self._pools.get(decision.queue)
+            if pool is not None and decision.queue != lease.queue and self._held.is_current(lease):
+                former = lease.queue
+                self._held.move(lease, decision.queue)
+                if pool.has_idle_place(lease):
+                    if pool.rate is not None:
+                        pool.rate.spend(1)
+                    lease.progress, lease.handed_over = decision.progress, decision
+                    pool.to_loop(lease) if is_async(lease) else pool.put(lease)
+                    return True
+                self._held.move(lease, former)
+        self._decisions.put((lease, decision))
+        return False
+
+    def take_back(self, lease: Lease) -> None:
+        """Settle what the former queue's threads decided on a lease that does not start here."""
+        if lease.handed_over is not None:
+            decision, lease.handed_over = lease.handed_over, None
+            self._decisions.put((lease, decision))

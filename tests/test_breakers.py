@@ -1,0 +1,251 @@
+"""Circuit breakers of queues."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.signals import breaker_closed, breaker_opened
+from tests.table import insert, keyed, listening, now, statuses, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SENT = "hook.sent"
+BREAKER = {"failures": 3, "within": 60, "pause": 60}
+OUTBOX = {
+    "QUEUES": {"hooks": {"WORKERS": 1, "BREAKER": BREAKER}},
+    "PROBE_INTERVAL": 0.05,
+    "RETRY": {"policy": "fixed", "delay": 0.05, "max_attempts": 50},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def with_breaker(settings: Any) -> None:
+    settings.OUTBOX = OUTBOX
+
+
+class Partner:
+    """A listener that fails while the partner is away."""
+
+    def __init__(self) -> None:
+        self.is_away, self.calls = True, list[str]()
+
+    def __call__(self, event: outbox.Event) -> None:
+        self.calls.append(event.event_id)
+        if self.is_away:
+            raise ConnectionError("the partner is away")
+
+
+def breaker() -> OutboxPause | None:
+    return OutboxPause.objects.filter(kind="breaker").first()
+
+
+def seconds_left() -> float:
+    """Return the seconds until the pause of the open breaker is over."""
+    found = breaker()
+    assert found is not None
+    assert found.until is not None
+    return (found.until - now()).total_seconds()
+
+
+def end_pause() -> None:
+    OutboxPause.objects.filter(kind="breaker").update(until=now() - timedelta(seconds=1))
+
+
+def test_it_opens_after_failures_in_a_row_and_nothing_more_is_called() -> None:
+    partner, told = Partner(), list[dict[str, Any]]()
+
+    def note(**facts: Any) -> None:
+        told.append(facts)
+
+    breaker_opened.connect(note)
+    try:
+        with listening(partner, SENT, queue="hooks"), outbox.Worker():
+            insert(100, event_type=SENT, queue="hooks")
+            found = wait_until(breaker)
+            wait_until(lambda: not OutboxEvent.objects.leased().exists())
+            time.sleep(0.3)
+    finally:
+        breaker_opened.disconnect(note)
+    assert len(partner.calls) == 3
+    assert (found.name, found.pause_seconds) == ("hooks", 60)
+    assert found.until is not None
+    assert 50 < (found.until - found.paused_at).total_seconds() < 61
+    assert "3 consecutive failures" in found.reason
+    assert "ConnectionError" in found.reason
+    assert [(each["queue"], each["pause"]) for each in told] == [("hooks", 60)]
+    assert OutboxEvent.objects.filter(attempts=0).count() == 97
+
+
+def test_a_success_in_between_starts_the_count_anew() -> None:
+    calls = []
+
+    def hook(event: outbox.Event) -> None:
+        calls.append(event.event_id)
+        if len(calls) % 3:
+            raise ConnectionError
+
+    with listening(hook, SENT, queue="hooks"), outbox.Worker():
+        write(10, SENT)
+        wait_until(lambda: statuses() == {"DONE": 10})
+    assert breaker() is None
+
+
+def test_failures_longer_ago_do_not_count(settings: Any) -> None:
+    hooks = {"WORKERS": 1, "BREAKER": {**BREAKER, "within": 0.1}}
+    settings.OUTBOX = {**OUTBOX, "QUEUES": {"hooks": hooks}}
+    partner = Partner()
+    retry = outbox.Fixed(0.3, max_attempts=50)
+    with listening(partner, SENT, queue="hooks", retry=retry), outbox.Worker():
+        write(1, SENT)
+        wait_until(lambda: len(partner.calls) == 4)
+    assert breaker() is None
+
+
+def test_other_queues_go_on_meanwhile() -> None:
+    partner, seen = Partner(), list[str]()
+    with (
+        listening(partner, SENT, queue="hooks"),
+        listening(lambda event: seen.append(event.event_id)), outbox.Worker(),
+    ):  # fmt: skip
+        write(20, SENT)
+        wait_until(breaker)
+        write(20)
+        wait_until(lambda: len(seen) == 20)
+
+
+def test_a_probe_that_succeeds_closes_it() -> None:
+    partner, told = Partner(), list[Any]()
+
+    def note(**facts: Any) -> None:
+        told.append(facts["queue"])
+
+    breaker_closed.connect(note)
+    try:
+        with listening(partner, SENT, queue="hooks"), outbox.Worker():
+            write(20, SENT)
+            wait_until(breaker)
+            partner.is_away = False
+            time.sleep(0.2)  # long enough for several polls, in which nothing must be called
+            assert len(partner.calls) == 3
+            end_pause()
+            wait_until(lambda: statuses() == {"DONE": 20})
+            wait_until(lambda: breaker() is None)
+    finally:
+        breaker_closed.disconnect(note)
+    assert told == ["hooks"]
+
+
+def test_a_probe_that_fails_costs_one_attempt_and_doubles_the_pause() -> None:
+    partner = Partner()
+    with listening(partner, SENT, queue="hooks"), outbox.Worker():
+        insert(20, event_type=SENT, queue="hooks")
+        wait_until(breaker)
+        for number, length in enumerate((120, 240, 480, 600, 600), 4):
+            end_pause()
+            wait_until(lambda: len(partner.calls) == number)  # noqa: B023
+            wait_until(lambda: length - 60 < seconds_left() <= length)  # noqa: B023
+            assert (breaker() or OutboxPause()).pause_seconds == length
+    assert len(partner.calls) == 8
+    assert sum(OutboxEvent.objects.values_list("attempts", flat=True)) == 8
+    probes = partner.calls[3:]
+    assert len({*probes}) == 5  # each probe takes another event
+
+
+def test_one_of_many_workers_probes() -> None:
+    """Each has its own breaker in memory; the row decides."""
+    from django_outbox.sql import dialect_of
+    from tests.table import in_thread
+
+    dialect = dialect_of(connection)
+    assert dialect.open_breaker(connection, queue="hooks", pause=60, reason="x")
+    assert not dialect.open_breaker(connection, queue="hooks", pause=60, reason="y")
+    end_pause()
+    start = threading.Barrier(10)
+
+    def probe() -> bool:
+        start.wait(20)
+        return dialect.probe_breaker(connection, queue="hooks", lease=30)
+
+    won = [each.result(60) for each in [in_thread(probe) for _ in range(10)]]
+    assert Counter(won) == {True: 1, False: 9}
+
+
+def test_without_an_event_to_probe_with_it_stays_open_and_the_next_event_probes() -> None:
+    partner = Partner()
+    with listening(partner, SENT, queue="hooks"), outbox.Worker():
+        write(3, SENT)
+        wait_until(breaker)
+        OutboxEvent.objects.all().delete()
+        end_pause()
+        time.sleep(0.5)
+        assert breaker() is not None
+        partner.is_away = False
+        write(1, SENT)
+        wait_until(lambda: statuses() == {"DONE": 1})
+        wait_until(lambda: breaker() is None)
+
+
+def test_a_stream_can_be_the_probe() -> None:
+    partner = Partner()
+    with listening(partner, SENT, queue="hooks"), outbox.Worker():
+        write(3, SENT)
+        wait_until(breaker)
+        OutboxEvent.objects.all().delete()
+        partner.is_away = False
+        keyed("a", 5, event_type=SENT)
+        end_pause()
+        wait_until(lambda: statuses() == {"DONE": 5})
+        wait_until(lambda: breaker() is None)
+
+
+def test_a_person_may_end_it() -> None:
+    partner = Partner()
+    with listening(partner, SENT, queue="hooks"), outbox.Worker():
+        write(20, SENT)
+        wait_until(breaker)
+        partner.is_away = False
+        OutboxPause.objects.filter(kind="breaker").delete()
+        wait_until(lambda: statuses() == {"DONE": 20})
+
+
+def test_an_open_breaker_ends_with_its_pause_when_its_queue_has_none_any_more(
+    settings: Any,
+) -> None:
+    partner = Partner()
+    with listening(partner, SENT, queue="hooks"):
+        with outbox.Worker():
+            write(20, SENT)
+            wait_until(breaker)
+        partner.is_away = False
+        settings.OUTBOX = {**OUTBOX, "QUEUES": {"hooks": {"WORKERS": 1}}}
+        with outbox.Worker():
+            time.sleep(0.2)  # long enough for several polls, in which nothing must be called
+            assert len(partner.calls) == 3
+            end_pause()
+            wait_until(lambda: statuses() == {"DONE": 20})
+            wait_until(lambda: breaker() is None)
+
+
+def test_a_shared_event_waits_with_its_progress_while_the_breaker_is_open() -> None:
+    partner, seen = Partner(), list[str]()
+    with (
+        listening(lambda event: seen.append(event.event_id), SENT, name="local"),
+        listening(partner, SENT, name="hook", queue="hooks"), outbox.Worker(),
+    ):  # fmt: skip
+        ids = write(30, SENT)
+        wait_until(breaker)
+        wait_until(lambda: Counter(seen) == Counter(ids))
+        partner.is_away = False
+        end_pause()
+        wait_until(lambda: statuses() == {"DONE": 30})
+    assert Counter(seen) == Counter(ids)

@@ -1,0 +1,239 @@
+"""Queues in the admin: columns and filters of the lists, and the table on the dashboard."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from django_outbox.admin import state_filter
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from tests import test_admin, test_admin_pauses, test_admin_streams, test_dashboard
+from tests.table import insert, keyed, listening, now
+from tests.test_queue_status import breaker, serving
+
+pytestmark = pytest.mark.django_db
+
+EVENTS, STREAMS = (f"admin:django_outbox_outbox{each}_changelist" for each in ("event", "stream"))
+LISTS = pytest.mark.parametrize("page", [EVENTS, STREAMS], ids=["events", "streams"])
+
+
+@pytest.fixture(autouse=True)
+def two_queues(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"hooks": {}}}
+
+
+@pytest.fixture
+def boss(admin_user: User) -> Client:
+    client = Client()
+    client.force_login(admin_user)
+    return client
+
+
+def body(client: Client, page: str, **query: str) -> str:
+    return test_admin.body(client, reverse(page), **query)
+
+
+def offered(text: str) -> list[str]:
+    """Return the queues that the filter offers."""
+    return re.findall(r'href="\?[^"]*\bqueue=([\w.]+)', text)
+
+
+def cells(text: str) -> list[str]:
+    return re.findall(r'<td class="field-queue">([^<]*)</td>', text)
+
+
+def in_both() -> None:
+    insert(2, queue="hooks")
+    insert(1)
+    for key, queue in (("a", "hooks"), ("b", "default")):
+        keyed(key, queue=queue)
+        OutboxStream.objects.filter(key=key).update(queue=queue)
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+def test_the_event_list_shows_and_filters_queues(boss: Client) -> None:
+    in_both()
+    text = body(boss, EVENTS)
+    assert sorted(cells(text)) == ["default"] * 2 + ["hooks"] * 3
+    assert offered(text) == ["default", "hooks"]
+    assert cells(body(boss, EVENTS, queue="hooks")) == ["hooks"] * 3
+    assert cells(body(boss, EVENTS, queue="hooks", state="due")) == ["hooks"] * 2
+    assert cells(body(boss, EVENTS, queue="nowhere")) == []
+
+
+def test_the_stream_list_shows_and_filters_queues(boss: Client) -> None:
+    in_both()
+    OutboxStream.objects.create(key="idle", seq=1, queue="hooks")
+    text = body(boss, STREAMS, state="all")
+    assert sorted(cells(text)) == ["default", "hooks", "hooks"]
+    assert offered(text) == ["default", "hooks"]
+    assert test_admin_streams.listed(boss, state="all", queue="hooks") == {
+        "a"
+    }  # idle ones wait not
+    assert test_admin_streams.listed(boss, state="due", queue="default") == {"b"}
+
+
+@pytest.mark.parametrize("page", ["event", "stream"])
+def test_a_page_shows_the_queue(boss: Client, page: str) -> None:
+    [event_id] = keyed("k", queue="hooks")
+    OutboxStream.objects.update(queue="hooks")
+    url = reverse(
+        f"admin:django_outbox_outbox{page}_change", args=["k" if page == "stream" else event_id]
+    )
+    text = boss.get(url).content.decode()
+    assert re.search(r'field-queue.*?<div class="readonly">hooks</div>', text, re.DOTALL)
+
+
+@LISTS
+def test_queues_that_are_not_configured_are_offered_while_rows_wait_there(
+    boss: Client, page: str
+) -> None:
+    insert(1, queue="gone")
+    assert offered(body(boss, page)) == ["default", "hooks", "gone"]
+    OutboxEvent.objects.all().delete()
+    assert offered(body(boss, page)) == ["default", "hooks"]
+    assert "queue=chosen" in body(boss, page, queue="chosen")
+
+
+@LISTS
+def test_with_one_queue_neither_column_nor_filter_is_there(
+    boss: Client, settings: Any, page: str
+) -> None:
+    settings.OUTBOX = {}
+    in_both()
+    text = body(boss, page, state="all" if page == STREAMS else "due")
+    assert (cells(text), offered(text)) == ([], [])
+
+
+@LISTS
+def test_a_queue_that_no_database_can_hold_is_refused(boss: Client, page: str) -> None:
+    assert boss.get(reverse(page), {"queue": "a\0b"})["Location"].endswith("?e=1")
+
+
+@LISTS
+def test_the_choices_do_not_read_the_table(
+    boss: Client, page: str, django_assert_max_num_queries: Any
+) -> None:
+    in_both()
+    with django_assert_max_num_queries(16) as done:
+        body(boss, page)
+    sent = [each["sql"] for each in done.captured_queries]
+    assert not any("DISTINCT" in each for each in sent)
+    assert sum("gap" in each for each in sent) == 1
+
+
+def test_a_backlog_of_another_queue_does_not_hide_what_is_due(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_filter, "SCAN_LIMIT", 3)
+    insert(5, queue="hooks", due=-60)
+    insert(2)
+    insert(5, queue="hooks", due=60)
+    insert(1, due=90)
+    assert cells(body(boss, EVENTS, queue="default", state="due")) == ["default"] * 2
+    assert cells(body(boss, EVENTS, queue="default", state="scheduled")) == ["default"]
+    assert cells(body(boss, EVENTS, queue="hooks", state="due")) == ["hooks"] * 3
+
+
+@pytest.mark.parametrize("kind", ["queue", "breaker"])
+def test_due_events_of_a_closed_queue_are_shown_as_paused(boss: Client, kind: str) -> None:
+    insert(2, queue="hooks")
+    insert(1)
+    insert(1, due=60, locked_at=now())  # postponed by a pause of its type
+    insert(1, queue="hooks", due=60, locked_by="w1", locked_at=now())
+    assert cells(body(boss, EVENTS, state="paused")) == ["default"]
+    if kind == "queue":
+        OutboxPause.objects.pause("queue", "hooks")
+    else:
+        breaker()
+    assert cells(body(boss, EVENTS, state="paused")) == ["hooks", "hooks", "default"]
+    assert cells(body(boss, EVENTS, state="paused", queue="hooks")) == ["hooks"] * 2
+
+
+@pytest.mark.parametrize("kind", ["queue", "breaker"])
+def test_the_message_after_a_resume_of_a_queue_counts_nothing(boss: Client, kind: str) -> None:
+    insert(2, queue="hooks")
+    if kind == "queue":
+        OutboxPause.objects.pause("queue", "hooks")
+    else:
+        breaker()
+    pause = OutboxPause.objects.get()
+    said = test_admin_pauses.said(test_admin_pauses.act(boss, pause))
+    assert f"Resumed: {pause}." in said
+    assert "Due now" not in said
+
+
+# --- dashboard ------------------------------------------------------------------------------------
+
+
+def queues(client: Client) -> str:
+    return test_dashboard.part(test_dashboard.body(client), "queues")
+
+
+def test_the_dashboard_shows_what_each_queue_does(boss: Client) -> None:
+    insert(2, queue="hooks", due=-90)
+    serving("one", "default", "hooks")
+    found = queues(boss)
+    assert "Queues queue due oldest due workers state" in found
+    assert "default 0 1 hooks 2 1 min 1" in found
+
+
+def test_the_dashboard_has_no_such_table_for_default_alone(boss: Client, settings: Any) -> None:
+    settings.OUTBOX = {}
+    insert(2)
+    assert "queues" not in test_dashboard.order(test_dashboard.body(boss))
+    insert(1, queue="gone")
+    assert "not in OUTBOX[&quot;QUEUES&quot;]" in test_dashboard.body(boss)
+
+
+def test_a_queue_with_due_events_that_no_worker_serves_is_a_problem(boss: Client) -> None:
+    serving("one", "default")
+    assert test_dashboard.verdict(test_dashboard.body(boss)) == ["All is well"]
+    assert "no live worker serves it" in queues(boss)
+    insert(2, queue="hooks")
+    with listening(lambda event: None):
+        text = test_dashboard.body(boss)
+    assert test_dashboard.verdict(text) == [
+        "Events are not delivered as they should be",
+        "No live worker serves the queue hooks, where events are due.",
+    ]
+    assert "queues" in test_dashboard.order(text)[:3]
+    serving("two", "hooks")
+    assert "No live worker serves" not in test_dashboard.body(boss)
+
+
+def test_a_queue_that_is_not_configured_is_a_problem_only_without_default(boss: Client) -> None:
+    insert(2, queue="gone")
+    serving("one", "hooks")
+    says = "No live worker serves the queue gone, where events are due."
+    assert says in test_dashboard.body(boss)
+    serving("two", "default")
+    assert says not in test_dashboard.body(boss)
+
+
+def test_without_any_worker_that_alone_is_the_problem(boss: Client) -> None:
+    insert(2, queue="hooks")
+    assert "No live worker serves" not in test_dashboard.body(boss)
+
+
+def test_the_dashboard_shows_closed_queues(boss: Client) -> None:
+    serving("one", "default", "hooks")
+    OutboxPause.objects.pause("queue", "default")
+    breaker(reason="<b>5</b> failures")
+    found = queues(boss)
+    assert "default 0 1 paused" in found
+    assert "hooks 0 1 circuit breaker open: &lt;b&gt;5&lt;/b&gt; failures" in found
+
+
+def test_the_dashboard_shows_the_queue_of_a_listener(boss: Client, settings: Any) -> None:
+    with listening(lambda event: None, "hook.sent", queue="hooks"):
+        assert "hook.sent * hooks" in test_dashboard.part(test_dashboard.body(boss), "listeners")
+        settings.OUTBOX = {}
+        assert "hooks" not in test_dashboard.part(test_dashboard.body(boss), "listeners")

@@ -1,0 +1,239 @@
+"""Pauses of queues and open circuit breakers: the commands, the queryset and the admin."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError
+from django.test import Client
+from django.urls import reverse
+
+import django_outbox as outbox
+from django_outbox import doorbell, signals
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from tests.table import insert, keyed, listening, now
+from tests.test_admin_pauses import ADD, FORM, LIST, PAGE, RESUME, act, boss, said, text
+from tests.test_pause_commands import listed, run
+from tests.test_queue_status import breaker
+
+__all__ = ["boss"]  # the fixture
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def two_queues(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"hooks": {}}}
+
+
+@pytest.fixture
+def rows() -> list[Any]:
+    """Rows in both queues; return all their columns."""
+    insert(3, queue="hooks", due=-5)
+    insert(2, queue="hooks", due=60)
+    insert(1, queue="hooks", due=60, locked_at=now())  # postponed by a pause that has ended
+    insert(1)
+    keyed("k", 2)
+    keyed("later", due=60)
+    OutboxStream.objects.update(queue="hooks")
+    OutboxEvent.objects.exclude(key=None).update(queue="hooks")
+    return state()
+
+
+def state() -> list[Any]:
+    return [
+        *OutboxEvent.objects.order_by("pk").values(), *OutboxStream.objects.order_by("pk").values()
+    ]  # fmt: skip
+
+
+def hear(event: outbox.Event) -> None:
+    """Do nothing."""
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_paused_and_resumed_and_no_row_is_touched(rows: list[Any]) -> None:
+    with listening(hear, "hook.sent", queue="hooks"):
+        out, err = run("outbox_pause", "--queue", "hooks", "--reason", "down", "--by", "ada")
+    assert (out, err) == ("paused queue hooks\n", "")
+    [found] = listed()
+    assert found.pop("paused_at")
+    assert found == {
+        "kind": "queue", "name": "hooks", "reason": "down", "paused_by": "ada",
+        "events": 3, "streams": 1, "complete": True,
+    }  # fmt: skip
+    assert outbox.drain() == 1
+    out, _ = run("outbox_resume", "--queue", "hooks")
+    assert out == "resumed queue hooks: workers claim from it again\n"
+    assert not OutboxPause.objects.exists()
+    hooks = [each for each in state() if each["queue"] == "hooks"]
+    assert hooks == [each for each in rows if each["queue"] == "hooks"]
+
+
+def test_a_breaker_is_ended_and_its_queue_is_open_again(rows: list[Any]) -> None:
+    made = breaker()
+    assert outbox.drain(queues=["hooks"]) == 0
+    [found] = listed()
+    assert made.until is not None
+    assert (found["kind"], found["until"]) == ("breaker", made.until.isoformat())
+    assert (found["events"], found["streams"]) == (3, 1)
+    table = run("outbox_pause", "--list")[0]
+    assert f"until {made.until:%H:%M:%S}Z: 5 consecutive failures" in table
+    out, _ = run("outbox_resume", "--breaker", "hooks")
+    assert out == "resumed circuit breaker hooks: workers claim from it again\n"
+    assert state() == rows
+    with pytest.raises(CommandError, match="Not paused: circuit breaker 'hooks'"):
+        run("outbox_resume", "--breaker", "hooks")
+
+
+def test_a_queue_and_its_breaker_are_resumed_apart() -> None:
+    OutboxPause.objects.pause("queue", "hooks")
+    breaker()
+    run("outbox_resume", "--queue", "hooks")
+    assert OutboxPause.objects.get().kind == "breaker"
+    OutboxPause.objects.pause("queue", "hooks")
+    run("outbox_resume", "--all")
+    assert not OutboxPause.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--queue", "hoks"], "does not have 'hoks'; expected one of default, hooks."),
+        (["--event-type", "x", "--queue", ""], "expected 1 to 255 characters"),
+    ],
+    ids=["unknown", "empty"],
+)
+def test_a_queue_that_cannot_be_paused_is_refused(arguments: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        run("outbox_pause", *arguments)
+    assert not OutboxPause.objects.exists()
+
+
+def test_the_command_cannot_open_a_breaker() -> None:
+    with pytest.raises((CommandError, SystemExit, TypeError)):
+        run("outbox_pause", "--breaker", "hooks")
+    assert not OutboxPause.objects.exists()
+
+
+def test_a_queue_that_no_listener_uses_is_paused_with_a_warning() -> None:
+    _, err = run("outbox_pause", "--queue", "hooks")
+    assert "No listener of the queue 'hooks' is registered here." in err
+    assert OutboxPause.objects.get().name == "hooks"
+
+
+def test_workers_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings: list[int] = []
+    monkeypatch.setattr(doorbell, "ring", lambda _: rings.append(OutboxPause.objects.count()))
+    run("outbox_pause", "--queue", "hooks")
+    run("outbox_resume", "--queue", "hooks")
+    assert rings == [1, 0]
+
+
+# --- queryset -------------------------------------------------------------------------------------
+
+
+def test_people_can_set_every_kind_but_a_breaker() -> None:
+    expected = r"'breaker'; expected one of event_type, listener, stream, queue\."
+    with pytest.raises(ValueError, match=expected):
+        OutboxPause.objects.pause("breaker", "hooks")
+    with pytest.raises(ValueError, match="does not have 'gone'; expected one of default, hooks"):
+        OutboxPause.objects.pause("queue", "gone")
+    assert OutboxPause.objects.pause("queue", "default")
+    assert not OutboxPause.objects.pause("queue", "default")
+
+
+def test_a_queue_that_is_not_configured_any_longer_can_be_resumed(settings: Any) -> None:
+    OutboxPause.objects.pause("queue", "hooks")
+    settings.OUTBOX = {}
+    assert OutboxPause.objects.resume().pauses == 1
+
+
+@pytest.mark.parametrize("kind", ["queue", "breaker"])
+def test_events_in_a_closed_queue_are_paused(rows: list[Any], kind: str) -> None:
+    assert OutboxEvent.objects.paused().count() == 1  # it is postponed
+    if kind == "queue":
+        OutboxPause.objects.pause("queue", "hooks")
+    else:
+        breaker()
+    insert(1, queue="hooks", due=60, locked_by="w1", locked_at=now())
+    insert(1, queue="hooks", due=None, status=1, done_at=now())
+    paused = OutboxEvent.objects.paused()
+    assert paused.count() == 9  # 6 without a key, 3 with one; none that is leased or done
+    assert {*paused.values_list("queue", flat=True)} == {"hooks"}
+
+
+def test_resumes_are_announced() -> None:
+    heard: list[tuple[str, Any]] = []
+
+    def resumed(kind: str, name: str, count: int, **kwargs: Any) -> None:
+        heard.append((kind, (name, count)))
+
+    def closed(queue: str, **kwargs: Any) -> None:
+        heard.append(("closed", queue))
+
+    signals.delivery_resumed.connect(resumed)
+    signals.breaker_closed.connect(closed)
+    try:
+        OutboxPause.objects.pause("queue", "hooks")
+        OutboxPause.objects.resume()
+        assert heard == [("queue", ("hooks", 0))]
+        breaker()
+        OutboxPause.objects.resume()
+    finally:
+        signals.delivery_resumed.disconnect(resumed)
+        signals.breaker_closed.disconnect(closed)
+    assert heard[1:] == [("breaker", ("hooks", 0)), ("closed", "hooks")]
+
+
+# --- admin ----------------------------------------------------------------------------------------
+
+
+def test_the_form_pauses_a_queue(boss: Client, admin_user: User) -> None:
+    response = boss.post(reverse(ADD), {**FORM, "kind": "queue", "name": "hooks"})
+    assert response.status_code == 302
+    found = OutboxPause.objects.get()
+    assert (found.kind, found.name, found.paused_by) == ("queue", "hooks", admin_user.username)
+    assert "Paused: queue hooks." in said(response)
+
+
+def test_the_form_refuses_an_unknown_queue(boss: Client) -> None:
+    response = boss.post(reverse(ADD), {**FORM, "kind": "queue", "name": "gone"})
+    assert "does not have &#x27;gone&#x27;; expected one of" in response.content.decode()
+    assert not OutboxPause.objects.exists()
+
+
+def test_the_form_opens_no_breaker(boss: Client) -> None:
+    page = text(boss, reverse(ADD))
+    values = re.findall(r'<option value="(\w*)"', page)
+    assert values == ["", "event_type", "listener", "stream", "queue"]
+    response = boss.post(reverse(ADD), {**FORM, "kind": "breaker", "name": "hooks"})
+    assert "Select a valid choice" in response.content.decode()
+    assert not OutboxPause.objects.exists()
+
+
+def test_a_breaker_shows_until_when_and_why_and_can_be_ended(boss: Client) -> None:
+    insert(3, queue="hooks")
+    made = breaker(until=now() + timedelta(seconds=300))
+    for url in (reverse(LIST), reverse(PAGE, args=[made.pk])):
+        page = text(boss, url)
+        for part in ("ircuit breaker", "5 consecutive failures", "in 4 min", "3 events"):
+            assert part in page, part
+    assert "circuit breaker hooks" in said(boss.post(reverse(RESUME, args=[made.pk])))
+    assert not OutboxPause.objects.exists()
+
+
+def test_a_breaker_whose_pause_is_over_says_so(boss: Client) -> None:
+    breaker(until=now() - timedelta(seconds=130))
+    assert "2 min ago" in text(boss, reverse(LIST))
+
+
+def test_the_action_ends_a_breaker_and_touches_no_row(boss: Client, rows: list[Any]) -> None:
+    response = act(boss, breaker())
+    assert "Resumed: circuit breaker hooks." in said(response)
+    assert (OutboxPause.objects.count(), state()) == (0, rows)

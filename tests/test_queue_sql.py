@@ -1,0 +1,929 @@
+"""Queues in SQL: claims by queue, moves, and circuit breakers; the same on every database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+import django_outbox as outbox
+from django_outbox.events import SINGLE_NODE_KEY
+from django_outbox.listeners.outcomes import DONE, Decision, Status
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from django_outbox.queue_settings import MAX_QUEUES
+from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.sql.postgresql.upkeep import PLANS
+from django_outbox.sql.values import (
+    Branch,
+    Found,
+    LeaseKind,
+    Release,
+    RescueState,
+    StreamQuery,
+    Unclaimed,
+)
+from django_outbox.worker import pauses
+from django_outbox.worker.pauses import KnownPauses
+from tests.plans import analyze, effort, statements, uses
+from tests.table import (
+    claim,
+    claimed,
+    due_claim,
+    elsewhere,
+    ids_claimed_by_an_engine,
+    ids_of,
+    in_thread,
+    insert,
+    keyed,
+    lease_ends_in,
+    listening,
+    multiply,
+    now,
+    row,
+    stream,
+    stream_claim,
+    stream_due_in,
+    write,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MANY = ["default", *(f"queue-{number:02}" for number in range(1, MAX_QUEUES))]
+SENT = "parcel.sent"
+
+not_sqlite = pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="an open SQLite transaction keeps every writer out"
+)
+
+
+def dialect() -> Any:
+    return dialect_of(connection)
+
+
+def sent(work: Callable[[], object]) -> list[str]:
+    """Return the statements that ``work`` sends."""
+    found: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        found.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        work()
+    return found
+
+
+def branches(queues: Sequence[str], limit: int = 10, **more: Any) -> list[Branch]:
+    return [Branch(queue, limit, **more) for queue in queues]
+
+
+def take_streams(**more: Any) -> Any:
+    return dialect().claim_streams(connection, stream_claim(**more))
+
+
+def in_queue(queue: str, *keys: str) -> None:
+    OutboxStream.objects.filter(pk__in=keys).update(queue=queue)
+
+
+def queues_of(*ids: str) -> list[str]:
+    return [row(each).queue for each in ids]
+
+
+# -- claims of events ------------------------------------------------------------------------------
+
+
+def test_a_claim_takes_of_each_queue_its_own_limit_oldest_first() -> None:
+    late, early, middle = [
+        *insert(due=-1, queue="a"), *insert(due=-9, queue="a"), *insert(due=-5, queue="a"),
+    ]  # fmt: skip
+    (only,) = insert(due=-7, queue="b")
+    insert(due=-99, queue="c")
+    found = claimed(branches=[Branch("a", 2), Branch("b", 2), Branch("default", 2)])
+    assert [each[0] for each in found.rows] == [early, only, middle]
+    assert {*found.queues} == {"a", "b"}
+    assert (found.found("a").more, found.found("b").more) == (True, False)
+    assert 8.9 < found.found("a").waited < 60
+    assert 6.9 < found.found("b").waited < found.found("a").waited
+    assert found.found("default") == Found(more=False, waited=0.0)
+    assert row(late).locked_by is None
+
+
+def test_what_a_claim_returns_names_the_queue() -> None:
+    (one,) = insert(queue="a")
+    (other,) = insert()
+    found = claim(branches=branches(["a", "default"]))
+    assert {each["event_id"]: each["queue"] for each in found} == {one: "a", other: "default"}
+    OutboxEvent.objects.update(available_at=now(), locked_by=None)
+    found = claim(ids=[one, other])
+    assert {each["event_id"]: each["queue"] for each in found} == {one: "a", other: "default"}
+
+
+def test_a_claim_by_ids_asks_for_no_queue() -> None:
+    ids = [*insert(queue="a"), *insert(queue="b")]
+    assert sorted(ids_of(claim(ids=ids))) == sorted(ids)
+
+
+@pytest.mark.parametrize("count", [1, 2, MAX_QUEUES])
+def test_a_claim_of_all_queues_is_one_statement(count: int) -> None:
+    for queue in MANY[:count]:
+        insert(2, due=-1, queue=queue)
+    found: list[Any] = []
+    seen = sent(lambda: found.extend(claim(branches=branches(MANY[:count], 1))))
+    assert len(found) == count
+    assert len(seen) == (1 if connection.vendor == "postgresql" else 2)  # SELECT and UPDATE
+    assert len(sent(lambda: claim(branches=branches(MANY[:count])))) == len(seen)
+
+
+@pytest.mark.parametrize("count", [1, 2, MAX_QUEUES])
+def test_a_claim_of_the_streams_of_all_queues_is_one_statement(count: int) -> None:
+    for number, queue in enumerate(MANY[:count]):
+        keyed(f"k{number}", due=-1)
+        in_queue(queue, f"k{number}")
+    found: list[Any] = []
+    seen = sent(lambda: found.extend(take_streams(branches=branches(MANY[:count])).rows))
+    assert sorted(found) == sorted((f"k{n}", None, MANY[n]) for n in range(count))
+    assert len(seen) == (1 if connection.vendor == "postgresql" else 2)
+
+
+def test_a_claim_of_streams_takes_of_each_queue_its_own_limit_oldest_first() -> None:
+    for key, due in (("a1", -1.0), ("a2", -9.0), ("a3", -5.0), ("b1", -7.0), ("c1", -99.0)):
+        keyed(key, due=due)
+        in_queue(key[0], key)
+    found = take_streams(branches=[Branch("a", 2), Branch("b", 2)])
+    assert found.rows == [("a2", None, "a"), ("b1", None, "b"), ("a3", None, "a")]
+    assert (found.found("a").more, found.found("b").more) == (True, False)
+    assert 8.9 < found.found("a").waited < 60
+    assert stream("a1").locked_by is None
+
+
+def test_each_branch_begins_at_its_own_watermark() -> None:
+    ids = {queue: [*insert(due=-100, queue=queue), *insert(due=-10, queue=queue)] for queue in "ab"}
+    found = claim(branches=[Branch("a", 9, since=50.0), Branch("b", 9)])
+    assert sorted(ids_of(found)) == sorted([ids["a"][1], *ids["b"]])
+    for key in ("a-old", "a-young", "b-old", "b-young"):
+        keyed(key, due=-100 if "old" in key else -10)
+        in_queue(key[0], key)
+    streams = take_streams(branches=[Branch("a", 9, since=50.0), Branch("b", 9)])
+    assert sorted(key for key, *_ in streams.rows) == ["a-young", "b-old", "b-young"]
+
+
+def test_each_branch_is_cut_by_its_own_bytes() -> None:
+    payload = '"' + 998 * "x" + '"'
+    ids = {queue: insert(5, due=-1, queue=queue, payload=payload) for queue in "abc"}
+    found = claimed(branches=[
+        Branch("a", 9, most_bytes=1500), Branch("b", 9, most_bytes=9000), Branch("c", 3),
+    ])  # fmt: skip
+    taken = [each[0] for each in found.rows]
+    assert [each for each in taken if each in ids["a"]] == ids["a"][:2]  # the last may exceed it
+    assert [each for each in taken if each in ids["b"]] == ids["b"]
+    assert [each for each in taken if each in ids["c"]] == ids["c"][:3]
+    assert [found.found(queue).more for queue in "abc"] == [True, False, True]
+    assert {row(each).locked_by for each in ids["a"][2:]} == {None}
+
+
+def test_what_is_excluded_is_excluded_from_each_queue() -> None:
+    ids = [*insert(2, due=-1, queue="a"), *insert(2, due=-1, queue="b")]
+    found = claim(branches=branches("ab"), exclude=[ids[0], ids[2]])
+    assert sorted(ids_of(found)) == sorted([ids[1], ids[3]])
+
+
+def test_what_lost_workers_had_leased_is_claimed_by_queue() -> None:
+    (mine,) = insert(due=-1, queue="a", locked_by="lost")
+    (theirs,) = insert(due=-1, queue="b", locked_by="lost")
+    assert claim(branches=branches("ab")) == []
+    assert ids_of(claim(queue="a", state=RescueState.LOST)) == [mine]
+    assert row(theirs).locked_by == "lost"
+
+
+def test_lost_events_are_found_by_queue_in_one_statement() -> None:
+    insert(due=-20, queue="a")
+    (lost,) = insert(due=-30, queue="b", locked_by="lost")
+    insert(due=-40, queue="c", rescues=2)
+    insert(due=-50, queue="d", rescues=2)
+    insert(due=50, queue="default", locked_by="lost")
+    found: dict[str, Any] = {}
+    queues = ["a", "b", "c", *MANY]
+    assert len(sent(lambda: found.update(
+        dialect().lost_events(connection, me="me", queues=queues, limit=10)
+    ))) == 1  # fmt: skip
+    assert {queue: each[:2] for queue, each in found.items()} == {
+        "a": (None, False), "b": (row(lost).available_at, False), "c": (None, True),
+    }  # fmt: skip
+    waited = [round(found[queue].waited, -1) for queue in "abc"]
+    assert waited == [20, 30, 40]
+
+
+def test_the_next_due_times_are_found_by_queue_in_one_statement() -> None:
+    insert(due=60, queue="a")
+    insert(due=90, queue="b")
+    keyed("k", due=30)
+    in_queue("b", "k")
+    insert(due=20, queue="c")
+    insert(due=-20)
+    found: dict[str, float] = {}
+    queues = ["a", "b", *MANY]
+    assert len(sent(lambda: found.update(
+        dialect().seconds_to_next_due(connection, queues=queues)
+    ))) == 1  # fmt: skip
+    assert {queue: round(each, -1) for queue, each in found.items()} == {"a": 60, "b": 30}
+    recent = dialect().seconds_to_next_due(connection, queues=["default"], since=25.0)
+    assert -25 < recent["default"] < -15
+
+
+@not_sqlite
+def test_locked_rows_of_one_queue_hide_none_of_another() -> None:
+    locked, free = insert(3, due=-2, queue="a"), insert(3, due=-1, queue="b")
+    with elsewhere(lambda: OutboxEvent.objects.filter(pk__in=locked).update(tenant_id="locked")):
+        assert ids_claimed_by_an_engine(branches=branches("ab", 3)) == sorted(free)
+
+
+def test_concurrent_claims_of_all_queues_share_no_row() -> None:
+    ids = [each for queue in MANY for each in insert(30, due=-1, queue=queue)]
+    start = threading.Barrier(4)
+
+    def take(name: str) -> list[str]:
+        start.wait(10)
+        found: list[str] = []
+        for _ in range(200):  # a lost race may return nothing, so an empty claim is not the end
+            found += ids_of(claim(name, branches=branches(MANY, 5)))
+            if not OutboxEvent.objects.due().exists():
+                break
+        return found
+
+    futures = [in_thread(lambda name=name: take(name)) for name in "abcd"]  # type: ignore[misc]
+    assert sorted(each for future in futures for each in future.result(60)) == sorted(ids)
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+COUNTS = pytest.mark.parametrize("count", [1, 2, MAX_QUEUES])
+
+
+@pytest.fixture
+def plans_of_the_engine() -> Iterator[None]:
+    """Have PostgreSQL plan as for an engine connection."""
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        for option in PLANS.split("-c ")[1:]:
+            cursor.execute(f"SET {option}")
+    yield
+    connection.close()
+
+
+@COUNTS
+@pytest.mark.parametrize("analyzed", ["empty", "one queue", "full"])
+def test_a_claim_goes_by_the_index_of_queues(count: int, analyzed: str) -> None:
+    """Whatever the statistics say: also while all rows are in one queue, and after that."""
+    learn = {"empty": 0, "one queue": 1, "full": 2}[analyzed]
+    for step in range(3):
+        if step == 1:
+            insert(5000, due=-60, queue="queue-01")
+            multiply(OutboxStream(key="one", seq=1, due_at=now(), queue="queue-01"),
+                     [f"one-{n}" for n in range(5000)])  # fmt: skip
+        elif step == 2:
+            for queue in MANY:
+                insert(20, due=-30, queue=queue)
+        if step == learn:
+            analyze(OutboxEvent)
+            analyze(OutboxStream)
+    given = branches([*reversed(MANY)][:count], 20, since=600.0)
+    times = 1 if connection.vendor == "postgresql" else count
+    sql, params = statements(lambda: claim(branches=given))[0]
+    assert uses("outbox_event_queue", sql, params) == times
+    assert uses("outbox_event_due", sql, params) == 0
+    sql, params = statements(lambda: take_streams(branches=given))[0]
+    assert uses("outbox_stream_queue", sql, params) == times
+    assert uses("outbox_stream_due", sql, params) == 0
+
+
+@COUNTS
+@pytest.mark.parametrize("statistics", ["of few rows", "old", "new"])
+@pytest.mark.usefixtures("plans_of_the_engine")
+def test_a_long_queue_makes_no_statement_dearer(count: int, statistics: str) -> None:
+    """Neither those about itself nor those about others, and no other queue starves."""
+    queues = ["queue-01"] if count == 1 else MANY[:count]
+    rows = 20 if statistics == "of few rows" else 300
+    ids = [insert(rows, due=-1, queue=queue) for queue in ("default", "queue-01")][1]
+    for queue in ("default", "queue-01"):
+        multiply(OutboxStream(key=queue, seq=1, due_at=now(), queue=queue),
+                 [f"{queue}-{n}" for n in range(rows)])  # fmt: skip
+    learn()
+    works = polls(queues)
+    if statistics != "of few rows":
+        works |= changes_of(ids[:10])
+    elif connection.vendor == "sqlite":  # it scans a table of streams that it believes to be tiny
+        works = {name: work for name, work in works.items() if "of streams" not in name}
+    before = {name: effort(work) for name, work in works.items()}
+    insert(5000, due=-60)
+    multiply(OutboxStream(key="long", seq=1, due_at=now() - timedelta(seconds=60)),
+             [f"long-{n}" for n in range(5000)])  # fmt: skip
+    if statistics == "new":
+        learn()
+    after = {name: effort(work) for name, work in works.items()}
+    assert {name: cost for name, cost in after.items() if cost > 1.5 * before[name] + 40} == {}
+    assert claimed(branches=branches(queues)).found("queue-01").more
+    assert take_streams(branches=branches(queues)).found("queue-01").more
+
+
+def learn() -> None:
+    analyze(OutboxEvent)
+    analyze(OutboxStream)
+
+
+def polls(queues: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """Return what a worker asks about queues, by name."""
+    d, since = dialect(), dict.fromkeys(queues)
+    return {
+        "claim": lambda: claim(branches=branches(queues)),
+        "later claim": lambda: claim(branches=branches(queues, since=600.0, most_bytes=9999)),
+        "claim of streams": lambda: take_streams(branches=branches(queues)),
+        "later claim of streams": lambda: take_streams(branches=branches(queues, since=600.0)),
+        "lost": lambda: d.lost_events(connection, me="me", queues=queues, limit=10),
+        "next due": lambda: d.seconds_to_next_due(connection, queues=queues),
+        "has due": lambda: d.has_due(connection, queue="queue-01"),
+        "other queues": lambda: d.other_queues(connection, known=MANY),
+        "due first": lambda: d.due_first(connection, limit=10, since=since),
+    }
+
+
+def changes_of(ids: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """Return statements that change rows and streams of one queue, by name."""
+    d = dialect()
+    given = [Unclaimed(each, now(), "queue-01") for each in ids]
+    moved = [(each, decision("b")) for each in ids]
+    none: Any = frozenset()
+    return {
+        "claim by id": lambda: claim(ids=ids),
+        "move": lambda: d.move(connection, ids=ids, queue="b", newest=now()),
+        "move of streams": lambda: d.move_streams(connection, of="queue-01", queue="b", limit=9),
+        "postpone": lambda: d.postpone(connection, ids=ids, newest=now(), pauses=none),
+        "unclaim": lambda: (claim(ids=ids), d.unclaim(connection, me="me", due=given)),
+        "settle": lambda: (claim(ids=ids), d.settle(connection, me="me", decisions=moved)),
+    }
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="others plan each statement anew")
+@pytest.mark.parametrize("model", [OutboxEvent, OutboxStream], ids=["events", "streams"])
+def test_a_plan_prepared_while_all_rows_are_in_one_queue_holds_for_others(model: Any) -> None:
+    own = engine_connection("default", lock_wait=1)
+    insert(3000, due=3600, queue="queue-01")
+    multiply(OutboxStream(key="one", seq=1, due_at=now() + timedelta(hours=1), queue="queue-01"),
+             [f"one-{n}" for n in range(3000)])  # fmt: skip
+    analyze(model)
+    name = "event" if model is OutboxEvent else "stream"
+
+    def poll() -> list[Any]:
+        if model is OutboxEvent:
+            return list(dialect().claim(own, due_claim(branches=branches(MANY))).rows)
+        return list(dialect().claim_streams(own, stream_claim(branches=branches(MANY))).rows)
+
+    try:
+        with own.cursor() as cursor:
+            cursor.execute("SET plan_cache_mode = force_generic_plan")
+            for _ in range(12):  # beyond PREPARE_AFTER
+                assert poll() == []
+            cursor.execute(
+                "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
+                "WHERE statement LIKE 'WITH due%' AND generic_plans > 0"
+            )
+            [(prepared, number)] = cursor.fetchall()
+            nulls = ", ".join(["NULL"] * number)
+            cursor.execute(f"EXPLAIN EXECUTE {prepared} ({nulls})")
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+        assert f"outbox_{name}_queue_" in plan
+        assert f"outbox_{name}_due_" not in plan
+    finally:
+        own.close()
+
+
+# -- leases given back, and moves ------------------------------------------------------------------
+
+
+def test_a_lease_is_given_back_into_its_queue() -> None:
+    (first,) = insert(due=-9, queue="a")
+    (second,) = insert(due=-5, queue="a")
+    (stolen,) = insert(due=-2, queue="a")
+    due = {each: row(each).available_at for each in (first, second, stolen)}
+    claim(queue="a")
+    OutboxEvent.objects.filter(pk=stolen).update(locked_by="thief")
+    given = [
+        Unclaimed(first, due[first], "b"), Unclaimed(second, due[second], "a"),
+        Unclaimed(stolen, due[stolen], "b"),
+    ]  # fmt: skip
+    assert dialect().unclaim(connection, me="me", due=given) == 2
+    assert queues_of(first, second, stolen) == ["b", "a", "a"]
+    assert [row(each).available_at == due[each] for each in due] == [True, True, False]
+    assert [row(each).locked_by for each in due] == [None, None, "thief"]
+
+
+def test_what_is_due_moves_to_another_queue() -> None:
+    (due,) = insert(due=-5, queue="a")
+    (younger,) = insert(due=-1, queue="a")
+    (leased,) = insert(due=-5, queue="a")
+    (done,) = insert(due=None, queue="a", status=Status.DONE)
+    newest = row(due).available_at
+    before = row(due).__dict__ | {"_state": 0, "queue": "b"}
+    assert ids_of(claim(ids=[leased])) == [leased]
+    ids = [due, younger, leased, done, "never-written"]
+    assert dialect().move(connection, ids=ids, queue="b", newest=newest) == 1
+    assert queues_of(due, younger, leased, done) == ["b", "a", "a", "a"]
+    assert row(due).__dict__ | {"_state": 0} == before  # nothing else has changed
+    assert ids_of(claim(queue="b")) == [due]
+
+
+@not_sqlite
+def test_a_move_passes_over_what_is_locked() -> None:
+    locked, free = insert(2, due=-1, queue="a")
+
+    def move() -> int:
+        return int(dialect().move(connection, ids=[locked, free], queue="b", newest=now()))
+
+    with elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")):
+        assert in_thread(move).result(10) == 1
+    assert queues_of(locked, free) == ["a", "b"]
+
+
+def test_due_streams_move_to_another_queue() -> None:
+    OutboxStream.objects.create(
+        key=SINGLE_NODE_KEY, seq=0, due_at=now() - timedelta(seconds=5), queue="a"
+    )
+    for key, due in (("1", -9.0), ("2", -5.0), ("3", -1.0), ("later", 60.0), ("idle", None)):
+        keyed(key, due=due)
+    in_queue("a", "1", "2", "3", "later", "idle")
+    keyed("other", due=-99)
+    move = dialect().move_streams
+    assert move(connection, of="a", queue="b", limit=2) == 2  # those due first
+    assert move(connection, of="a", queue="b", limit=2) == 1
+    assert move(connection, of="a", queue="b", limit=2) == 0
+    found = dict(OutboxStream.objects.values_list("key", "queue"))
+    assert found == {
+        "1": "b", "2": "b", "3": "b", "later": "a", "idle": "a", "other": "default",
+        SINGLE_NODE_KEY: "a",
+    }  # fmt: skip
+
+
+@not_sqlite
+def test_a_move_of_streams_passes_over_what_a_writer_has_locked() -> None:
+    for key in ("held", "free"):
+        keyed(key, due=-1)
+    in_queue("a", "held", "free")
+
+    def move() -> int:
+        return int(dialect().move_streams(connection, of="a", queue="b", limit=9))
+
+    with elsewhere(lambda: keyed("held")):
+        assert in_thread(move).result(10) == 1
+    assert (stream("held").queue, stream("free").queue) == ("a", "b")
+
+
+# -- queues that are not known, and what is due ----------------------------------------------------
+
+
+def others(*known: str) -> list[str]:
+    found: list[str] = dialect().other_queues(connection, known=known)
+    return found
+
+
+def test_other_queues_are_found_in_one_statement_however_many_are_known() -> None:
+    for queue in MANY:
+        insert(3, due=-1, queue=queue)
+        insert(due=None, queue=queue, status=Status.DONE)
+        keyed(queue, due=-1)
+        in_queue(queue, queue)
+    found: list[str] = []
+    assert len(sent(lambda: found.extend(others(*MANY)))) == 1
+    assert found == []
+    insert(due=-1, queue="queue-03-gone")
+    insert(due=3600, queue="zzz")
+    keyed("k")
+    in_queue("a", "k")
+    assert others(*MANY) == ["a", "queue-03-gone", "zzz"]
+
+
+def test_a_queue_in_which_events_wait_hides_none_behind_it() -> None:
+    """Of "a", nothing is due for an hour; "b" is in the same gap between known names."""
+    insert(due=3600, queue="a")
+    insert(due=-1, queue="b")
+    keyed("k", due=-1)
+    in_queue("c", "k")
+    assert others("default") == ["a", "b", "c"]
+
+
+def test_a_queue_with_nothing_but_finished_rows_is_none() -> None:
+    insert(3, due=None, queue="a", status=Status.DONE)
+    keyed("k", due=None)
+    in_queue("a", "k")
+    insert(due=-1, queue="b")
+    assert others("default") == ["b"]
+
+
+def test_other_queues_are_found_at_the_same_cost_whatever_is_in_the_known_ones() -> None:
+    for queue in MANY:
+        insert(1, due=-1, queue=queue)
+    analyze(OutboxEvent)
+    before = effort(lambda: others(*MANY))
+    insert(3000, due=-1, queue="queue-05")
+    insert(3000, due=None, queue="queue-06", status=Status.DONE)
+    assert effort(lambda: others(*MANY)) <= 1.5 * before + 30
+
+
+def test_has_due() -> None:
+    insert(due=60, queue="a")
+    insert(due=-1, queue="b")
+    keyed("k", due=60)
+    in_queue("c", "k")
+    has_due = dialect().has_due
+    assert [has_due(connection, queue=each) for each in "abc"] == [False, True, False]
+    OutboxStream.objects.update(due_at=now() - timedelta(seconds=1))
+    assert has_due(connection, queue="c")
+
+
+def test_the_row_of_single_node_makes_nothing_due() -> None:
+    OutboxStream.objects.create(key=SINGLE_NODE_KEY, seq=0, due_at=now() - timedelta(seconds=5))
+    assert not dialect().has_due(connection, queue="default")
+
+
+def test_rows_due_first_are_read_by_queue_in_one_statement() -> None:
+    a = [*insert(due=-9, queue="a"), *insert(due=-5, queue="a"), *insert(due=-1, queue="a")]
+    (b,) = insert(due=-3, queue="b", event_type=SENT, progress="{}", aggregate_type="parcel")
+    insert(due=60, queue="b")
+    found: list[Any] = []
+    since = {"a": None, "b": None, "default": None}
+    assert len(sent(lambda: found.extend(
+        dialect().due_first(connection, limit=2, since=since)
+    ))) == 1  # fmt: skip
+    assert sorted(each.event_id for each in found) == sorted([*a[:2], b])
+    (of_b,) = [each for each in found if each.queue == "b"]
+    assert of_b[:5] == (SENT, "parcel", "{}", b, row(b).available_at)
+    assert 0 <= (now() - of_b.now).total_seconds() < 60
+    last = max((each for each in found if each.queue == "a"), key=lambda each: each.due_at)
+    behind = dialect().due_first(connection, limit=2, since={"a": last})
+    assert [each.event_id for each in behind] == [a[2]]
+
+
+def test_rows_due_at_the_same_time_are_read_once_each() -> None:
+    ids = insert(25, due=-1, queue="a")
+    seen: list[str] = []
+    last = None
+    for count in (10, 10, 5, 0):
+        rows = dialect().due_first(connection, limit=10, since={"a": last})
+        assert len(rows) == count
+        seen += [each.event_id for each in rows]
+        last = rows[-1] if rows else None
+    assert seen == ids
+
+
+# -- pauses by queue -------------------------------------------------------------------------------
+
+
+def test_paused_rows_of_one_queue_take_no_room_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "CHECK_BATCH", 10)
+    paused = insert(12, due=-60, queue="a", event_type=SENT)
+    insert(30, due=-60, queue="b")
+    OutboxPause.objects.pause("event_type", SENT)
+    known = KnownPauses()
+    known.read(connection)
+    limits = {"a": 100, "b": 100, "default": 7, "none": 0}
+    assert known.postpone_due(connection, limits) == {"a": 0, "b": 10, "default": 7, "none": 0}
+    assert OutboxEvent.objects.postponed().count() == 10
+    assert known.postpone_due(connection, limits) == {"a": 100, "b": 10, "default": 7, "none": 0}
+    assert {*OutboxEvent.objects.postponed().values_list("pk", flat=True)} == {*paused}
+
+
+@pytest.mark.parametrize("kind", ["queue", "breaker"])
+def test_a_pause_of_a_queue_postpones_no_row(kind: str) -> None:
+    insert(3, due=-1, queue="a")
+    if kind == "queue":
+        OutboxPause.objects.create(kind=kind, name="a", paused_at=now())
+    else:
+        dialect().open_breaker(connection, queue="a", pause=30, reason="")
+    known = KnownPauses()
+    known.read(connection)
+    assert known.closed == {"a"}
+    assert {*known.breakers} == ({"a"} if kind == "breaker" else set())
+    assert sent(lambda: known.postpone_due(connection, {"a": 5, "default": 5})) == []
+    assert not OutboxEvent.objects.postponed().exists()
+
+
+# -- writes ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listeners(**queues: str) -> Iterator[None]:
+    """Register a listener for each of these event types, in the named queue."""
+    with ExitStack() as stack:
+        for event_type, queue in queues.items():
+            stack.enter_context(listening(lambda event: None, event_type, queue=queue))
+        yield
+
+
+@pytest.fixture
+def two_queues(settings: Any) -> Iterator[None]:
+    """Configure two queues, with a listener each, one of ``default``, and one of both."""
+    settings.OUTBOX = {"QUEUES": {"webhooks": {}, "mail": {}}, "DOORBELL": None}
+    with (
+        listeners(hook="webhooks", letter="mail", local="default", both="mail"),
+        listening(lambda event: None, "both", name="second", queue="webhooks"),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("two_queues")
+def test_a_written_event_waits_in_the_first_queue_of_its_listeners() -> None:
+    types = ("hook", "letter", "both", "local", "nobody-listens")
+    ids = [write(event_type=each)[0] for each in types]
+    assert queues_of(*ids) == ["webhooks", "mail", "webhooks", "default", "default"]
+
+
+@pytest.mark.usefixtures("two_queues")
+def test_the_columns_default_is_not_named_in_the_statement() -> None:
+    """The server fills it, and most projects have one queue."""
+
+    def inserts(**fields: Any) -> list[str]:
+        return [sql.partition("VALUES")[0] for sql in sent(lambda: write(**fields))
+                if "INTO" in sql and "outbox_event" in sql]  # fmt: skip
+
+    assert ["queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="local")] \
+        == [False]  # fmt: skip
+    assert ["queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="hook")] \
+        == [True]  # fmt: skip
+
+
+@pytest.mark.usefixtures("two_queues")
+def test_many_events_are_written_each_into_its_queue() -> None:
+    types = ["local", "hook", "letter", "nobody-listens", "both"]
+    with transaction.atomic():
+        ids = outbox.write_many([
+            *(outbox.Event(event_type=each) for each in types),
+            *(outbox.Event(event_type=each, key="k") for each in types),
+        ])  # fmt: skip
+    expected = ["default", "webhooks", "mail", "default", "webhooks"]
+    assert queues_of(*(each for each in ids if each)) == 2 * expected
+
+
+def test_a_queue_that_is_not_configured_is_not_written() -> None:
+    with listeners(hook="webhooks"):
+        assert queues_of(*write(event_type="hook")) == ["default"]
+
+
+@pytest.mark.usefixtures("two_queues")
+@pytest.mark.parametrize("many", [False, True])
+def test_an_idle_stream_goes_to_the_queue_of_its_new_head(many: bool) -> None:
+    def put(*types: str, keys: Sequence[str] = ("k",)) -> None:
+        with transaction.atomic():
+            outbox.write_many([
+                outbox.Event(event_type=each, key=key) for each in types for key in keys
+            ])  # fmt: skip
+
+    keys = ["k", "other"] if many else ["k"]
+    put("hook", "letter", keys=keys)  # a new one: of the first event
+    assert stream("k").queue == "webhooks"
+    put("letter", keys=keys)
+    assert stream("k").queue == "webhooks"  # busy: its head is still the first
+    take_streams(queue="webhooks")
+    put("letter", keys=keys)
+    assert stream("k").queue == "webhooks"  # leased
+    streams = [Release(key, None, None) for key in keys]
+    assert len(dialect().release_streams(connection, me="me", streams=streams)) == len(keys)
+    assert (stream("k").due_at, stream("k").queue) == (None, "webhooks")
+    put("letter", "hook", keys=keys)  # idle
+    assert {stream(key).queue for key in keys} == {"mail"}
+    in_queue("default", *keys)
+    put("hook", keys=keys)
+    assert {stream(key).queue for key in keys} == {"default"}
+
+
+@pytest.mark.usefixtures("two_queues")
+def test_an_event_of_default_brings_an_idle_stream_back() -> None:
+    keyed("k", due=None)
+    in_queue("webhooks", "k")
+    write(event_type="local", key="k")
+    assert stream("k").queue == "default"
+
+
+def test_numbers_are_taken_with_the_queue_of_the_first_event() -> None:
+    keyed("busy", due=-1)
+    in_queue("a", "busy")
+    keyed("idle", due=None)
+    in_queue("a", "idle")
+    places = [("busy", 2, "b"), ("idle", 1, "b"), ("new", 3, "c")]
+    with transaction.atomic():
+        last = dialect().number(connection, places)
+        last |= dialect().number(connection, [("single", 1, "d")])
+    found = {each.key: (each.queue, each.seq) for each in OutboxStream.objects.all()}
+    assert {key: queue for key, (queue, _) in found.items()} == {
+        "busy": "a", "idle": "b", "new": "c", "single": "d",
+    }  # fmt: skip
+    assert {key: seq for key, (_, seq) in found.items()} == last
+    assert (last["busy"], last["idle"]) == (3, 2)
+
+
+def test_a_stream_that_is_woken_keeps_its_queue_unless_it_was_idle() -> None:
+    keyed("waits", due=60)
+    keyed("leased", due=-1)
+    keyed("idle", due=None)
+    in_queue("a", "waits", "leased", "idle")
+    take_streams(queue="a")
+    with transaction.atomic():
+        dialect().wake_streams(connection, ["waits", "leased", "idle"])
+    assert [stream(each).queue for each in ("waits", "leased", "idle")] == ["a", "a", "default"]
+    assert stream("leased").locked_by == "me"
+    assert stream_due_in("waits") <= 0
+
+
+# -- settles ---------------------------------------------------------------------------------------
+
+
+def decision(queue: str | None, **more: Any) -> Decision:
+    return Decision(status=Status.NEW, delay=2.0, outcome="moved", queue=queue, **more)
+
+
+def test_a_settle_with_a_queue_moves_the_row() -> None:
+    moved, kept, retried, done = insert(4, due=-1, queue="a")
+    claim(queue="a")
+    decisions = [
+        (moved, decision("b", progress="{}")), (kept, decision(None)), (done, DONE),
+        (retried, Decision(status=Status.RETRY, delay=2.0, spent=1, queue="c", outcome="retry")),
+    ]  # fmt: skip
+    assert dialect().settle_all(connection, me="me", decisions=decisions) == 4
+    assert queues_of(moved, kept, retried, done) == ["b", "a", "c", "a"]
+    assert (row(moved).progress, row(moved).attempts, row(retried).attempts) == ("{}", 0, 1)
+    assert 0 < lease_ends_in(moved) <= 2
+
+
+def test_who_lost_the_lease_moves_nothing() -> None:
+    (event_id,) = insert(due=-1, queue="a")
+    claim("owner", queue="a")
+    decisions = [(event_id, decision("b"))]
+    assert dialect().settle_all(connection, me="stale", decisions=decisions) == 0
+    assert queues_of(event_id) == ["a"]
+
+
+def test_the_settle_of_a_keyed_event_moves_its_row_and_the_release_its_stream() -> None:
+    (moved,) = keyed("a", due=-1)
+    (kept,) = keyed("b", due=-1)
+    take_streams()
+    decisions = [(moved, decision("webhooks")), (kept, decision(None))]
+    settled = dialect().settle_all(
+        connection, me="me", decisions=decisions, kind=LeaseKind.STREAM
+    )  # fmt: skip
+    assert settled == 2
+    assert queues_of(moved, kept) == ["webhooks", "default"]
+    assert {stream(key).queue for key in "ab"} == {"default"}
+    streams = [Release("a", 1, 2.0, "webhooks"), Release("b", 1, 3.0)]
+    assert dialect().release_streams(connection, me="me", streams=streams) == {"a", "b"}
+    assert (stream("a").queue, stream("b").queue) == ("webhooks", "default")
+    assert 0 < stream_due_in("a") <= 2 < stream_due_in("b") <= 3
+
+
+def test_many_streams_are_released_each_into_its_queue() -> None:
+    keys = [f"k{n:03}" for n in range(250)]
+    multiply(OutboxStream(key=keys[0], seq=1, due_at=now(), queue="a"), keys[1:])
+    take_streams(limit=500, queue="a")
+    given = [Release(key, 1, 1.0, MANY[n % 5] if n % 2 else None) for n, key in enumerate(keys)]
+    assert dialect().release_streams(connection, me="me", streams=given) == {*keys}
+    found = dict(OutboxStream.objects.values_list("key", "queue"))
+    assert found == {each.key: each.queue or "a" for each in given}
+
+
+def test_a_release_that_fails_moves_no_stream() -> None:
+    keyed("a", due=-1)
+    take_streams()
+    keyed("a")  # a new version
+    streams = [Release("a", 1, None, "webhooks")]
+    assert dialect().release_streams(connection, me="me", streams=streams) == set()
+    assert (stream("a").queue, stream("a").locked_by) == ("default", "me")
+
+
+# -- circuit breakers ------------------------------------------------------------------------------
+
+
+def open_breaker(queue: str = "a", pause: float = 30.0) -> bool:
+    return bool(dialect().open_breaker(connection, queue=queue, pause=pause, reason="5 failures"))
+
+
+def end_pauses() -> None:
+    OutboxPause.objects.update(until=now() - timedelta(seconds=1))
+
+
+def probe(queue: str = "a", lease: float = 20.0) -> bool:
+    return bool(dialect().probe_breaker(connection, queue=queue, lease=lease))
+
+
+def test_a_breaker_opens_once() -> None:
+    assert dialect().breakers(connection) == {}
+    assert open_breaker()
+    assert not open_breaker(pause=600)
+    found = OutboxPause.objects.get()
+    assert (found.kind, found.name, found.reason, found.paused_by) == (
+        "breaker", "a", "5 failures", "",
+    )  # fmt: skip
+    assert abs((found.paused_at - now()).total_seconds()) < 5
+    ((queue, breaker),) = dialect().breakers(connection).items()
+    assert (queue, breaker.pause) == ("a", 30.0)
+    assert 25 < breaker.left <= 30
+
+
+def test_a_breaker_that_opens_in_a_transaction_leaves_it_usable() -> None:
+    open_breaker()
+    with transaction.atomic():
+        assert not open_breaker()
+        assert open_breaker("b")
+    assert {*dialect().breakers(connection)} == {"a", "b"}
+
+
+def test_a_breaker_and_a_pause_of_the_same_queue_are_two() -> None:
+    assert OutboxPause.objects.create(kind="queue", name="a", paused_at=now())
+    assert open_breaker()
+    assert dialect().pauses(connection) == {("queue", "a"), ("breaker", "a")}
+    assert dialect().close_breaker(connection, queue="a")
+    assert dialect().pauses(connection) == {("queue", "a")}
+
+
+def test_a_breaker_is_probed_when_its_pause_is_over() -> None:
+    assert not probe()
+    open_breaker()
+    assert not probe()
+    end_pauses()
+    assert dialect().breakers(connection)["a"].left < 0
+    assert not probe("b")
+    assert probe(lease=20)
+    assert not probe()  # for as long as the lease
+    breaker = dialect().breakers(connection)["a"]
+    assert (15 < breaker.left <= 20, breaker.pause) == (True, 30.0)
+    end_pauses()  # its prober was lost
+    assert probe()
+
+
+def test_one_of_several_wins_the_probe() -> None:
+    for queue in MANY:
+        open_breaker(queue)
+    end_pauses()
+    start = threading.Barrier(4)
+
+    def take() -> list[str]:
+        start.wait(10)
+        return [queue for queue in MANY if probe(queue)]
+
+    won = [future.result(60) for future in [in_thread(take) for _ in range(4)]]
+    assert sorted(queue for each in won for queue in each) == sorted(MANY)
+
+
+def test_a_failed_probe_extends_the_pause() -> None:
+    open_breaker()
+    open_breaker("b")
+    dialect().extend_breaker(connection, queue="a", pause=60.0, kept=60.0)
+    dialect().extend_breaker(connection, queue="b", pause=1.0, kept=30.0)
+    found = dialect().breakers(connection)
+    assert (55 < found["a"].left <= 60, found["a"].pause) == (True, 60.0)
+    assert (found["b"].left <= 1, found["b"].pause) == (True, 30.0)
+    dialect().extend_breaker(connection, queue="c", pause=1.0, kept=30.0)  # ended by a user
+    assert {*dialect().breakers(connection)} == {"a", "b"}
+
+
+def test_a_breaker_is_closed_once() -> None:
+    open_breaker()
+    open_breaker("b")
+    assert dialect().close_breaker(connection, queue="a")
+    assert not dialect().close_breaker(connection, queue="a")
+    assert {*dialect().breakers(connection)} == {"b"}
+    assert not probe()
+    assert open_breaker()
+
+
+# -- times -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_instants_are_utc_whatever_the_settings_say(settings: Any, use_tz: bool) -> None:
+    """With USE_TZ=False, PostgreSQL's drivers return local time, five hours off in New York."""
+    (lost,) = insert(due=-5, queue="a", locked_by="lost")
+    (retried,) = keyed("k", due=-5, status=Status.RETRY, deliver_at=now() + timedelta(hours=1))
+    due, clock = row(lost).available_at, now()
+    take_streams()
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "America/New_York"
+    own = engine_connection("default", lock_wait=1)
+    try:
+        assert abs((dialect().clock(own) - clock).total_seconds()) < 60
+        found = dialect().lost_events(own, me="me", queues=["a"], limit=9)
+        assert found["a"].until == due
+        (first,) = dialect().due_first(own, limit=9, since={"a": None})
+        assert first.due_at == due
+        assert abs((first.now - clock).total_seconds()) < 60
+        taken = due_claim(queue="a", state=RescueState.LOST, at=found["a"].until)
+        assert dialect().move(own, ids=[lost], queue="b", newest=first.due_at) == 1
+        assert dialect().claim(own, taken).rows == []
+        OutboxEvent.objects.filter(pk=lost).update(queue="a")
+        assert [each[0] for each in dialect().claim(own, taken).rows] == [lost]
+        wanted = StreamQuery(me="me", keys=["k"], limit=9)
+        assert dialect().next_retries(own, wanted) == {"k": row(retried).deliver_at}
+    finally:
+        own.close()

@@ -1,0 +1,256 @@
+"""The state of queues: what is due in each, who serves it, and whether it is open."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError
+from django.db import connection
+
+from django_outbox.conf import index_name
+from django_outbox.events import SINGLE_NODE_KEY
+from django_outbox.inspection import queues as inspected
+from django_outbox.inspection.queues import queue_names
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from django_outbox.sql import dialect_of
+from tests.plans import analyze, explain, statements
+from tests.table import insert, keyed, now
+from tests.test_status import ask, check, run, worker
+from tests.test_streams import put
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def two_queues(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"hooks": {}}}
+
+
+def serving(name: str, *queues: str, **columns: Any) -> None:
+    worker(name, info=json.dumps({"queues": [*queues]}), **columns)
+
+
+def queue(name: str = "hooks") -> dict[str, Any]:
+    found: dict[str, Any] = ask()["queues"][name]
+    return found
+
+
+def breaker(name: str = "hooks", **columns: Any) -> OutboxPause:
+    given = {"reason": "5 consecutive failures", "until": now() + timedelta(seconds=30)}
+    return OutboxPause.objects.create(
+        kind="breaker", name=name, paused_at=now(), pause_seconds=30, **{**given, **columns}
+    )
+
+
+# --- what is due ----------------------------------------------------------------------------------
+
+
+def test_due_events_and_streams_are_counted_by_queue() -> None:
+    insert(3, due=-90, queue="hooks")
+    insert(2, due=60, queue="hooks")
+    insert(1, due=60, queue="hooks", locked_by="w1", locked_at=now())
+    insert(1, due=-5)
+    put("due", due_at=now() - timedelta(seconds=120), queue="hooks")
+    put("waits", due_at=now() + timedelta(seconds=60), queue="hooks")
+    put("idle", queue="hooks")
+    put(SINGLE_NODE_KEY, due_at=now() - timedelta(seconds=500), locked_by="w1")  # not a stream
+    found = ask()["queues"]
+    assert {name: each["due"] for name, each in found.items()} == {"default": 1, "hooks": 4}
+    assert 120 <= found["hooks"]["oldest_due_age"] < 180
+    assert 5 <= found["default"]["oldest_due_age"] < 65
+
+
+def test_the_age_is_that_of_an_event_or_of_a_stream() -> None:
+    insert(1, due=-300, queue="hooks")
+    put("due", due_at=now() - timedelta(seconds=120), queue="hooks")
+    assert 300 <= queue()["oldest_due_age"] < 360
+
+
+def test_counts_stop_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspected, "COUNT_LIMIT", 3)
+    insert(5, queue="hooks", due=-9)
+    keyed("k", 2)
+    assert [each["due"] for each in ask()["queues"].values()] == [1, 3]
+
+
+def test_a_queue_that_is_not_configured_is_listed_while_rows_wait_in_it() -> None:
+    insert(2, queue="gone", due=60)
+    insert(1, queue="gone.too", due=-5)
+    put("k", due_at=now() + timedelta(seconds=60), queue="zz")
+    found = ask()["queues"]
+    assert [*found] == ["default", "hooks", "gone", "gone.too", "zz"]
+    assert found["gone"] == {
+        "due": 0, "oldest_due_age": None, "workers": 0, "unserved": True, "configured": False,
+    }  # fmt: skip
+    assert found["gone.too"]["due"] == 1
+    assert "configured" not in found["hooks"]
+    OutboxEvent.objects.all().delete()
+    OutboxStream.objects.all().delete()
+    assert [*ask()["queues"]] == ["default", "hooks"]
+
+
+def test_the_list_of_queues_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspected, "MAX_QUEUES", 4)
+    for number in range(9):
+        insert(1, queue=f"q{number}")
+    assert queue_names("default") == ["default", "hooks", "q0", "q1"]
+    insert(1, queue="a")
+    insert(1, queue="e")
+    assert queue_names("default") == ["default", "hooks", "a", "e"]
+
+
+def test_in_writer_only_nothing_is_due_and_nothing_unserved(settings: Any) -> None:
+    settings.OUTBOX = {"MODE": "writer_only", "QUEUES": {"hooks": {}}}
+    insert(3, due=-3600, queue="hooks")
+    assert queue() == {"due": 0, "oldest_due_age": None, "workers": 0, "unserved": False}
+    assert check() == 0
+
+
+# --- who serves it --------------------------------------------------------------------------------
+
+
+def test_live_workers_are_counted_by_the_queues_that_they_serve() -> None:
+    serving("all", "default", "hooks")
+    serving("one", "default")
+    serving("lost", "hooks", heartbeat_at=now() - timedelta(seconds=40))
+    found = ask()["queues"]
+    assert {name: each["workers"] for name, each in found.items()} == {"default": 2, "hooks": 1}
+    assert not any(each["unserved"] for each in found.values())
+    assert {each["id"]: each["queues"] for each in ask()["workers"]} == {
+        "all": ["default", "hooks"], "one": ["default"], "lost": ["hooks"],
+    }  # fmt: skip
+
+
+def test_a_worker_of_an_older_release_serves_all() -> None:
+    worker("old", info=json.dumps({"mode": "multi_node"}))
+    worker("older", info=None)
+    insert(1, queue="gone")
+    assert [each["workers"] for each in ask()["queues"].values()] == [2, 2, 2]
+    assert [each["queues"] for each in ask()["workers"]] == [None, None]
+
+
+def test_a_queue_that_only_lost_workers_serve_is_unserved() -> None:
+    serving("one", "default")
+    serving("lost", "hooks", heartbeat_at=now() - timedelta(seconds=40))
+    found = ask()["queues"]
+    assert (found["default"]["unserved"], found["hooks"]["unserved"]) == (False, True)
+
+
+def test_check_says_which_queue_is_unserved_and_what_to_do() -> None:
+    serving("one", "default")
+    insert(2, queue="hooks", due=60)
+    assert check() == 0  # nothing is due
+    insert(2, queue="hooks")
+    says = (
+        "default: queue 'hooks': 2 due, but no live worker serves it; start an outbox_worker with "
+        "--queue hooks, or one without --queue"
+    )
+    with pytest.raises(CommandError) as raised:
+        run("--check")
+    assert (str(raised.value), raised.value.returncode) == (says, 1)
+    assert run()  # without --check nothing is compared
+    serving("two", "hooks")
+    assert check() == 0
+
+
+def test_check_leaves_it_to_min_workers_that_no_worker_is_alive() -> None:
+    """A cron job that runs ``outbox_worker --once`` leaves no live worker between its runs."""
+    insert(2, queue="hooks")
+    serving("lost", "default", heartbeat_at=now() - timedelta(seconds=40))
+    assert check() == 0
+    assert check("--min-workers=1") == 1
+
+
+def test_workers_of_default_deliver_from_queues_that_are_not_configured() -> None:
+    insert(2, queue="gone")
+    serving("one", "hooks")
+    with pytest.raises(CommandError, match=r"queue 'gone': 2 due, but it is not in OUTBOX"):
+        run("--check")
+    serving("two", "default")
+    assert check() == 0
+
+
+# --- whether it is open ---------------------------------------------------------------------------
+
+
+def test_a_paused_queue_and_an_open_breaker_are_shown() -> None:
+    assert not {"paused", "breaker"} & queue().keys()
+    OutboxPause.objects.pause("queue", "default")
+    made = breaker()
+    found = ask()["queues"]
+    assert found["default"]["paused"] is True
+    assert "breaker" not in found["default"]
+    assert "paused" not in found["hooks"]
+    assert made.until is not None
+    assert found["hooks"]["breaker"] == {
+        "until": made.until.isoformat(), "reason": "5 consecutive failures",
+    }  # fmt: skip
+
+
+def test_the_text_says_the_same() -> None:
+    insert(2, queue="hooks", due=-9)
+    insert(1, queue="gone", due=60)
+    serving("one", "default")
+    OutboxPause.objects.pause("queue", "default")
+    made = breaker()
+    assert made.until is not None
+    lines = [each for each in run().splitlines() if each.startswith("queue ")]
+    hooks = lines.pop(1)
+    assert lines == [
+        "queue    default: 0 due, workers 1, paused",
+        'queue    gone: 0 due, no live worker serves it, not in OUTBOX["QUEUES"]',
+    ]
+    assert hooks.startswith("queue    hooks: 2 due, the oldest for ")
+    assert hooks.endswith(
+        " s, no live worker serves it, breaker open until "
+        f"{made.until.isoformat()}: 5 consecutive failures"
+    )
+
+
+def test_the_text_has_a_line_for_each_queue() -> None:
+    worker("old")
+    lines = [each for each in run().splitlines() if each.startswith("queue ")]
+    assert lines == ["queue    default: 0 due, workers 1", "queue    hooks: 0 due, workers 1"]
+
+
+def test_the_text_has_no_line_for_default_alone(settings: Any) -> None:
+    settings.OUTBOX = {}
+    insert(1)
+    assert "queue " not in run()
+    OutboxPause.objects.pause("queue", "default")
+    assert "queue    default: 1 due" in run()
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def test_due_rows_are_counted_by_the_index_of_queues() -> None:
+    insert(3000, due=60)
+    insert(1000, due=None, status=1, done_at=now())
+    insert(20, queue="hooks")
+    keyed("k", 3)
+    for model in (OutboxEvent, OutboxStream):
+        analyze(model)
+    dialect = dialect_of(connection)
+    sent = statements(
+        lambda: dialect.queue_backlogs(connection, queues=["default", "hooks"], most=1000)
+    )
+    [(sql, params)] = sent
+    plan = str(explain(sql, params))
+    assert plan.count(index_name("outbox_event_queue")) >= 2
+    assert "SCAN outbox_" not in plan
+    if connection.vendor == "postgresql":
+        assert "Seq Scan on outbox_event" not in plan
+
+
+def test_many_queues_take_few_statements(settings: Any, django_assert_num_queries: Any) -> None:
+    names = [f"q{number:02}" for number in range(15)]
+    settings.OUTBOX = {"QUEUES": {name: {} for name in names}}
+    for name in names:
+        insert(1, queue=name)
+    with django_assert_num_queries(3):  # queues that are not configured, counts, pauses
+        found = inspected.queue_states("default", [])
+    assert [each.due for each in found] == [0, *[1] * 15]

@@ -1,0 +1,575 @@
+"""Queues in a worker: pools of threads, shared events, dedicated workers, rates, stray events."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.backends.utils import CursorWrapper
+
+import django_outbox as outbox
+from django_outbox import testing
+from django_outbox.listeners.progress import entries
+from django_outbox.listeners.queues import first_queue, next_queue
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from tests.table import insert, keyed, listening, now, row, statuses, stream, write
+from tests.waiting import Gate, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TWO = {"QUEUES": {"hooks": {"WORKERS": 2}}, "WORKERS": 2, "PROBE_INTERVAL": 0.05}
+FAST = outbox.Fixed(delay=0.05, max_attempts=50)
+
+
+@pytest.fixture(autouse=True)
+def two_queues(settings: Any) -> None:
+    settings.OUTBOX = TWO
+
+
+@contextmanager
+def both(
+    local: Callable[..., Any], hook: Callable[..., Any], event_type: str = "order.placed",
+    **options: Any,
+) -> Iterator[None]:  # fmt: skip
+    """Register a listener of ``default`` and one of ``hooks`` for the same events."""
+    with (
+        listening(local, event_type, name="local"),
+        listening(hook, event_type, name="hook", queue="hooks", **options),
+    ):
+        yield
+
+
+class Seen:
+    """A listener that notes the events it gets, and its threads."""
+
+    def __init__(self, other: Seen | None = None) -> None:
+        """Note them where ``other`` does, if it is given."""
+        self.ids: list[str] = other.ids if other else []
+        self.threads: set[str] = set()
+
+    def __call__(self, event: outbox.Event) -> None:
+        self.ids.append(event.event_id)
+        self.threads.add(threading.current_thread().name)
+
+
+def queues() -> Counter[str]:
+    """Count the rows that are not finished by queue."""
+    return Counter(OutboxEvent.objects.pending().values_list("queue", flat=True))
+
+
+# -- routing ---------------------------------------------------------------------------------------
+
+
+def test_an_event_begins_in_default_and_goes_on_in_the_order_of_the_setting(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"b": {}, "a": {}}}
+    with (
+        listening(Seen(), "x", name="1", queue="a"), listening(Seen(), "x", name="2", queue="b"),
+        listening(Seen(), "x.y", name="3"), listening(Seen(), "x.y", name="4", queue="a"),
+    ):  # fmt: skip
+        assert first_queue("order", "x") == "b"
+        assert first_queue("order", "x.y") == "default"
+        assert first_queue("order", "nobody") == "default"
+        done = '{"x 2": {"state": "done"}}'
+        assert next_queue("order", "x", done, now()) == "a"
+        assert next_queue("order", "x", None, now(), closed={"b"}) == "a"
+        assert next_queue("order", "x", None, now(), closed={"a", "b"}) == "b"
+        later = (now() + timedelta(hours=1)).isoformat()
+        waits = f'{{"x 2": {{"state": "due", "at": "{later}"}}}}'
+        assert next_queue("order", "x", waits, now()) == "a"
+        assert next_queue("order", "x", waits.replace("x 2", "x 1"), now()) == "b"
+
+
+def test_a_listener_of_an_unknown_queue_belongs_to_default() -> None:
+    with listening(Seen(), "x", queue="gone"):
+        assert first_queue("order", "x") == "default"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", 7, "x" * 65])
+def test_a_queue_that_no_setting_can_have_is_refused_at_once(name: Any) -> None:
+    with pytest.raises(ValueError, match="queue is"):
+        outbox.listener("x", queue=name)
+
+
+# -- pools -----------------------------------------------------------------------------------------
+
+
+def test_each_queue_has_threads_of_its_own() -> None:
+    local, hook = Seen(), Seen()
+    with listening(local), listening(hook, "hook.sent", queue="hooks"), outbox.Worker():
+        write(20)
+        write(20, "hook.sent")
+        wait_until(lambda: statuses() == {"DONE": 40})
+    assert all("hooks" not in each for each in local.threads)
+    assert all("-hooks-worker-" in each for each in hook.threads)
+
+
+def test_a_queue_of_hung_listeners_does_not_hold_up_the_others() -> None:
+    gate, seen = Gate(), Seen()
+    with listening(seen), listening(gate, "hook.sent", queue="hooks"), outbox.Worker():
+        insert(3000, event_type="hook.sent", queue="hooks")
+        try:
+            wait_until(lambda: len(gate.entered) == 2)
+            for _ in range(30):
+                (event_id,) = write()
+                wait_until(lambda: event_id in seen.ids, within=5)  # noqa: B023
+            insert(1500)
+            wait_until(lambda: len(seen.ids) == 1530)
+            assert len(gate.entered) == 2
+        finally:
+            OutboxEvent.objects.filter(event_type="hook.sent", locked_by=None).delete()
+            gate.open.set()
+    wait_until(lambda: statuses().keys() <= {"DONE", "NEW"})
+
+
+def test_async_listeners_of_two_queues_do_not_share_places(settings: Any) -> None:
+    settings.OUTBOX = {**TWO, "ASYNC_CONCURRENCY": 2}
+    go, entered, seen = threading.Event(), list[str](), list[str]()
+
+    async def hang(event: outbox.Event) -> None:
+        entered.append(event.event_id)
+        while not go.is_set():  # noqa: ASYNC110 - it is set by another thread
+            await asyncio.sleep(0.01)
+
+    async def note(event: outbox.Event) -> None:
+        seen.append(event.event_id)
+
+    with listening(note), listening(hang, "hook.sent", queue="hooks"), outbox.Worker():
+        try:
+            write(6, "hook.sent")
+            wait_until(lambda: len(entered) == 2)
+            write(6)
+            wait_until(lambda: len(seen) == 6)
+            assert len(entered) == 2
+        finally:
+            go.set()
+        wait_until(lambda: statuses() == {"DONE": 12})
+
+
+# -- events that two queues share ------------------------------------------------------------------
+
+
+def test_a_shared_event_goes_from_pool_to_pool_and_runs_once_in_each() -> None:
+    local, hook = Seen(), Seen()
+    with both(local, hook), outbox.Worker():
+        ids = write(200)
+        wait_until(lambda: statuses() == {"DONE": 200})
+    assert Counter(local.ids) == Counter(hook.ids) == Counter(ids)
+
+
+def test_a_shared_event_stays_leased_while_it_is_handed_over() -> None:
+    """With an idle thread it goes on in memory: its row is settled once, at the end."""
+    gate = Gate()
+    with both(Seen(), gate), outbox.Worker():
+        (event_id,) = write()
+        try:
+            wait_until(lambda: gate.entered)
+            found = row(event_id)
+            assert (found.queue, found.progress, found.status) == ("default", None, 0)
+            assert found.locked_by is not None
+        finally:
+            gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 1})
+    reached = entries(row(event_id).progress) or {}
+    assert {title: each.state for title, each in reached.items()} == {
+        "order.placed local": "done", "order.placed hook": "done",
+    }  # fmt: skip
+
+
+def test_without_an_idle_thread_it_leaves_memory_with_its_progress() -> None:
+    gate, local = Gate(), Seen()
+    with both(local, gate), outbox.Worker():
+        ids = write(12)
+        try:
+            wait_until(lambda: len(local.ids) == 12 and len(gate.entered) == 2)
+            left = {*ids} - {*gate.entered}
+            wait_until(lambda: all(row(each).progress for each in left), what="progress")
+            assert {row(each).queue for each in left} == {"hooks"}
+        finally:
+            gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 12})
+    assert Counter(local.ids) == Counter(gate.entered) == Counter(ids)
+
+
+def test_the_listeners_of_an_event_never_run_at_the_same_time() -> None:
+    running, most, lock = Counter[str](), Counter[str](), threading.Lock()
+
+    def call(event: outbox.Event) -> None:
+        with lock:
+            running[event.event_id] += 1
+            most[event.event_id] = max(most[event.event_id], running[event.event_id])
+        time.sleep(0.001)
+        with lock:
+            running[event.event_id] -= 1
+
+    def again(event: outbox.Event) -> None:
+        call(event)
+
+    with both(call, again), outbox.Worker():
+        write(100)
+        wait_until(lambda: statuses() == {"DONE": 100})
+    assert {*most.values()} == {1}
+
+
+def test_a_retry_waits_in_the_queue_of_its_listener() -> None:
+    calls = []
+
+    def fail(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        raise outbox.RetryAfter(60)
+
+    local = Seen()
+    with both(local, fail), outbox.Worker():
+        (event_id,) = write()
+        wait_until(lambda: row(event_id).status == 2)
+    assert (row(event_id).queue, local.ids, calls) == ("hooks", [event_id], [0])
+
+
+def test_a_retry_in_default_comes_before_a_listener_that_is_due_later() -> None:
+    def fail(event: outbox.Event) -> None:
+        raise outbox.RetryAfter(60)
+
+    def later(event: outbox.Event) -> outbox.Defer:
+        return outbox.Defer(600)
+
+    with both(fail, later), outbox.Worker():
+        (event_id,) = write()
+        wait_until(lambda: len(entries(row(event_id).progress) or {}) == 2)
+    assert row(event_id).queue == "default"
+
+
+def test_an_atomic_listener_commits_its_progress_and_the_event_moves_on() -> None:
+    hook = Seen()
+
+    def buy(event: outbox.Event) -> None:
+        OutboxPause.objects.create(kind="stream", name=event.event_id, paused_at=now())
+
+    with (
+        listening(buy, name="local", atomic=True),
+        listening(hook, name="hook", queue="hooks"), outbox.Worker(),
+    ):  # fmt: skip
+        ids = write(20)
+        wait_until(lambda: statuses() == {"DONE": 20})
+    assert OutboxPause.objects.count() == 20
+    assert Counter(hook.ids) == Counter(ids)
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_the_events_of_a_key_stay_in_order_across_queues() -> None:
+    order: dict[str, list[int]] = {}
+
+    def note(event: outbox.Event) -> None:
+        order.setdefault(event.key or "", []).append(event.payload["n"])
+
+    with listening(note), listening(note, "hook.sent", queue="hooks"), outbox.Worker():
+        for n in range(40):
+            event_type = "order.placed" if n % 3 else "hook.sent"
+            for key in "abc":
+                with transaction.atomic():
+                    outbox.write(event_type, {"n": n}, key=key)
+        wait_until(lambda: statuses() == {"DONE": 120})
+    assert [*order.values()] == [[*range(40)]] * 3
+
+
+def test_a_stream_whose_head_fails_waits_in_the_queue_of_the_head() -> None:
+    def fail(event: outbox.Event) -> None:
+        raise outbox.RetryAfter(60)
+
+    with listening(Seen()), listening(fail, "hook.sent", queue="hooks"), outbox.Worker():
+        with transaction.atomic():
+            outbox.write("order.placed", key="a")
+            outbox.write("hook.sent", key="a")
+        wait_until(lambda: stream("a").locked_by is None and statuses() == {"DONE": 1, "RETRY": 1})
+        assert stream("a").queue == "hooks"
+
+
+def test_shared_events_of_a_key_stay_in_order() -> None:
+    local, hook = Seen(), Seen()
+    with both(local, hook), outbox.Worker():
+        ids = []
+        for _ in range(40):
+            with transaction.atomic():
+                ids.append(outbox.write("order.placed", key="a"))
+        wait_until(lambda: statuses() == {"DONE": 40})
+    assert local.ids == hook.ids == ids
+
+
+# -- dedicated workers -----------------------------------------------------------------------------
+
+
+def test_a_dedicated_worker_leaves_other_queues_alone() -> None:
+    local, hook = Seen(), Seen()
+    with listening(local), listening(hook, "hook.sent", queue="hooks"):
+        with outbox.Worker(queues=["hooks"]):
+            write(5)
+            write(5, "hook.sent")
+            wait_until(lambda: len(hook.ids) == 5)
+            wait_until(lambda: statuses() == {"DONE": 5, "NEW": 5})
+        assert local.ids == []
+        with outbox.Worker(queues=["default"]):
+            wait_until(lambda: statuses() == {"DONE": 10})
+
+
+def test_dedicated_workers_pass_a_shared_event_on_through_the_table() -> None:
+    local, hook = Seen(), Seen()
+    with both(local, hook):
+        with outbox.Worker(queues=["default"]):
+            ids = write(10)
+            wait_until(lambda: len(local.ids) == 10)
+            wait_until(lambda: queues() == {"hooks": 10})
+            assert hook.ids == []
+        with outbox.Worker(queues=["hooks"]):
+            wait_until(lambda: statuses() == {"DONE": 10})
+    assert Counter(local.ids) == Counter(hook.ids) == Counter(ids)
+
+
+def test_dedicated_workers_pass_a_stream_on() -> None:
+    local, hook = Seen(), Seen()
+    with listening(local), listening(hook, "hook.sent", queue="hooks"):
+        with transaction.atomic():
+            outbox.write("order.placed", key="a")
+            outbox.write("hook.sent", key="a")
+        with outbox.Worker(queues=["default"]):
+            wait_until(lambda: stream("a").queue == "hooks" and stream("a").locked_by is None)
+        assert (len(local.ids), hook.ids) == (1, [])
+        with outbox.Worker(queues=["hooks"]):
+            wait_until(lambda: statuses() == {"DONE": 2})
+
+
+@pytest.mark.parametrize("given", [["gone"], [], "hooks"])
+def test_a_worker_refuses_queues_that_are_not_configured(given: Any) -> None:
+    with pytest.raises(ValueError, match="expected some of default, hooks"):
+        outbox.Worker(queues=given)
+    with pytest.raises(ValueError, match="expected some of default, hooks"):
+        outbox.drain(queues=given)
+
+
+# -- rows in a wrong queue -------------------------------------------------------------------------
+
+
+def test_rows_that_a_writer_put_into_default_are_delivered_by_their_own_queue() -> None:
+    """As from a process that does not know the listeners, or from version 0.1."""
+    hook = Seen()
+    with listening(hook, "hook.sent", queue="hooks"), outbox.Worker():
+        insert(50, event_type="hook.sent")
+        wait_until(lambda: statuses() == {"DONE": 50})
+    assert all("-hooks-worker-" in each for each in hook.threads)
+
+
+def test_a_backlog_in_a_wrong_queue_is_moved_and_does_not_fill_the_worker() -> None:
+    gate, seen = Gate(), Seen()
+    with listening(gate, "hook.sent", queue="hooks"), listening(seen), outbox.Worker() as worker:
+        insert(2000, event_type="hook.sent")
+        try:
+            wait_until(lambda: queues()["hooks"] > 1900, what="the backlog moved")
+            assert worker.depths()["held"] < 100
+            write(5)
+            wait_until(lambda: len(seen.ids) == 5)
+        finally:
+            OutboxEvent.objects.filter(event_type="hook.sent", locked_by=None).delete()
+            gate.open.set()
+    assert OutboxEvent.objects.filter(rescues__gt=0).count() == 0
+
+
+def test_a_dedicated_worker_corrects_rows_of_other_queues_and_keeps_their_attempts() -> None:
+    with listening(Seen(), "hook.sent", queue="hooks"), outbox.Worker(queues=["default"]):
+        ids = insert(20, event_type="hook.sent", attempts=3, status=2)
+        wait_until(lambda: queues() == {"hooks": 20})
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+    assert {(row(each).attempts, row(each).status) for each in ids} == {(3, 2)}
+
+
+def test_rows_of_a_queue_that_is_not_configured_are_delivered_by_default(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_outbox.worker import strays
+
+    monkeypatch.setattr(strays, "SEARCH_INTERVAL", 0.1)
+    seen = Seen()
+    with listening(seen), outbox.Worker():
+        insert(600, queue="gone")
+        keyed("a", 3)
+        OutboxStream.objects.filter(key="a").update(queue="also-gone")
+        wait_until(lambda: statuses() == {"DONE": 603})
+    assert len({*seen.ids}) == 603
+    assert "queue not configured, its events are delivered by default queue=gone" in caplog.text
+
+
+def test_the_search_for_unknown_queues_finds_them_within_a_minute() -> None:
+    from django_outbox.worker import strays
+
+    assert 1.2 * strays.SEARCH_INTERVAL < 60
+
+
+# -- pauses of queues ------------------------------------------------------------------------------
+
+
+def pause(name: str = "hooks") -> None:
+    OutboxPause.objects.pause("queue", name)
+
+
+def test_nothing_is_claimed_from_a_paused_queue_and_no_row_is_touched() -> None:
+    hook, seen = Seen(), Seen()
+    pause()
+    ids = insert(20, event_type="hook.sent", queue="hooks")
+    before = [*OutboxEvent.objects.order_by("pk").values()]
+    with listening(hook, "hook.sent", queue="hooks"), listening(seen):
+        with outbox.Worker():
+            write(5)
+            wait_until(lambda: len(seen.ids) == 5)
+            time.sleep(0.3)
+        after = OutboxEvent.objects.filter(pk__in=ids).order_by("pk")
+        assert ([*after.values()], hook.ids) == (before, [])
+        assert outbox.drain() == 0
+        with outbox.Worker():
+            OutboxPause.objects.all().resume()
+            wait_until(lambda: len(hook.ids) == 20)
+
+
+def test_what_a_worker_has_ready_is_released_when_its_queue_is_paused() -> None:
+    gate = Gate()
+    with listening(gate, "hook.sent", queue="hooks"), outbox.Worker():
+        ids = write(6, "hook.sent")
+        try:
+            wait_until(lambda: len(gate.entered) == 2)
+            pause()
+            wait_until(lambda: OutboxEvent.objects.leased().count() == 2, what="released")
+        finally:
+            gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 2, "NEW": 4})
+        time.sleep(0.2)
+        assert len(gate.entered) == 2
+        OutboxPause.objects.all().resume()
+        wait_until(lambda: statuses() == {"DONE": 6})
+    assert Counter(gate.entered) == Counter(ids)
+    assert {*OutboxEvent.objects.values_list("attempts", "rescues")} == {(0, 0)}
+
+
+def test_a_shared_event_does_not_wait_for_a_paused_queue_with_its_other_listener() -> None:
+    """The pause comes when its row waits in that queue already."""
+    local = Seen()
+    pause()
+    with both(local, Seen()):
+        ids = insert(700, queue="hooks")
+        with outbox.Worker():
+            wait_until(lambda: len(local.ids) == 700)
+            wait_until(lambda: queues() == {"hooks": 700})
+        assert Counter(local.ids) == Counter(ids)
+        OutboxPause.objects.all().resume()
+        assert outbox.drain() == 700
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+
+def test_a_rate_limits_the_calls_of_a_queue(settings: Any) -> None:
+    settings.OUTBOX = {**TWO, "QUEUES": {"hooks": {"WORKERS": 2, "RATE": "50/s"}}}
+    calls, seen = list[float](), Seen()
+    insert(1000, event_type="hook.sent", queue="hooks")
+
+    def note(event: outbox.Event) -> None:
+        calls.append(time.monotonic())
+
+    with listening(note, "hook.sent", queue="hooks"), listening(seen), outbox.Worker():
+        write(200)
+        wait_until(lambda: len(seen.ids) == 200)
+        wait_until(lambda: len(calls) > 150)
+    windows = [sum(start <= each < start + 1 for each in calls) for start in calls[:100]]
+    assert max(windows) <= 105  # a bucket of one second's worth, and one second
+    assert OutboxEvent.objects.leased().count() == 0
+
+
+def test_what_is_over_the_rate_is_neither_leased_nor_rewritten(settings: Any) -> None:
+    settings.OUTBOX = {**TWO, "QUEUES": {"hooks": {"WORKERS": 2, "RATE": "1/h"}}}
+    insert(50, event_type="hook.sent", queue="hooks")
+    before = [*OutboxEvent.objects.order_by("pk").values()]
+    seen = Seen()
+    with listening(seen), listening(seen, "hook.sent", queue="hooks"), outbox.Worker():
+        write(10)
+        wait_until(lambda: len(seen.ids) == 10)
+        time.sleep(0.3)
+    rows = OutboxEvent.objects.filter(event_type="hook.sent").order_by("pk")
+    assert [*rows.values()] == before
+
+
+# -- upgrades --------------------------------------------------------------------------------------
+
+
+def test_a_row_that_version_01_inserts_waits_in_default() -> None:
+    (event_id,) = insert()
+    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
+    names = [each.column for each in OutboxEvent._meta.concrete_fields if each.name != "queue"]
+    columns = ", ".join(map(connection.ops.quote_name, names))
+    with connection.cursor() as cursor:
+        chosen = columns.replace(connection.ops.quote_name("event_id"), "'another'", 1)
+        cursor.execute(
+            f"INSERT INTO {table} ({columns}) SELECT {chosen} FROM {table} WHERE event_id = %s",
+            [event_id],
+        )
+    assert row("another").queue == "default"
+
+
+def test_many_queues_at_once(settings: Any) -> None:
+    names = [f"q{n}" for n in range(15)]
+    settings.OUTBOX = {"QUEUES": {name: {"WORKERS": 1} for name in names}, "WORKERS": 1}
+    seen = Seen()
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(listening(Seen(seen), f"type.{name}", queue=name))
+        stack.enter_context(listening(seen))
+        with outbox.Worker():
+            for name in names:
+                write(10, f"type.{name}")
+            write(10)
+            wait_until(lambda: statuses() == {"DONE": 160})
+    assert len({*seen.ids}) == 160
+
+
+@pytest.mark.parametrize("doorbell", [None, "auto"])
+def test_an_idle_worker_with_sixteen_queues_asks_no_more_often(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, doorbell: Any
+) -> None:
+    execute, sent = CursorWrapper.execute, list[str]()
+
+    def note(self: Any, sql: str, params: Any = None) -> Any:
+        if threading.current_thread().name == "outbox-default-claimer":
+            sent.append(sql)
+        return execute(self, sql, params)
+
+    monkeypatch.setattr(CursorWrapper, "execute", note)
+
+    def asked(count: int) -> int:
+        names = [f"q{n}" for n in range(count - 1)]
+        settings.OUTBOX = {
+            "QUEUES": {name: {"WORKERS": 1} for name in names},
+            "DOORBELL": doorbell, "POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.2,
+        }  # fmt: skip
+        with outbox.Worker():
+            time.sleep(1)  # it begins
+            sent.clear()
+            time.sleep(4)  # it is idle
+            return len(sent)
+
+    ratios = []
+    while not ratios or (ratios[-1] > 1.1 and len(ratios) < 3):  # the machine may be busy
+        one, sixteen = asked(1), asked(16)
+        assert one > 20
+        ratios.append(sixteen / one)
+    assert ratios[-1] <= 1.1, ratios
+
+
+def test_a_test_drains_one_queue() -> None:
+    insert(3, queue="hooks", event_type="hook.sent")
+    [other] = insert(1)
+    with listening(Seen(), "hook.sent", queue="hooks"):
+        assert testing.drain(queues=["hooks"]) == 3
+    assert [*OutboxEvent.objects.due().values_list("pk", flat=True)] == [other]
