@@ -115,8 +115,15 @@ def play(options: argparse.Namespace, server: servers.Server | None, place: Path
         if options.out:
             with options.out.open("a") as file:
                 file.write(json.dumps(found) + "\n")
-        failed += not found["holds"]
+        if not found["holds"]:
+            failed += 1
+            print(f"FAILED {options.db} {name}: {reasons(found)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def reasons(found: dict[str, Any]) -> str:
+    broken = [f"{each['name']}: {each['value']}" for each in found["figures"] if not each["holds"]]
+    return "; ".join([*found["violations"], *broken, *filter(None, [found.get("error")])])
 
 
 def played(
