@@ -92,7 +92,9 @@ class Fleet:
             psutil.wait_procs(family, timeout=END)
 
     def lines(self) -> list[Line]:
-        return [Line(**json.loads(each)) for each in self.witness.read_text().splitlines()]
+        """Return what listeners have left, but for a line that is just being written."""
+        lines = self.witness.read_text().splitlines(keepends=True)
+        return [Line(**json.loads(each)) for each in lines if each.endswith("\n")]
 
     def starts(self, event_type: str | None = None) -> Counter[str]:
         """How many times each event was started."""
