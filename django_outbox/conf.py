@@ -113,6 +113,7 @@ class Settings:
     HOT_QUEUE_CAPACITY: int = setting(1000, integer(1))  # events offered but not yet claimed
     COLD_QUEUE_CAPACITY: int = setting(1000, integer(1))  # claimed events waiting for a thread
     PREFETCH_BYTES: int = setting(64 * 1024**2, integer(1))  # of claimed payloads in memory
+    BATCH_BYTES: int = setting(4 * 1024**2, integer(1))  # of payloads in one call; may overshoot
     FAIRNESS: tuple[int, int] = setting((2, 1), weights)  # hot to cold claims when both wait
     MAX_ATTEMPTS: int = setting(20, integer(1))  # executions, for policies without a limit
     RETRY: Any = setting(None, anything)  # policy, dotted path or dict; None: Exponential()

@@ -116,6 +116,12 @@ def interceptors() -> tuple[Callable[[Event], Any], ...]:
     return found
 
 
+@lru_cache(maxsize=1)
+def batch_interceptors() -> tuple[Callable[[Any], Any], ...]:
+    """Return the interceptors marked ``batch = True``, which take the events of a whole call."""
+    return tuple(each for each in interceptors() if getattr(each, "batch", False))
+
+
 HOOK_METHODS = ("before_write", "after_write", "after_commit", "after_rollback")
 
 
@@ -224,7 +230,10 @@ def _name(call: Any) -> str:
 
 def _reset(*, setting: str, **kwargs: Any) -> None:
     if setting == "OUTBOX":
-        for each in (serializer, retry_policy, interceptors, writer_hooks, context_providers):
+        for each in (
+            serializer, retry_policy, interceptors, batch_interceptors, writer_hooks,
+            context_providers,
+        ):  # fmt: skip
             each.cache_clear()
 
 

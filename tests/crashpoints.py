@@ -88,14 +88,14 @@ def after_hot_claim(fuse: Fuse) -> None:
 def before_listener(fuse: Fuse) -> None:
     from django_outbox.delivery.call import Call
 
-    around(Call, "_call_intercepted", before=lambda *args: fuse.light())
+    around(Call, "call_intercepted", before=lambda *args: fuse.light())
 
 
 def after_listener(fuse: Fuse) -> None:
     """Crash when the effect is there but the listener's outcome is not known yet."""
     from django_outbox.delivery.call import Call
 
-    around(Call, "_call_intercepted", after=lambda answer: fuse.light())
+    around(Call, "call_intercepted", after=lambda answer: fuse.light())
 
 
 def in_atomic_settle(fuse: Fuse) -> None:

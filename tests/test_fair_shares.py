@@ -27,7 +27,8 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL, Branch, Claim
 from django_outbox.worker.prefetch import BUSY_AFTER, SHRINK_ABOVE, Prefetch
-from django_outbox.worker.queues import Held, Offers, Ready
+from django_outbox.worker.queues import Held, Offers
+from django_outbox.worker.ready import Ready
 from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
 from tests.fleet import Fleet

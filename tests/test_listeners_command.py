@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, transaction
 
 import django_outbox as outbox
-from django_outbox.inspection.listeners import describe_listeners, unrouted_types
+from django_outbox.inspection.listeners import describe_listeners, listener_options, unrouted_types
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from tests.table import insert, listening, now
@@ -84,11 +84,21 @@ def test_what_is_registered_is_described() -> None:
         "atomic": True,
         "is_async": False,
         "fallback": f"{__name__}.give_up",
+        "batch": None,
+        "within": None,
+        "per_key": None,
     }
     assert pattern["event_type"] == "order.*"
     assert pattern["aggregate_type"] == "*"
     assert (pattern["is_async"], pattern["own_retry"]) == (True, False)
     assert "Exponential" in pattern["retry"]
+
+
+def test_the_options_of_a_batch_listener_are_described() -> None:
+    with listening(hear, "order.placed", batch=50, within=0.2, per_key=3):
+        (found,) = describe_listeners()
+    assert (found["batch"], found["within"], found["per_key"]) == (50, 0.2, 3)
+    assert [*listener_options(found)] == ["batch 50", "within 0.2 s", "per key 3"]
 
 
 def test_the_table_names_listeners_and_what_has_none() -> None:

@@ -114,6 +114,26 @@ def test_47_a_delivery_is_a_span_linked_to_the_writers(
 
 
 @everywhere
+def test_a_batch_has_one_span_with_a_link_for_each_event(traced: Traced, where: str) -> None:
+    with traced.tracer.start_as_current_span("POST /orders"):
+        write(3)
+    with listening(lambda events: None, name="bulk", batch=3):
+        deliver(where, count=3)
+    [span], request = traced.deliveries(), traced.named("POST /orders")
+    assert [link.context.span_id for link in span.links] == [request.context.span_id] * 3
+    assert attributes(span) == {
+        "messaging.system": "django_outbox",
+        "messaging.operation.name": "deliver",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": PLACED,
+        "messaging.batch.message_count": 3,
+        "messaging.consumer.group.name": f"{PLACED} bulk",
+        "outbox.database": "default",
+        "outbox.queue": "default",
+    }
+
+
+@everywhere
 def test_47_each_listener_and_each_try_has_its_own_span(traced: Traced, where: str) -> None:
     def flaky(event: outbox.Event) -> None:
         if event.attempts < 2:

@@ -132,6 +132,14 @@ def test_423_events_of_streams_are_claimed_too(shown: Shown) -> None:
     assert shown("outbox_events_claimed_total", source="cold") == 4
 
 
+def test_the_sizes_of_batches_are_counted(shown: Shown) -> None:
+    insert(5)
+    with listening(lambda events: None, batch=3):
+        assert outbox.drain() == 5
+    assert shown("outbox_batch_size_count", listener=PLACED) == 2
+    assert shown("outbox_batch_size_sum", listener=PLACED) == 5
+
+
 # -- outcomes --------------------------------------------------------------------------------------
 
 

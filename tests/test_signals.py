@@ -63,6 +63,12 @@ def deliver() -> None:
     work()
 
 
+def deliver_batch() -> None:
+    insert(2)
+    with listening(lambda events: None, batch=2):
+        outbox.drain()
+
+
 def kill() -> None:
     insert(1)
     work(refuse)
@@ -145,6 +151,7 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "event_decided": (
         deliver, {"event": outbox.Event, "listener": object, "outcome": "done", "duration": float}
     ),
+    "batch_called": (deliver_batch, {"listener": object, "size": 2, "duration": float}),
     "event_settled": (
         deliver, {"event": outbox.Event, "outcome": "done", "duration": float, "lag": float}
     ),

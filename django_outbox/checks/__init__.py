@@ -17,16 +17,16 @@ from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
 from ..listeners import registry
 from ..models import OutboxEvent
-from . import deploying, pooling, queues, servers  # noqa: F401 - registers their checks
+from . import batches, deploying, pooling, queues, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
 DELIVERY_SETTINGS = (
     "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS", "QUEUES",
     "LISTENER_TIMEOUT", "STUCK_AFTER", "HOT_QUEUE_CAPACITY", "COLD_QUEUE_CAPACITY",
-    "PREFETCH_BYTES", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL", "POLL_BATCH_SIZE",
-    "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE", "UNROUTABLE_GRACE",
-    "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS", "ORDERING", "ON_DEAD",
-    "STOP_ON_FIRST_FAILURE", "DRAIN_TIMEOUT", "RETENTION_DEAD", "RETENTION_UNIQUE",
+    "PREFETCH_BYTES", "BATCH_BYTES", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL",
+    "POLL_BATCH_SIZE", "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE",
+    "UNROUTABLE_GRACE", "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS", "ORDERING",
+    "ON_DEAD", "STOP_ON_FIRST_FAILURE", "DRAIN_TIMEOUT", "RETENTION_DEAD", "RETENTION_UNIQUE",
 )  # fmt: skip
 
 TASKS_BACKEND = "django_outbox.contrib.tasks.OutboxBackend"

@@ -20,6 +20,7 @@ try:
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    from opentelemetry.util.types import AttributeValue
 except ImportError as error:
     raise ImportError(
         f'{error}; expected "django-transactional-outbox[opentelemetry]" to be installed'
@@ -49,9 +50,10 @@ def remember_baggage() -> dict[str, str]:
 
 
 @contextmanager
-def restore(event: Event) -> Iterator[None]:
+def restore(event: Event | list[Event]) -> Iterator[None]:
     """Wrap a listener's call in a span, linked to the writer's span, with the writer's baggage.
 
+    The call of a batch listener gets one span with a link for each of its events, and no baggage.
     The span has only the class of an error, because an error's text may contain private data.
     """
     with _delivery_span(event) as span:
@@ -66,7 +68,7 @@ def restore(event: Event) -> Iterator[None]:
 
 
 @contextmanager
-def restore_telling_errors(event: Event) -> Iterator[None]:
+def restore_telling_errors(event: Event | list[Event]) -> Iterator[None]:
     """Do as ``restore``, and add an error's message and traceback to the span."""
     with _delivery_span(event) as span:
         try:
@@ -78,25 +80,37 @@ def restore_telling_errors(event: Event) -> Iterator[None]:
             raise
 
 
+for _each in (restore, restore_telling_errors):
+    vars(_each)["batch"] = True
+
+
 @contextmanager
-def _delivery_span(event: Event) -> Iterator[Span]:
-    token = context.attach(_baggage.extract(event.headers))
+def _delivery_span(subject: Event | list[Event]) -> Iterator[Span]:
+    events = [subject] if isinstance(subject, Event) else subject
+    first, several = events[0], not isinstance(subject, Event)
+    token = context.attach(context.get_current() if several else _baggage.extract(first.headers))
+    types = sorted({each.event_type for each in events})
+    own: dict[str, AttributeValue] = {"messaging.batch.message_count": len(events)}
+    if not several:
+        own = {
+            "messaging.message.id": first.event_id,
+            "outbox.attempt": first.attempts + 1,
+            "outbox.source": first.source,
+        }
     try:
         with _tracer.start_as_current_span(
-            f"deliver {event.event_type}",
+            f"deliver {types[0] if len(types) == 1 else first.listener}",
             kind=SpanKind.CONSUMER,
-            links=_links(event),
+            links=[link for each in events for link in _links(each)],
             attributes={
                 "messaging.system": SYSTEM,
                 "messaging.operation.name": "deliver",
                 "messaging.operation.type": "process",
-                "messaging.destination.name": event.event_type,
-                "messaging.message.id": event.event_id,
-                "messaging.consumer.group.name": event.listener,
-                "outbox.attempt": event.attempts + 1,
-                "outbox.source": event.source,
-                "outbox.database": event.database,
-                "outbox.queue": _queue(event),
+                "messaging.destination.name": ",".join(types),
+                "messaging.consumer.group.name": first.listener,
+                "outbox.database": first.database,
+                "outbox.queue": _queue(first),
+                **own,
             },
             record_exception=False,
             set_status_on_exception=False,

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import Context
 from dataclasses import dataclass, replace
-from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import async_to_sync
 from django.db import InterfaceError, OperationalError, connections
 
 from .. import hooks
 from ..clocks import monotonic
 from ..conf import Settings
 from ..events import Event
-from ..exceptions import ListenerTimeout
 from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
-from ..listeners.registry import Listener, location
+from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
 from ..sql import dialect_of
-from .async_timeouts import as_async, with_timeout
+from .async_timeouts import as_async
 from .decide import decide, deferred_after_error, describe, name, recovered
 from .interceptors import Escaping, intercept
+from .invocation import Invocation, Rollback
 from .lease import Lease
 from .timeouts import CallAbandoned, TimedCall, report_timeout
 
@@ -34,19 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_outbox")
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """A returned exception: raised in a task, some end the event loop, and asgiref adds frames."""
-
-    error: BaseException
-
-
-class _Rollback(Exception):
-    """Rolls back the transaction of an atomic listener."""
-
-
 @dataclass(slots=True)  # not frozen, which is faster: every delivery creates one
-class Call:
+class Call(Invocation):
     """One call of a listener with an event, after ``attempts`` earlier executions.
 
     When the listener has failed for good, its fallback is called in the same way: within
@@ -69,19 +56,28 @@ class Call:
     context: Context | None = None  # runs the call; set if the call may be abandoned
 
     @property
-    def timeout(self) -> float | None:
-        """Seconds that the listener and its fallback may each run; None: no limit."""
-        given = self.listener.timeout
-        return self.settings.LISTENER_TIMEOUT if given is None else given
+    def called(self) -> Any:
+        """The callable that runs: the listener, or its fallback."""
+        return self.listener.call if self.failure is None else self.listener.fallback
+
+    def intercept(self) -> ExitStack | None:
+        """Enter the interceptors; None if there are none."""
+        found = hooks.interceptors()
+        return intercept(self.event, found, self.escaping) if found else None
+
+    def report_if_late(self, seconds: float) -> None:
+        """Report a call that took ``seconds`` if that is more than its timeout."""
+        if self.timeout is not None and seconds >= self.timeout:
+            report_timeout(self.event, self.listener, self.alias, seconds)
 
     def run(self) -> Decision:
         """Call the listener and decide."""
-        if failed := self._convert_payload():
+        if failed := self.convert_payload():
             return failed
-        self._begin()
+        self.begin()
         answer, decision = self._execute(self.listener.call, self.event)
         if decision is DONE:
-            return self._announce_decided(decision)
+            return self.announce_decided(decision)
         return self._fall_back_if_failed(answer, decision)
 
     def finish(self, seconds: float) -> Decision:
@@ -89,11 +85,11 @@ class Call:
         report_timeout(self.event, self.listener, self.alias, seconds)
         self.lease.duration += seconds
         self.lease.called_at, self.lease.timed = 0.0, None
-        timeout_error = self._timeout_error("its thread was written off")
-        decision = self._decide(timeout_error)
+        error = self.timeout_error("its thread was written off")
+        decision = self.decide(error)
         if self.failure is not None:  # it was the fallback
-            return self._announce_decided(self._log_recovery(decision))
-        return self._fall_back_if_failed(timeout_error, decision)
+            return self.announce_decided(self._log_recovery(decision))
+        return self._fall_back_if_failed(error, decision)
 
     def copy_for_thread(self, between: Callable[[Lease], Any]) -> Call:
         """Return a copy of the call for another thread; the thread that hangs keeps its event."""
@@ -101,39 +97,49 @@ class Call:
         event.set_listener(self.listener.title, self.alias)
         assert self.context is not None  # policy and fallback may read what the listener set
         call = replace(self, event=event, between=between, context=self.context.copy())
-        call._convert_payload()  # cannot fail: the payload fitted before
+        call.convert_payload()  # cannot fail: the payload fitted before
         return call
 
     def _fall_back_if_failed(self, answer: Any, decision: Decision) -> Decision:
         """Call the fallback if the listener has failed for good."""
-        failure = self._final_failure(answer, decision)
+        failure = self.final_failure(answer, decision)
         if failure is None:
-            return self._announce_decided(decision)
+            return self.announce_decided(decision)
         self.between(self.lease)
-        self.failure, self.failed = failure, decision
+        return self.fall_back(failure, decision)
+
+    def fall_back(self, failure: Failure, failed: Decision) -> Decision:
+        """Call the fallback after the decision ``failed``; return the decision."""
+        self.failure, self.failed = failure, failed
         _, decision = self._execute(self.listener.fallback, self.event, failure)
-        return self._announce_decided(self._log_recovery(decision))
+        return self.announce_decided(self._log_recovery(decision))
 
     async def arun(self) -> Decision:
         """Await the listener on the event loop and decide."""
-        if failed := self._convert_payload():
+        if failed := self.convert_payload():
             return failed
-        self._begin()
-        answer = await self._acall(self.listener.call, self.event)
-        decision = self._decide(answer)
-        failure = self._final_failure(answer, decision)
+        self.begin()
+        answer = await self.acall(self.listener.call, self.event)
+        decision = self.decide(answer)
+        failure = self.final_failure(answer, decision)
         if failure is None:
-            return self._announce_decided(decision)
+            return self.announce_decided(decision)
         await self.between(self.lease)
-        self.failure, self.failed = failure, decision
-        answer = await self._acall(as_async(self.listener.fallback), self.event, failure)
-        return self._announce_decided(self._log_recovery(self._decide(answer)))
+        return await self.afall_back(failure, decision)
 
-    def _begin(self) -> None:
+    async def afall_back(self, failure: Failure, failed: Decision) -> Decision:
+        """Await the fallback after the decision ``failed``; return the decision."""
+        self.failure, self.failed = failure, failed
+        answer = await self.acall(as_async(self.listener.fallback), self.event, failure)
+        return self.announce_decided(self._log_recovery(self.decide(answer)))
+
+    def begin(self) -> None:
+        """Announce that the listener is called."""
         announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
         self.duration_before = self.lease.duration
 
-    def _announce_decided(self, decision: Decision) -> Decision:
+    def announce_decided(self, decision: Decision) -> Decision:
+        """Report a decision and send its signal; return it."""
         if self.report is not None:
             self.report(self.listener, decision)
         if event_decided.receivers:  # checked here too, because the arguments cost time
@@ -143,7 +149,7 @@ class Call:
             )  # fmt: skip
         return decision
 
-    def _convert_payload(self) -> Decision | None:
+    def convert_payload(self) -> Decision | None:
         """Convert the payload to the listener's type; return a decision if that fails."""
         if self.listener.payload_type is None:
             return None
@@ -152,7 +158,7 @@ class Call:
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - the class runs its own code
-            return self._decide(error)
+            return self.decide(error)
         return None
 
     # -- how to call -------------------------------------------------------------------------------
@@ -172,14 +178,14 @@ class Call:
         if self.listener.atomic:
             answer, decision = self._in_transaction(timed, call, args)
         else:
-            answer = self._call_intercepted(timed, call, args)
+            answer = self.call_intercepted(timed, call, args)
         lease.duration += monotonic() - started
         lease.called_at = 0.0
         if timed is not None:
             lease.timed = None
             if timed.timed_out:
                 report_timeout(self.event, self.listener, self.alias, timed.seconds)
-        return answer, self._decide(answer) if decision is None else decision
+        return answer, self.decide(answer) if decision is None else decision
 
     def _in_transaction(
         self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]
@@ -189,14 +195,14 @@ class Call:
         try:
             with dialect_of(connection).read_committed(connection):
                 has_begun = True
-                answer = self._call_intercepted(timed, call, args)
-                decision = self._decide(answer)
+                answer = self.call_intercepted(timed, call, args)
+                decision = self.decide(answer)
                 if isinstance(answer, BaseException):
-                    raise _Rollback
+                    raise Rollback
                 if not self._settle(decision):
                     decision = LOST
-                    raise _Rollback
-        except _Rollback:
+                    raise Rollback
+        except Rollback:
             return answer, decision
         except Exception as error:
             if timed is not None and not (timed.has_returned or timed.mark_returned()):
@@ -205,78 +211,15 @@ class Call:
                 event_id = self.event.event_id
                 logger.warning("transaction could not begin event_id=%s error=%s", event_id, error)
                 return error, deferred_after_error()
-            return error, self._decide(error)
+            return error, self.decide(error)
         if self.fan_out is not None:
             self.fan_out.mark_committed()
         return answer, replace(decision, written=True)
 
-    def _call_intercepted(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
-        answer: Any
-        try:
-            if not hooks.interceptors():
-                answer = self._call(timed, call, args)
-            else:
-                with intercept(self.event, self.escaping):
-                    answer = self._call(timed, call, args)
-        except self.escaping:
-            raise
-        except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
-            answer = error
-        if timed is not None and not timed.mark_returned():
-            raise CallAbandoned
-        return answer
-
-    def _call(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
-        answer = call(*args)
-        if answer is None:
-            return None
-        if isawaitable(answer):
-            if timed is not None:
-                timed.mark_awaited()
-            answer = async_to_sync(self._await_with_timeout)(answer)
-        return _unwrap(answer)
-
-    async def _acall(self, call: Any, *args: Any) -> Any:
-        started, began = monotonic(), self.lease.clock
-        try:
-            with intercept(self.event, self.escaping):
-                return _unwrap(await self._await_with_timeout(call(*args)))
-        except BaseException as error:
-            if self.lease.cancelled and isinstance(error, asyncio.CancelledError):
-                raise
-            return error
-        finally:
-            self.lease.duration += monotonic() - started
-            seconds = self.lease.clock - began
-            if self.timeout is not None and seconds >= self.timeout:
-                report_timeout(self.event, self.listener, self.alias, seconds)
-
-    async def _await_with_timeout(self, awaitable: Awaitable[Any]) -> Any:
-        """Return what the listener returned or raised; cancel it after the timeout."""
-        timeout, started = self.timeout, self.lease.clock
-        try:
-            return await with_timeout(timeout, _await_guarded(awaitable), self.lease)
-        except asyncio.TimeoutError as error:  # ours, or one of the listener's own
-            if timeout is None or self.lease.clock - started < timeout:
-                return _Raised(error)
-            timeout_error = self._timeout_error("cancelled")
-            timeout_error.__cause__ = error
-            return _Raised(timeout_error)
-        except asyncio.CancelledError as error:
-            if self.lease.cancelled:  # by the worker, which is stopping
-                raise
-            return _Raised(error)
-        except Exception as error:  # noqa: BLE001 - a listener may raise anything
-            return _Raised(error)
-
-    def _timeout_error(self, consequence: str) -> ListenerTimeout:
-        fallback = self.listener.fallback if self.failure is not None else None
-        where = location(fallback or self.listener.call)
-        return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {consequence}")
-
     # -- what to decide ----------------------------------------------------------------------------
 
-    def _decide(self, answer: Any) -> Decision:
+    def decide(self, answer: Any) -> Decision:
+        """Return the decision on what the listener, or its fallback, returned or raised."""
         if self.failure is not None:
             return recovered(answer, failure=self.failure, after=self.failed)
         if answer is None:
@@ -315,7 +258,7 @@ class Call:
         )
         return settled == 1
 
-    def _final_failure(self, answer: Any, decision: Decision) -> Failure | None:
+    def final_failure(self, answer: Any, decision: Decision) -> Failure | None:
         """Return the failure for the fallback; None without one, or if no exception was final."""
         is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
         if self.listener.fallback is None or not is_final:
@@ -334,17 +277,3 @@ class Call:
                 name(failure.exception),
             )  # fmt: skip
         return decision
-
-
-def _unwrap(answer: Any) -> Any:
-    if isinstance(answer, _Raised):
-        raise answer.error
-    return None if isinstance(answer, BaseException) else answer  # returned, not raised
-
-
-async def _await_guarded(awaitable: Awaitable[Any]) -> Any:
-    """Await; return exceptions that would end the event loop instead of raising them."""
-    try:
-        return await awaitable
-    except (KeyboardInterrupt, SystemExit) as error:
-        return _Raised(error)

@@ -14,6 +14,7 @@ from ..listeners.outcomes import DONE, Dead, Decision, Defer, Failure, Status
 logger = logging.getLogger("django_outbox")
 
 ERROR_LENGTH = 4000  # characters of last_error
+ALONE_DELAY = 0.2  # seconds until an event's own call after the last one that it shared
 ERROR_DELAY = 5.0  # seconds to the next delivery after an error that is not a listener's
 
 
@@ -56,6 +57,19 @@ def failed(
     return Decision(
         status=Status.RETRY, delay=delay, spent=1, error=text, kind=kind, outcome="retry"
     )
+
+
+def failed_together(
+    error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
+) -> Decision:
+    """Decide on an exception of a call that the event shared with others: it never dies of it.
+
+    Its last execution is its own, so it comes back even after what no policy repeats.
+    """
+    decision = failed(error, executions, policy, max_attempts)
+    if decision.status is not Status.DEAD:
+        return decision
+    return replace(decision, status=Status.RETRY, delay=ALONE_DELAY, spent=1, outcome="retry")
 
 
 def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:

@@ -15,7 +15,14 @@ from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
 from ..listeners import registry
 from ..listeners.outcomes import DONE, Decision, Status
-from ..listeners.queues import queue_of, route_is_async
+from ..listeners.progress import NEW_ENTRY, entries
+from ..listeners.queues import (
+    may_be_batched,
+    next_due,
+    only_batch_listener,
+    queue_of,
+    route_is_async,
+)
 from ..listeners.registry import Listener
 from .call import Call
 from .decide import clean, dead, describe, failed, name
@@ -48,11 +55,11 @@ def deliver(
     Raises ``CallAbandoned`` if a call returns after it was abandoned; see ``finish``.
     """
     settings = current()
-    listeners = _listeners(lease, settings, scope)
+    listeners = routed(lease, settings, scope)
     if isinstance(listeners, Decision):
         return listeners
     lease.waited = lease.waited or monotonic() - lease.claimed_at  # until its first listener
-    if _is_single(lease, listeners, scope):
+    if is_single(lease, listeners, scope):
         event = lease.event
         event.set_listener(listeners[0].title, alias)
         call = Call(
@@ -77,12 +84,13 @@ def finish(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Decision:
 
     What it calls has its timeout, too, and may be abandoned in turn.
     """
+    assert isinstance(timed.call, Call)
     call, fan_out = timed.call.copy_for_thread(between), timed.call.fan_out
     assert call.context is not None
     decision = call.context.run(call.finish, timed.seconds)
     if fan_out is not None:
         fan_out.between = between
-        fan_out.record(call, decision)
+        fan_out.record(call.listener.title, decision)
         decision = fan_out.run()
     else:
         decision = in_queue_of(call.listener, decision, call.lease)
@@ -96,12 +104,12 @@ async def adeliver(
 ) -> Decision:  # fmt: skip
     """Await an event's listeners in ``scope``, all ``async def`` (see ``is_async``); decide."""
     settings = current()
-    listeners = _listeners(lease, settings, scope)
+    listeners = routed(lease, settings, scope)
     if isinstance(listeners, Decision):
         return listeners
     lease.waited = lease.waited or monotonic() - lease.claimed_at  # until its first listener
     try:
-        if _is_single(lease, listeners, scope):
+        if is_single(lease, listeners, scope):
             event = lease.event
             event.set_listener(listeners[0].title, alias)
             call = Call(
@@ -114,10 +122,40 @@ async def adeliver(
             if fan_out.has_started and not await between(lease):
                 break
             task = asyncio.create_task(call.arun(), name=call.listener.title)
-            fan_out.record(call, await task)
+            fan_out.record(call.listener.title, await task)
         return fan_out.decision
     finally:
         lease.drop_event()
+
+
+def batch_listener(lease: Lease, scope: Scope = EVERYTHING) -> Listener | None:
+    """Return the batch listener to be called next with this event; None if it is an ordinary one.
+
+    Only listeners in the queues of ``scope``, and not paused, are considered.
+    """
+    if not may_be_batched(lease.aggregate_type, lease.event_type):
+        return None
+    only = only_batch_listener(lease.aggregate_type, lease.event_type)
+    if only is not None and lease.progress is None:
+        return only
+    here = [each for each in registry.route(lease.aggregate_type, lease.event_type)
+            if scope.may_call(each)]  # fmt: skip
+    found = next_due(here, entries(lease.progress) or {}, lease.database_now)
+    return found[0] if found is not None and found[0].batching is not None else None
+
+
+def batch_size(listener: Listener, lease: Lease) -> int:
+    """Return in how large a batch a batch listener may get this event."""
+    assert listener.batching is not None
+    if lease.rescues:  # it may have killed a worker
+        return 1
+    attempts: int = lease.row[lease.positions["attempts"]]
+    if attempts and lease.progress is not None:
+        attempts = (entries(lease.progress) or {}).get(listener.title, NEW_ENTRY).attempts
+    if not attempts:
+        return listener.batching.size
+    policy = listener.retry or hooks.retry_policy()
+    return listener.batching.size_after(attempts, policy.max_attempts or current().MAX_ATTEMPTS)
 
 
 def is_async(lease: Lease) -> bool:
@@ -132,20 +170,26 @@ def in_queue_of(listener: Listener, decision: Decision, lease: Lease) -> Decisio
     return replace(decision, queue=queue_of(listener))
 
 
-def _is_single(lease: Lease, listeners: tuple[Listener, ...], scope: Scope) -> bool:
+def is_single(lease: Lease, listeners: tuple[Listener, ...], scope: Scope) -> bool:
     """Return whether the event has one listener only, which is to be called here and now."""
     return len(listeners) == 1 and lease.progress is None and scope.includes(listeners[0])
 
 
-def _listeners(lease: Lease, settings: Settings, scope: Scope) -> tuple[Listener, ...] | Decision:
-    """Decode and route; return a decision for what cannot be delivered, or not now."""
+def routed(
+    lease: Lease, settings: Settings, scope: Scope, *, check_only: bool = False
+) -> tuple[Listener, ...] | Decision:
+    """Decode and route; return a decision for what cannot be delivered, or not now.
+
+    ``check_only``: check that the payload can be decoded, and leave that to its first access.
+    """
     pauses = scope.pauses
     if pauses and is_paused(
         pauses, lease.event_type, lease.aggregate_type, lease.progress, lease.key
     ):
         return PAUSED
     try:
-        lease.event.decode_row()  # here, so that damaged JSON is dead, and not retried
+        # Here, so that damaged JSON is dead, and not retried.
+        lease.event.check_row() if check_only else lease.event.decode_row()
     except PayloadError as error:
         return dead(describe(error), kind=name(error))
     listeners = registry.route(lease.aggregate_type, lease.event_type)

@@ -46,21 +46,28 @@ class FanOut:
             if self.has_started and not self.between(self._lease):
                 break
             call.context = context = copy_context()
-            self.record(call, context.run(call.run))
+            self.record(call.listener.title, context.run(call.run))
         return self.decision
 
     def calls(self) -> Iterator[Call]:
         for listener in self._remaining:
-            if self._lost or not self._scope.includes(listener):
-                continue
-            if self._progress.is_due(listener.title):
+            if not self._lost and self.is_due(listener):
                 yield self._call(listener)
 
-    def record(self, call: Call, decision: Decision) -> None:
+    def is_due(self, listener: Listener) -> bool:
+        """Return whether this listener may be called now."""
+        return self._scope.includes(listener) and self._progress.is_due(listener.title)
+
+    def attempts(self, listener: Listener) -> int:
+        """Return the executions of a listener so far."""
+        return self._progress.attempts(listener.title)
+
+    def record(self, title: str, decision: Decision) -> None:
+        """Record the decision on a listener's call."""
         self.has_started, self._lost = True, decision is LOST
         self._has_failed |= decision.status in (Status.RETRY, Status.DEAD)
         if not decision.written:  # if it is, record_atomic has recorded it
-            self._progress.record(call.listener.title, decision)
+            self._progress.record(title, decision)
 
     def record_atomic(self, title: str, decision: Decision) -> str:
         """Record what an atomic listener commits with its changes; return the progress to write."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any
 
-from .. import hooks
 from ..events import Event
 
 logger = logging.getLogger("django_outbox")
@@ -24,14 +23,18 @@ def ends_drain(error: BaseException) -> bool:
     return isinstance(error, drain_ending_errors.get())
 
 
-def intercept(event: Event, escaping: Escaping) -> ExitStack:
-    """Enter every interceptor in order; leaving the stack leaves them in reverse.
+def intercept(
+    subject: Event | list[Event], interceptors: Iterable[Callable[[Any], Any]], escaping: Escaping
+) -> ExitStack:
+    """Enter every interceptor with an event, or the events of a batch, in order.
+
+    Leaving the stack leaves them in reverse.
 
     An error on entering one is raised after the ones before it were left.
     """
     with ExitStack() as stack:
-        for interceptor in hooks.interceptors():
-            manager = interceptor(event)
+        for interceptor in interceptors:
+            manager = interceptor(subject)
             if not hasattr(manager, "__enter__") or not hasattr(manager, "__exit__"):
                 raise TypeError(
                     f"The interceptor {interceptor!r} returned {manager!r}; expected a context "

@@ -21,9 +21,19 @@ class Scope:
     queues: frozenset[str] | None = None  # only the listeners of these; None: of all queues
     pauses: Pauses = NO_PAUSES
     report: Callable[[Listener, Decision], None] | None = None
+    batch: str | None = None  # the title of the one batch listener to be called; None: others
+
+    def of_batch(self, title: str) -> Scope:
+        """Return the scope for a call of one batch listener."""
+        return Scope(self.queues, self.pauses, self.report, title)
 
     def includes(self, listener: Listener) -> bool:
         """Return whether the listener may be called here and now."""
+        batch = listener.title if listener.batching is not None else None
+        return batch == self.batch and self.may_call(listener)
+
+    def may_call(self, listener: Listener) -> bool:
+        """Return whether its queue belongs here, and neither it nor the queue is paused."""
         if self.queues is None and not self.pauses:
             return True
         queue = queue_of(listener)

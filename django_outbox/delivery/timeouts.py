@@ -12,7 +12,7 @@ from ..listeners.registry import Listener
 from ..signals import announce, listener_overdue
 
 if TYPE_CHECKING:
-    from .call import Call
+    from .invocation import Invocation
 
 logger = logging.getLogger("django_outbox")
 
@@ -28,7 +28,7 @@ class TimedCall:
 
     __slots__ = ("_ended", "_timeout", "call", "ends_at", "has_returned", "seconds", "started")
 
-    def __init__(self, call: Call, started: float, timeout: float) -> None:
+    def __init__(self, call: Invocation, started: float, timeout: float) -> None:
         self.call, self.started = call, started
         self.ends_at = started + timeout  # monotonic; from then on it may be abandoned
         self.has_returned = False  # before it was abandoned; owner: its thread

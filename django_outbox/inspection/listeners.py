@@ -60,6 +60,7 @@ def describe_listeners() -> list[dict[str, Any]]:
 
 
 def _describe(each: Listener) -> dict[str, Any]:
+    batching = each.batching
     return {
         "event_type": each.event_type,
         "aggregate_type": "*" if each.aggregate_type is ANY else each.aggregate_type,
@@ -73,6 +74,9 @@ def _describe(each: Listener) -> dict[str, Any]:
         "atomic": each.atomic,
         "is_async": each.is_async,
         "fallback": each.fallback and qualified_name(each.fallback),
+        "batch": batching and batching.size,
+        "within": batching and batching.within,
+        "per_key": batching and batching.per_key,
     }
 
 
@@ -84,6 +88,12 @@ def listener_options(each: dict[str, Any]) -> Iterator[str]:
         yield "atomic"
     if each["timeout"] is not None:
         yield f"timeout {each['timeout']:g} s"
+    if each["batch"] is not None:
+        yield f"batch {each['batch']}"
+    if each["within"]:
+        yield f"within {each['within']:g} s"
+    if each["per_key"] is not None and each["per_key"] > 1:
+        yield f"per key {each['per_key']}"
     if each["own_retry"]:
         yield f"retry {each['retry']}"
     if each["fallback"]:

@@ -34,9 +34,38 @@ def route_in(
 
 @lru_cache(maxsize=4096)
 def route_is_async(aggregate_type: str, event_type: str, queue: str) -> bool:
-    """Return whether every listener of this event in ``queue`` can be awaited on the event loop."""
-    found = route_in(aggregate_type, event_type, queue)
-    return bool(found) and all(each.is_async and not each.atomic for each in found)
+    """Return whether the listeners of an event in ``queue`` can be awaited on the event loop.
+
+    Batch listeners do not count: each of their calls is a delivery of its own.
+    """
+    found = [each for each in route_in(aggregate_type, event_type, queue) if not each.batching]
+    return bool(found) and all(map(can_be_awaited, found))
+
+
+def can_be_awaited(listener: Listener) -> bool:
+    """Return whether a listener can be awaited on the event loop."""
+    return listener.is_async and not listener.atomic
+
+
+@lru_cache(maxsize=4096)
+def may_be_batched(aggregate_type: str, event_type: str) -> bool:
+    """Return whether any listener of this event is a batch listener."""
+    return any(each.batching for each in registry.route(aggregate_type, event_type))
+
+
+@lru_cache(maxsize=4096)
+def only_batch_listener(aggregate_type: str, event_type: str) -> Listener | None:
+    """Return the listener of this event if it has one only, and that is a batch listener."""
+    found = registry.route(aggregate_type, event_type)
+    return found[0] if len(found) == 1 and found[0].batching else None
+
+
+@lru_cache(maxsize=64)
+def largest_batch(queue: str) -> int:
+    """Return the largest batch of the listeners in a queue; 1 if none is a batch listener."""
+    sizes = [each.batching.size for each in registry.listeners()
+             if each.batching and queue_of(each) == queue]  # fmt: skip
+    return max(sizes, default=1)
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +128,9 @@ def _ranks() -> Mapping[str, int]:
 
 
 def _forget() -> None:
-    for each in (route_is_async, queues_of, _ranks):
+    for each in (
+        route_is_async, may_be_batched, only_batch_listener, largest_batch, queues_of, _ranks,
+    ):  # fmt: skip
         each.cache_clear()
 
 

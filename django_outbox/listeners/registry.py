@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
@@ -17,6 +18,7 @@ from ..events import LENGTHS, declared, fit, type_name
 from ..exceptions import ListenerAlreadyRegistered, PayloadError, seconds
 from ..queue_settings import DEFAULT_QUEUE
 from ..queue_settings import NAME as QUEUE_NAME
+from .batching import Batching, batching
 from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,6 +50,7 @@ class Listener:
     queue: str = DEFAULT_QUEUE
     payload_type: type | None = None  # the @event class of its payload, if any
     fallback: Callable[..., Any] | None = None  # called once when this one has failed for good
+    batching: Batching | None = None  # set if it gets many events in one call
     is_async: bool = field(init=False)
     title: str = field(init=False)  # its key in stored progress: must not change in a deploy
 
@@ -67,8 +70,9 @@ class Listener:
 
     @property
     def fault(self) -> str | None:
-        """Return why a call with one argument, the event, would fail or do nothing; else None."""
-        return _fault(self.call, "exactly one argument, the event", object())
+        """Return why a call with its one argument would fail or do nothing; else None."""
+        given = "the event" if self.batching is None else "the list of events"
+        return _fault(self.call, f"exactly one argument, {given}", object())
 
     @property
     def payload_fault(self) -> str | None:
@@ -115,6 +119,9 @@ def listener(
     timeout: float | None = None,
     atomic: bool = False,
     queue: str = DEFAULT_QUEUE,
+    batch: int | None = None,
+    within: float | timedelta = 0.0,
+    per_key: int = 1,
 ) -> Callable[[Callable[P, T_co]], Listening[P, T_co]]:
     """Register a function, method, callable object or ``async def`` for an event type.
 
@@ -123,6 +130,10 @@ def listener(
     type, name): give each further listener a ``name``, and it gets the event too.
     ``@that_listener.fallback`` registers what is called when the listener has failed for good.
     ``queue`` is a name in ``OUTBOX["QUEUES"]``: the threads of that queue call the listener.
+
+    With ``batch``, each call gets a list of 1 to ``batch`` events (500 at most), and returns None
+    or one answer for each. The first may wait up to ``within`` seconds (1 at most) for more, and
+    ``per_key`` consecutive events of one key may be in a call; without it, one.
 
     Raises ``ListenerAlreadyRegistered`` for a second listener with the same three. Raises
     ``ValueError`` for a type that no event can have, or options that fail at the first event.
@@ -134,6 +145,7 @@ def listener(
     if timeout is not None and seconds(timeout, of="timeout") == 0:
         raise ValueError("timeout is 0; expected seconds above zero, or None.")
     _check_queue(queue)
+    options = batching(batch, within, per_key)
     kind = aggregate_type if aggregate_type is ANY else _checked(aggregate_type, "aggregate_type")
     types, payload_type = _types(event_type)
 
@@ -150,6 +162,7 @@ def listener(
                     atomic=atomic,
                     queue=queue,
                     payload_type=payload_type,
+                    batching=options,
                 )
             )
         _attach_fallback(call)

@@ -1,23 +1,28 @@
-"""A queue's threads: each takes a lease, delivers its event and passes the decision on."""
+"""A queue's threads: each takes an event or a batch, delivers it and passes the decisions on."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 
 from ..clocks import monotonic
+from ..delivery.batch_call import BatchCall
 from ..delivery.decide import deferred_after_error
 from ..delivery.deliver import deliver, finish, is_async
+from ..delivery.fallbacks import Fallback
 from ..delivery.lease import Lease
 from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status
+from .batch_delivery import BatchDelivery
 from .broken_sessions import BrokenSessions
 from .connection_cleanup import ConnectionCleanup
 from .pools import Pool, Pools
 from .queues import Held
+from .ready import Lane
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
@@ -34,10 +39,14 @@ class Seat:
     """A place in the pool: its thread, and the lease that the thread delivers."""
 
     def __init__(
-        self, run: Callable[[Seat], None], name: str, inherited: TimedCall | None = None
-    ) -> None:
+        self, run: Callable[[Seat], None], name: str, inherited: TimedCall | None = None,
+        fallbacks: deque[Fallback] | None = None,
+    ) -> None:  # fmt: skip
         self.inherited = inherited  # a call that hangs; this thread finishes its delivery
-        self.lease: Lease | None = None  # what the thread delivers; only the thread sets it
+        self.fallbacks = deque() if fallbacks is None else fallbacks  # of a batch, to be called
+        # What the thread delivers, of a batch the first; only the thread sets it.
+        self.lease: Lease | None = None
+        self.batch: list[Lease] = []  # the events of its last batch
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
 
     @property
@@ -69,6 +78,10 @@ class Dispatcher:
         self._pool, self._pools, self._streams, self._sessions = pool, pools, streams, sessions
         self._stuck_after = stuck_after  # seconds
         self._stopping = threading.Event()
+        self._batches = BatchDelivery(
+            alias=alias, pool=pool, pools=pools, held=held, streams=streams,
+            is_stopping=self._stopping.is_set,
+        )  # fmt: skip
         self._replacing = threading.Lock()  # guards the seats while a thread is replaced
         self._seats = [
             Seat(self._run, pool.thread_name(alias, f"worker-{number}"))
@@ -136,7 +149,9 @@ class Dispatcher:
             if not timed.abandon():  # it has returned in the meantime
                 return
             self._abandoned = [*self._abandoned, seat.thread]
-            self._seats[number] = successor = Seat(self._run, seat.thread.name, timed)
+            self._seats[number] = successor = Seat(
+                self._run, seat.thread.name, timed, seat.fallbacks
+            )
         successor.thread.start()
 
     def _report(self) -> None:
@@ -187,6 +202,7 @@ class Dispatcher:
         try:
             if seat.inherited is not None:
                 self._finish(seat, seat.inherited, cleanup, between)
+                self._batches.fall_back(seat, cleanup, between)
             self._work(seat, cleanup, between)
         except CallAbandoned:  # another thread now has the lease and all that is shared
             assert seat.lease is not None
@@ -203,7 +219,12 @@ class Dispatcher:
             self._pool.made_room()
             if lease is None:
                 continue
-            if is_async(lease):
+            if isinstance(lease, Lane):
+                ahead += self._batches.deliver(seat, lease, cleanup, between)
+                if ahead > RUN_AHEAD:
+                    self._batches.wait_settled(seat)
+                    ahead = 0.0
+            elif is_async(lease):
                 self._pool.to_loop(lease)
             elif self._may_start(lease):
                 decision = self._deliver(seat, lease, cleanup, between)
@@ -221,6 +242,9 @@ class Dispatcher:
         self, seat: Seat, timed: TimedCall, cleanup: ConnectionCleanup, between: Between
     ) -> None:
         """Finish what an abandoned thread delivered: its call failed, other listeners follow."""
+        if isinstance(timed.call, BatchCall):
+            self._batches.finish(seat, timed, cleanup, between)
+            return
         lease = seat.lease = timed.call.lease
         try:
             decision = copy_context().run(finish, timed, between=between)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextvars import copy_context
 from datetime import datetime
 
@@ -12,33 +12,30 @@ from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
-from ..conf import Settings, current
-from ..delivery.deliver import dead_after_rescues, deliver
+from ..conf import current
+from ..delivery.batch import Batch
+from ..delivery.deliver import batch_listener, dead_after_rescues, deliver
+from ..delivery.fallbacks import call_fallback
 from ..delivery.interceptors import drain_ending_errors
-from ..delivery.lease import Lease, lease_from_row
+from ..delivery.lease import Lease
 from ..delivery.paused import PAUSED
-from ..delivery.scope import Scope
 from ..events import as_utc
 from ..listeners.outcomes import Decision
+from ..listeners.queues import largest_batch
+from ..listeners.registry import Listener
 from ..models import OutboxEvent
-from ..signals import announce, events_claimed
 from ..sql import dialect_of, engine_connection, is_in_memory
-from ..sql.values import Branch, Claim, RescueState
 from .connection_cleanup import tidy
+from .drain_claims import DrainClaims
 from .leases import Heartbeat
-from .pauses import KnownPauses
-from .queues import Decisions, Held, Ready
 from .savepoint import Savepoint
 from .settler import Settled, report_settled, split_by_kind, write
-from .stream_claims import StreamClaims, report_rescue
-from .streams import Streams
+from .stream_claims import StreamClaims
 from .threads import Loop
-from .wakeup import Wakeup
-from .worker import new_owner, served
+from .worker import served
 
 logger = logging.getLogger("django_outbox")
 
-RECOVERY_BATCH = 8  # rows in one recovery batch, which claims what lost workers had leased
 GATHER_COUNT, GATHER_TIME = 20, 0.1  # decisions, and seconds, after which they are settled
 SETTLE_RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before each further try of a settle
 ESCAPING = (KeyboardInterrupt,)  # ends the run; anything else that a listener raises is a failure
@@ -74,41 +71,11 @@ def drain(
     return _Drain(alias, at=at and as_utc(at), queues=only).run(limit, inline=inline)
 
 
-class _Drain:
-    def __init__(self, alias: str, *, at: datetime | None, queues: frozenset[str] | None) -> None:
-        self.alias, self.at, self.only = alias, at, queues  # None: all
-        self.settings: Settings = current()
-        self.me = new_owner()
-        self.held = Held(self.settings.LEASE)
-        self.total_delays: dict[str, float] = {}  # seconds, of each event so far
-        self.excluded: list[str] = []  # events that this drain does not claim again
-        self.in_use = [  # with open transactions of the caller, which must not be closed
-            each for each in connections.all(initialized_only=True) if each.in_atomic_block
-        ]
-        self.ready, self.unrun = Ready(), Decisions()
-        self.known_pauses = KnownPauses()
-        self.streams = Streams(
-            alias=alias, me=self.me, settings=self.settings, held=self.held, pools=self,
-            wakeup=Wakeup(),
-        )  # fmt: skip
-        self.decided = 0  # events so far, including paused ones that were claimed
-        self.horizon = 0.0  # seconds between the database's now and ``at``
-
-    # -- the heads of streams, which this thread delivers ----------------------------------------
-
-    def put(self, lease: Lease) -> None:
-        self.ready.put(lease)
-
-    def accepts(self, queue: str) -> bool:
-        """Return whether events of this queue may be started here."""
-        served_here = self.only is None or queue in self.only
-        return served_here and queue not in self.known_pauses.closed
-
-    # --------------------------------------------------------------------------------------------
-
+class _Drain(DrainClaims):
     def run(self, limit: int | None, *, inline: bool) -> int:
         if inline:
-            return self._deliver_all(connections[self.alias], limit, chunk=1, inline=True)
+            chunk = max(map(largest_batch, self.settings.queues))
+            return self._deliver_all(connections[self.alias], limit, chunk=chunk, inline=True)
         own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
         beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, worker_row=None,
                          streams=self.streams)  # fmt: skip
@@ -159,11 +126,18 @@ class _Drain:
                     lease = self._next_head(room)
                     if lease is None:
                         break
-                if lease is not None and (self.held.start(lease) or inline):
+                if (
+                    lease is not None
+                    and (listener := batch_listener(lease, self.scope)) is not None
+                ):
+                    follower = None
+                    heads = self._same_lane(listener, lease, room - count)
+                    count += self._decide_batch(listener, heads, waiting, inline=inline)
+                elif lease is not None and (self.held.start(lease) or inline):
                     decision = self._decide(lease, inline=inline)
                     follower = self.streams.next(lease, decision)
                     waiting.append((lease, decision))
-                    count += decision is not PAUSED
+                    count += _is_delivery(decision)
                     if follower is not None and len(waiting) < GATHER_COUNT:
                         continue
                 part, waiting = waiting, []
@@ -174,22 +148,6 @@ class _Drain:
             self.streams.release_all(connection)
         return count
 
-    def _claim_streams(self, room: int) -> None:
-        """Claim until there is something to deliver, or until only paused streams are left."""
-        brought, before = 0, -1
-        more: Collection[str] | bool = True
-        while more and not brought and self.claims.postponed > before:
-            before = self.claims.postponed
-            rooms = dict.fromkeys(self._open_queues(), room)
-            brought, more = self.claims.claim(rooms) if rooms else (0, False)
-
-    def _next_head(self, room: int) -> Lease | None:
-        if self.streams.next_read() <= monotonic():
-            self.claims.read_again(monotonic(), room)
-        if not len(self.ready):
-            self.claims.run_suspect()
-        return next(iter(self.ready.take_all(1)), None)
-
     def _settle_keyed(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
         part = part + self.unrun.take_all(GATHER_COUNT)
         self._settle(connection, part)
@@ -197,64 +155,19 @@ class _Drain:
         self.held.drop(lease for lease, _ in part)
         self.streams.release(connection)
 
-    def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
-        """Lease due events; events of lost workers come last, and each suspect alone."""
-        self.known_pauses.refresh(connection)
-        rooms = dict.fromkeys(self._open_queues(), limit)
-        while any(rooms.values()):
-            found = self.known_pauses.postpone_due(connection, rooms)
-            if all(found.values()):
-                rooms = found
-                break
-        for state, most in (
-            (RescueState.CLEAN, limit),
-            (RescueState.LOST, RECOVERY_BATCH),
-            (RescueState.SUSPECT, 1),
-        ):
-            if leases := self._claim_in_turn(connection, rooms, state, most):
-                return leases
-        return []
-
-    def _open_queues(self) -> list[str]:
-        return [each for each in self.queues if self.accepts(each)]
-
-    def _claim_in_turn(
-        self, connection: BaseDatabaseWrapper, rooms: Mapping[str, int], state: RescueState,
-        most: int,
-    ) -> list[Lease]:  # fmt: skip
-        """Lease events of one state from the first queue that has some."""
-        for queue, room in rooms.items():
-            branch = Branch(queue, min(most, room), most_bytes=self.settings.PREFETCH_BYTES // 2)
-            claim = Claim(
-                me=self.me, lease=self.held.lease, branches=[branch], at=self.at,
-                exclude=self.excluded, state=state,
-            )  # fmt: skip
-            deadline = self.held.deadline(monotonic())
-            if rows := dialect_of(connection).claim(connection, claim).rows:
-                leases = [
-                    lease_from_row(row, claim.columns, deadline=deadline, me=self.me)
-                    for row in rows
-                ]
-                new = self.held.add(leases)
-                announce(events_claimed, sender=self.alias, count=len(new), source="cold")
-                for lease in new:
-                    if lease.rescued:
-                        report_rescue(self.alias, lease)
-                return new
-        return []
-
     def _deliver(
         self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inline: bool
     ) -> int:
         count, since = 0, monotonic()
         waiting: Settled = []
         try:
-            for lease in leases:
-                if not (inline or self.held.wait_current(lease, lambda: False)):
-                    continue
-                decision = self._decide(lease, inline=inline)
-                waiting.append((lease, decision))
-                count += decision is not PAUSED
+            for listener, some in self._batches(leases):
+                if listener is not None:
+                    count += self._decide_batch(listener, some, waiting, inline=inline)
+                elif inline or self.held.wait_current(some[0], lambda: False):
+                    decision = self._decide(some[0], inline=inline)
+                    waiting.append((some[0], decision))
+                    count += _is_delivery(decision)
                 if len(waiting) >= GATHER_COUNT or monotonic() - since > GATHER_TIME:
                     part, waiting, since = waiting, [], monotonic()
                     self._settle(connection, part)
@@ -265,6 +178,55 @@ class _Drain:
                 dialect_of(connection).release(connection, me=self.me, ids=ids)
             self.held.drop(leases)
         return count
+
+    def _decide_batch(
+        self, listener: Listener, leases: list[Lease], into: Settled, *, inline: bool
+    ) -> int:
+        """Deliver a batch; add what was decided to ``into``, and return the count of deliveries."""
+        current_ones = [
+            each for each in leases if inline or self.held.wait_current(each, lambda: False)
+        ]
+        if not current_ones:
+            return 0
+        decided: Settled = []
+        try:
+            self._run_batch(listener, current_ones, decided, inline=inline)
+        finally:
+            for lease, decision in decided:
+                lease.started_at = monotonic()
+                self._exclude_delayed(lease, decision)
+            self.decided += len(decided)
+            into += decided
+        return sum(_is_delivery(decision) for _, decision in decided)
+
+    def _run_batch(
+        self, listener: Listener, leases: list[Lease], into: Settled, *, inline: bool
+    ) -> None:
+        if inline:
+            with Savepoint(connections[self.alias]) as savepoint:
+                self._run_in_context(listener, leases, into, savepoint.renew)
+        else:
+            self._run_in_context(listener, leases, into, self._tidy)
+            self._tidy(leases[0])
+
+    def _run_in_context(
+        self, listener: Listener, leases: list[Lease], into: Settled,
+        between: Callable[[Lease], bool],
+    ) -> None:  # fmt: skip
+        context = copy_context()
+        context.run(drain_ending_errors.set, ESCAPING)
+        batch = Batch(
+            listener, leases, alias=self.alias, between=between, scope=self.scope,
+            escaping=ESCAPING,
+        )  # fmt: skip
+        try:
+            context.run(batch.run)
+            for each in batch.fallbacks:
+                between(batch.lead)
+                batch.decided.append((each.call.lease, call_fallback(each)))
+        finally:
+            self.streams.wait_again(batch.to_repeat)
+            into += batch.decided
 
     def _decide(self, lease: Lease, *, inline: bool) -> Decision:
         try:
@@ -293,7 +255,7 @@ class _Drain:
         context.run(drain_ending_errors.set, ESCAPING)
         return context.run(
             deliver, lease, alias=self.alias, escaping=ESCAPING, between=between,
-            scope=Scope(self.only, self.known_pauses.pauses),
+            scope=self.scope,
         )  # fmt: skip
 
     def _tidy(self, lease: Lease) -> bool:
@@ -305,7 +267,7 @@ class _Drain:
 
     def _exclude_delayed(self, lease: Lease, decision: Decision) -> None:
         """Exclude an event from further claims if it is due at once, paused or due after ``at``."""
-        if decision.delay is None:
+        if decision.delay is None or decision.outcome == "moved":  # its next listener is due
             return
         event_id = lease.event_id
         self.total_delays[event_id] = self.total_delays.get(event_id, 0.0) + decision.delay
@@ -328,3 +290,8 @@ class _Drain:
                         raise
                     time.sleep(pause)
             report_settled(part, alias=self.alias)
+
+
+def _is_delivery(decision: Decision) -> bool:
+    """Return whether an event's listeners were called, and none of them is due any more."""
+    return decision is not PAUSED and decision.outcome != "moved"

@@ -43,7 +43,7 @@ class EventClaims:
         self._held, self._decisions, self._pools = held, decisions, pools
         self._intakes, self._known_pauses, self._connect = intakes, known_pauses, connect
         self._several = len(settings.queues) > 1  # otherwise, all events belong to default
-        self._puts = {pool.name: pool.ready.put for pool in pools}
+        self._puts = {pool.name: pool.put for pool in pools}
 
     def claim(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Claimed:
         """Make a claim; ``hot`` has the events that this process offered, by id."""

@@ -9,24 +9,36 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from django.db import connections
 
 from ..clocks import monotonic
+from ..delivery.batch import Batch
 from ..delivery.decide import deferred_after_error
 from ..delivery.deliver import adeliver
+from ..delivery.fallbacks import acall_fallback
 from ..delivery.lease import Lease
+from ..listeners.registry import Listener
 from .async_connections import DeliveryThread, Slots
+from .batch_delivery import settle_batch, settle_rest
 from .blocked_loop import BlockedLoopWatch
 from .pools import Pool, Pools
 from .queues import AsyncLoad, Held
+from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
 # What the current task delivers; inherited by the tasks that a listener creates.
 CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
+
+
+class _Gathered(NamedTuple):
+    """A batch that waits for a place."""
+
+    listener: Listener
+    leases: list[Lease]
 
 
 class EventLoop:
@@ -37,12 +49,14 @@ class EventLoop:
 
     def __init__(
         self, *, alias: str, stuck_after: float, pool: Pool, pools: Pools, held: Held,
+        streams: Streams,
     ) -> None:  # fmt: skip
         self._alias, self._held, self._pool, self._pools = alias, held, pool, pools
+        self._streams = streams
         self._slots = pool.settings.ASYNC_CONCURRENCY
         self._connections = Slots(pool.settings.ASYNC_CONNECTIONS)
         self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
-        self._waiting: deque[Lease] = deque()  # bounded like all that is claimed
+        self._waiting: deque[Lease | _Gathered] = deque()  # bounded like all that is claimed
         self._running: dict[asyncio.Task[None], Lease] = {}
         self._cancelled: dict[str, str] = {}  # titles of listeners, by event id
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
@@ -65,11 +79,16 @@ class EventLoop:
     @property
     def waiting(self) -> int:
         """Return how many leases wait for one of the ``ASYNC_CONCURRENCY`` places."""
-        return len(self._waiting)
+        return sum(1 if isinstance(each, Lease) else len(each.leases) for each in self._waiting)
 
     def put(self, lease: Lease) -> None:
         """Queue a lease for delivery. Any thread may call it."""
         self._waiting.append(lease)
+        self._loop.call_soon_threadsafe(self._fill)
+
+    def put_batch(self, listener: Listener, leases: list[Lease]) -> None:
+        """Queue a batch for delivery. Any thread may call it."""
+        self._waiting.append(_Gathered(listener, leases))
         self._loop.call_soon_threadsafe(self._fill)
 
     def stop(self) -> None:
@@ -128,8 +147,12 @@ class EventLoop:
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._slots and not self._stopping:
-            lease = self._waiting.popleft()
-            task = self._loop.create_task(self._deliver(lease), name=lease.event_id)
+            found = self._waiting.popleft()
+            if isinstance(found, Lease):
+                lease, delivery = found, self._deliver(found)
+            else:
+                lease, delivery = found.leases[0], self._deliver_batch(*found)
+            task = self._loop.create_task(delivery, name=lease.event_id)
             self._running[task] = lease
             task.add_done_callback(self._finished)
         self._pool.made_room()  # what waits here takes room from the next claim
@@ -159,18 +182,86 @@ class EventLoop:
                 )
         except asyncio.CancelledError:
             if decision is None:
-                logger.warning(
-                    "listener cancelled, event handed back "
-                    "event_id=%s event_type=%s listener=%r seconds=%.1f",
-                    lease.event_id, lease.event_type, self._cancelled.get(lease.event_id, ""),
-                    monotonic() - lease.started_at,
-                )  # fmt: skip
+                self._report_cancelled(lease)
                 lease.started_at = 0.0  # it has ended, so its lease can be released
                 raise
         except RuntimeError:  # while the interpreter exits, no thread can be used
             if decision is None:
                 raise
         self._pools.pass_on(lease, decision)
+
+    def _report_cancelled(self, lease: Lease) -> None:
+        logger.warning(
+            "listener cancelled, event handed back "
+            "event_id=%s event_type=%s listener=%r seconds=%.1f",
+            lease.event_id, lease.event_type, self._cancelled.get(lease.event_id, ""),
+            monotonic() - lease.started_at,
+        )  # fmt: skip
+
+    async def _deliver_batch(self, listener: Listener, leases: list[Lease]) -> None:
+        started: list[Lease] = []
+        held_up: set[str] = set()  # keys
+        for lease in leases:
+            if lease.key not in held_up and await self._may_start(lease):
+                started.append(lease)
+                continue
+            self._pools.take_back(lease)
+            if lease.key is not None:
+                held_up.add(lease.key)
+        if not started:
+            return
+        CURRENT_LEASE.set(started[0])
+        batches: list[Batch] = []  # the batch, once it is there
+        try:
+            await self._await_batch(listener, started, batches)
+        except asyncio.CancelledError:
+            self._hand_back(started, batches)
+            raise
+        except Exception:
+            logger.exception("delivery failed event_id=%s", started[0].event_id)
+        for batch in batches:
+            settle_rest(batch, self._pools, self._streams, deferred_after_error())
+        for lease in started if not batches else ():
+            self._pools.pass_on(lease, deferred_after_error())
+
+    async def _await_batch(
+        self, listener: Listener, leases: list[Lease], batches: list[Batch]
+    ) -> None:
+        lead = leases[0]
+        async with DeliveryThread(self._connections, lead, alias=self._alias) as thread:
+
+            async def between(lease: Lease) -> bool:
+                await thread.close_connections()
+                return self._held.is_current(lease) and not self._stopping
+
+            batch = Batch(
+                listener, leases, alias=self._alias, between=between, scope=self._pool.scope(lead)
+            )
+            batches.append(batch)
+            await batch.arun()
+            await self._fall_back(batch, between)
+
+    def _hand_back(self, leases: list[Lease], batches: list[Batch]) -> None:
+        """Let the events of a cancelled batch be released that are not decided."""
+        left = leases
+        for batch in batches:
+            left = batch.undecided() + [each.call.lease for each in batch.fallbacks]
+            settle_batch(batch, self._pools, self._streams)
+        if left:
+            self._report_cancelled(leases[0])
+        for lease in left:  # none of these runs any more
+            lease.started_at = 0.0
+
+    async def _fall_back(self, batch: Batch, between: Callable[[Lease], Any]) -> None:
+        """Settle a batch, and await its fallbacks one by one."""
+        settle_batch(batch, self._pools, self._streams)
+        while batch.fallbacks:
+            await between(batch.lead)
+            lease = batch.fallbacks[0].call.lease
+            decision = await acall_fallback(batch.fallbacks[0])
+            del batch.fallbacks[0]
+            batch.gone.add(lease.event_id)
+            self._pools.pass_on(lease, decision)
 
     async def _may_start(self, lease: Lease) -> bool:
         if not self._pool.may_start(lease):

@@ -94,8 +94,9 @@ class Parts:
         self._dispatchers: list[Dispatcher] = []
         stuck_after = self.settings.STUCK_AFTER
         for pool in self._pools:
-            loop = EventLoop(pool=pool, stuck_after=stuck_after, **parts)
+            loop = EventLoop(pool=pool, stuck_after=stuck_after, streams=self._streams, **parts)
             pool.async_load, pool.to_loop = loop.load, loop.put
+            pool.batch_to_loop = loop.put_batch
             self._event_loops.append(loop)
             self._dispatchers.append(
                 Dispatcher(

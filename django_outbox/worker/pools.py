@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..clocks import monotonic
-from ..delivery.deliver import is_async
+from ..delivery.deliver import batch_listener, batch_size, is_async
 from ..delivery.lease import Lease
 from ..delivery.scope import Scope
 from ..events import Event
 from ..listeners.outcomes import Decision
 from ..listeners.queues import first_queue
+from ..listeners.registry import Listener
 from ..queue_settings import DEFAULT_QUEUE, QueueSettings
+from ..sql.values import Pauses
 from .breaker import Breaker
 from .pauses import KnownPauses
-from .queues import AsyncLoad, Decisions, Held, Offers, Ready
+from .queues import AsyncLoad, Decisions, Held, Offers
 from .rate import RateLimit
+from .ready import Ready
 from .wakeup import Wakeup
 
 RECENT = 0.05  # seconds; a queue whose last start is longer ago waits for slow listeners
@@ -27,6 +30,7 @@ class Pool:
     # Set while the parts of a worker are connected:
     async_load: Callable[[], AsyncLoad]  # how busy its event loop is
     to_loop: Callable[[Lease], None]  # has its event loop deliver a lease
+    batch_to_loop: Callable[[Listener, list[Lease]], None]  # the same, with a batch
 
     def __init__(
         self, settings: QueueSettings, *, offers: Offers, breaker: Breaker | None,
@@ -70,22 +74,50 @@ class Pool:
         pauses = self._known_pauses.pauses
         if self.breaker is not None and self.breaker.is_probe(lease):
             pauses = pauses - {("breaker", self.name)}
+        return self._scope_with(pauses)
+
+    def _scope_with(self, pauses: Pauses) -> Scope:
         if self._scope.pauses is not pauses:
             self._scope = Scope(self._scope.queues, pauses, self._scope.report)
         return self._scope
+
+    @property
+    def is_probing(self) -> bool:
+        """Return whether one event is tried while its circuit breaker is open."""
+        return self.breaker is not None and self.breaker.is_probing
 
     def has_idle_place(self, lease: Lease) -> bool:
         """Return whether an event that is handed over now would start at once."""
         if self.is_closed or (self.rate is not None and self.rate.available() < 1):
             return False
-        if is_async(lease):
+        listener = self._batch_listener(lease)
+        if listener is not None and listener.batching is not None and listener.batching.within:
+            return False
+        if listener is None and is_async(lease):
             load = self.async_load()
             return not load.is_full and not load.waiting
         return self.ready.idle > len(self.ready)
 
     def put(self, lease: Lease) -> None:
-        """Have its threads or its event loop deliver a lease."""
-        self.ready.put(lease)
+        """Have its threads or its event loop deliver a lease, alone or in a batch."""
+        listener = self._batch_listener(lease)
+        if listener is None:
+            self.ready.put(lease)
+        else:
+            self.ready.put_in_lane(lease, listener, batch_size(listener, lease))
+
+    def hand_over(self, lease: Lease) -> None:
+        """Have a lease delivered at once that other threads began; see ``has_idle_place``."""
+        if self._batch_listener(lease) is None and is_async(lease):
+            self.to_loop(lease)
+        else:
+            self.put(lease)
+
+    def _batch_listener(self, lease: Lease) -> Listener | None:
+        pauses = self._known_pauses.pauses
+        if pauses and self.is_probing:
+            pauses = pauses - {("breaker", self.name)}
+        return batch_listener(lease, self._scope_with(pauses))
 
 
 class Pools:
@@ -155,7 +187,7 @@ class Pools:
         self._pools[lease.queue].put(lease)
 
     def pass_on(self, lease: Lease, decision: Decision) -> bool:
-        """Have a decision settled, or another queue's threads go on with the event at once.
+        """Have a decision settled, or other threads go on with the event's next listener at once.
 
         Return whether the event was handed over.
 
@@ -164,16 +196,18 @@ class Pools:
         """
         if decision.outcome == "moved" and not self.stopping and decision.queue is not None:
             pool = self._pools.get(decision.queue)
-            if pool is not None and decision.queue != lease.queue and self._held.is_current(lease):
-                former = lease.queue
+            if pool is not None and self._held.is_current(lease):
+                former = lease.queue, lease.progress
                 self._held.move(lease, decision.queue)
+                lease.progress = decision.progress
                 if pool.has_idle_place(lease):
-                    if pool.rate is not None:
+                    if pool.rate is not None and decision.queue != former[0]:
                         pool.rate.spend(1)
-                    lease.progress, lease.handed_over = decision.progress, decision
-                    pool.to_loop(lease) if is_async(lease) else pool.put(lease)
+                    lease.handed_over = decision
+                    pool.hand_over(lease)
                     return True
-                self._held.move(lease, former)
+                lease.progress = former[1]
+                self._held.move(lease, former[0])
         self._decisions.put((lease, decision))
         return False
 

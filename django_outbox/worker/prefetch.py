@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ..conf import Settings
+from ..listeners.queues import largest_batch
 from ..queue_settings import QueueSettings
-from .queues import Held, Ready
+from .queues import Held
+from .ready import Ready
 
 SHRINK_ABOVE = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
 # Seconds; after shorter waits the limit doubles. Twice as many events wait twice as long, and idle
@@ -34,10 +36,15 @@ class Prefetch:
         self._settings, self._queue, self._most_bytes = settings, queue, most_bytes
         self._held, self._load, self._ready = held, held.load(queue.name), ready
         self._max_size = settings.COLD_QUEUE_CAPACITY
-        self._min_size = min(MIN_PER_THREAD * queue.WORKERS, self._max_size)
         self._in_flight = queue.WORKERS + queue.ASYNC_CONCURRENCY
         self._mean_payload = float(ASSUMED_PAYLOAD)  # bytes of a payload
         self.size = self._min_size
+
+    @property
+    def _min_size(self) -> int:
+        """The smallest limit: two events for each thread, or a whole batch."""
+        least = max(MIN_PER_THREAD * self._queue.WORKERS, largest_batch(self._queue.name))
+        return min(least, self._max_size)
 
     def adapt(self, *, backlog: bool) -> None:
         """Adapt the limit to the waits of started events, once these are more than the threads.

@@ -245,6 +245,19 @@ class Held:
                 load.longest_wait = wait
             return True
 
+    def start_all(self, leases: Iterable[Lease]) -> None:
+        """Start those leases that are current; the others keep a ``started_at`` of 0.
+
+        None starts behind one of its key that does not.
+        """
+        held_up: set[str] = set()  # keys
+        with self.changed:
+            for lease in leases:
+                if lease.key in held_up or self.start(lease):
+                    continue
+                if lease.key is not None:
+                    held_up.add(lease.key)
+
     def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
         """Wait until the lease is current (True), lost (False) or ``give_up()`` is true (False)."""
         with self.changed:
@@ -295,5 +308,4 @@ class AsyncLoad(NamedTuple):
     is_full: bool
 
 
-Ready = BlockingQueue[Lease]
 Decisions = BlockingQueue[tuple[Lease, Decision]]

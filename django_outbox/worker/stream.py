@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.lease import Lease
 from ..queue_settings import DEFAULT_QUEUE
@@ -103,6 +105,34 @@ class LeasedStreams:
 
     def get(self, key: str | None) -> Stream | None:
         return self._streams.get(key) if key is not None else None
+
+    def followers_of(self, lease: Lease, most: int, fits: Callable[[Lease], bool]) -> list[Lease]:
+        """Hand out up to ``most`` events behind a stream's head, while each one ``fits``."""
+        found: list[Lease] = []
+        with self._changed:
+            stream = self.get(lease.key)
+            if stream is None or not stream.handed_out or stream.handed_out[-1] is not lease:
+                return found
+            while stream.waiting and len(found) < most:
+                follower = stream.waiting[0]
+                if follower.queue != lease.queue or not fits(follower):
+                    break
+                follower.handed_out_at = monotonic()
+                found.append(self._pop_first(stream))
+        return found
+
+    def wait_again(self, leases: Sequence[Lease]) -> None:
+        """Let events wait again, unstarted, behind one of their key that is not done."""
+        with self._changed:
+            for lease in reversed(leases):
+                lease.started_at = 0.0
+                stream = self.get(lease.key)
+                if stream is None or lease not in stream.handed_out:
+                    self._held.drop([lease])
+                    continue
+                stream.handed_out.remove(lease)
+                stream.waiting.appendleft(lease)
+                self._held.load(lease.queue).followers += 1
 
     def _pop_first(self, stream: Stream) -> Lease:
         lease = stream.waiting.popleft()

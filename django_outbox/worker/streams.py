@@ -100,7 +100,9 @@ class Streams(LeasedStreams):
             return None
         with self._changed:
             stream = self.get(lease.key)
-            if stream is None or lease not in stream.handed_out or not stream.waiting:
+            if stream is None or not stream.waiting:
+                return None
+            if not stream.handed_out or stream.handed_out[-1] is not lease:
                 return None
             follower = stream.waiting[0]
             listeners = registry.route(follower.aggregate_type, follower.event_type)
@@ -108,7 +110,7 @@ class Streams(LeasedStreams):
                 return None
             if follower.queue != lease.queue or not self._pools.accepts(follower.queue):
                 return None
-            follower.handed_out_at = inf  # it waited for the event before it, not for a thread
+            follower.handed_out_at = monotonic()  # before, it did not wait for a thread
             return self._pop_first(stream)
 
     def settled(self, batch: Iterable[tuple[Lease, Decision]]) -> None:

@@ -25,7 +25,7 @@ from . import console, machine
 from .scale import FULL, QUICK, Scale
 
 PARTS = (
-    "write writers drain snapshot latency claim processes threads memory keyed queues peers"
+    "write writers drain snapshot latency claim processes threads memory keyed queues batches peers"
 ).split()
 # Left out, unless named, where they would say little that PostgreSQL's figures do not say.
 LEFT_OUT = {"mariadb": {"snapshot", "threads", "memory"},

@@ -20,6 +20,11 @@ def count(event: outbox.Event) -> None:
     testifying.count()
 
 
+@outbox.listener("benchmark.bulk", batch=500)
+def bulk(events: list[outbox.Event]) -> None:
+    testifying.count(len(events))
+
+
 @outbox.listener("benchmark.tell")
 def tell(event: outbox.Event) -> None:
     testifying.tell(event.aggregate_id)

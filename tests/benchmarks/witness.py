@@ -19,10 +19,11 @@ class Testifying:
         self._file = os.open(os.environ.get(VARIABLE, os.devnull), flags)
         self._counter = itertools.count(1)
 
-    def count(self) -> None:
-        """Count a call; the counter is C, so that threads need no lock."""
-        if not next(self._counter) % STEP:
-            self.tell("call")
+    def count(self, events: int = 1) -> None:
+        """Count the events of a call; the counter is C, so that threads need no lock."""
+        for _ in range(events):
+            if not next(self._counter) % STEP:
+                self.tell("call")
 
     def tell(self, name: object) -> None:
         """Say when this happened; 32 bytes, so that the file's size counts lines."""

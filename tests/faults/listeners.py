@@ -16,9 +16,9 @@ from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.conf import current
-from tests.faults import receiver
+from tests.faults import clock, receiver
 from tests.faults.models import Booking, Intent
-from tests.faults.witness import VARIABLE, healed, testify
+from tests.faults.witness import VARIABLE, healed, say, testify
 
 SEVERAL = {"hooks", "mails"} <= current().queues.keys()  # a scenario with several queues
 
@@ -111,6 +111,62 @@ def book(event: outbox.Event) -> None:
     """Leave something in the same database: exactly once, whatever happens."""
     Booking.objects.create(event_id=event.event_id, pid=os.getpid())
     time.sleep(event.payload.get("seconds", 0))
+
+
+def fails(event: outbox.Event) -> bool:
+    asked = event.payload
+    return event.attempts < asked.get("fail", 0) or time.monotonic() < asked.get("until", 0)
+
+
+def first_of_each_key(events: list[outbox.Event]) -> list[outbox.Event]:
+    """Return the events that a failed call counts for: of each key the first."""
+    keys = {event.key: event for event in reversed(events) if event.key is not None}
+    return [event for event in events if event.key is None or keys[event.key] is event]
+
+
+@outbox.listener("fault.bulk", batch=50, per_key=3)
+def load(events: list[outbox.Event]) -> None:
+    """Take some time for each event; fail for all if one of them is to fail."""
+    began = clock.now()
+    if any(map(fails, events)):
+        for event in first_of_each_key(events):
+            say(event, "start", began)
+            testify(event, "shared" if len(events) > 1 else "failed")
+        raise ValueError("as one of them was asked to")
+    for event in events:
+        say(event, "start", began)
+        time.sleep(event.payload.get("seconds", 0))
+        testify(event, "end")
+
+
+@outbox.listener("fault.answered", batch=50, within=0.05)
+def answer(events: list[outbox.Event]) -> list[object]:
+    """Tell of each event whether it failed."""
+    began = clock.now()
+    found: list[object] = []
+    for event in events:
+        say(event, "start", began)
+        time.sleep(event.payload.get("seconds", 0))
+        found.append(ValueError("as it was asked to") if fails(event) else None)
+        testify(event, "end" if found[-1] is None else "failed")
+    return found
+
+
+@outbox.listener("fault.ledger", batch=50, atomic=True)
+def enter(events: list[outbox.Event]) -> None:
+    """Leave something of each event in the same database: exactly once, whatever happens."""
+    began = clock.now()
+    if any(map(fails, events)):
+        for event in events:
+            say(event, "start", began)
+            testify(event, "shared" if len(events) > 1 else "failed")
+        raise ValueError("as one of them was asked to")
+    for event in events:
+        say(event, "start", began)
+    Booking.objects.bulk_create(Booking(event_id=each.event_id, pid=os.getpid()) for each in events)
+    time.sleep(max(event.payload.get("seconds", 0) for event in events))
+    for event in events:
+        testify(event, "end")
 
 
 @outbox.listener("fault.ends")

@@ -265,7 +265,7 @@ MUTANTS = (
         database="postgres", scenario="hung",
         edits=[
             (
-                "delivery/call.py",
+                "delivery/invocation.py",
                 """\
         if timed is not None and not timed.mark_returned():
             raise CallAbandoned
@@ -278,11 +278,11 @@ MUTANTS = (
             (
                 "delivery/call.py",
                 """\
-        except _Rollback:
+        except Rollback:
             return answer, decision
 """,
                 """\
-        except _Rollback:
+        except Rollback:
             if timed is not None and not timed.has_returned:
                 raise CallAbandoned
             return answer, decision
@@ -310,12 +310,12 @@ MUTANTS = (
             (
                 "delivery/call.py",
                 """\
-        timeout_error = self._timeout_error("its thread was written off")
-        decision = self._decide(timeout_error)
+        error = self.timeout_error("its thread was written off")
+        decision = self.decide(error)
 """,
                 """\
-        timeout_error = self._timeout_error("its thread was written off")
-        decision = self._decide(timeout_error)
+        error = self.timeout_error("its thread was written off")
+        decision = self.decide(error)
         decision = replace(decision, spent=decision.spent + 1)
 """,
             ),
@@ -340,8 +340,8 @@ MUTANTS = (
         edits=[
             (
                 "worker/prefetch.py",
-                "        self._min_size = min(MIN_PER_THREAD * queue.WORKERS, self._max_size)\n",
-                "        self._min_size = self._max_size\n",
+                "        return min(least, self._max_size)\n",
+                "        return self._max_size\n",
             ),
         ],
     ),
@@ -371,8 +371,8 @@ MUTANTS = (
         edits=[
             (
                 "worker/pools.py",
-                "lease.progress, lease.handed_over = decision.progress, decision",
-                "lease.handed_over = decision",
+                "                lease.progress = decision.progress\n",
+                "",
             ),
         ],
     ),

@@ -30,7 +30,8 @@ HAND_BACK, WRITE_OFF = "hand-back", "write-off"  # of one event; the log says th
 GIVEN_UP = (HAND_BACK, WRITE_OFF)
 STOPPED = ("pause", "suspend")  # all threads of a process, for a while
 CRASHES = ("kill", "crash", "terminate", *STOPPED)  # after which leases may be found left behind
-ATOMIC = ("booked", "charged")  # kinds whose listener leaves a booking
+UNCOUNTED = ("deferred", "shared")  # outcomes after which the next run has seen no more attempts
+ATOMIC = ("booked", "charged", "ledger")  # kinds whose listener leaves a booking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,9 @@ class Run:
     pid: int
     start: float
     end: float | None = None
-    outcome: str = ""  # "end", "failed", "deferred"; empty: never seen to end
+    # "end", "failed", "deferred"; "shared": it failed with others, and is called again uncounted,
+    # or counted once; empty: never seen to end
+    outcome: str = ""
     silent_since: float = 0.0  # monotonic; when its thread had said something before
     listener: str = ""  # its title
 
@@ -198,7 +201,7 @@ def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
             verdict.count("foreign", f"pid {line.pid}")
         place = (line.pid, line.thread, line.id)
         if line.phase == "start":
-            since = said.get(place[:2], 0.0)
+            since = line.since or said.get(place[:2], 0.0)
             run = Run(id=line.id, attempts=line.attempts, pid=line.pid, start=line.at,
                       silent_since=since, listener=line.listener)  # fmt: skip
             runs[line.id].append(run)
@@ -278,7 +281,7 @@ def _should_have_been_last(earlier: Sequence[Run], after: Run, evidence: Evidenc
     intent, last = evidence.intents.get(after.id), earlier[-1]
     atomic = intent is not None and intent.kind in ATOMIC
     found = [] if atomic else [run for run in earlier if run.outcome == "end"]
-    if after.attempts <= last.attempts and last.outcome != "deferred" and last not in found:
+    if after.attempts <= last.attempts and last.outcome not in UNCOUNTED and last not in found:
         found.append(last)
     return found
 
@@ -409,7 +412,7 @@ def _judge_attempts(
 def _failures(runs: Sequence[Run], struck: Struck, *, atomic: bool) -> list[int]:
     """Return how many of one listener's runs had failed before each, and in the end."""
     failed = (
-        run.outcome == "failed" or (atomic and run.outcome == "end")
+        run.outcome in ("failed", "shared") or (atomic and run.outcome == "end")
         or struck.given_up(run, WRITE_OFF) is not None
         for run in runs
     )  # fmt: skip

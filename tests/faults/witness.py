@@ -29,9 +29,15 @@ class Line:
     at: float  # monotonic
     source: str = ""  # "hot" or "cold"
     listener: str = ""  # its title
+    since: float = 0.0  # monotonic; of a batch: when its call began
 
 
 def testify(event: outbox.Event, phase: str) -> None:
+    say(event, phase, 0.0)
+
+
+def say(event: outbox.Event, phase: str, since: float) -> None:
+    """Testify to a phase; ``since`` is when the call of a batch began."""
     line = {
         "id": event.event_id,
         "attempts": event.attempts,
@@ -41,6 +47,7 @@ def testify(event: outbox.Event, phase: str) -> None:
         "at": clock.now(),
         "source": event.source,
         "listener": event.listener,
+        "since": since,
     }
     file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:

@@ -19,6 +19,7 @@ BY_LISTENER: Final = ("database", "listener", "queue")  # a listener has one que
 BY_QUEUE: Final = ("database", "queue")
 
 # Seconds. Waits: from a wakeup via a poll to an outage. Runs: from a query to a slow remote API.
+SIZE_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # events
 WAIT_BUCKETS: Final = (
     0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 1800,
 )  # fmt: skip
@@ -99,6 +100,9 @@ HISTOGRAMS: Final = {
         BY_TYPE,
         WAIT_BUCKETS,
     ),
+    "batch_size": MetricSpec(
+        "batch_size", "Events in a call of a batch listener.", BY_LISTENER, SIZE_BUCKETS
+    ),
 }
 
 GAUGES: Final = {  # of live processes
@@ -169,8 +173,8 @@ class Metrics:
     def count(self, key: str, *labels: str, by: float = 1) -> None:
         self.counters[key].labels(*labels).inc(by)
 
-    def observe(self, key: str, *labels: str, seconds: float) -> None:
-        self.histograms[key].labels(*labels).observe(seconds)
+    def observe(self, key: str, *labels: str, value: float) -> None:
+        self.histograms[key].labels(*labels).observe(value)
 
     def set_gauge(self, key: str, *labels: str, value: float) -> None:
         self.gauges[key].labels(*labels).set(value)

@@ -98,7 +98,10 @@ class Receivers:
         self, sender: str, listener: Listener, outcome: str, duration: float, **kwargs: Any
     ) -> None:
         self.metrics.count("decided", sender, *labels_of(listener), outcome)
-        self.metrics.observe("run", sender, *labels_of(listener), seconds=duration)
+        self.metrics.observe("run", sender, *labels_of(listener), value=duration)
+
+    def on_batch_called(self, sender: str, listener: Listener, size: int, **kwargs: Any) -> None:
+        self.metrics.observe("batch_size", sender, *labels_of(listener), value=size)
 
     def on_listener_overdue(self, sender: str, listener: Listener, **kwargs: Any) -> None:
         self.metrics.count("overdue", sender, *labels_of(listener))
@@ -110,7 +113,7 @@ class Receivers:
     ) -> None:
         event_type = type_of(event)
         self.metrics.count("settled", sender, event_type, outcome)
-        self.metrics.observe("schedule_to_start", sender, event_type, seconds=lag)
+        self.metrics.observe("schedule_to_start", sender, event_type, value=lag)
         self._update_queue_gauges(sender)
 
     def on_event_rescued(self, sender: str, event: Event, **kwargs: Any) -> None:

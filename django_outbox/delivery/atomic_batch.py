@@ -1,0 +1,66 @@
+"""Settle the events of a batch in the transaction of their atomic listener."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django.db import connections
+
+from ..conf import Settings
+from ..listeners.outcomes import Decision
+from ..listeners.registry import Listener
+from ..models import OutboxEvent, OutboxStream
+from ..sql import dialect_of
+from ..sql.values import LeaseKind
+from .lease import Lease
+
+if TYPE_CHECKING:
+    from .batch_call import Member
+
+
+def settle_together(
+    listener: Listener, ends: Sequence[tuple[Member, Decision]], *, alias: str, settings: Settings
+) -> bool:
+    """Write decisions on the listener's connection; return whether all rows were ours, as read."""
+    connection = connections[alias]
+    dialect = dialect_of(connection)
+    plain: dict[tuple[LeaseKind, int], list[tuple[str, Decision]]] = {}
+    for member, decision in ends:
+        lease, fan_out = member.lease, member.fan_out
+        attempts = lease.row[lease.positions["attempts"]]
+        if fan_out is None:
+            group = plain.setdefault((lease.kind, attempts), [])
+            group.append((lease.event_id, decision))
+        elif not dialect.keep_progress(
+            connection, me=lease.owner, event_id=lease.event_id, kind=lease.kind,
+            progress=fan_out.record_atomic(listener.title, decision),
+            as_read=(attempts, fan_out.progress_in_row),
+        ):  # fmt: skip
+            return False
+    for (kind, attempts), decisions in plain.items():
+        settled = dialect.settle_all(
+            connection, me=ends[0][0].lease.owner, decisions=decisions, kind=kind,
+            delete_done=settings.RETENTION_DONE == 0, as_read=(attempts, None),
+        )  # fmt: skip
+        if settled < len(decisions):
+            return False
+    return True
+
+
+def owned(leases: Sequence[Lease], *, alias: str) -> set[str]:
+    """Return the ids of the events whose leases this worker still has, with the rows as read."""
+    me = leases[0].owner
+    rows = OutboxEvent.objects.using(alias).filter(pk__in=[each.event_id for each in leases])
+    found = {pk: (owner, attempts) for pk, owner, attempts
+             in rows.values_list("pk", "locked_by", "attempts")}  # fmt: skip
+    keys = [each.key for each in leases if each.kind is LeaseKind.STREAM]
+    mine = OutboxStream.objects.using(alias).filter(key__in=keys, locked_by=me)
+    streams = {*mine.values_list("key", flat=True)} if keys else set()
+    return {
+        each.event_id
+        for each in leases
+        if each.event_id in found
+        and (found[each.event_id][0] == me if each.key is None else each.key in streams)
+        and found[each.event_id][1] == each.row[each.positions["attempts"]]
+    }

@@ -1,0 +1,332 @@
+"""Deliver several events to one batch listener: call it, find what fails, decide on each event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..clocks import monotonic
+from ..conf import current
+from ..events import Event
+from ..exceptions import ListenerTimeout, RetryAfter
+from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
+from ..listeners.registry import Listener
+from ..signals import announce, event_decided, event_started
+from .answers import WrongAnswer
+from .atomic_batch import owned, settle_together
+from .batch_call import BatchCall, Member, NotBegun, Verdict
+from .call import Call
+from .decide import deferred_after_error, describe
+from .deliver import in_queue_of, is_single, routed
+from .fallbacks import Fallback
+from .fanout import FanOut
+from .halves import Halving
+from .interceptors import Escaping
+from .lease import Lease
+from .scope import Scope
+from .timeouts import TimedCall
+from .verdicts import Verdicts
+
+# What a call raises for all of its events; it is not split.
+FOR_ALL = (RetryAfter, ListenerTimeout, WrongAnswer, NotBegun)
+
+WRITTEN = replace(DONE, written=True)
+AT_ONCE = Decision(status=Status.NEW, delay=0.0, outcome="deferred")
+
+Decided = list[tuple[Lease, Decision]]
+
+
+class Batch:
+    """The delivery of some events to one batch listener."""
+
+    def __init__(
+        self, listener: Listener, leases: list[Lease], *, alias: str,
+        between: Callable[[Lease], Any], scope: Scope, escaping: Escaping = (),
+    ) -> None:  # fmt: skip
+        self.decided: Decided = []  # what is to be settled
+        self.to_repeat: list[Lease] = []  # behind an event of the same key that is not done
+        self.fallbacks: list[Fallback] = []  # to be called once the rest is settled
+        self.gone: set[str] = set()  # ids of the events whose decisions were passed on
+        self.lead, self._leases = leases[0], leases
+        self.context: Context | None = None
+        self._listener, self._alias, self._settings = listener, alias, current()
+        self._verdicts = Verdicts(listener, self._settings)
+        self._between, self._escaping = between, escaping
+        self._scope = scope.of_batch(listener.title)
+        self._by_key: dict[str, list[Member]] = {}
+        members = [found for lease in leases if (found := self._member(lease)) is not None]
+        self._halving = Halving(members)
+        self._has_members = bool(members)
+        if self._has_members:
+            self._begin(members)
+
+    def undecided(self) -> list[Lease]:
+        """Return the events that are in none of the results, after the delivery was interrupted."""
+        known = self.gone | {lease.event_id for lease, _ in self.decided}
+        known |= {each.event_id for each in self.to_repeat}
+        known |= {each.call.lease.event_id for each in self.fallbacks}
+        return [each for each in self._leases if each.event_id not in known]
+
+    # -- deliveries ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Call the listener until each event is decided.
+
+        Raises ``CallAbandoned`` if a call returns after it was abandoned; see ``take_over``.
+        """
+        for part in self._parts():
+            call = self._call(part)
+            self._conclude(call, call.run(partial(self._commit, call)))
+            if self._halving.is_over or not self._between(self.lead):
+                break
+        self._end()
+
+    async def arun(self) -> None:
+        """Await the listener until each event is decided."""
+        for part in self._parts():
+            call = self._call(part)
+            self._conclude(call, await call.arun())
+            if self._halving.is_over or not await self._between(self.lead):
+                break
+        self._end()
+
+    def take_over(self, call: BatchCall, seconds: float, between: Callable[[Lease], Any]) -> None:
+        """Go on in place of a thread that hangs in ``call``, abandoned after ``seconds``."""
+        self._between = between
+        call.report_if_late(seconds)
+        for each in call.part:  # the thread that hangs keeps its events
+            each.lease.duration += seconds / len(call.part)
+            each.event = self._event(each.lease, each.attempts)
+            if self._listener.payload_type is not None:  # it cannot fail: the payload fitted before
+                each.event.convert_payload(self._listener.payload_type)
+        self.lead.called_at, self.lead.timed = 0.0, None
+        self._conclude(call, call.timeout_error("its thread was written off"))
+        if self._halving.is_over or not between(self.lead):
+            self._end()
+        else:
+            self.run()
+
+    def _parts(self) -> Iterator[list[Member]]:
+        for part in self._halving if self._has_members else ():
+            if ready := self._without_blocked(part):
+                yield ready
+
+    def _call(self, part: list[Member]) -> BatchCall:
+        return BatchCall(
+            self, self.lead, self._listener, part, self._settings, self._alias, self._escaping
+        )
+
+    # -- the events ------------------------------------------------------------------------------
+
+    def _member(self, lease: Lease) -> Member | None:
+        """Return an event of the batch; None if it was decided without a call."""
+        listener, scope, settings = self._listener, self._scope, self._settings
+        listeners = routed(lease, settings, scope, check_only=True)
+        if isinstance(listeners, Decision):
+            self.decided.append((lease, listeners))
+            return None
+        lease.waited = lease.waited or monotonic() - lease.claimed_at
+        fan_out = None
+        event = lease.event
+        event.set_listener(listener.title, self._alias)
+        attempts: int = lease.row[lease.positions["attempts"]]
+        if not is_single(lease, listeners, scope):
+            fan_out = FanOut(
+                lease, listeners, settings, self._alias, self._between, self._escaping, scope
+            )
+            if not fan_out.is_due(listener):
+                self.decided.append((lease, fan_out.decision))
+                return None
+            attempts = fan_out.attempts(listener)
+            event = self._event(lease, attempts)
+        member = Member(lease, event, attempts, fan_out)
+        if listener.payload_type is not None:
+            try:
+                event.convert_payload(listener.payload_type)
+            except self._escaping:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the class runs its own code
+                self._record(member, self._verdicts.own(member, error))
+                return None
+        if lease.key is not None:
+            self._by_key.setdefault(lease.key, []).append(member)
+        return member
+
+    def _event(self, lease: Lease, attempts: int) -> Event:
+        event = lease.event.copy_for_listener(attempts)
+        event.set_listener(self._listener.title, self._alias)
+        return event
+
+    def _begin(self, members: list[Member]) -> None:
+        if event_started.receivers:
+            for each in members:
+                announce(
+                    event_started, sender=self._alias, event=each.event, listener=self._listener
+                )
+
+    def _without_blocked(self, part: list[Member]) -> list[Member]:
+        """Return the events of a part that no earlier one of their key holds up."""
+        if all(len(each) == 1 for each in self._by_key.values()):
+            return part
+        inside = {id(each) for each in part}
+        kept = []
+        for each in part:
+            others = self._by_key.get(each.lease.key or "", [])
+            before = others[: others.index(each)] if others else []
+            if all(id(one) in inside or _is_done(one) for one in before):
+                kept.append(each)
+            else:
+                inside.discard(id(each))
+                self._repeat(each)
+        return kept
+
+    def _repeat(self, member: Member) -> None:
+        self.to_repeat.append(member.lease)
+        member.decision = LOST  # for those behind it
+        member.lease.drop_event()
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def _conclude(self, call: BatchCall, answer: list[Any] | BaseException | None) -> None:
+        """Decide on the events of a call that has ended; halve it if it failed."""
+        if call.lost:
+            self._call_again(call.part)
+            return
+        is_shared = len(call.part) > 1
+        if isinstance(answer, BaseException) and is_shared:
+            is_split = not isinstance(answer, FOR_ALL)
+            self._report(self._verdicts.shared_failure(call.part[0], answer))
+            if is_split:
+                self._halving.note(call.part, answer)
+            else:
+                self._halving.note(call.part[:1], answer)  # one is not split
+                self._fail_together(call.part, answer)
+            return
+        answers = [answer] if isinstance(answer, BaseException) else answer
+        self._record_all(call.verdicts or self._verdicts.of(call.part, answers))
+        decisions = [each.decision for each in call.part]
+        failures = [each for each in decisions if each is not None and each.spent]
+        self._report(failures[0] if len(failures) == len(decisions) else DONE)
+        self._halving.note(call.part, answer if isinstance(answer, BaseException) else None)
+
+    def _record_all(self, verdicts: list[Verdict]) -> None:
+        for member, answer, decision in verdicts:
+            if decision is None:
+                self._repeat(member)
+            elif self._needs_fallback(answer, decision):
+                member.decision = decision
+                self.fallbacks.append(self._fallback(member, answer, decision))
+            else:
+                self._record(member, decision)
+
+    def _record(self, member: Member, decision: Decision) -> None:
+        """Note what was decided on an event, and on its row."""
+        member.decision = decision
+        lease, fan_out = member.lease, member.fan_out
+        if event_decided.receivers:
+            announce(
+                event_decided, sender=self._alias, event=member.event, listener=self._listener,
+                outcome=decision.outcome, duration=lease.duration,
+            )  # fmt: skip
+        if fan_out is not None:
+            if decision.written and decision is not LOST:
+                fan_out.mark_committed()
+            fan_out.record(self._listener.title, decision)
+            decision = fan_out.decision
+        elif decision.delay is not None:
+            decision = in_queue_of(self._listener, decision, lease)
+        self.decided.append((lease, decision))
+        lease.drop_event()
+
+    def _report(self, decision: Decision) -> None:
+        if self._scope.report is not None:
+            self._scope.report(self._listener, decision)
+
+    def _fail_together(self, part: list[Member], error: BaseException) -> None:
+        """Count a failure for each event, of each key for the first."""
+        failed: set[str] = set()
+        for each in part:
+            if each.lease.key in failed:
+                self._repeat(each)
+                continue
+            self._record(each, self._verdicts.shared_failure(each, error))
+            if each.lease.key is not None:
+                failed.add(each.lease.key)
+
+    def _end(self) -> None:
+        """Decide on what is not called again: its events have failed once, unless uncounted."""
+        for part, error in self._halving.rest():
+            kept = self._without_blocked(part)
+            if error is not None:
+                self._fail_together(kept, error)
+            else:
+                for each in kept:
+                    self._record(each, AT_ONCE)
+
+    def _needs_fallback(self, answer: Any, decision: Decision) -> bool:
+        is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
+        return is_final and self._listener.fallback is not None
+
+    def _fallback(self, member: Member, error: BaseException, failed: Decision) -> Fallback:
+        call = Call(
+            member.lease, self._listener, member.event, member.attempts, self._settings,
+            self._alias, self._between, self._escaping, member.fan_out, context=copy_context(),
+        )  # fmt: skip
+        failure = Failure(
+            listener=self._listener.title, attempts=member.attempts + 1, exception=error,
+            text=describe(error),
+        )  # fmt: skip
+        return Fallback(call, failure, failed)
+
+    # -- atomic listeners ------------------------------------------------------------------------
+
+    def _commit(self, call: BatchCall, answers: list[Any] | None) -> bool:
+        """Settle the events in the listener's transaction; return whether all were ours."""
+        verdicts = self._verdicts.of(call.part, answers)
+        ends = [
+            (member, decision)
+            for member, answer, decision in verdicts
+            if decision is not None and not self._needs_fallback(answer, decision)
+        ]
+        if not settle_together(self._listener, ends, alias=self._alias, settings=self._settings):
+            return False
+        written = {id(member): WRITTEN if decision is DONE else replace(decision, written=True)
+                   for member, decision in ends}  # fmt: skip
+        call.verdicts = [
+            (each, answer, written.get(id(each), decision)) for each, answer, decision in verdicts
+        ]
+        return True
+
+    def _call_again(self, part: list[Member]) -> None:
+        """Drop the events that are not ours any more; call the others again, uncounted."""
+        mine = owned([each.lease for each in part], alias=self._alias)
+        rest = [each for each in part if each.lease.event_id in mine]
+        if len(rest) == len(part):  # it cannot be told which
+            for each in part:
+                self._record(each, deferred_after_error())
+            return
+        for each in part:
+            if each.lease.event_id not in mine:
+                self._record(each, LOST)
+            elif each.lease.key is not None:
+                self._by_key[each.lease.key].remove(each)
+        # Anew, as the fan-outs have recorded what was rolled back.
+        again = [new for each in rest if (new := self._member(each.lease)) is not None]
+        if again:
+            self._halving.again(again)
+
+
+def _is_done(member: Member) -> bool:
+    return member.decision is not None and member.decision.status is Status.DONE
+
+
+def finish_batch(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Batch:
+    """Continue a batch whose thread was abandoned in this call, which failed for all its events."""
+    assert isinstance(timed.call, BatchCall)
+    batch = timed.call.batch
+    assert batch.context is not None
+    batch.context.copy().run(batch.take_over, timed.call, timed.seconds, between)
+    return batch

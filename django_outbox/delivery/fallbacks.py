@@ -1,0 +1,39 @@
+"""Call the fallbacks of events that failed for good in a batch, one by one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..listeners.outcomes import Decision, Failure
+from .call import Call
+
+
+class Fallback(NamedTuple):
+    """An event whose listener has failed for good; its fallback is to be called."""
+
+    call: Call
+    failure: Failure
+    failed: Decision
+
+
+def call_fallback(fallback: Fallback) -> Decision:
+    """Call a fallback; return the decision on the row.
+
+    Raises ``CallAbandoned`` if it returns after it was abandoned; see ``deliver.finish``.
+    """
+    call = fallback.call
+    assert call.context is not None
+    return _after_fallback(call, call.context.run(call.fall_back, *fallback[1:]))
+
+
+async def acall_fallback(fallback: Fallback) -> Decision:
+    """Await a fallback; return the decision on the row."""
+    return _after_fallback(fallback.call, await fallback.call.afall_back(*fallback[1:]))
+
+
+def _after_fallback(call: Call, decision: Decision) -> Decision:
+    if call.fan_out is not None:
+        call.fan_out.record(call.listener.title, decision)
+        decision = call.fan_out.decision
+    call.lease.drop_event()
+    return decision

@@ -1,0 +1,212 @@
+"""Delivers batches: in a queue's threads, and what the event loop and ``drain()`` share."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Protocol
+
+from ..conf import current
+from ..delivery.batch import Batch, finish_batch
+from ..delivery.batch_call import BatchCall
+from ..delivery.decide import deferred_after_error
+from ..delivery.deliver import batch_listener, batch_size
+from ..delivery.fallbacks import Fallback, call_fallback
+from ..delivery.lease import Lease
+from ..delivery.timeouts import CallAbandoned, TimedCall
+from ..listeners.outcomes import DONE, Decision, Status
+from ..listeners.queues import can_be_awaited
+from ..listeners.registry import Listener
+from .connection_cleanup import ConnectionCleanup
+from .pools import Pool, Pools
+from .queues import Held
+from .ready import Lane
+from .streams import Streams
+
+logger = logging.getLogger("django_outbox")
+
+Between = Callable[[Lease], bool]
+
+
+class Place(Protocol):
+    """A thread's place in its pool: what a thread that replaces it goes on with."""
+
+    lease: Lease | None
+    batch: list[Lease]
+    fallbacks: deque[Fallback]
+
+
+class BatchDelivery:
+    """Delivers the lanes of one queue, for its threads."""
+
+    def __init__(
+        self, *, alias: str, pool: Pool, pools: Pools, held: Held, streams: Streams,
+        is_stopping: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._alias, self._pool, self._pools = alias, pool, pools
+        self._held, self._streams, self._is_stopping = held, streams, is_stopping
+        self._most_bytes = current().BATCH_BYTES
+
+    def deliver(
+        self, place: Place, lane: Lane, cleanup: ConnectionCleanup, between: Between
+    ) -> float:
+        """Deliver a lane's next batch; return the seconds of it that are not settled yet."""
+        place.batch = self._start(place, self._take(lane))
+        if not place.batch:
+            return 0.0
+        batch = None
+        try:
+            cleanup.before()
+            place.lease = lead = place.batch[0]
+            batch = Batch(
+                lane.listener, place.batch, alias=self._alias, between=between,
+                scope=self._pool.scope(lead),
+            )  # fmt: skip
+            batch.context = context = copy_context()
+            context.run(batch.run)
+        except CallAbandoned:
+            raise
+        except BaseException:  # whatever it is, the thread must go on
+            logger.exception("delivery failed event_id=%s", place.batch[0].event_id)
+        if batch is None:
+            place.lease = None
+            for lease in place.batch:
+                self._pools.pass_on(lease, deferred_after_error())
+            return 0.0
+        self._settle(place, batch, cleanup, between)
+        return 0.0 if lane.listener.atomic else sum(each.duration for each in place.batch)
+
+    def wait_settled(self, place: Place) -> None:
+        """Wait until the last batch of a thread is settled."""
+        for lease in place.batch:
+            self._held.wait_settled(lease, self._is_stopping)
+
+    def _take(self, lane: Lane) -> list[Lease]:
+        """Return the next batch for this thread; pass one for the event loop on to that."""
+        leases = lane.take(1 if self._pool.is_probing else lane.size, self._most_bytes)
+        self._pool.ready.put_back(lane)
+        if leases:
+            leases = with_followers(lane.listener, leases, self._streams, most=lane.size)
+        if leases and can_be_awaited(lane.listener):
+            self._pool.batch_to_loop(lane.listener, leases)
+            return []
+        return leases
+
+    def _start(self, place: Place, leases: list[Lease]) -> list[Lease]:
+        """Start those events of a batch that may start; return them."""
+        able = []
+        held_up: set[str] = set()  # keys
+        for lease in leases:
+            if lease.key not in held_up and self._may_start(lease):
+                able.append(lease)
+            elif lease.key is not None:
+                held_up.add(lease.key)
+        if not self._is_stopping():
+            self._held.start_all(able)
+        for lease in leases:
+            if lease.started_at:
+                lease.handed_over = None
+            else:
+                self._pools.take_back(lease)
+        return [each for each in leases if each.started_at]
+
+    def _may_start(self, lease: Lease) -> bool:
+        if not self._pool.may_start(lease):
+            return False  # the claimer releases it
+        return self._held.is_current(lease) or self._held.wait_current(lease, self._is_stopping)
+
+    def finish(
+        self, place: Place, timed: TimedCall, cleanup: ConnectionCleanup, between: Between
+    ) -> None:
+        """Finish a batch that an abandoned thread delivered."""
+        assert isinstance(timed.call, BatchCall)
+        batch = timed.call.batch
+        place.lease = batch.lead
+        try:
+            finish_batch(timed, between=between)
+        except CallAbandoned:
+            raise
+        except BaseException:
+            logger.exception("delivery failed event_id=%s", batch.lead.event_id)
+        self._settle(place, batch, cleanup, between)
+
+    def _settle(
+        self, place: Place, batch: Batch, cleanup: ConnectionCleanup, between: Between
+    ) -> None:
+        """Have a batch's decisions settled, and call its fallbacks."""
+        place.lease = None
+        place.fallbacks.extend(batch.fallbacks)
+        repeated = {each.event_id for each in batch.to_repeat}
+        place.batch = [each for each in place.batch if each.event_id not in repeated]
+        if any(decision.status is not Status.DONE for _, decision in batch.decided):
+            cleanup.close_half_made()
+        cleanup.after(batch.lead)
+        settle_rest(batch, self._pools, self._streams, deferred_after_error())
+        self.fall_back(place, cleanup, between)
+
+    def fall_back(self, place: Place, cleanup: ConnectionCleanup, between: Between) -> None:
+        """Call the fallbacks that are left, one by one."""
+        while place.fallbacks:
+            fallback = place.fallbacks.popleft()
+            lease = place.lease = fallback.call.lease
+            fallback.call.between = between
+            try:
+                cleanup.before()
+                decision = call_fallback(fallback)
+            except CallAbandoned:
+                raise
+            except BaseException:
+                logger.exception("delivery failed event_id=%s", lease.event_id)
+                decision = deferred_after_error()
+            place.lease = None
+            self._pools.pass_on(lease, decision)
+            cleanup.after(lease)
+
+
+def with_followers(
+    listener: Listener, heads: list[Lease], streams: Streams, *, most: int
+) -> list[Lease]:
+    """Return up to ``most`` events: ``heads``, and what ``per_key`` lets follow them."""
+    batching = listener.batching
+    assert batching is not None
+    if batching.per_key == 1:
+        return heads
+
+    def fits(lease: Lease) -> bool:
+        is_next = batch_listener(lease) is listener
+        return is_next and batch_size(listener, lease) == batching.size
+
+    found: list[Lease] = []
+    room = most - len(heads)
+    for lease in heads:
+        found.append(lease)
+        if lease.key is not None and fits(lease):
+            followers = streams.followers_of(lease, min(batching.per_key - 1, room), fits)
+            room -= len(followers)
+            found += followers
+    return found
+
+
+def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> None:
+    """Have the decisions of a batch settled; those of its fallbacks come later."""
+    decided, batch.decided = batch.decided, []
+    batch.gone.update(lease.event_id for lease, _ in decided)
+    batch.gone.update(lease.event_id for lease in batch.to_repeat)
+    streams.wait_again(batch.to_repeat)  # first: once its stream goes on, an event is read anew
+    batch.to_repeat = []
+    last = {each.key: each for each, _ in decided if each.key is not None}
+    ahead = [streams.next(lease, decision) for lease, decision in decided
+             if decision is DONE and lease.key and last[lease.key] is lease]  # fmt: skip
+    for lease, decision in decided:
+        pools.pass_on(lease, decision)
+    for follower in ahead:
+        if follower is not None:
+            pools.put(follower)
+
+
+def settle_rest(batch: Batch, pools: Pools, streams: Streams, decision: Decision) -> None:
+    """Settle a batch whose delivery has ended; events that it left undecided get ``decision``."""
+    batch.decided += [(lease, decision) for lease in batch.undecided()]
+    settle_batch(batch, pools, streams)

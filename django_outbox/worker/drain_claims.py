@@ -1,0 +1,164 @@
+"""What ``drain()`` claims, and which events it delivers together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..clocks import monotonic
+from ..conf import Settings, current
+from ..delivery.deliver import batch_listener, batch_size
+from ..delivery.lease import Lease, lease_from_row
+from ..delivery.scope import Scope
+from ..listeners.registry import Listener
+from ..signals import announce, events_claimed
+from ..sql import dialect_of
+from ..sql.values import Branch, Claim, RescueState
+from .batch_delivery import with_followers
+from .pauses import KnownPauses
+from .queues import BlockingQueue, Decisions, Held
+from .stream_claims import StreamClaims, report_rescue
+from .streams import Streams
+from .wakeup import Wakeup
+from .worker import new_owner
+
+RECOVERY_BATCH = 8  # rows in one recovery batch, which claims what lost workers had leased
+
+
+class DrainClaims:
+    """What one ``drain()`` has claimed: events, and the streams whose heads it delivers."""
+
+    def __init__(self, alias: str, *, at: datetime | None, queues: frozenset[str] | None) -> None:
+        self.alias, self.at, self.only = alias, at, queues  # None: all
+        self.settings: Settings = current()
+        self.me = new_owner()
+        self.held = Held(self.settings.LEASE)
+        self.claims: StreamClaims  # set once the connection is known
+        self.queues: list[str] = []  # of the claims, in their order
+        self.total_delays: dict[str, float] = {}  # seconds, of each event so far
+        self.excluded: list[str] = []  # events that this drain does not claim again
+        self.in_use = [  # with open transactions of the caller, which must not be closed
+            each for each in connections.all(initialized_only=True) if each.in_atomic_block
+        ]
+        self.ready: BlockingQueue[Lease] = BlockingQueue()
+        self.unrun = Decisions()
+        self.known_pauses = KnownPauses()
+        self.streams = Streams(
+            alias=alias, me=self.me, settings=self.settings, held=self.held, pools=self,
+            wakeup=Wakeup(),
+        )  # fmt: skip
+        self.decided = 0  # events so far, including paused ones that were claimed
+        self.horizon = 0.0  # seconds between the database's now and ``at``
+
+    # -- the heads of streams, which this thread delivers ----------------------------------------
+
+    def put(self, lease: Lease) -> None:
+        self.ready.put(lease)
+
+    def accepts(self, queue: str) -> bool:
+        """Return whether events of this queue may be started here."""
+        served_here = self.only is None or queue in self.only
+        return served_here and queue not in self.known_pauses.closed
+
+    # -- claims ----------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> Scope:
+        """Which listeners may be called."""
+        return Scope(self.only, self.known_pauses.pauses)
+
+    def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
+        """Lease due events; events of lost workers come last, and each suspect alone."""
+        self.known_pauses.refresh(connection)
+        rooms = dict.fromkeys(self._open_queues(), limit)
+        while any(rooms.values()):
+            found = self.known_pauses.postpone_due(connection, rooms)
+            if all(found.values()):
+                rooms = found
+                break
+        for state, most in (
+            (RescueState.CLEAN, limit),
+            (RescueState.LOST, RECOVERY_BATCH),
+            (RescueState.SUSPECT, 1),
+        ):
+            if leases := self._claim_in_turn(connection, rooms, state, most):
+                return leases
+        return []
+
+    def _open_queues(self) -> list[str]:
+        return [each for each in self.queues if self.accepts(each)]
+
+    def _claim_in_turn(
+        self, connection: BaseDatabaseWrapper, rooms: Mapping[str, int], state: RescueState,
+        most: int,
+    ) -> list[Lease]:  # fmt: skip
+        """Lease events of one state from the first queue that has some."""
+        for queue, room in rooms.items():
+            branch = Branch(queue, min(most, room), most_bytes=self.settings.PREFETCH_BYTES // 2)
+            claim = Claim(
+                me=self.me, lease=self.held.lease, branches=[branch], at=self.at,
+                exclude=self.excluded, state=state,
+            )  # fmt: skip
+            deadline = self.held.deadline(monotonic())
+            if rows := dialect_of(connection).claim(connection, claim).rows:
+                leases = [
+                    lease_from_row(row, claim.columns, deadline=deadline, me=self.me)
+                    for row in rows
+                ]
+                new = self.held.add(leases)
+                announce(events_claimed, sender=self.alias, count=len(new), source="cold")
+                for lease in new:
+                    if lease.rescued:
+                        report_rescue(self.alias, lease)
+                return new
+        return []
+
+    def _claim_streams(self, room: int) -> None:
+        """Claim until there is something to deliver, or until only paused streams are left."""
+        brought, before = 0, -1
+        more: Collection[str] | bool = True
+        while more and not brought and self.claims.postponed > before:
+            before = self.claims.postponed
+            rooms = dict.fromkeys(self._open_queues(), room)
+            brought, more = self.claims.claim(rooms) if rooms else (0, False)
+
+    def _next_head(self, room: int) -> Lease | None:
+        if self.streams.next_read() <= monotonic():
+            self.claims.read_again(monotonic(), room)
+        if not len(self.ready):
+            self.claims.run_suspect()
+        return next(iter(self.ready.take_all(1)), None)
+
+    def _same_lane(self, listener: Listener, head: Lease, room: int) -> list[Lease]:
+        """Return the events of streams that are delivered in one batch with a stream's head."""
+        size = batch_size(listener, head)
+        heads: list[Lease] = [head]
+        others: list[Lease] = []
+        for each in self.ready.take_all(len(self.ready)):
+            fits = len(heads) < min(size, room) and batch_size(listener, each) == size
+            same = fits and batch_listener(each, self.scope) is listener
+            (heads if same else others).append(each)
+        for each in others:
+            self.ready.put(each)
+        return with_followers(listener, heads, self.streams, most=min(size, room))
+
+    def _batches(self, leases: list[Lease]) -> Iterator[tuple[Listener | None, list[Lease]]]:
+        """Yield events for ordinary listeners one by one, then the batches of the others."""
+        lanes: dict[tuple[str, int], tuple[Listener, list[Lease]]] = {}
+        for lease in leases:
+            listener = batch_listener(lease, self.scope)
+            if listener is None or lease.rescues >= self.settings.MAX_RESCUES:
+                yield None, [lease]
+                continue
+            size = batch_size(listener, lease)
+            _, lane = lanes.setdefault((listener.title, size), (listener, []))
+            lane.append(lease)
+            if (
+                len(lane) == size
+                or sum(each.payload_bytes for each in lane) >= self.settings.BATCH_BYTES
+            ):
+                yield lanes.pop((listener.title, size))
+        yield from lanes.values()

@@ -1,0 +1,126 @@
+"""What waits for a queue's threads: single events, and the lanes of batch listeners."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ..clocks import monotonic
+from ..delivery.lease import Lease
+from ..listeners.registry import Listener
+from .queues import BlockingQueue
+
+
+class Lane:
+    """The events that wait for one batch listener, in batches of one size."""
+
+    def __init__(self, listener: Listener, size: int) -> None:
+        assert listener.batching is not None
+        self.listener, self.size = listener, size
+        self.within = listener.batching.within  # seconds
+        self.leases: deque[Lease] = deque()  # its methods are atomic
+        self.is_queued = False  # a thread finds it in the queue, or has it
+
+    @property
+    def ripe_at(self) -> float:
+        """When (monotonic) it is to be delivered, full or not."""
+        if len(self.leases) >= self.size or not self.within:
+            return 0.0
+        try:
+            first = self.leases[0]
+        except IndexError:  # another thread has taken it
+            return 0.0
+        return (first.handed_out_at or first.claimed_at) + self.within
+
+    def take(self, most: int, most_bytes: int) -> list[Lease]:
+        """Return the events of the next batch; the last may overshoot ``most_bytes``."""
+        found: list[Lease] = []
+        size = 0
+        while len(found) < most and size < most_bytes:
+            try:
+                found.append(self.leases.popleft())
+            except IndexError:
+                break
+            size += found[-1].payload_bytes
+        return found
+
+
+class Ready:
+    """A queue of events and lanes, from which threads take one at a time."""
+
+    def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
+        """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
+        self._queue: BlockingQueue[Lease | Lane] = BlockingQueue(on_idle)
+        self._lanes: dict[tuple[str, int], Lane] = {}
+
+    def __len__(self) -> int:
+        """Return how many events wait; a lane in the queue may count as one more."""
+        if not self._lanes:
+            return len(self._queue)
+        lanes = [*self._lanes.values()]
+        return max(len(self._queue) - sum(each.is_queued for each in lanes), 0) + sum(
+            len(each.leases) for each in lanes
+        )
+
+    @property
+    def idle(self) -> int:
+        """Return how many threads wait for an event."""
+        return self._queue.idle
+
+    def put(self, lease: Lease) -> None:
+        """Have a thread deliver an event by itself."""
+        self._queue.put(lease)
+
+    def put_in_lane(self, lease: Lease, listener: Listener, size: int) -> None:
+        """Have a thread deliver an event in a batch of up to ``size``."""
+        lane = self._lanes.get((listener.title, size))
+        if lane is None or lane.listener is not listener:
+            lane = self._lanes[listener.title, size] = Lane(listener, size)
+        lane.leases.append(lease)
+        if not lane.is_queued or len(lane.leases) == size:
+            self._queue_lane(lane)
+
+    def put_back(self, lane: Lane) -> None:
+        """Queue a lane again after a batch was taken from it, if there is more."""
+        lane.is_queued = False
+        if lane.leases:
+            self._queue_lane(lane)
+
+    def take(self, timeout: float) -> Lease | Lane | None:
+        """Return the next event or ripe lane, or None after ``timeout`` seconds or when woken."""
+        unripe: list[Lane] = []
+        until = monotonic() + timeout
+        try:
+            while True:
+                soonest = min([until, *[each.ripe_at for each in unripe]])
+                found = self._queue.take(max(soonest - monotonic(), 0.0))
+                if found is None:
+                    now = monotonic()
+                    ripe = next((each for each in unripe if each.ripe_at <= now), None)
+                    if ripe is not None:
+                        unripe.remove(ripe)
+                    return ripe
+                if not isinstance(found, Lane) or found.ripe_at <= monotonic():
+                    if found in unripe:
+                        unripe.remove(found)
+                    return found
+                if found not in unripe:
+                    unripe.append(found)
+        finally:
+            for each in unripe:
+                self._queue.put(each)
+
+    def take_all(self, most: int) -> list[Lease]:
+        """Return the events that wait now, at most ``most``, without waiting."""
+        found: list[Lease] = []
+        for each in self._queue.take_all(most + len(self._lanes)):
+            found += [each] if isinstance(each, Lease) else each.take(most, most_bytes=1 << 62)
+        return found
+
+    def wake(self, takers: int = 1) -> None:
+        """End the wait of that many threads; their ``take`` returns None."""
+        self._queue.wake(takers)
+
+    def _queue_lane(self, lane: Lane) -> None:
+        lane.is_queued = True
+        self._queue.put(lane)
