@@ -26,6 +26,10 @@ class OutboxConfig(AppConfig):
         if not problems():  # otherwise the checks report what is wrong
             discover(current().LISTENER_MODULE)
             load_task_backends()
+            if current().RELAYS:
+                from .relays import registration
+
+                registration.register()
             if current().EMBEDDED:
                 from .worker import embedded
 

@@ -15,7 +15,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .queue_settings import QueueSettings, queues_fault, queues_from
+from .queue_settings import DEFAULT_QUEUE, MAX_QUEUES, QueueSettings, queues_fault, queues_from
+from .relay_settings import (
+    DEFAULT_WORKERS,
+    RelaySettings,
+    relay_queues,
+    relays_fault,
+    relays_from,
+)
 
 DAY = 86400.0
 CENTURY = 36_525 * DAY  # seconds; longer delays overflow some database's calendar
@@ -108,6 +115,7 @@ class Settings:
     # Async deliveries with a database connection, per queue and process; None: 2 × WORKERS.
     ASYNC_CONNECTIONS: int | None = setting(None, integer(1, optional=True))
     QUEUES: Mapping[str, Any] | None = setting(None, queues_fault)
+    RELAYS: Mapping[str, Any] | None = setting(None, relays_fault)
     LISTENER_TIMEOUT: float | None = setting(None, number(0, above=True, optional=True))
     STUCK_AFTER: float = setting(600.0, number(0, above=True))
     HOT_QUEUE_CAPACITY: int = setting(1000, integer(1))  # events offered but not yet claimed
@@ -153,11 +161,20 @@ class Settings:
 
     @property
     def queues(self) -> dict[str, QueueSettings]:
-        """The settings of each queue by its name: ``default`` first, then as in ``QUEUES``."""
+        """The settings of each queue by its name: ``default``, those of ``QUEUES``, of relays."""
+        given = dict(self.QUEUES or {})
+        for relay in self.relays.values():
+            own = {"WORKERS": DEFAULT_WORKERS, "BREAKER": {}}
+            given[relay.title] = {**own, **given.get(relay.title, {})}
         return queues_from(
-            self.QUEUES, workers=self.WORKERS, async_concurrency=self.ASYNC_CONCURRENCY,
+            given, workers=self.WORKERS, async_concurrency=self.ASYNC_CONCURRENCY,
             async_connections=self.ASYNC_CONNECTIONS,
         )  # fmt: skip
+
+    @property
+    def relays(self) -> dict[str, RelaySettings]:
+        """The settings of each relay by its name."""
+        return relays_from(self.RELAYS)
 
 
 RULES: Mapping[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Settings)}
@@ -183,9 +200,24 @@ def problems() -> list[Problem]:
             hint = f'Did you mean "{near[0]}"?' if near else "See the settings reference."
             found.append(Problem(f"OUTBOX[{key!r}] is not a setting.", hint))
         elif expected := RULES[key](value):
-            message = f'OUTBOX["{key}"] is {value!r}; expected {expected}.'
+            shown = "not valid" if key == "RELAYS" else repr(value)  # it may contain passwords
+            message = f'OUTBOX["{key}"] is {shown}; expected {expected}.'
             found.append(Problem(message, f'Correct OUTBOX["{key}"] or leave it out.'))
-    return found
+    return found or _too_many_queues(raw)
+
+
+def _too_many_queues(raw: Mapping[str, Any]) -> list[Problem]:
+    """Return the error that queues and relays are too many together."""
+    count = len({DEFAULT_QUEUE, *(raw.get("QUEUES") or {})} | relay_queues(raw.get("RELAYS")))
+    if count <= MAX_QUEUES:
+        return []
+    return [
+        Problem(
+            f"OUTBOX has {count} queues; expected at most {MAX_QUEUES}, those of relays and "
+            '"default" included.',
+            "Have fewer queues, or let a relay send several patterns of EVENTS.",
+        )
+    ]
 
 
 @lru_cache(maxsize=1)

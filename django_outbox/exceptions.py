@@ -1,4 +1,4 @@
-"""Exceptions: those that the package raises, and two that a listener raises to choose an outcome.
+"""Exceptions: those that the package raises, and three that a listener raises to choose an outcome.
 
 OutboxError
 ├── NoActiveTransaction         also django's TransactionManagementError
@@ -11,6 +11,7 @@ OutboxError
 └── ListenerTimeout
 RetryAfter                      raised by a listener: retry after this delay (costs an attempt)
 Unrecoverable                   raised by a listener: no retry can succeed (costs no attempt)
+BrokerUnavailable               raised by a relay: its broker is away (costs no attempt)
 
 Configuration errors raise django's ImproperlyConfigured.
 """
@@ -72,6 +73,14 @@ class RetryAfter(Exception):
 
 class Unrecoverable(Exception):
     """Raised by a listener: no retry can succeed. The event is dead at once; costs no attempt."""
+
+
+class BrokerUnavailable(Exception):
+    """Raised by a relay's backend: the broker cannot be reached. Costs no attempt.
+
+    It opens the circuit breaker of the relay's queue at once, so the events wait in the table. The
+    message must contain no secret: it is logged, and shown with the breaker.
+    """
 
 
 def seconds(delay: float | timedelta, *, of: str) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from . import events
 from .conf import current, resolve, resolve_all
@@ -92,15 +93,20 @@ def serializer() -> Any:
 @lru_cache(maxsize=1)
 def retry_policy() -> retry.RetryPolicy:
     """Return the retry policy of listeners without one of their own."""
-    value = resolve("RETRY")
-    if value is None:
-        return retry.Exponential()
+    value = current().RETRY
+    return retry.Exponential() if value is None else retry_from(value, 'OUTBOX["RETRY"]')
+
+
+def retry_from(value: Any, where: str) -> retry.RetryPolicy:
+    """Return a policy given as an object, a dotted path or a dict; ``where`` is for the error."""
     try:
+        if isinstance(value, str):
+            value = import_string(value)
         if isinstance(value, Mapping):
             return retry.from_setting(value)
         return retry.checked(value() if isinstance(value, type) else value)
-    except (TypeError, ValueError) as error:
-        raise ImproperlyConfigured(f'OUTBOX["RETRY"]: {error}') from error
+    except (ImportError, TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"{where}: {error}") from error
 
 
 @lru_cache(maxsize=1)

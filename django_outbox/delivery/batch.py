@@ -11,7 +11,7 @@ from typing import Any
 from ..clocks import monotonic
 from ..conf import current
 from ..events import Event
-from ..exceptions import ListenerTimeout, RetryAfter
+from ..exceptions import BrokerUnavailable, ListenerTimeout, RetryAfter
 from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
 from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
@@ -31,7 +31,7 @@ from .timeouts import TimedCall
 from .verdicts import Verdicts
 
 # What a call raises for all of its events; it is not split.
-FOR_ALL = (RetryAfter, ListenerTimeout, WrongAnswer, NotBegun)
+FOR_ALL = (RetryAfter, BrokerUnavailable, ListenerTimeout, WrongAnswer, NotBegun)
 
 WRITTEN = replace(DONE, written=True)
 AT_ONCE = Decision(status=Status.NEW, delay=0.0, outcome="deferred")

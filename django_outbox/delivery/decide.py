@@ -7,14 +7,16 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from ..exceptions import PayloadError, RetryAfter, Unrecoverable
+from ..exceptions import BrokerUnavailable, PayloadError, RetryAfter, Unrecoverable
 from ..listeners import retry
 from ..listeners.outcomes import DONE, Dead, Decision, Defer, Failure, Status
 
 logger = logging.getLogger("django_outbox")
 
 ERROR_LENGTH = 4000  # characters of last_error
+REASON_LENGTH = 200  # characters of why a broker cannot be reached
 ALONE_DELAY = 0.2  # seconds until an event's own call after the last one that it shared
+UNAVAILABLE_DELAY = 1.0  # seconds; the circuit breaker, which opens at once, is what makes it wait
 ERROR_DELAY = 5.0  # seconds to the next delivery after an error that is not a listener's
 
 
@@ -48,6 +50,11 @@ def failed(
     error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
 ) -> Decision:
     """Decide on an exception; ``executions`` includes this one."""
+    if isinstance(error, BrokerUnavailable):
+        return Decision(
+            status=Status.NEW, delay=UNAVAILABLE_DELAY, outcome="deferred", kind=name(error),
+            unavailable=clean(_message(error))[:REASON_LENGTH] or name(error),
+        )  # fmt: skip
     text, kind = describe(error), name(error)
     if isinstance(error, (Unrecoverable, PayloadError)):
         return dead(text, kind=kind)

@@ -73,6 +73,7 @@ class Decision:
     queue: str | None = None  # where the row waits from now on; None keeps its queue
     outcome: str = "done"  # done · retry · deferred · moved · dead · lost: for signals and logs
     written: bool = False  # already committed, with the changes of an atomic listener
+    unavailable: str = ""  # why what it sends to cannot be reached: the breaker opens at once
 
 
 DONE = Decision(status=Status.DONE)

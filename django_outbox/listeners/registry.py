@@ -51,6 +51,8 @@ class Listener:
     payload_type: type | None = None  # the @event class of its payload, if any
     fallback: Callable[..., Any] | None = None  # called once when this one has failed for good
     batching: Batching | None = None  # set if it gets many events in one call
+    patterns: tuple[str, ...] = ()  # given: several types or patterns; the title is the name then
+    check: Callable[[], None] | None = None  # raises while what it sends to cannot be reached
     is_async: bool = field(init=False)
     title: str = field(init=False)  # its key in stored progress: must not change in a deploy
 
@@ -60,7 +62,9 @@ class Listener:
 
     def __post_init__(self) -> None:
         kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
-        object.__setattr__(self, "title", f"{self.event_type}{kind} {self.name}".rstrip())
+        title = self.name if self.patterns else f"{self.event_type}{kind} {self.name}".rstrip()
+        object.__setattr__(self, "title", title)
+        object.__setattr__(self, "patterns", self.patterns or (self.event_type,))
         object.__setattr__(self, "is_async", is_async(self.call))
 
     @property
@@ -239,7 +243,7 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
 
 def similar_types(event_type: str) -> list[str]:
     """Return registered event types like this one, nearest first, for an error message."""
-    known = sorted({each.event_type for each in listeners()})
+    known = sorted({pattern for each in listeners() for pattern in each.patterns})
     return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
 
 
@@ -315,8 +319,9 @@ def _types(given: Any) -> tuple[tuple[str, ...], type | None]:
 def _matches(each: Listener, aggregate_type: str, event_type: str) -> bool:
     if each.aggregate_type is not ANY and each.aggregate_type != aggregate_type:
         return False
-    return each.event_type == event_type or (
-        "*" in each.event_type and bool(_pattern(each.event_type).fullmatch(event_type))
+    return any(
+        pattern == event_type or ("*" in pattern and bool(_pattern(pattern).fullmatch(event_type)))
+        for pattern in each.patterns
     )
 
 

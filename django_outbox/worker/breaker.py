@@ -45,6 +45,7 @@ class Breaker:
         self._lock = threading.Lock()  # guards the next three
         self._failures: deque[tuple[float, str]] = deque()  # when (monotonic), and what
         self._trip_reason = ""  # it has tripped, and its row is to be written
+        self._trip_pause = settings.pause  # seconds; of the row that is to be written
         self._probe_succeeded: bool | None = None  # the outcome of the probe, once it is known
         self._is_probing = False
         self._probe: Lease | None = None  # the event that the probe delivers
@@ -70,6 +71,11 @@ class Breaker:
                 self._probe = lease
             return self._probe is lease
 
+    @property
+    def away_pause(self) -> float:
+        """Seconds of the pause after a call that could not reach what it sends to."""
+        return self._settings.pause
+
     def record(self, listener: Listener, decision: Decision) -> None:
         """Count what a call decided. A failure is what costs an attempt."""
         if decision is LOST:
@@ -77,8 +83,10 @@ class Breaker:
         with self._lock:
             if self._is_probing:
                 if self._probe_succeeded is None:
-                    self._probe_succeeded = not decision.spent
+                    self._probe_succeeded = not decision.spent and not decision.unavailable
                     self._wakeup.poll()
+            elif decision.unavailable:
+                self._trip(self.away_pause, f"{listener.title}: {decision.unavailable}")
             elif not decision.spent:
                 self._failures.clear()
             else:
@@ -91,10 +99,15 @@ class Breaker:
             self._failures.popleft()
         if len(self._failures) >= settings.failures and not self._trip_reason:
             seconds = now - self._failures[0][0]
-            self._trip_reason = (
+            self._trip(
+                settings.pause,
                 f"{len(self._failures)} consecutive failures in {seconds:.1f} s; "
-                f"the last: {self._failures[-1][1]}"
+                f"the last: {self._failures[-1][1]}",
             )
+
+    def _trip(self, pause: float, reason: str) -> None:
+        if not self._trip_reason:
+            self._trip_reason, self._trip_pause = reason, pause
             self._wakeup.poll()
 
     # -- for the claimer -------------------------------------------------------------------------
@@ -109,9 +122,9 @@ class Breaker:
         if not self._trip_reason:
             return False
         if dialect_of(connection).open_breaker(
-            connection, queue=self._queue, pause=self._settings.pause, reason=self._trip_reason
+            connection, queue=self._queue, pause=self._trip_pause, reason=self._trip_reason
         ):
-            self._report_opened(self._settings.pause, self._trip_reason)
+            self._report_opened(self._trip_pause, self._trip_reason)
         return True
 
     def settle_trip(self) -> None:
@@ -119,6 +132,10 @@ class Breaker:
         with self._lock:
             self._trip_reason = ""
             self._failures.clear()
+
+    def begin_check(self, connection: BaseDatabaseWrapper, pause: float) -> bool:
+        """Begin to check a connection, if that ends this pause; return whether it does."""
+        return False
 
     def begin_probe(self, connection: BaseDatabaseWrapper, pause: float) -> bool:
         """Try to win the probe of the open breaker, whose last pause was ``pause`` seconds."""
@@ -157,12 +174,22 @@ class Breaker:
         return True
 
     def _report_opened(self, pause: float, reason: str) -> None:
-        logger.warning("breaker opened queue=%s pause=%.0fs reason=%s", self._queue, pause, reason)
-        announce(breaker_opened, sender=self._alias, queue=self._queue, pause=pause, reason=reason)
+        report_opened(self._alias, self._queue, pause, reason)
+
+
+def report_opened(
+    alias: str, queue: str, pause: float, reason: str, *, level: int = logging.WARNING
+) -> None:
+    logger.log(level, "breaker opened queue=%s pause=%.0fs reason=%s", queue, pause, reason)
+    announce(breaker_opened, sender=alias, queue=queue, pause=pause, reason=reason)
+
+
+def report_closed(alias: str, queue: str, *, level: int = logging.WARNING) -> None:
+    logger.log(level, "breaker closed queue=%s", queue)
+    announce(breaker_closed, sender=alias, queue=queue)
 
 
 def close_breaker(connection: BaseDatabaseWrapper, queue: str) -> None:
     """Close a queue's open breaker, for all workers."""
     if dialect_of(connection).close_breaker(connection, queue=queue):
-        logger.warning("breaker closed queue=%s", queue)
-        announce(breaker_closed, sender=connection.alias, queue=queue)
+        report_closed(connection.alias, queue)

@@ -75,9 +75,12 @@ class ClosedQueues:
             close_breaker(connection, name)
             self._known_pauses.read(connection)
             return
-        if breaker.is_probing or not intake.pool.ready.idle:
-            return
         if ("queue", name) in self._known_pauses.pauses:
+            return
+        if breaker.begin_check(connection, pause):
+            self._known_pauses.read(connection)
+            return
+        if breaker.is_probing or not intake.pool.ready.idle:
             return
         dialect = dialect_of(connection)
         if not dialect.has_due(connection, queue=name):

@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import doorbell
 from ..conf import Settings
-from .breaker import Breaker
 from .broken_sessions import BrokenSessions
+from .broker_breaker import breaker_of
 from .claimer import Claimer
 from .dispatcher import Dispatcher
 from .doorbell_listener import DoorbellListener
@@ -79,7 +79,7 @@ class Parts:
                 continue
             breaker = None
             if queue.BREAKER is not None:
-                breaker = Breaker(
+                breaker = breaker_of(
                     name, queue.BREAKER, alias=self.alias, held=self._held, wakeup=self._wakeup
                 )
             pools[name] = Pool(

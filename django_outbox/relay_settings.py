@@ -1,0 +1,144 @@
+"""The settings of relays: reads and checks ``OUTBOX["RELAYS"]``, one dict for each relay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Any, Final
+
+PREFIX: Final = "relay."  # of the titles and queues of relays
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,49}")
+FORMATS: Final = ("plain", "cloudevents", "cloudevents-structured")
+# What TO and SOURCE may name; headers by {headers[name]}.
+FIELDS: Final = (
+    "event_type", "aggregate_type", "aggregate_id", "tenant_id", "key", "event_id", "headers",
+)  # fmt: skip
+MAX_BATCH: Final = 500  # messages; as many as the events in a call of a batch listener
+DEFAULT_WORKERS: Final = 2  # threads of a relay's queue: one prepares while the other waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """The settings of one relay."""
+
+    name: str
+    BACKEND: str  # dotted path of a class
+    EVENTS: tuple[str, ...]  # event types and patterns
+    TO: str = "{event_type}"  # str.format over the event's fields
+    FORMAT: str = "plain"
+    SOURCE: str = "/django-outbox"  # CloudEvents' source, str.format over the event's fields
+    BATCH: int = MAX_BATCH  # messages in a call, at most
+    WITHIN: float = 0.0  # seconds that the first event may wait for more
+    RETRY: Any = None  # as OUTBOX["RETRY"]; None: that one
+    OPTIONS: Mapping[str, Any] = field(default_factory=dict)  # of the backend
+
+    @property
+    def title(self) -> str:
+        """The listener's title, and the name of its queue."""
+        return f"{PREFIX}{self.name}"
+
+
+KNOWN: Final = tuple(each for each in RelaySettings.__dataclass_fields__ if each.isupper())
+
+
+def relays_from(given: Mapping[str, Any] | None) -> dict[str, RelaySettings]:
+    """Return the settings of all relays by name, from a valid setting."""
+    return {
+        name: RelaySettings(name=name, **{**own, "EVENTS": tuple(own["EVENTS"])})
+        for name, own in (given or {}).items()
+    }
+
+
+def relay_queues(given: Mapping[str, Any] | None) -> set[str]:
+    """Return the names of the queues that relays have."""
+    return {f"{PREFIX}{name}" for name in given or {}}
+
+
+def relays_fault(value: Any) -> str | None:
+    """Return what was expected of ``OUTBOX["RELAYS"]``; None if the value is valid."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return "a dict with the settings of each relay by its name, or None"
+    for name, own in value.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            return f"names of 1 to 50 letters, digits, '_' or '-', but not {name!r}"
+        if not isinstance(own, Mapping):
+            return f"a dict of settings for the relay {name!r}, but not {type(own).__name__}"
+        for key in ("BACKEND", "EVENTS"):
+            if key not in own:
+                return f"{key} for the relay {name!r}"
+        for key, setting in own.items():
+            if expected := _setting_fault(key, setting):
+                return f"for the relay {name!r} {expected}"
+    return None
+
+
+def _setting_fault(key: Any, value: Any) -> str | None:
+    if key not in KNOWN:
+        return f"only {', '.join(KNOWN)}, but not {key!r}"
+    rule = _RULES.get(key)
+    return rule(value) if rule else None
+
+
+def _backend_fault(value: Any) -> str | None:
+    if isinstance(value, str) and "." in value:
+        return None
+    return f"the dotted path of a class as BACKEND, but not {value!r}"
+
+
+def _events_fault(value: Any) -> str | None:
+    good = (
+        isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+        and all(isinstance(each, str) and 1 <= len(each) <= 128 for each in value)
+    )  # fmt: skip
+    return None if good else f"a list of event types and patterns as EVENTS, but not {value!r}"
+
+
+def _template_fault(key: str, value: Any) -> str | None:
+    if not isinstance(value, str) or not value:
+        return f'a str such as "{{event_type}}" as {key}, but not {value!r}'
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(value) if name is not None]
+    except ValueError as error:
+        return f"a format string as {key}, but {value!r} is none: {error}"
+    for name in names:
+        first = re.split(r"[.\[]", name, maxsplit=1)[0]
+        is_header = re.fullmatch(r"headers\[[^\[\]]+\]", name) is not None
+        if first not in FIELDS or (first == "headers") != is_header or (name != first) != is_header:
+            known = ", ".join(f"{{{each}}}" for each in FIELDS[:-1])
+            return f"{known} or {{headers[name]}} in {key}, but not {{{name}}}"
+    return None
+
+
+def _format_fault(value: Any) -> str | None:
+    return None if value in FORMATS else f"one of {', '.join(FORMATS)} as FORMAT, not {value!r}"
+
+
+def _batch_fault(value: Any) -> str | None:
+    good = type(value) is int and 1 <= value <= MAX_BATCH
+    return None if good else f"a whole number from 1 to {MAX_BATCH} as BATCH, but not {value!r}"
+
+
+def _within_fault(value: Any) -> str | None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+    return None if good else f"0 to 1 seconds as WITHIN, but not {value!r}"
+
+
+def _options_fault(value: Any) -> str | None:
+    good = isinstance(value, Mapping) and all(isinstance(each, str) for each in value)
+    return None if good else f"a dict as OPTIONS, but not {type(value).__name__}"
+
+
+_RULES: Final = {
+    "BACKEND": _backend_fault,
+    "EVENTS": _events_fault,
+    "TO": lambda value: _template_fault("TO", value),
+    "SOURCE": lambda value: _template_fault("SOURCE", value),
+    "FORMAT": _format_fault,
+    "BATCH": _batch_fault,
+    "WITHIN": _within_fault,
+    "OPTIONS": _options_fault,
+}

@@ -1,0 +1,128 @@
+"""What is sent of an event: the stored JSON as the body, the rest in headers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import timezone
+from typing import Any
+
+from .. import hooks
+from ..events import GLOBAL, Event
+from ..exceptions import Unrecoverable
+from ..relay_settings import RelaySettings
+from .backend import Backend, Message
+
+JSON_TYPE = "application/json"
+STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"
+TEXT_TYPE = "text/plain; charset=utf-8"  # what another SERIALIZER has written
+# CloudEvents 1.0: names of attributes are lower-case letters and digits, at most 20.
+EXTENSION = re.compile(r"[a-z0-9]{1,20}")
+CORE = ("specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema",
+        "data")  # fmt: skip
+
+
+class Envelope:
+    """Turns events into messages, as ``TO``, ``FORMAT`` and ``SOURCE`` of a relay say."""
+
+    def __init__(self, settings: RelaySettings, backend: type[Backend] | Backend) -> None:
+        self._settings, self._backend = settings, backend
+
+    def message(self, event: Event) -> Message:
+        """Return the message of an event; ``Unrecoverable`` if it lacks a field that is needed."""
+        settings, text = self._settings, event._payload_text or ""
+        is_json = hooks.serializer() is hooks.JSON
+        to = self._filled("TO", settings.TO, event, self._backend.quote)
+        headers, content_type = {**event.headers}, JSON_TYPE if is_json else TEXT_TYPE
+        if settings.FORMAT == "plain":
+            headers |= _plain(event)
+            body = text.encode()
+        else:
+            source = self._filled("SOURCE", settings.SOURCE, event, str)
+            attributes = _attributes(event, source)
+            if settings.FORMAT == "cloudevents":
+                prefix = self._backend.attribute_prefix
+                headers |= {f"{prefix}{name}": value for name, value in attributes.items()}
+                body = text.encode()
+            else:
+                body = _structured({**attributes, "datacontenttype": content_type}, text, is_json)
+                content_type = STRUCTURED_TYPE
+        return Message(
+            to=to, body=body, content_type=content_type, headers=headers, event_id=event.event_id,
+            event_type=event.event_type, key=event.key, group=event.key or event.aggregate_id,
+            event=event,
+        )  # fmt: skip
+
+    def _filled(self, name: str, template: str, event: Event, quote: Any) -> str:
+        try:
+            return template.format_map(_Fields(event, quote))
+        except KeyError as error:
+            raise Unrecoverable(
+                f"The event has no {error.args[0]}, which {name} = {template!r} of the relay "
+                f"{self._settings.name!r} names."
+            ) from None
+
+
+class _Fields:
+    """The fields of an event for ``str.format_map``; ``KeyError`` names one that it lacks."""
+
+    def __init__(self, event: Event, quote: Any) -> None:
+        self._event, self._quote = event, quote
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "headers":
+            return _Headers(self._event.headers, self._quote)
+        value = getattr(self._event, name)
+        if value is None or value == "":
+            raise KeyError(name)
+        return self._quote(str(value))
+
+
+class _Headers:
+    def __init__(self, headers: Mapping[str, str], quote: Any) -> None:
+        self._headers, self._quote = headers, quote
+
+    def __getitem__(self, name: str) -> str:
+        if not self._headers.get(name):
+            raise KeyError(f"header {name!r}")
+        return str(self._quote(self._headers[name]))
+
+
+def _plain(event: Event) -> dict[str, str]:
+    """Return the headers by which a consumer knows an event again, and what it is about."""
+    found = {
+        "event-id": event.event_id,  # the same at every delivery: drop what you have seen
+        "event-type": event.event_type,
+        "occurred-at": event.occurred_at.isoformat(),
+        "aggregate-type": "" if event.aggregate_type == GLOBAL else event.aggregate_type,
+        "aggregate-id": event.aggregate_id,
+        "tenant-id": event.tenant_id,
+        "event-key": event.key,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _attributes(event: Event, source: str) -> dict[str, str]:
+    """Return the attributes of a CloudEvent, its extensions included."""
+    moment = event.occurred_at.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+    found = {
+        "specversion": "1.0",
+        "id": event.event_id,
+        "source": source,
+        "type": event.event_type,
+        "time": moment,
+        "subject": event.aggregate_id,
+        "partitionkey": event.key or event.aggregate_id,
+        "tenantid": event.tenant_id,
+    }
+    extensions = {name: value for name, value in event.headers.items()
+                  if EXTENSION.fullmatch(name) and name not in CORE}  # fmt: skip
+    return {name: value for name, value in {**extensions, **found}.items() if value}
+
+
+def _structured(attributes: Mapping[str, str], text: str, is_json: bool) -> bytes:
+    """Return the JSON of a CloudEvent; the stored text goes in as it is."""
+    head = json.dumps(attributes, ensure_ascii=False, separators=(",", ":"))
+    data = text if is_json else json.dumps(text, ensure_ascii=False)
+    return f'{head[:-1]},"data":{data}}}'.encode()

@@ -1,0 +1,66 @@
+"""Registers a batch listener for each relay in ``OUTBOX["RELAYS"]``, and finds them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from .. import conf, hooks
+from ..listeners import registry
+from ..listeners.batching import Batching
+from ..listeners.registry import ANY, Listener
+from ..listeners.retry import RetryPolicy
+from ..relay_settings import RelaySettings
+from .relay import Relay
+
+
+def register() -> None:
+    """Register the relays that the settings name, in place of those registered before."""
+    for each in relays():
+        registry.remove(each)
+        each.close()
+    for settings in conf.current().relays.values():
+        registry.add(_listener(Relay(settings)))
+
+
+def relays() -> list[Relay]:
+    """Return the registered relays in the order of the settings."""
+    return [each.call for each in registry.listeners() if isinstance(each.call, Relay)]
+
+
+def _listener(relay: Relay) -> Listener:
+    settings = relay.settings
+    try:
+        per_key = relay.backend_class.per_key
+    except ImproperlyConfigured:  # a check reports it; events wait, or are written all the same
+        per_key = 1
+    return Listener(
+        call=relay,
+        event_type=", ".join(settings.EVENTS),
+        patterns=settings.EVENTS,
+        aggregate_type=ANY,
+        name=settings.title,
+        retry=_retry(settings),
+        timeout=None,
+        atomic=False,
+        queue=settings.title,
+        batching=Batching(settings.BATCH, settings.WITHIN, min(per_key, settings.BATCH)),
+        check=relay.check,
+    )
+
+
+def _retry(settings: RelaySettings) -> RetryPolicy | None:
+    if settings.RETRY is None:
+        return None
+    return hooks.retry_from(settings.RETRY, f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]')
+
+
+def _reset(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX" and not conf.problems():
+        register()
+
+
+# After conf's own receiver, which was connected before it, has forgotten the former settings.
+setting_changed.connect(_reset, dispatch_uid="django_outbox.relays")

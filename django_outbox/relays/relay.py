@@ -1,0 +1,225 @@
+"""``Relay``: a batch listener that sends events to a broker through a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from ..clocks import monotonic
+from ..conf import current
+from ..events import Event
+from ..exceptions import BrokerUnavailable
+from ..listeners.outcomes import Dead, Defer
+from ..relay_settings import RelaySettings
+from ..signals import announce, relay_published
+from .backend import Backend, Message, Outcome, Unconfirmed
+from .envelope import Envelope
+from .event_loop import EventLoopThread
+
+logger = logging.getLogger("django_outbox")
+
+OVERTIME = 1.0  # seconds that an async ``publish`` gets beyond its deadline before it is cancelled
+OPEN_TIMEOUT = 10.0  # seconds; an async ``open`` or ``check`` that takes longer is cancelled
+CLOSE_TIMEOUT = 5.0  # seconds
+
+
+class Relay:
+    """Sends the events of one relay; the callable that is registered as its batch listener."""
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        atexit.register(self.close)
+
+    @cached_property
+    def backend_class(self) -> type[Backend]:
+        """The class that ``BACKEND`` names; ``ImproperlyConfigured`` says why there is none."""
+        return backend_class(self.settings)
+
+    def new_backend(self) -> Backend:
+        """Return a new backend, not opened; ``ImproperlyConfigured`` if it refuses its options."""
+        try:
+            return self.backend_class(**self.settings.OPTIONS)
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(
+                f'OUTBOX["RELAYS"][{self.settings.name!r}]["OPTIONS"]: {error}'
+            ) from error
+
+    def __call__(self, events: list[Event]) -> list[Outcome]:
+        """Send events; return an outcome for each.
+
+        Raises ``BrokerUnavailable`` if none of them was confirmed and the broker refused none.
+        """
+        messages: list[Message] = []
+        found: dict[str, Outcome] = {}
+        envelope = Envelope(self.settings, self.backend_class)
+        for event in events:
+            try:
+                messages.append(envelope.message(event))
+            except Exception as error:  # noqa: BLE001 - of this event alone
+                found[event.event_id] = error
+        outcomes = self._publish(messages, sender=events[0].database) if messages else []
+        found |= {each.event_id: outcome for each, outcome in zip(messages, outcomes, strict=True)}
+        return [found[event.event_id] for event in events]
+
+    def check(self) -> None:
+        """Ask the backend whether the broker takes messages; raise what is wrong."""
+        with self._open_session() as session:
+            session.run(session.backend.check, timeout=OPEN_TIMEOUT)
+
+    def close(self) -> None:
+        """Close the connection; the next event opens another."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.retire()
+
+    def _publish(self, messages: Sequence[Message], *, sender: str) -> list[Outcome]:
+        began = monotonic()
+        answers: list[Outcome] = []
+        try:
+            with self._open_session() as session:
+                # A lease is renewed every third of LEASE, so half of it lies inside the lease.
+                deadline = monotonic() + min(session.backend.timeout, current().LEASE / 2)
+                answers = session.publish(messages, deadline)
+                away = [each for each in answers if isinstance(each, BrokerUnavailable)]
+                if away or all(isinstance(each, Unconfirmed) for each in answers):
+                    session.failed = True
+                if all(isinstance(each, (BrokerUnavailable, Unconfirmed)) for each in answers):
+                    raise BrokerUnavailable(str([*away, *answers][0]))
+        finally:
+            announce(
+                relay_published, sender=sender, relay=self.settings.name,
+                published=sum(each is None for each in answers),
+                refused=sum(map(is_refusal, answers)), duration=monotonic() - began,
+            )  # fmt: skip
+        return answers
+
+    def _open_session(self) -> Session:
+        with self._lock:
+            session = self._session
+            if session is None or session.pid != os.getpid() or session.failed:
+                if session is not None and session.pid == os.getpid():
+                    session.retire()
+                self._session = None
+                session = Session(self.new_backend())
+                session.open()
+                self._session = session
+            session.enter()
+            return session
+
+
+class Session:
+    """An open backend and the calls that use it; closed when it is retired and the last has left.
+
+    A context manager for one call; a ``BrokerUnavailable`` that passes through makes it ``failed``,
+    so that the next call opens another.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.pid, self.failed = backend, os.getpid(), False
+        self._lock = threading.Lock()
+        self._calls, self._is_retired, self._is_closed = 0, False, False
+        is_async = any(
+            inspect.iscoroutinefunction(each)
+            for each in (backend.open, backend.publish, backend.check, backend.close)
+        )
+        self._loop = EventLoopThread() if is_async else None
+
+    def open(self) -> None:
+        """Open the backend; ``BrokerUnavailable`` if that fails."""
+        try:
+            self.run(self.backend.open, timeout=OPEN_TIMEOUT)
+        except BaseException:
+            self.retire()
+            raise
+
+    def enter(self) -> None:
+        with self._lock:
+            self._calls += 1
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BrokerUnavailable):
+            self.failed = True
+        with self._lock:
+            self._calls -= 1
+        self._close_if_unused()
+
+    def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        """Have the backend publish; check that it returned an outcome for each message."""
+        timeout = deadline - monotonic() + OVERTIME
+        found = self.run(self.backend.publish, messages, deadline, timeout=timeout)
+        outcomes = [None] * len(messages) if found is None else [*found]
+        if len(outcomes) != len(messages):
+            raise TypeError(
+                f"{type(self.backend).__qualname__}.publish returned {len(outcomes)} outcomes for "
+                f"{len(messages)} messages; expected one for each."
+            )
+        return outcomes
+
+    def run(self, method: Any, *args: Any, timeout: float) -> Any:
+        """Call a method of the backend; await it on the loop, if it is ``async def``."""
+        if not inspect.iscoroutinefunction(method):
+            return method(*args)
+        assert self._loop is not None
+        try:
+            return self._loop.run(method(*args), timeout)
+        except asyncio.TimeoutError:
+            raise BrokerUnavailable(
+                f"{type(self.backend).__qualname__}.{method.__name__} took longer than "
+                f"{timeout:.0f} s"
+            ) from None
+
+    def retire(self) -> None:
+        """Close the backend, once no call uses it."""
+        self._is_retired = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        with self._lock:
+            if self._calls or not self._is_retired or self._is_closed:
+                return
+            self._is_closed = True
+        try:
+            self.run(self.backend.close, timeout=CLOSE_TIMEOUT)
+        except Exception as error:  # noqa: BLE001 - it is of no use any more
+            logger.debug("relay connection not closed cleanly error=%r", error)
+        if self._loop is not None:
+            self._loop.stop()
+
+
+def is_refusal(outcome: Outcome) -> bool:
+    """Return whether the broker refused a message, or it cannot be sent."""
+    if isinstance(outcome, (BrokerUnavailable, Unconfirmed, Defer)):
+        return False
+    return isinstance(outcome, (BaseException, Dead))
+
+
+def backend_class(settings: RelaySettings) -> type[Backend]:
+    """Return the class that ``BACKEND`` names; ``ImproperlyConfigured`` says why there is none."""
+    where = f'OUTBOX["RELAYS"][{settings.name!r}]["BACKEND"]'
+    try:
+        found = import_string(settings.BACKEND)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"{where} names {settings.BACKEND!r}, which cannot be imported: {error}"
+        ) from error
+    if not isinstance(found, type) or not issubclass(found, Backend):
+        raise ImproperlyConfigured(
+            f"{where} names {found!r}; expected a subclass of django_outbox.relays.Backend."
+        )
+    return found
