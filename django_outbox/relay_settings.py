@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,16 @@ from typing import Any, Final
 
 PREFIX: Final = "relay."  # of the titles and queues of relays
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,49}")
+# str.format takes a name of digits for an index.
+HEADER: Final = re.compile(r"headers\[(?!\d+\])[^\[\]]+\]")
+URL_CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s]*@")
+URL_QUERY: Final = re.compile(r"(?<=\?).*", re.DOTALL)
 FORMATS: Final = ("plain", "cloudevents", "cloudevents-structured")
 # What TO and SOURCE may name; headers by {headers[name]}.
 FIELDS: Final = (
     "event_type", "aggregate_type", "aggregate_id", "tenant_id", "key", "event_id", "headers",
 )  # fmt: skip
+MAX_EVENT_TYPE: Final = 128  # characters, as in the table
 MAX_BATCH: Final = 500  # messages; as many as the events in a call of a batch listener
 DEFAULT_WORKERS: Final = 2  # threads of a relay's queue: one prepares while the other waits
 
@@ -39,6 +45,11 @@ class RelaySettings:
         """The listener's title, and the name of its queue."""
         return f"{PREFIX}{self.name}"
 
+    @property
+    def shown_to(self) -> str:
+        """TO without the credentials and the query of a URL, for people."""
+        return without_secrets(self.TO)
+
 
 KNOWN: Final = tuple(each for each in RelaySettings.__dataclass_fields__ if each.isupper())
 
@@ -54,6 +65,12 @@ def relays_from(given: Mapping[str, Any] | None) -> dict[str, RelaySettings]:
 def relay_queues(given: Mapping[str, Any] | None) -> set[str]:
     """Return the names of the queues that relays have."""
     return {f"{PREFIX}{name}" for name in given or {}}
+
+
+def without_secrets(url: str) -> str:
+    """Return a text without the credentials and the query of the URL that it may be."""
+    shown = URL_CREDENTIALS.sub("***@", url)
+    return URL_QUERY.sub("***", shown) if "://" in shown else shown
 
 
 def relays_fault(value: Any) -> str | None:
@@ -78,36 +95,51 @@ def relays_fault(value: Any) -> str | None:
 
 def _setting_fault(key: Any, value: Any) -> str | None:
     if key not in KNOWN:
-        return f"only {', '.join(KNOWN)}, but not {key!r}"
+        near = difflib.get_close_matches(str(key).upper(), KNOWN, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return f"only {', '.join(KNOWN)}, but not {key!r}{hint}"
     rule = _RULES.get(key)
     return rule(value) if rule else None
 
 
 def _backend_fault(value: Any) -> str | None:
-    if isinstance(value, str) and "." in value:
+    parts = value.split(".") if isinstance(value, str) else []
+    if len(parts) > 1 and all(part.isidentifier() for part in parts):
         return None
-    return f"the dotted path of a class as BACKEND, but not {value!r}"
+    return (
+        'the dotted path of a class as BACKEND, such as "django_outbox.relays.kafka.Kafka", but '
+        f"not {value!r}"
+    )
 
 
 def _events_fault(value: Any) -> str | None:
-    good = (
-        isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-        and all(isinstance(each, str) and 1 <= len(each) <= 128 for each in value)
-    )  # fmt: skip
-    return None if good else f"a list of event types and patterns as EVENTS, but not {value!r}"
+    expected = 'a list of event types and patterns, such as ["order.*"], as EVENTS'
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        return f"{expected}, but not {value!r}"
+    if not value:
+        return f"{expected}, but it is empty"
+    for each in value:
+        if not isinstance(each, str) or not 1 <= len(each) <= MAX_EVENT_TYPE:
+            return f"types of 1 to {MAX_EVENT_TYPE} characters in EVENTS, but not {each!r}"
+    return None
 
 
 def _template_fault(key: str, value: Any) -> str | None:
+    """Return why ``str.format`` over the fields of an event would fail; never the value itself.
+
+    The value may be a URL with a password.
+    """
     if not isinstance(value, str) or not value:
-        return f'a str such as "{{event_type}}" as {key}, but not {value!r}'
+        found = "an empty text" if value == "" else type(value).__name__
+        return f'a text such as "{{event_type}}" as {key}, but not {found}'
     try:
-        names = [name for _, name, _, _ in Formatter().parse(value) if name is not None]
+        fields = [each[1:] for each in Formatter().parse(value) if each[1] is not None]
     except ValueError as error:
-        return f"a format string as {key}, but {value!r} is none: {error}"
-    for name in names:
-        first = re.split(r"[.\[]", name, maxsplit=1)[0]
-        is_header = re.fullmatch(r"headers\[[^\[\]]+\]", name) is not None
-        if first not in FIELDS or (first == "headers") != is_header or (name != first) != is_header:
+        return f"a format string as {key}, but it is not one: {error}"
+    for name, spec, conversion in fields:
+        if spec or conversion:
+            return f"{key} with {{{name}}} as it is, without a conversion (!) or a format (:)"
+        if name not in FIELDS[:-1] and not HEADER.fullmatch(name):
             known = ", ".join(f"{{{each}}}" for each in FIELDS[:-1])
             return f"{known} or {{headers[name]}} in {key}, but not {{{name}}}"
     return None

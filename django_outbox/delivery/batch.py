@@ -207,9 +207,7 @@ class Batch:
             return
         answers = [answer] if isinstance(answer, BaseException) else answer
         self._record_all(call.verdicts or self._verdicts.of(call.part, answers))
-        decisions = [each.decision for each in call.part]
-        failures = [each for each in decisions if each is not None and each.spent]
-        self._report(failures[0] if len(failures) == len(decisions) else DONE)
+        self._report(_of_call([each.decision or LOST for each in call.part]))
         self._halving.note(call.part, answer if isinstance(answer, BaseException) else None)
 
     def _record_all(self, verdicts: list[Verdict]) -> None:
@@ -317,6 +315,14 @@ class Batch:
         again = [new for each in rest if (new := self._member(each.lease)) is not None]
         if again:
             self._halving.again(again)
+
+
+def _of_call(decisions: list[Decision]) -> Decision:
+    """Return the decision that counts for the circuit breaker: a failure only if all failed."""
+    for each in decisions:
+        if each.unavailable:
+            return each
+    return next((DONE for each in decisions if not each.spent), decisions[0])
 
 
 def _is_done(member: Member) -> bool:

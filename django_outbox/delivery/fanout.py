@@ -39,6 +39,7 @@ class FanOut:
             lease.progress, titles=[each.title for each in listeners], now=lease.database_now
         )
         self._lost = self._has_failed = False
+        self._unavailable = ""  # why what a listener sends to cannot be reached
 
     def run(self) -> Decision:
         """Call the listeners that are due, or those of them that are left; return the decision."""
@@ -66,6 +67,7 @@ class FanOut:
         """Record the decision on a listener's call."""
         self.has_started, self._lost = True, decision is LOST
         self._has_failed |= decision.status in (Status.RETRY, Status.DEAD)
+        self._unavailable = decision.unavailable
         if not decision.written:  # if it is, record_atomic has recorded it
             self._progress.record(title, decision)
 
@@ -96,6 +98,8 @@ class FanOut:
         is_elsewhere = following is not None and not self._scope.includes(following[0])
         if decision.delay == 0 and is_elsewhere and not self._has_failed:
             return replace(decision, outcome="moved")
+        if self._unavailable and decision.outcome == "deferred":
+            return replace(decision, unavailable=self._unavailable)
         return decision
 
     def _call(self, listener: Listener) -> Call:

@@ -26,7 +26,7 @@ CORE = ("specversion", "id", "source", "type", "subject", "time", "datacontentty
 class Envelope:
     """Turns events into messages, as ``TO``, ``FORMAT`` and ``SOURCE`` of a relay say."""
 
-    def __init__(self, settings: RelaySettings, backend: type[Backend] | Backend) -> None:
+    def __init__(self, settings: RelaySettings, backend: type[Backend]) -> None:
         self._settings, self._backend = settings, backend
 
     def message(self, event: Event) -> Message:
@@ -59,7 +59,7 @@ class Envelope:
             return template.format_map(_Fields(event, quote))
         except KeyError as error:
             raise Unrecoverable(
-                f"The event has no {error.args[0]}, which {name} = {template!r} of the relay "
+                f"The event has no {error.args[0]}, which {name} of the relay "
                 f"{self._settings.name!r} names."
             ) from None
 

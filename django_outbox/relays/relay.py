@@ -59,8 +59,15 @@ class Relay:
     def __call__(self, events: list[Event]) -> list[Outcome]:
         """Send events; return an outcome for each.
 
-        Raises ``BrokerUnavailable`` if none of them was confirmed and the broker refused none.
+        Raises ``BrokerUnavailable`` if none of them was confirmed and the broker refused none, or
+        if the settings name no backend: no event dies of a client that is not installed.
         """
+        try:
+            return self._send(events)
+        except ImproperlyConfigured as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    def _send(self, events: list[Event]) -> list[Outcome]:
         messages: list[Message] = []
         found: dict[str, Outcome] = {}
         envelope = Envelope(self.settings, self.backend_class)
@@ -164,12 +171,13 @@ class Session:
         timeout = deadline - monotonic() + OVERTIME
         found = self.run(self.backend.publish, messages, deadline, timeout=timeout)
         outcomes = [None] * len(messages) if found is None else [*found]
-        if len(outcomes) != len(messages):
-            raise TypeError(
-                f"{type(self.backend).__qualname__}.publish returned {len(outcomes)} outcomes for "
-                f"{len(messages)} messages; expected one for each."
-            )
-        return outcomes
+        if len(outcomes) == len(messages):
+            return outcomes
+        error = TypeError(
+            f"{type(self.backend).__qualname__}.publish returned {len(outcomes)} outcomes for "
+            f"{len(messages)} messages; expected one for each."
+        )
+        return [error] * len(messages)  # not raised: smaller batches would send them again
 
     def run(self, method: Any, *args: Any, timeout: float) -> Any:
         """Call a method of the backend; await it on the loop, if it is ``async def``."""

@@ -218,6 +218,8 @@ def _log(lease: Lease, decision: Decision) -> None:
     """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
     levels = {"dead": logging.ERROR, "retry": logging.WARNING, "moved": logging.DEBUG}
     level = levels.get(decision.outcome, logging.INFO)
+    if decision.unavailable:  # the circuit breaker's line tells it, for all events
+        level = logging.DEBUG
     logger.log(
         level,
         "%s event_id=%s event_type=%s attempt=%d error=%s",

@@ -1,0 +1,418 @@
+"""Relays, whatever the broker: registration, envelopes, outcomes, outages; with a broker in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox.conf import current
+from django_outbox.listeners import registry
+from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.relays import BrokerUnavailable, Unconfirmed
+from django_outbox.relays.registration import relays
+from django_outbox.signals import relay_published
+from django_outbox.worker import broker_breaker
+from tests.relay_backend import BROKER, Awaited
+from tests.table import listening
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ORDERS = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["order.*"], "TO": "{event_type}"}
+
+
+@pytest.fixture(autouse=True)
+def broker(settings: Any) -> Iterator[None]:
+    BROKER.reset()
+    configure(settings)
+    yield
+    for each in relays():
+        each.close()
+        registry.remove(each)
+
+
+def configure(settings: Any, outbox_settings: dict[str, Any] | None = None, **relay: Any) -> None:
+    settings.OUTBOX = {
+        "RELAYS": {"orders": {**ORDERS, **relay}},
+        "PROBE_INTERVAL": 0.05,
+        "RETRY": {"policy": "fixed", "delay": 3600},
+        **(outbox_settings or {}),
+    }
+
+
+def write(event_type: str = "order.placed", payload: Any = None, **fields: Any) -> str:
+    with transaction.atomic():
+        event_id = outbox.write(event_type, payload, **fields)
+    assert event_id is not None
+    return event_id
+
+
+def write_all(count: int, **fields: Any) -> list[str]:
+    with transaction.atomic():
+        return outbox.write_many(
+            [outbox.Event(event_type="order.placed", payload=n, **fields) for n in range(count)]
+        )
+
+
+def row(event_id: str) -> OutboxEvent:
+    return OutboxEvent.objects.get(pk=event_id)
+
+
+def state(event_id: str) -> tuple[int, int]:
+    found = row(event_id)
+    return found.status, found.attempts
+
+
+# -- registration ----------------------------------------------------------------------------------
+
+
+def test_a_relay_is_one_batch_listener_with_a_queue_of_its_name() -> None:
+    (relay,) = [each for each in registry.listeners() if each.title == "relay.orders"]
+    assert relay.queue == "relay.orders"
+    assert relay.batching is not None
+    assert (relay.batching.size, relay.batching.per_key) == (500, 1)
+    queue = current().queues["relay.orders"]
+    assert queue.WORKERS == 2
+    assert queue.BREAKER is not None
+
+
+def test_its_queue_takes_settings_of_queues(settings: Any) -> None:
+    configure(settings, {"QUEUES": {"relay.orders": {"WORKERS": 7, "RATE": "5/s"}}})
+    queue = current().queues["relay.orders"]
+    assert (queue.WORKERS, queue.RATE, queue.BREAKER is None) == (7, 5.0, False)
+
+
+def test_settings_that_change_replace_the_relays(settings: Any) -> None:
+    configure(settings, EVENTS=["invoice.*"])
+    assert not registry.route("x", "order.placed")
+    assert registry.route("x", "invoice.sent")[0].title == "relay.orders"
+    settings.OUTBOX = {}
+    assert relays() == []
+
+
+def test_an_event_reaches_a_relay_once_however_many_patterns_match(settings: Any) -> None:
+    configure(settings, EVENTS=["order.*", "order.placed", "*"])
+    write()
+    assert outbox.drain() == 1
+    assert len(BROKER.messages) == 1
+
+
+def test_other_events_are_not_sent(settings: Any) -> None:
+    configure(settings, {"UNROUTABLE": "ignore"}, EVENTS=["invoice.*", "order.canceled"])
+    for event_type in ("order.placed", "invoice.sent", "order.canceled"):
+        write(event_type)
+    outbox.drain()
+    assert [each.event_type for each in BROKER.messages] == ["invoice.sent", "order.canceled"]
+
+
+def test_editing_the_patterns_sends_nothing_again(settings: Any) -> None:
+    event_id = write()
+    outbox.drain()
+    configure(settings, EVENTS=["order.placed", "order.*"])
+    OutboxEvent.objects.filter(pk=event_id).update(status=OutboxEvent.Status.DEAD)
+    assert len(BROKER.messages) == 1
+    with listening(lambda event: None, "order.placed", name="other"):
+        second = write()
+        outbox.drain()
+        progress = json.loads(row(second).progress or "{}")
+    assert "relay.orders" in progress or row(second).status == OutboxEvent.Status.DONE
+
+
+def test_an_event_goes_to_its_listener_and_to_the_relay() -> None:
+    seen = list[str]()
+    with listening(lambda event: seen.append(event.event_id), "order.placed"):
+        event_id = write()
+        outbox.drain()
+    assert seen == [event_id] == [each.event_id for each in BROKER.messages]
+    assert row(event_id).status == OutboxEvent.Status.DONE
+
+
+def test_a_backend_that_cannot_be_imported_loses_nothing(settings: Any) -> None:
+    configure(settings, BACKEND="tests.relay_backend.Missing")
+    event_id = write()
+    assert outbox.drain() == 1
+    assert state(event_id) == (OutboxEvent.Status.NEW, 0)
+    with outbox.Worker():
+        assert "tests.relay_backend.Missing" in wait_until(breaker).reason
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+def test_plain_messages() -> None:
+    text = '{"b": 1.0, "a": "ä"}'
+    with transaction.atomic():
+        event = outbox.Event.from_json(
+            "order.placed", text, headers={"trace": "t1"}, aggregate_type="shop.Order",
+            aggregate_id="7", tenant_id="acme", key="order-7",
+        )  # fmt: skip
+        event_id = outbox.write(event)
+    outbox.drain()
+    (message,) = BROKER.messages
+    assert (message.to, message.body) == ("order.placed", text.encode())
+    assert message.content_type == "application/json"
+    assert message.headers == {
+        "trace": "t1",
+        "event-id": event_id,
+        "event-type": "order.placed",
+        "occurred-at": event.occurred_at.isoformat(),
+        "aggregate-type": "shop.Order",
+        "aggregate-id": "7",
+        "tenant-id": "acme",
+        "event-key": "order-7",
+    }
+    assert (message.event_id, message.key, message.group) == (event_id, "order-7", "order-7")
+
+
+def test_what_an_event_lacks_is_not_sent() -> None:
+    write()
+    outbox.drain()
+    assert BROKER.messages[0].headers.keys() == {"event-id", "event-type", "occurred-at"}
+    assert (BROKER.messages[0].key, BROKER.messages[0].group) == (None, None)
+
+
+def test_cloudevents_in_binary_mode(settings: Any) -> None:
+    configure(settings, FORMAT="cloudevents", SOURCE="/shop/{aggregate_type}")
+    event_id = write(
+        payload={"a": 1}, aggregate_type="Order", aggregate_id="7",
+        headers={"traceparent": "00-1", "X-Long-Name": "x"},
+    )  # fmt: skip
+    outbox.drain()
+    (message,) = BROKER.messages
+    moment = message.headers["ce_time"]
+    assert moment.endswith("Z")
+    assert dict(message.headers) == {
+        "traceparent": "00-1", "X-Long-Name": "x", "ce_specversion": "1.0", "ce_id": event_id,
+        "ce_source": "/shop/Order", "ce_type": "order.placed", "ce_time": moment,
+        "ce_subject": "7", "ce_partitionkey": "7", "ce_traceparent": "00-1",
+    }  # fmt: skip
+    assert (message.body, message.content_type) == (b'{"a":1}', "application/json")
+
+
+def test_cloudevents_in_structured_mode(settings: Any) -> None:
+    configure(settings, FORMAT="cloudevents-structured")
+    with transaction.atomic():
+        event_id = outbox.write(outbox.Event.from_json("order.placed", ' [1.0, "ä"] '))
+    outbox.drain()
+    (message,) = BROKER.messages
+    assert message.content_type == "application/cloudevents+json; charset=utf-8"
+    assert message.body.decode().endswith('"data": [1.0, "ä"] }')
+    found = json.loads(message.body)
+    assert found["data"] == [1.0, "ä"]
+    assert (found["id"], found["type"]) == (event_id, "order.placed")
+    assert (found["specversion"], found["source"]) == ("1.0", "/django-outbox")
+    assert found["datacontenttype"] == "application/json"
+
+
+def test_to_is_filled_from_the_events_fields(settings: Any) -> None:
+    configure(settings, TO="{tenant_id}.{headers[region]}.{aggregate_id}")
+    write(tenant_id="acme", headers={"region": "eu"}, aggregate_id="7")
+    outbox.drain()
+    assert BROKER.messages[0].to == "acme.eu.7"
+
+
+@pytest.mark.parametrize("to", ["{tenant_id}", "{headers[region]}"])
+def test_a_field_that_an_event_lacks_is_unrecoverable_for_it_alone(settings: Any, to: str) -> None:
+    configure(settings, TO=to)
+    lacking = write()
+    good = write(tenant_id="acme", headers={"region": "eu"})
+    outbox.drain()
+    assert state(lacking) == (OutboxEvent.Status.DEAD, 0)
+    assert "Unrecoverable" in (row(lacking).last_error or "")
+    assert state(good) == (OutboxEvent.Status.DONE, 0)
+    assert [each.event_id for each in BROKER.messages] == [good]
+
+
+# -- batches and outcomes --------------------------------------------------------------------------
+
+
+def test_a_backlog_is_sent_in_batches() -> None:
+    write_all(1200)
+    assert outbox.drain() == 1200
+    assert sorted(BROKER.batches, reverse=True)[:2] == [500, 500]
+    assert BROKER.opened == 1
+
+
+def test_an_outcome_counts_for_its_message_alone() -> None:
+    ids = write_all(10)
+    BROKER.refused = {
+        ids[1]: ValueError("the queue is full"),
+        ids[2]: outbox.Unrecoverable("it is too large"),
+        ids[3]: Unconfirmed("no answer"),
+    }
+    outbox.drain()
+    assert state(ids[1]) == (OutboxEvent.Status.RETRY, 1)
+    assert state(ids[2]) == (OutboxEvent.Status.DEAD, 0)
+    assert state(ids[3]) == (OutboxEvent.Status.RETRY, 1)
+    rest = [each for each in ids if each not in BROKER.refused]
+    assert [each.event_id for each in BROKER.messages] == rest
+    assert {state(each) for each in rest} == {(OutboxEvent.Status.DONE, 0)}
+
+
+def test_a_wrong_number_of_outcomes_loses_nothing() -> None:
+    ids = write_all(3)
+    BROKER.answer = [None]
+    outbox.drain()
+    assert {state(each)[0] for each in ids} == {OutboxEvent.Status.RETRY}
+    assert "expected one for each" in (row(ids[0]).last_error or "")
+
+
+def test_events_of_a_key_are_never_in_one_batch() -> None:
+    for number in range(5):
+        write(payload=number, key="k")
+    outbox.drain()
+    assert BROKER.batches == [1] * 5
+    assert [json.loads(each.body) for each in BROKER.messages] == [0, 1, 2, 3, 4]
+
+
+def test_a_backend_that_keeps_order_gets_several_of_a_key(settings: Any) -> None:
+    configure(settings, BACKEND="tests.relay_backend.InOrder")
+    for number in range(7):
+        write(payload=number, key="k")
+    outbox.drain()
+    assert [json.loads(each.body) for each in BROKER.messages] == [*range(7)]
+    assert max(BROKER.batches) == 5
+
+
+def test_an_async_backend_keeps_its_loop_between_deliveries(settings: Any) -> None:
+    configure(settings, BACKEND="tests.relay_backend.Awaited")
+    Awaited.loops.clear()
+    ids = [write() for _ in range(3)]
+    for _ in ids:
+        outbox.drain(limit=1)
+    assert {state(each)[0] for each in ids} == {OutboxEvent.Status.DONE}
+    assert (BROKER.opened, BROKER.closed, len(Awaited.loops)) == (1, 0, 1)
+
+
+def test_a_relay_reports_what_it_published() -> None:
+    told = list[dict[str, Any]]()
+
+    def note(**facts: Any) -> None:
+        told.append(facts)
+
+    ids = write_all(5)
+    BROKER.refused = {ids[0]: ValueError("no")}
+    relay_published.connect(note)
+    try:
+        outbox.drain()
+    finally:
+        relay_published.disconnect(note)
+    assert (told[0]["relay"], told[0]["published"], told[0]["refused"]) == ("orders", 4, 1)
+    assert told[0]["sender"] == "default"
+    assert told[0]["duration"] >= 0
+
+
+def test_options_that_are_refused_are_named(settings: Any) -> None:
+    configure(settings, OPTIONS={"color": "none"})
+    (relay,) = relays()
+    with pytest.raises(ImproperlyConfigured, match="expected a color"):
+        relay.new_backend()
+    configure(settings, OPTIONS={"colour": "red"})
+    (relay,) = relays()
+    with pytest.raises(ImproperlyConfigured, match="colour"):
+        relay.new_backend()
+
+
+# -- outages ---------------------------------------------------------------------------------------
+
+
+def breaker() -> OutboxPause | None:
+    return OutboxPause.objects.filter(kind="breaker").first()
+
+
+def test_drain_defers_what_a_broker_that_is_away_did_not_get() -> None:
+    BROKER.is_away = True
+    ids = write_all(3)
+    outbox.drain()
+    assert {state(each) for each in ids} == {(OutboxEvent.Status.NEW, 0)}
+
+
+def test_an_outage_costs_no_attempt_and_ends_soon_after_it() -> None:
+    BROKER.is_away = True
+    ids = write_all(50)
+    with outbox.Worker():
+        found = wait_until(breaker)
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+        assert (found.name, found.pause_seconds) == ("relay.orders", 0)
+        assert "the tests' broker is away" in found.reason
+        published = BROKER.published
+        wait_until(lambda: OutboxPause.objects.filter(kind="breaker", until__gt=found.until))
+        assert BROKER.published == published  # the connection is checked, no event is tried
+        BROKER.is_away = False
+        began = time.monotonic()
+        wait_until(lambda: len(BROKER.messages) == 50)
+        assert time.monotonic() - began < 5 + 2  # the promise, and a busy machine
+        wait_until(lambda: {state(each) for each in ids} == {(OutboxEvent.Status.DONE, 0)})
+        assert breaker() is None
+
+
+def test_a_batch_that_is_unconfirmed_as_a_whole_is_an_outage() -> None:
+    ids = write_all(3)
+    BROKER.answer = [Unconfirmed("no answer"), BrokerUnavailable("cut"), Unconfirmed("no answer")]
+    outbox.drain()
+    assert {state(each) for each in ids} == {(OutboxEvent.Status.NEW, 0)}
+
+
+def test_what_was_confirmed_before_a_connection_broke_is_done() -> None:
+    ids = write_all(4)
+    away = BrokerUnavailable("the connection broke")
+    BROKER.answer = [None, None, away, away]
+    outbox.drain()
+    assert [state(each) for each in ids] == [
+        (OutboxEvent.Status.DONE, 0), (OutboxEvent.Status.DONE, 0),
+        (OutboxEvent.Status.NEW, 0), (OutboxEvent.Status.NEW, 0),
+    ]  # fmt: skip
+
+
+def test_a_connection_that_failed_is_closed_and_another_opened() -> None:
+    write()
+    outbox.drain()
+    BROKER.answer = BrokerUnavailable("cut")
+    second = write()
+    outbox.drain()
+    BROKER.answer = None
+    assert BROKER.opened == 1
+    OutboxEvent.objects.filter(pk=second).update(available_at=row(second).occurred_at)
+    outbox.drain()
+    assert (BROKER.opened, BROKER.closed) == (2, 1)
+    assert state(second) == (OutboxEvent.Status.DONE, 0)
+
+
+def test_other_queues_go_on(settings: Any) -> None:
+    BROKER.is_away = True
+    seen = list[str]()
+    with listening(lambda event: seen.append(event.event_id), "order.placed"), outbox.Worker():
+        wait_until(lambda: write() and breaker())
+        event_id = write()
+        wait_until(lambda: event_id in seen)
+
+
+def test_a_broker_that_answers_but_takes_nothing_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker_breaker, "CHECK_INTERVAL", 0.05)
+    BROKER.answer = BrokerUnavailable("full")
+    event_id = write()
+    with caplog.at_level(logging.INFO, "django_outbox"), outbox.Worker():
+        wait_until(lambda: BROKER.published > 4)
+        lines = [each.getMessage() for each in caplog.records if "breaker" in each.getMessage()]
+        assert [each.split()[1] for each in lines] in (["opened"], ["opened", "closed"])
+        BROKER.answer = None
+        wait_until(lambda: row(event_id).status == OutboxEvent.Status.DONE)
+
+
+def test_refusals_in_a_row_open_the_breaker_for_its_pause(settings: Any) -> None:
+    configure(settings, {"QUEUES": {"relay.orders": {"BREAKER": {"failures": 3, "pause": 60}}}})
+    BROKER.answer = ValueError("full")
+    with outbox.Worker():
+        found = wait_until(lambda: write() and breaker())
+    assert found.pause_seconds == 60
+    assert BROKER.checked == 0
