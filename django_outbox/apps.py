@@ -22,14 +22,12 @@ class OutboxConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401 - registers them; needs models
+        from .relays import registration
 
         if not problems():  # otherwise the checks report what is wrong
             discover(current().LISTENER_MODULE)
             load_task_backends()
-            if current().RELAYS:
-                from .relays import registration
-
-                registration.register()
+            registration.register()
             if current().EMBEDDED:
                 from .worker import embedded
 

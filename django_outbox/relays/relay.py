@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
 import logging
 import os
@@ -40,7 +39,6 @@ class Relay:
         self.settings = settings
         self._lock = threading.Lock()
         self._session: Session | None = None
-        atexit.register(self.close)
 
     @cached_property
     def backend_class(self) -> type[Backend]:
