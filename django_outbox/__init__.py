@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .events import GLOBAL, Event
     from .events.typed import event
     from .exceptions import (
+        BrokerUnavailable,
         DuplicateEvent,
         InvalidEvent,
         ListenerAlreadyRegistered,
@@ -39,6 +40,7 @@ _MODULES: dict[str, str | None] = {
     "GLOBAL": "events",
     "Event": "events",
     "event": "events.typed",
+    "BrokerUnavailable": "exceptions",
     "DuplicateEvent": "exceptions",
     "InvalidEvent": "exceptions",
     "ListenerAlreadyRegistered": "exceptions",
@@ -71,6 +73,7 @@ _MODULES: dict[str, str | None] = {
 __all__ = [
     "ANY",
     "GLOBAL",
+    "BrokerUnavailable",
     "Dead",
     "Defer",
     "Done",

@@ -106,9 +106,10 @@ def _backend_fault(value: Any) -> str | None:
     parts = value.split(".") if isinstance(value, str) else []
     if len(parts) > 1 and all(part.isidentifier() for part in parts):
         return None
+    shown = repr(without_secrets(value)) if isinstance(value, str) else type(value).__name__
     return (
         'the dotted path of a class as BACKEND, such as "django_outbox.relays.kafka.Kafka", but '
-        f"not {value!r}"
+        f"not {shown}"
     )
 
 
@@ -160,8 +161,10 @@ def _within_fault(value: Any) -> str | None:
 
 
 def _options_fault(value: Any) -> str | None:
-    good = isinstance(value, Mapping) and all(isinstance(each, str) for each in value)
-    return None if good else f"a dict as OPTIONS, but not {type(value).__name__}"
+    if not isinstance(value, Mapping):
+        return f"a dict as OPTIONS, but not {type(value).__name__}"
+    wrong = [each for each in value if not isinstance(each, str)]
+    return f"names as keys of OPTIONS, but not {wrong[0]!r}" if wrong else None
 
 
 _RULES: Final = {

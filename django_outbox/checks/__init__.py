@@ -17,12 +17,12 @@ from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
 from ..listeners import registry
 from ..models import OutboxEvent
-from . import batches, deploying, pooling, queues, servers  # noqa: F401 - registers their checks
+from . import batches, deploying, pooling, queues, relays, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
 DELIVERY_SETTINGS = (
     "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS", "QUEUES",
-    "LISTENER_TIMEOUT", "STUCK_AFTER", "HOT_QUEUE_CAPACITY", "COLD_QUEUE_CAPACITY",
+    "RELAYS", "LISTENER_TIMEOUT", "STUCK_AFTER", "HOT_QUEUE_CAPACITY", "COLD_QUEUE_CAPACITY",
     "PREFETCH_BYTES", "BATCH_BYTES", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL",
     "POLL_BATCH_SIZE", "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE",
     "UNROUTABLE_GRACE", "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS", "ORDERING",
@@ -83,7 +83,7 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]
     if conf.problems() or conf.current().MODE != "writer_only":
         return []
     without_effect = _changed(conf.current(), DELIVERY_SETTINGS)
-    without_effect += [each.where for each in registry.listeners()]
+    without_effect += [each.where for each in registry.listeners() if each.check is None]
     if not without_effect:
         return []
     return [
