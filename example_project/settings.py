@@ -7,6 +7,7 @@ from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
+from example_project.broker import relays_from
 from example_project.database import from_url
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +29,6 @@ INSTALLED_APPS = [
     "example_project.shop",
     "example_project.warehouse",
     "example_project.partners",
-    "example_project.relay",
 ]
 
 DATABASES = {
@@ -43,11 +43,12 @@ OUTBOX = {
     # Short enough to watch: 0.2, 0.4 and 0.8 s (each × 0.5 to 1.5), dead after the fourth attempt.
     # The default keeps trying for about an hour and a half.
     "RETRY": {"policy": "exponential", "base": 0.2, "max_attempts": 4},
+    # Every event goes to this broker too: RELAY_URL=amqp://guest:guest@localhost// for instance.
+    "RELAYS": relays_from(
+        os.environ.get("RELAY_URL", ""),
+        secret=os.environ.get("RELAY_SECRET", ""),  # of a webhook: whsec_ and base64
+    ),
 }
-
-# Where to relay every event, such as "amqp://guest:guest@localhost//"; see relay/listeners.py.
-RELAY_URL = os.environ.get("RELAY_URL", "")
-RELAY_SECRET = os.environ.get("RELAY_SECRET", "")  # of a webhook: whsec_ and base64
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
