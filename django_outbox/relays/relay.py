@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -32,18 +31,36 @@ OPEN_TIMEOUT = 10.0  # seconds; an async ``open`` or ``check`` that takes longer
 CLOSE_TIMEOUT = 5.0  # seconds
 
 
+def backend_class(settings: RelaySettings) -> type[Backend]:
+    """Return the class that ``BACKEND`` names; ``ImproperlyConfigured`` says why there is none."""
+    where = f'OUTBOX["RELAYS"][{settings.name!r}]["BACKEND"]'
+    try:
+        found = import_string(settings.BACKEND)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"{where} names {settings.BACKEND!r}, which cannot be imported: {error}"
+        ) from error
+    if not isinstance(found, type) or not issubclass(found, Backend):
+        raise ImproperlyConfigured(
+            f"{where} names {found!r}; expected a subclass of django_outbox.relays.Backend."
+        )
+    return found
+
+
 class Relay:
     """Sends the events of one relay; the callable that is registered as its batch listener."""
+
+    find_class = staticmethod(backend_class)  # in a test, another: see testing/relayed.py
 
     def __init__(self, settings: RelaySettings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
         self._session: Session | None = None
 
-    @cached_property
+    @property
     def backend_class(self) -> type[Backend]:
         """The class that ``BACKEND`` names; ``ImproperlyConfigured`` says why there is none."""
-        return backend_class(self.settings)
+        return self.find_class(self.settings)
 
     def new_backend(self) -> Backend:
         """Return a new backend, not opened; ``ImproperlyConfigured`` if it refuses its options."""
@@ -213,19 +230,3 @@ def is_refusal(outcome: Outcome) -> bool:
     if isinstance(outcome, (BrokerUnavailable, Unconfirmed, Defer)):
         return False
     return isinstance(outcome, (BaseException, Dead))
-
-
-def backend_class(settings: RelaySettings) -> type[Backend]:
-    """Return the class that ``BACKEND`` names; ``ImproperlyConfigured`` says why there is none."""
-    where = f'OUTBOX["RELAYS"][{settings.name!r}]["BACKEND"]'
-    try:
-        found = import_string(settings.BACKEND)
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            f"{where} names {settings.BACKEND!r}, which cannot be imported: {error}"
-        ) from error
-    if not isinstance(found, type) or not issubclass(found, Backend):
-        raise ImproperlyConfigured(
-            f"{where} names {found!r}; expected a subclass of django_outbox.relays.Backend."
-        )
-    return found

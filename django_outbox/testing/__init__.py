@@ -8,12 +8,15 @@ from __future__ import annotations
 from .capture import Written, assert_event_written, capture_events, make_event
 from .clock import pass_time, wait_until
 from .delivery import accept_test_transaction, drain, immediate_delivery, running_worker
+from .relayed import Relayed, capture_relayed
 
 __all__ = [
+    "Relayed",
     "Written",
     "accept_test_transaction",
     "assert_event_written",
     "capture_events",
+    "capture_relayed",
     "drain",
     "immediate_delivery",
     "make_event",

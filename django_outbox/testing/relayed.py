@@ -1,0 +1,111 @@
+"""Capture what relays would send, without a broker; or let the broker be away, or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ..conf import current
+from ..exceptions import BrokerUnavailable
+from ..relay_settings import RelaySettings
+from ..relays import Backend, Message, Outcome
+from ..relays.registration import relays
+from ..relays.relay import Relay, backend_class
+
+Failure = BaseException | type[BaseException]
+
+
+class Relayed(Mapping[str, Sequence[Message]]):
+    """The messages that relays would have sent, in order, by the name of the relay.
+
+    ``fail_with`` may be changed within the block: ``None`` ends an outage.
+    """
+
+    def __init__(self, fail_with: Failure | None) -> None:
+        self.fail_with = fail_with
+        self._messages: dict[str, list[Message]] = {}
+
+    def __getitem__(self, name: str) -> Sequence[Message]:
+        if name not in current().relays:
+            known = ", ".join(current().relays) or "none"
+            raise KeyError(f'OUTBOX["RELAYS"] has no relay {name!r}; it has {known}.')
+        return [*self._messages.get(name, ())]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(current().relays)
+
+    def __len__(self) -> int:
+        return len(current().relays)
+
+    def __repr__(self) -> str:
+        sent = {name: [str(each.event) for each in self[name]] for name in self}
+        return f"<Relayed: {sent}>"
+
+    def _take(self, name: str, messages: Sequence[Message]) -> list[Outcome]:
+        if (failure := self._failure()) is None:
+            self._messages.setdefault(name, []).extend(messages)
+        elif isinstance(failure, BrokerUnavailable):
+            raise failure
+        return [failure for _ in messages]
+
+    def _failure(self) -> BaseException | None:
+        found = self.fail_with() if isinstance(self.fail_with, type) else self.fail_with
+        return None if found is None else found.with_traceback(None)
+
+
+@contextmanager
+def capture_relayed(fail_with: Failure | None = None) -> Iterator[Relayed]:
+    """Capture what relays send within the block, in any thread of this process; send nothing.
+
+    Each message counts as confirmed; with ``fail_with``, an exception or its class, each fails with
+    that. ``BrokerUnavailable`` is an outage. The client of the backend need not be installed.
+    """
+    relayed = Relayed(fail_with)
+    before = Relay.find_class
+    _replace_class(staticmethod(lambda settings: _capturing(relayed, settings)))
+    try:
+        yield relayed
+    finally:
+        _replace_class(staticmethod(before))
+
+
+def _replace_class(find_class: Any) -> None:
+    Relay.find_class = find_class
+    for each in relays():
+        each.close()  # the next event opens a backend of the new class
+
+
+def _capturing(relayed: Relayed, settings: RelaySettings) -> type[Backend]:
+    """Return a class that captures, and is otherwise like that of the settings."""
+    real = _real_class(settings)
+
+    class Capturing(Backend):
+        per_key = real.per_key
+        attribute_prefix = real.attribute_prefix
+        quote = staticmethod(real.quote)
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+
+        def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+            return relayed._take(settings.name, messages)
+
+        def check(self) -> None:
+            if isinstance(failure := relayed._failure(), BrokerUnavailable):
+                raise failure
+
+    return Capturing
+
+
+def _real_class(settings: RelaySettings) -> type[Backend]:
+    try:
+        return backend_class(settings)
+    except ImproperlyConfigured as error:
+        cause, module = error.__cause__, settings.BACKEND.rpartition(".")[0]
+        missing = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+        if not missing or f"{module}.".startswith(f"{missing}."):  # the path itself is wrong
+            raise
+        return Backend

@@ -1,0 +1,163 @@
+"""The test kit's ``capture_relayed``: what relays would send, without a broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import TestCase
+
+import django_outbox as outbox
+from django_outbox import BrokerUnavailable
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.testing import (
+    capture_relayed,
+    drain,
+    immediate_delivery,
+    pass_time,
+    running_worker,
+)
+from tests.relay_backend import BROKER
+from tests.waiting import wait_until
+
+ORDERS = {
+    "BACKEND": "tests.relay_backend.InMemory",
+    "EVENTS": ["order.*"],
+    "TO": "shop.{tenant_id}",
+}
+STOCK = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["stock.*"], "FORMAT": "cloudevents"}
+
+
+@pytest.fixture(autouse=True)
+def two_relays(settings: Any) -> Iterator[None]:
+    BROKER.reset()
+    settings.OUTBOX = {"RELAYS": {"orders": ORDERS, "stock": STOCK}, "PROBE_INTERVAL": 0.05}
+    yield
+    assert BROKER.messages == []
+
+
+def write(event_type: str = "order.placed", payload: Any = None, **fields: Any) -> str:
+    with transaction.atomic():
+        event_id = outbox.write(event_type, payload, **{"tenant_id": "acme", **fields})
+    assert event_id is not None
+    return event_id
+
+
+class InATestCase(TestCase):
+    def test_messages_are_captured_by_the_name_of_their_relay(self) -> None:
+        first, second = write(payload={"n": 1}), write(payload={"n": 2})
+        third = write("stock.moved")
+        with capture_relayed() as relayed:
+            assert drain() == 3
+        assert [each.event_id for each in relayed["orders"]] == [first, second]
+        assert [json.loads(each.body) for each in relayed["orders"]] == [{"n": 1}, {"n": 2}]
+        assert relayed["orders"][0].to == "shop.acme"
+        assert [each.event_id for each in relayed["stock"]] == [third]
+        assert relayed["stock"][0].headers["ce_type"] == "stock.moved"  # the backend's own prefix
+        assert {*relayed} == {"orders", "stock"}
+        assert len(relayed) == 2
+        assert "order.placed" in repr(relayed)
+
+    def test_a_message_that_cannot_be_made_fails(self) -> None:
+        event_id = write(tenant_id=None)
+        with capture_relayed() as relayed:
+            outbox.drain()
+        assert relayed["orders"] == []
+        assert "The event has no tenant_id" in (
+            OutboxEvent.objects.get(pk=event_id).last_error or ""
+        )
+
+    def test_an_unknown_relay_is_named(self) -> None:
+        with capture_relayed() as relayed, pytest.raises(KeyError, match="it has orders"):
+            _ = relayed["order"]
+
+    def test_an_outage_costs_no_attempt_and_may_end(self) -> None:
+        event_id = write()
+        with capture_relayed(fail_with=BrokerUnavailable("down")) as relayed:
+            outbox.drain()
+            row = OutboxEvent.objects.get(pk=event_id)
+            assert (row.status, row.attempts) == (Status.NEW, 0)
+            relayed.fail_with = None
+            pass_time(60)
+            drain()
+        assert [each.event_id for each in relayed["orders"]] == [event_id]
+
+    def test_a_refusal_follows_the_retry_policy(self) -> None:
+        refused, ended = write(), write("stock.moved")
+        with capture_relayed(fail_with=ValueError):
+            outbox.drain()
+        assert OutboxEvent.objects.get(pk=refused).attempts == 1
+        with capture_relayed(fail_with=outbox.Unrecoverable("no such topic")):
+            outbox.drain(at=OutboxEvent.objects.get(pk=ended).available_at)
+        assert OutboxEvent.objects.get(pk=ended).status == Status.DEAD
+
+    def test_with_immediate_delivery(self) -> None:
+        with capture_relayed() as relayed, immediate_delivery():
+            write()
+        assert len(relayed["orders"]) == 1
+
+    def test_blocks_may_be_nested(self) -> None:
+        with capture_relayed() as outer:
+            with capture_relayed() as inner:
+                write()
+                drain()
+            write()
+            drain()
+        assert (len(outer["orders"]), len(inner["orders"])) == (1, 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_with_a_worker() -> None:
+    with capture_relayed(fail_with=BrokerUnavailable("down")) as relayed, running_worker():
+        event_id = write()
+        wait_until(OutboxPause.objects.filter(kind="breaker").exists)
+        relayed.fail_with = None
+        wait_until(lambda: relayed["orders"])
+    assert [each.event_id for each in relayed["orders"]] == [event_id]
+    assert OutboxEvent.objects.get().attempts == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_open_connection_is_not_used_within_the_block() -> None:
+    write()
+    drain()
+    assert (BROKER.opened, BROKER.closed) == (1, 0)
+    with capture_relayed() as relayed:
+        assert BROKER.closed == 1
+        write()
+        drain()
+    assert len(relayed["orders"]) == 1
+    BROKER.messages.clear()
+    write()
+    drain()
+    assert [BROKER.opened, len(BROKER.messages)] == [2, 1]
+    BROKER.messages.clear()
+
+
+@pytest.mark.django_db
+def test_the_client_need_not_be_installed(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "needs_client.py").write_text("import a_client_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "BACKEND": "needs_client.Kafka"}}}
+    with capture_relayed() as relayed:
+        write()
+        drain()
+    assert relayed["orders"][0].to == "shop.acme"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["nonsense.Kafka", "tests.relay_backend.Nonsense"])
+def test_a_path_that_is_wrong_is_still_wrong(settings: Any, path: str) -> None:
+    settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "BACKEND": path}}}
+    event_id = write()
+    with capture_relayed() as relayed:
+        outbox.drain()
+    assert relayed["orders"] == []
+    assert OutboxEvent.objects.get(pk=event_id).status == Status.NEW
