@@ -51,6 +51,7 @@ class Backend:
     # what follows a refused message of the same key, or ``publish`` stops a key at its first.
     per_key: ClassVar[int] = 1
     attribute_prefix: ClassVar[str] = "ce-"  # of CloudEvents attributes among the headers
+    to: str = ""  # TO as the relay's settings have it; set after __init__ and before open
     timeout: float = 10.0  # seconds that a call of ``publish`` may take
 
     def __init__(self, *, timeout: Any = 10.0) -> None:

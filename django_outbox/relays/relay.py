@@ -65,11 +65,13 @@ class Relay:
     def new_backend(self) -> Backend:
         """Return a new backend, not opened; ``ImproperlyConfigured`` if it refuses its options."""
         try:
-            return self.backend_class(**self.settings.OPTIONS)
+            backend = self.backend_class(**self.settings.OPTIONS)
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(
                 f'OUTBOX["RELAYS"][{self.settings.name!r}]["OPTIONS"]: {error}'
             ) from error
+        backend.to = self.settings.TO
+        return backend
 
     def __call__(self, events: list[Event]) -> list[Outcome]:
         """Send events; return an outcome for each.
