@@ -134,7 +134,7 @@ def _template_fault(key: str, value: Any) -> str | None:
         found = "an empty text" if value == "" else type(value).__name__
         return f'a text such as "{{event_type}}" as {key}, but not {found}'
     try:
-        fields = [each[1:] for each in Formatter().parse(value) if each[1] is not None]
+        fields = [(name, *how) for _, name, *how in Formatter().parse(value) if name is not None]
     except ValueError as error:
         return f"a format string as {key}, but it is not one: {error}"
     for name, spec, conversion in fields:

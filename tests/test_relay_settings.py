@@ -54,7 +54,7 @@ def checked_relay(others: Any = None, **relay: Any) -> list[CheckMessage]:
         ({"a": {"BACKEND": IN_MEMORY}}, "EVENTS for the relay 'a'"),
         ({"a": {**GOOD, "TOPIC": "x"}}, "but not 'TOPIC'"),
         ({"a": {**GOOD, "FORMATS": "x"}}, "did you mean FORMAT?"),
-        ({"a": {**GOOD, 5: "x"}}, "but not 5"),
+        ({"a": {"BACKEND": IN_MEMORY, "EVENTS": ["x"], 5: "x"}}, "but not 5"),
         ({"a": {**GOOD, "name": "x"}}, "but not 'name'"),
     ],
     ids=str,
@@ -315,7 +315,7 @@ def test_no_queue_of_a_relay_is_unknown_or_unused() -> None:
 
 def test_too_many_queues_and_relays_together() -> None:
     relays = {f"r{n}": GOOD for n in range(8)}
-    queues = {f"q{n}": {} for n in range(8)}
+    queues: dict[str, Any] = {f"q{n}": {} for n in range(8)}
     with (
         override_settings(OUTBOX={"RELAYS": relays, "QUEUES": queues}),
         pytest.raises(ImproperlyConfigured, match="17 queues; expected at most 16"),

@@ -69,6 +69,11 @@ def deliver_batch() -> None:
         outbox.drain()
 
 
+def relay() -> None:
+    insert(2, event_type="relayed.x")
+    outbox.drain()
+
+
 def kill() -> None:
     insert(1)
     work(refuse)
@@ -152,6 +157,9 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
         deliver, {"event": outbox.Event, "listener": object, "outcome": "done", "duration": float}
     ),
     "batch_called": (deliver_batch, {"listener": object, "size": 2, "duration": float}),
+    "relay_published": (
+        relay, {"relay": "all", "published": 2, "refused": 0, "duration": float}
+    ),
     "event_settled": (
         deliver, {"event": outbox.Event, "outcome": "done", "duration": float, "lag": float}
     ),
@@ -174,6 +182,7 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "worker_stopped": (start_and_stop, {"worker_id": str}),
 }  # fmt: skip
 SETTINGS = {
+    "RELAYS": {"all": {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["relayed.*"]}},
     "WORKERS": 1, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1, "RETENTION_DEAD": 0,
     "PROBE_INTERVAL": 0.05, "QUEUES": {"hooks": {"BREAKER": {"failures": 1, "pause": 0.1}}},
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Declarations of all Prometheus metrics; a test compares the reference page with them.
 
-Labels have few values: databases, queues, listeners, and event types with a listener in this
-process.
+Labels have few values: databases, queues, listeners, relays, and event types with a listener in
+this process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ BY_DATABASE: Final = ("database",)
 BY_TYPE: Final = ("database", "event_type")
 BY_LISTENER: Final = ("database", "listener", "queue")  # a listener has one queue
 BY_QUEUE: Final = ("database", "queue")
+BY_RELAY: Final = ("database", "relay")
 
 # Seconds. Waits: from a wakeup via a poll to an outage. Runs: from a query to a slow remote API.
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # events
@@ -88,6 +89,12 @@ COUNTERS: Final = {
     "breakers_closed": MetricSpec(
         "breakers_closed", "Circuit breakers closed by this process.", BY_QUEUE
     ),
+    "relay_published": MetricSpec(
+        "relay_published", "Messages that a relay's broker has confirmed.", BY_RELAY
+    ),
+    "relay_refused": MetricSpec(
+        "relay_refused", "Messages that a relay's broker refused, or that cannot be sent.", BY_RELAY
+    ),
 }
 
 HISTOGRAMS: Final = {
@@ -102,6 +109,9 @@ HISTOGRAMS: Final = {
     ),
     "batch_size": MetricSpec(
         "batch_size", "Events in a call of a batch listener.", BY_LISTENER, SIZE_BUCKETS
+    ),
+    "relay": MetricSpec(
+        "relay_seconds", "Time to send a batch of a relay to its broker.", BY_RELAY, RUN_BUCKETS
     ),
 }
 

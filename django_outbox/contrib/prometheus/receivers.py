@@ -141,6 +141,15 @@ class Receivers:
     def on_breaker_closed(self, sender: str, queue: str, **kwargs: Any) -> None:
         self.metrics.count("breakers_closed", sender, queue)
 
+    # -- relays ----------------------------------------------------------------------------------
+
+    def on_relay_published(
+        self, sender: str, relay: str, published: int, refused: int, duration: float, **kwargs: Any
+    ) -> None:
+        self.metrics.count("relay_published", sender, relay, by=published)
+        self.metrics.count("relay_refused", sender, relay, by=refused)
+        self.metrics.observe("relay", sender, relay, value=duration)
+
     # -- workers ---------------------------------------------------------------------------------
 
     def on_worker_started(self, sender: str, worker: Any, **kwargs: Any) -> None:
@@ -172,6 +181,9 @@ class Receivers:
             if queue.BREAKER is not None:
                 self.metrics.count("breakers_opened", alias, queue.name, by=0)
                 self.metrics.count("breakers_closed", alias, queue.name, by=0)
+        for relay in current().relays:
+            self.metrics.count("relay_published", alias, relay, by=0)
+            self.metrics.count("relay_refused", alias, relay, by=0)
         for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:
             self.metrics.count("dropped", alias, event_type, by=0)
             self.metrics.count("rescued", alias, event_type, by=0)

@@ -1,0 +1,218 @@
+"""What operators see of relays: metrics, ``outbox_relays`` and the dashboard."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError
+from django.test import Client
+
+import django_outbox as outbox
+from django_outbox.management.commands import outbox_relays
+from django_outbox.models import OutboxPause
+from django_outbox.relays import Backend, BrokerUnavailable
+from tests.relay_backend import BROKER
+from tests.table import insert, now
+from tests.test_dashboard import body, boss, part
+from tests.test_prometheus import Shown, shown
+
+__all__ = ["boss", "shown"]  # the fixtures
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ORDERS = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["order.*", "cart.left"]}
+HOOKS = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["hook.*"], "FORMAT": "cloudevents",
+         "TO": "https://me:hunter2@example.org/{event_type}?key=hunter2"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def two_relays(settings: Any) -> Iterator[None]:
+    BROKER.reset()
+    settings.OUTBOX = {"RELAYS": {"orders": ORDERS, "hooks": HOOKS}}
+    yield
+    BROKER.reset()
+
+
+def breaker(name: str = "relay.orders") -> OutboxPause:
+    return OutboxPause.objects.create(
+        kind="breaker", name=name, paused_at=now() - timedelta(seconds=90), pause_seconds=0,
+        until=now() - timedelta(seconds=1), reason=f"{name}: no answer from kafka:9092",
+    )  # fmt: skip
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def test_what_relays_have_sent_is_counted(shown: Shown) -> None:
+    rows = insert(3, event_type="order.placed")
+    BROKER.refused = {rows[0]: ValueError("too large")}
+    outbox.drain()
+    assert shown("outbox_relay_published_total", relay="orders") == 2
+    assert shown("outbox_relay_refused_total", relay="orders") == 1
+    assert shown("outbox_relay_seconds_count", relay="orders") == 1
+    assert shown("outbox_relay_published_total", relay="hooks") is None
+
+
+def test_an_outage_refuses_nothing(shown: Shown) -> None:
+    insert(1, event_type="order.placed")
+    BROKER.is_away = True
+    outbox.drain()
+    assert shown("outbox_relay_published_total", relay="orders") == 0
+    assert shown("outbox_relay_refused_total", relay="orders") == 0
+
+
+def test_messages_are_counted_from_zero(shown: Shown) -> None:
+    with outbox.Worker():
+        for name in ("published", "refused"):
+            assert shown(f"outbox_relay_{name}_total", relay="hooks") == 0
+
+
+def test_an_open_breaker_of_a_relay_is_shown(shown: Shown) -> None:
+    breaker()
+    assert shown("outbox_breaker_open", queue="relay.orders") == 1
+    assert shown("outbox_breaker_open", queue="relay.hooks") == 0
+
+
+# -- outbox_relays ---------------------------------------------------------------------------------
+
+
+class Broken(Backend):
+    def check(self) -> None:
+        raise RuntimeError("the topic order.placed is missing")
+
+
+class Silent(Backend):
+    gate = threading.Event()
+
+    def open(self) -> None:
+        self.gate.wait(10)
+
+
+class Secretive(Backend):
+    def open(self) -> None:
+        raise BrokerUnavailable
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command("outbox_relays", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def fails(*arguments: str) -> tuple[int, str]:
+    with pytest.raises(CommandError) as raised:
+        run(*arguments)
+    return raised.value.returncode, str(raised.value)
+
+
+def test_the_table_has_each_relay_and_no_password() -> None:
+    insert(2, event_type="order.placed", due=-90, queue="relay.orders")
+    text = run()
+    assert "order.*, cart.left" in text
+    assert "https://***@example.org/{event_type}?***" in text
+    assert "hunter2" not in text
+    assert "tests.relay_backend.InMemory" in text
+    assert "relay.hooks" in text
+    assert "[default]" in text
+    assert "2, the oldest for 9" in text
+    assert "no live worker serves it" in text
+    assert BROKER.opened == 0
+
+
+def test_a_broker_that_is_away_and_a_pause_are_told() -> None:
+    breaker()
+    OutboxPause.objects.pause("queue", "relay.hooks")
+    lines = {each.split()[0]: each for each in run().partition("[default]")[2].splitlines()[1:]}
+    assert "broker away since 20" in lines["orders"]
+    assert "no answer from kafka:9092" in lines["orders"]
+    assert "paused" in lines["hooks"]
+
+
+def test_json_has_the_same_and_is_stable() -> None:
+    insert(1, event_type="order.placed", due=-9, queue="relay.orders")
+    breaker("relay.hooks")
+    found = json.loads(run("--format", "json"))
+    state = found["orders"].pop("databases")["default"]
+    assert found["orders"] == {
+        "backend": "tests.relay_backend.InMemory", "events": ["order.*", "cart.left"],
+        "to": "{event_type}", "format": "plain", "queue": "relay.orders",
+    }  # fmt: skip
+    assert state.pop("oldest_due_age") >= 9
+    assert state == {"waiting": 1, "workers": 0, "paused": False, "away": None}
+    away = found["hooks"]["databases"]["default"]["away"]
+    assert away["reason"] == "relay.hooks: no answer from kafka:9092"
+    assert set(away) == {"since", "reason"}
+
+
+def test_one_relay_may_be_chosen() -> None:
+    text = run("--relay", "hooks")
+    assert "relay.hooks" in text
+    assert "orders" not in text
+    code, message = fails("--relay", "order")
+    assert code == 2
+    assert "does not have 'order'; expected one of orders, hooks." in message
+
+
+def test_without_relays_it_says_so(settings: Any) -> None:
+    settings.OUTBOX = {}
+    assert run() == 'OUTBOX["RELAYS"] names no relay.\n'
+    assert run("--check", "--format", "json") == "{}\n"
+    assert "it is empty" in fails("--relay", "x")[1]
+
+
+def test_a_check_connects_and_closes() -> None:
+    text = run("--check", "--relay", "orders")
+    assert "BROKER" in text
+    assert (BROKER.opened, BROKER.checked, BROKER.closed, BROKER.published) == (1, 1, 1, 0)
+    assert json.loads(run("--check", "--format", "json"))["orders"]["fault"] is None
+
+
+def test_a_check_says_what_is_wrong(settings: Any) -> None:
+    settings.OUTBOX = {"RELAYS": {
+        "orders": ORDERS, "broken": {**ORDERS, "BACKEND": f"{__name__}.Broken"},
+        "mute": {**ORDERS, "BACKEND": f"{__name__}.Secretive"},
+    }}  # fmt: skip
+    BROKER.is_away = True
+    code, message = fails("--check")
+    assert code == 1
+    assert message.splitlines() == [
+        "orders: the tests' broker is away",
+        "broken: the topic order.placed is missing",
+        "mute: BrokerUnavailable",
+    ]
+    assert fails("--check", "--relay", "broken")[1] == "broken: the topic order.placed is missing"
+
+
+def test_a_broker_that_does_not_answer_is_not_awaited_for_ever(settings: Any) -> None:
+    settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "BACKEND": f"{__name__}.Silent"}}}
+    Silent.gate.clear()
+    try:
+        assert fails("--check", "--timeout", "0.2") == (1, "orders: no answer within 0.2 s")
+    finally:
+        Silent.gate.set()
+
+
+def test_a_database_without_an_answer_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(alias: str) -> None:
+        raise DatabaseError("gone")
+
+    monkeypatch.setattr(outbox_relays, "missing_table", refuse)
+    assert fails() == (2, "default: gone")
+    monkeypatch.setattr(outbox_relays, "missing_table", lambda alias: "no table")
+    assert fails() == (2, "no table")
+
+
+def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call_command("outbox_relays", "--help")
+    assert (
+        "manage.py outbox_relays --check --relay orders --timeout 5s\n" in capsys.readouterr().out
+    )
