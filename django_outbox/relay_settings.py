@@ -46,6 +46,11 @@ class RelaySettings:
         return f"{PREFIX}{self.name}"
 
     @property
+    def backend_name(self) -> str:
+        """The name of the backend's class, such as ``Kafka``."""
+        return self.BACKEND.rpartition(".")[2]
+
+    @property
     def shown_to(self) -> str:
         """TO without the credentials and the query of a URL, for people."""
         return without_secrets(self.TO)
@@ -134,10 +139,12 @@ def _template_fault(key: str, value: Any) -> str | None:
         found = "an empty text" if value == "" else type(value).__name__
         return f'a text such as "{{event_type}}" as {key}, but not {found}'
     try:
-        fields = [(name, *how) for _, name, *how in Formatter().parse(value) if name is not None]
+        parts = [*Formatter().parse(value)]
     except ValueError as error:
         return f"a format string as {key}, but it is not one: {error}"
-    for name, spec, conversion in fields:
+    for _, name, spec, conversion in parts:
+        if name is None:  # only text
+            continue
         if spec or conversion:
             return f"{key} with {{{name}}} as it is, without a conversion (!) or a format (:)"
         if name not in FIELDS[:-1] and not HEADER.fullmatch(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,10 +11,10 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError
+from django.db import DatabaseError, connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
 from django_outbox.management.commands import outbox_relays
@@ -216,3 +217,45 @@ def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         "manage.py outbox_relays --check --relay orders --timeout 5s\n" in capsys.readouterr().out
     )
+
+
+# -- the dashboard ---------------------------------------------------------------------------------
+
+
+def test_the_dashboard_shows_relays_where_there_are_any(boss: Client, settings: Any) -> None:
+    insert(2, event_type="order.placed", due=-90, queue="relay.orders")
+    text = part(body(boss), "relays")
+    assert "Relays" in text
+    assert "orders order.*, cart.left {event_type} InMemory 2 1 min" in text
+    assert "https://***@example.org/{event_type}?*** InMemory 0" in text
+    assert "hunter2" not in body(boss)
+    settings.OUTBOX = {}
+    assert 'id="outbox-relays"' not in body(boss)
+
+
+def test_the_dashboard_tells_since_when_a_broker_is_away_and_why(boss: Client) -> None:
+    breaker()
+    OutboxPause.objects.pause("queue", "relay.hooks")
+    text = part(body(boss), "relays")
+    assert "away for 1 min : no answer from kafka:9092" in text
+    assert text.endswith("paused")
+    assert re.search(r'<section class="[^"]*outbox-wrong[^"]*" id="outbox-relays"', body(boss))
+
+
+def test_relays_cost_the_dashboard_no_query(boss: Client, settings: Any) -> None:
+    breaker()
+    counts = []
+    for relays in ({}, {"orders": ORDERS}):
+        settings.OUTBOX = {"RELAYS": relays, "QUEUES": {"relay.orders": {}}}
+        body(boss)
+        with CaptureQueriesContext(connection) as queries:
+            body(boss)
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+
+
+def test_markup_in_a_relay_is_escaped(boss: Client, settings: Any) -> None:
+    settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "EVENTS": ["<b>"], "TO": "<b>"}}}
+    breaker()
+    OutboxPause.objects.update(reason="<b>")
+    assert "<b>" not in body(boss).partition('id="outbox-relays"')[2].partition("</section>")[0]

@@ -22,7 +22,8 @@ from .read_only import ReadOnlyAdmin, may
 MAX_TYPES: Final = 30  # event types that the table of deliveries shows
 FIRST_IF_PROBLEM: Final = ("workers", "paused")  # sections that come first if there is any problem
 SECTION_ORDER: Final = (
-    "workers", "paused", "queues", "backlog", "blocked", "dead", "unrouted", "types", "listeners",
+    "workers", "paused", "queues", "relays", "backlog", "blocked", "dead", "unrouted", "types",
+    "listeners",
 )  # fmt: skip
 
 

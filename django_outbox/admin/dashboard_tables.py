@@ -18,40 +18,19 @@ from django.utils.translation import ngettext
 from ..conf import current
 from ..inspection.listeners import listener_options
 from ..inspection.overview import DEAD_SCAN_LIMIT, MAX_BLOCKED_COUNTED, Cause, Overview, TypeBacklog
-from ..inspection.queues import QueueState
 from ..inspection.workers import WorkerInfo
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from ..models.stream_queryset import MAX_BACKLOG
 from . import display
 from .charts import Charts, Row, format_seconds, format_value
+from .dashboard_queues import queues, relays
+from .dashboard_section import Cells, Section
 
 EVENTS_URL: Final = "admin:django_outbox_outboxevent_changelist"
 EVENT_URL: Final = "admin:django_outbox_outboxevent_change"
 STREAM_URL: Final = "admin:django_outbox_outboxstream_change"
 
-Cells = Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A section with one table, or with a sentence if the table is empty."""
-
-    name: str
-    title: str
-    columns: Sequence[str]  # a leading # marks a column of numbers
-    rows: Sequence[Cells]
-    empty: str
-    note: str = ""
-    needs_attention: bool = False
-
-    @property
-    def heads(self) -> list[tuple[str, bool]]:
-        return [(each.removeprefix("#"), each.startswith("#")) for each in self.columns]
-
-    @property
-    def lines(self) -> list[list[tuple[str, bool]]]:
-        numbers = [is_number for _title, is_number in self.heads]
-        return [[*zip(row, numbers, strict=True)] for row in self.rows]
+FEWEST_ROWS: Final = {"queues": 2, "relays": 1}  # a section with fewer is not shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +88,7 @@ def sections(overview: Overview, by_type: Sequence[Row], period: Any) -> dict[st
         workers(overview, "workers" in with_problem),
         paused(overview),
         queues(overview),
+        relays(overview),
         blocked(overview),
         dead(overview),
         backlog(overview, "backlog" in with_problem),
@@ -116,7 +96,8 @@ def sections(overview: Overview, by_type: Sequence[Row], period: Any) -> dict[st
         types(by_type, period),
         listeners(overview),
     ]
-    return {each.name: each for each in found if each.name != "queues" or len(each.rows) > 1}
+    shown = [each for each in found if len(each.rows) >= FEWEST_ROWS.get(each.name, 0)]
+    return {each.name: each for each in shown}
 
 
 def workers(overview: Overview, needs_attention: bool) -> Section:
@@ -155,30 +136,6 @@ def paused(overview: Overview) -> Section:
             for each in overview.pauses
         ],
         empty=_("Nothing is paused."), needs_attention=bool(overview.pauses),
-    )  # fmt: skip
-
-
-def queues(overview: Overview) -> Section:
-    return Section(
-        name="queues", title=_("Queues"),
-        columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
-        rows=[_queue(each) for each in overview.queues], empty="",
-        needs_attention=bool(overview.unserved_queues),
-    )  # fmt: skip
-
-
-def _queue(each: QueueState) -> Cells:
-    oldest = each.oldest_due_age
-    notes = [
-        _("no live worker serves it") if each.is_unserved else "",
-        "" if each.is_configured else _('not in OUTBOX["QUEUES"]'),
-        _("paused") if each.is_paused else "",
-        _("circuit breaker open: %s") % each.breaker.reason if each.breaker else "",
-    ]
-    return (
-        each.name, f"{each.due}{'+' * each.is_capped}",
-        "" if oldest is None else display.duration(oldest), str(each.workers),
-        ", ".join(filter(None, notes)),
     )  # fmt: skip
 
 
