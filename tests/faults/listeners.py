@@ -131,11 +131,12 @@ def say_failed(events: list[outbox.Event], size: int = 0) -> None:
 
 @outbox.listener("fault.bulk", batch=50, per_key=3)
 def load(events: list[outbox.Event]) -> None:
-    """Take some time for each event; fail for all if one of them is to fail."""
+    """Take some time for each event; fail for all, perhaps after a while, if one is to fail."""
     began = clock.now()
     if any(map(fails, events)):
         counted = first_of_each_key(events)
         say_all(counted, "start", began)
+        time.sleep(max(event.payload.get("hold", 0) for event in events))
         say_failed(counted, len(events))
         raise ValueError("as one of them was asked to")
     for event in events:

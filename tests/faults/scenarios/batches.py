@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import cycle
 from math import ceil, log2
 
 from django.db import transaction
@@ -18,7 +19,7 @@ from tests.faults.scenarios.registry import ALL, scenario
 KINDS = ("bulk", "answered", "staged", "gathered", "ledger", "ledger")
 PER_KEY = {"bulk": 3, "staged": 3}  # events of a key in a call, at most; others: one
 OUTAGE = 0.1  # seconds: a few attempts of the ten
-HELD = 1.0  # seconds that a call of ``ledger`` takes in which a worker is struck
+HELD = 1.0  # seconds that a call takes in which a worker is struck
 IN_CALL = 8  # events that such a call has, at least
 
 SIZE = 500  # of the batches of ``sifted``
@@ -46,12 +47,13 @@ def batches(rig: Rig) -> None:
         slow=0.05, work=(0.0, 0.004),
     )  # fmt: skip
     rig.luck.shuffle(strikes)
-    taken = 0
+    taken, failing = 0, cycle((True, False))
     for number in rig.schedule(len(strikes), pace):
         if strikes[number] == "kill":
             rig.kill(in_mid_call(rig)[0] if number % 2 else rig.one_that_runs())
         elif strikes[number] == "pause":
-            rig.pause(in_mid_call(rig)[0], 1.5 * lease)
+            # Halves of what failed meanwhile must not be called: somebody else has them.
+            rig.pause(in_mid_call(rig, fails=next(failing))[0], 1.5 * lease)
         elif strikes[number] == "theft":
             place, ids = in_mid_call(rig)
             taken += rig.take_over(place, ids[::2])
@@ -68,12 +70,17 @@ def batches(rig: Rig) -> None:
     measure_calls(rig)
 
 
-def in_mid_call(rig: Rig) -> tuple[int, list[str]]:
-    """Have ``ledger`` called for a while; return the place of the worker, and those events."""
+def in_mid_call(rig: Rig, *, fails: bool = False) -> tuple[int, list[str]]:
+    """Have ``ledger`` called for a while, or ``bulk``, which then fails.
+
+    Return the place of the worker, and those events.
+    """
     rig.one_that_runs()
     offset = rig.witness.stat().st_size
+    kind, payload = ("bulk", {"hold": HELD}) if fails else ("ledger", {"seconds": HELD})
     with transaction.atomic():
-        ids = [rig.write("ledger", {"seconds": HELD}) for _ in range(IN_CALL)]
+        ids = [rig.write(kind, payload) for _ in range(IN_CALL - fails)]
+        ids += [rig.write(kind, {**payload, "fail": 1}) for _ in range(fails)]
     pid = rig.wait_for_a_start(ids, offset)
     return [worker.pid for worker in rig.workers].index(pid), ids
 
