@@ -209,7 +209,7 @@ def sift(events: list[outbox.Event]) -> None:
         raise ConnectionError("the target is away")
     if bad := kinds & {"fault.sifted.bad", "fault.sifted.fatal"}:
         say_failed(events)
-        raise ValueError if "fault.sifted.bad" in bad else outbox.Unrecoverable("fatal")
+        raise outbox.Unrecoverable if "fault.sifted.fatal" in bad else ValueError("bad")
     say_all(events, "end")
 
 
