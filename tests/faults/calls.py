@@ -30,8 +30,8 @@ def calls(lines: Iterable[Line]) -> list[Call]:
             call = found.setdefault((*place[:2], line.since), Call(since=line.since))
             call.events[line.id] = line.attempts
             running[place] = call
-        elif call := running.pop(place, None):  # type: ignore[assignment]
-            call.outcomes[line.id] = line.phase
+        elif (ended := running.pop(place, None)) is not None:
+            ended.outcomes[line.id] = line.phase
     return sorted(found.values(), key=lambda call: call.since)
 
 
