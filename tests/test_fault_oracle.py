@@ -15,6 +15,7 @@ import pytest
 
 import django_outbox
 from tests.faults import log
+from tests.faults.calls import batches, calls, crowded
 from tests.faults.mutants import MUTANTS, Mutant, apply
 from tests.faults.oracle import (
     HAND_BACK,
@@ -464,6 +465,54 @@ ILL["the second of a key before the first one's second listener"] = (
     ),
     {"inversions": 1},
 )  # fmt: skip
+
+
+LEDGER = {"intents": [intent(kind="ledger")]}
+WELL["booked once by a batch"] = evidence(ran(1, 2), bookings={"a": 1}, **LEDGER)
+WELL["a batch whose leases were taken over in mid call"] = evidence(
+    ran(1, 2), ran(4, 5), rows=[row(rescues=1)], bookings={"a": 1}, **LEDGER,
+    faults=[Fault(kind="take over", at=1.5, until=1.5, pids=frozenset({ONE}),
+                  held=frozenset({"a"}))],
+    rescues=rescued(3.9),
+)  # fmt: skip
+ILL["booked, though it is dead"] = (
+    evidence(ran(1, 2, phase="failed"), rows=[row(status=3, attempts=1)], bookings={"a": 1},
+             mortal=["ledger"], **LEDGER),
+    {"ghosts": 1},
+)  # fmt: skip
+ILL["a booking of an event that was never committed"] = (
+    evidence(ran(1, 2), bookings={"b": 1}),
+    {"ghosts": 1},
+)
+
+
+def called(since: float, outcome: str, *ids: str, attempts: int = 0) -> list[Line]:
+    """Return what the events of one call of a batch listener say."""
+    said = [("start", since, since), (outcome, since + 0.1, 0.0)]
+    return [
+        Line(id=each, attempts=attempts, phase=phase, pid=ONE, thread=1, at=at, since=began)
+        for phase, at, began in said for each in ids
+    ]  # fmt: skip
+
+
+def test_calls_are_put_together_to_batches_that_no_attempt_divides() -> None:
+    lines = [
+        *called(1, "shared", "a", "b", "c"), *called(2, "shared", "a", "b"), *called(3, "end", "c"),
+        *called(4, "failed", "a"), *called(5, "end", "b"), *called(6, "failed", "a", attempts=1),
+    ]  # fmt: skip
+    first, second = batches(calls(lines))
+    assert [[*each.events] for each in first.calls] == [["a", "b", "c"], ["a", "b"], ["c"], ["a"],
+                                                        ["b"]]  # fmt: skip
+    assert first.ended_well() == {"b", "c"}
+    assert second.events == {"a": 1}
+    assert second.ended_well() == set()
+
+
+def test_calls_with_too_many_events_of_a_key_are_counted() -> None:
+    found = calls([*called(1, "end", "a", "b", "c"), *called(2, "end", "a", "c")])
+    keys = {"a": "k", "b": "k", "c": None}
+    assert crowded(found, keys, {}) == 1
+    assert crowded(found, keys, {"a": 2, "b": 2}) == 0
 
 
 # Row 500.

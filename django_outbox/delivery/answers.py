@@ -14,17 +14,17 @@ class WrongAnswer(TypeError):
     """A batch listener's answer does not tell which events are done."""
 
 
-def checked(answer: Any, count: int) -> list[Any] | BaseException | None:
-    """Return the answers to ``count`` events, None if all are done; or the call's exception."""
-    if answer is None or isinstance(answer, BaseException):
-        return answer
+def checked(answer: Any, count: int) -> list[Any] | None:
+    """Return the answers to ``count`` events, None if all are done; or raise ``WrongAnswer``."""
+    if answer is None:
+        return None
     if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes, bytearray)):
-        return WrongAnswer(
+        raise WrongAnswer(
             f"A batch listener answered {type(answer).__name__}; expected None, or a list with one "
             "answer for each event."
         )
     if len(answer) != count:
-        return WrongAnswer(
+        raise WrongAnswer(
             f"A batch listener answered {len(answer)} values to {count} events; expected None, or "
             "one answer for each event in their order."
         )

@@ -57,7 +57,7 @@ class Batch:
         self._between, self._escaping = between, escaping
         self._scope = scope.of_batch(listener.title)
         self._by_key: dict[str, list[Member]] = {}
-        members = [found for lease in leases if (found := self._member(lease)) is not None]
+        members = self._members(leases)
         self._halving = Halving(members)
         self._has_members = bool(members)
         if self._has_members:
@@ -97,11 +97,9 @@ class Batch:
         """Go on in place of a thread that hangs in ``call``, abandoned after ``seconds``."""
         self._between = between
         call.report_if_late(seconds)
-        for each in call.part:  # the thread that hangs keeps its events
+        for each in call.part:
             each.lease.duration += seconds / len(call.part)
-            each.event = self._event(each.lease, each.attempts)
-            if self._listener.payload_type is not None:  # it cannot fail: the payload fitted before
-                each.event.convert_payload(self._listener.payload_type)
+        self._renew(call.part)  # the thread that hangs keeps its events
         self.lead.called_at, self.lead.timed = 0.0, None
         self._conclude(call, call.timeout_error("its thread was written off"))
         if self._halving.is_over or not between(self.lead):
@@ -121,6 +119,19 @@ class Batch:
 
     # -- the events ------------------------------------------------------------------------------
 
+    def _members(self, leases: list[Lease]) -> list[Member]:
+        """Return the events to be called; one that is not holds up those behind it in its key."""
+        found: list[Member] = []
+        held_up: set[str] = set()  # keys
+        for lease in leases:
+            if lease.key in held_up:
+                self.to_repeat.append(lease)
+            elif (member := self._member(lease)) is not None:
+                found.append(member)
+            elif lease.key is not None:
+                held_up.add(lease.key)
+        return found
+
     def _member(self, lease: Lease) -> Member | None:
         """Return an event of the batch; None if it was decided without a call."""
         listener, scope, settings = self._listener, self._scope, self._settings
@@ -137,7 +148,7 @@ class Batch:
             fan_out = FanOut(
                 lease, listeners, settings, self._alias, self._between, self._escaping, scope
             )
-            if not fan_out.is_due(listener):
+            if listener not in listeners or not fan_out.is_due(listener):
                 self.decided.append((lease, fan_out.decision))
                 return None
             attempts = fan_out.attempts(listener)
@@ -159,6 +170,13 @@ class Batch:
         event = lease.event.copy_for_listener(attempts)
         event.set_listener(self._listener.title, self._alias)
         return event
+
+    def _renew(self, part: list[Member]) -> None:
+        """Have the next call get new events: the listener may have changed the payloads."""
+        for each in part:
+            each.event = self._event(each.lease, each.attempts)
+            if self._listener.payload_type is not None:  # it cannot fail: the payload fitted before
+                each.event.convert_payload(self._listener.payload_type)
 
     def _begin(self, members: list[Member]) -> None:
         if event_started.receivers:
@@ -200,6 +218,7 @@ class Batch:
             is_split = not isinstance(answer, FOR_ALL)
             self._report(self._verdicts.shared_failure(call.part[0], answer))
             if is_split:
+                self._renew(call.part)
                 self._halving.note(call.part, answer)
             else:
                 self._halving.note(call.part[:1], answer)  # one is not split
@@ -207,7 +226,8 @@ class Batch:
             return
         answers = [answer] if isinstance(answer, BaseException) else answer
         self._record_all(call.verdicts or self._verdicts.of(call.part, answers))
-        self._report(_of_call([each.decision or LOST for each in call.part]))
+        decisions = [each.decision for each in call.part if each.decision is not LOST]
+        self._report(_of_call([each or LOST for each in decisions]))
         self._halving.note(call.part, answer if isinstance(answer, BaseException) else None)
 
     def _record_all(self, verdicts: list[Verdict]) -> None:
@@ -255,12 +275,13 @@ class Batch:
                 failed.add(each.lease.key)
 
     def _end(self) -> None:
-        """Decide on what is not called again: its events have failed once, unless uncounted."""
+        """Decide on what is not called again: in an outage it has failed, else it comes back."""
+        is_outage = self._halving.is_over
         for part, error in self._halving.rest():
             kept = self._without_blocked(part)
-            if error is not None:
+            if is_outage and error is not None:
                 self._fail_together(kept, error)
-            else:
+            else:  # the worker stops, or has lost its lease
                 for each in kept:
                     self._record(each, AT_ONCE)
 
@@ -309,12 +330,8 @@ class Batch:
         for each in part:
             if each.lease.event_id not in mine:
                 self._record(each, LOST)
-            elif each.lease.key is not None:
-                self._by_key[each.lease.key].remove(each)
-        # Anew, as the fan-outs have recorded what was rolled back.
-        again = [new for each in rest if (new := self._member(each.lease)) is not None]
-        if again:
-            self._halving.again(again)
+        self._renew(rest)
+        self._halving.again(rest)
 
 
 def _of_call(decisions: list[Decision]) -> Decision:
@@ -322,7 +339,7 @@ def _of_call(decisions: list[Decision]) -> Decision:
     for each in decisions:
         if each.unavailable:
             return each
-    return next((DONE for each in decisions if not each.spent), decisions[0])
+    return next((each for each in decisions if not each.spent), next(iter(decisions), LOST))
 
 
 def _is_done(member: Member) -> bool:

@@ -70,6 +70,10 @@ class BatchCall(Invocation):
         found = hooks.batch_interceptors()
         return intercept(self._events, found, self.escaping) if found else None
 
+    def checked(self, answer: Any) -> list[Any] | None:
+        """Return one answer for each event, or None; raise ``WrongAnswer`` for anything else."""
+        return checked(answer, len(self.part))
+
     def report_if_late(self, seconds: float) -> None:
         """Report a call that took ``seconds`` if that is more than its timeout."""
         if self.timeout is not None and seconds >= self.timeout:
@@ -102,7 +106,8 @@ class BatchCall(Invocation):
     async def arun(self) -> list[Any] | BaseException | None:
         """Await the listener; return its answers, None if all are done, or its exception."""
         before = self.lease.duration
-        answer = checked(await self.acall(self.listener.call, self._events), len(self.part))
+        answer: list[Any] | BaseException | None
+        answer = await self.acall(self.listener.call, self._events)
         seconds, self.lease.duration = self.lease.duration - before, before
         self._count(seconds)
         return answer
@@ -112,8 +117,9 @@ class BatchCall(Invocation):
         return [each.event for each in self.part]
 
     def _call_once(self, timed: TimedCall | None) -> list[Any] | BaseException | None:
+        answer: list[Any] | BaseException | None
         answer = self.call_intercepted(timed, self.listener.call, (self._events,))
-        return checked(answer, len(self.part))
+        return answer
 
     def _count(self, seconds: float) -> None:
         """Count a call's duration: an equal share for each event."""

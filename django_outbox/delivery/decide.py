@@ -76,7 +76,8 @@ def failed_together(
     decision = failed(error, executions, policy, max_attempts)
     if decision.status is not Status.DEAD:
         return decision
-    return replace(decision, status=Status.RETRY, delay=ALONE_DELAY, spent=1, outcome="retry")
+    delay = retry.bounded(error.delay) if isinstance(error, RetryAfter) else ALONE_DELAY
+    return replace(decision, status=Status.RETRY, delay=delay, spent=1, outcome="retry")
 
 
 def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:

@@ -38,6 +38,7 @@ class FanOut:
         self._progress = Progress(
             lease.progress, titles=[each.title for each in listeners], now=lease.database_now
         )
+        self._committing = self._progress  # what an atomic listener is about to commit
         self._lost = self._has_failed = False
         self._unavailable = ""  # why what a listener sends to cannot be reached
 
@@ -68,16 +69,18 @@ class FanOut:
         self.has_started, self._lost = True, decision is LOST
         self._has_failed |= decision.status in (Status.RETRY, Status.DEAD)
         self._unavailable = decision.unavailable
-        if not decision.written:  # if it is, record_atomic has recorded it
+        if not decision.written:  # if it is, mark_committed has recorded it
             self._progress.record(title, decision)
 
     def record_atomic(self, title: str, decision: Decision) -> str:
-        """Record what an atomic listener commits with its changes; return the progress to write."""
-        self._progress.record(title, decision)
-        return self._progress.text
+        """Return the progress that an atomic listener commits; it counts once it is committed."""
+        self._committing = self._progress.copy()
+        self._committing.record(title, decision)
+        return self._committing.text
 
     def mark_committed(self) -> None:
         """Note that the progress returned by ``record_atomic`` is in the row."""
+        self._progress = self._committing
         self.progress_in_row = self._lease.progress_in_row = self._progress.text
 
     @property

@@ -24,11 +24,12 @@ class Halving(Generic[T]):
 
     def __init__(self, whole: list[T]) -> None:
         self._queue: deque[tuple[list[T], BaseException | None]] = deque([(whole, None)])
-        self._errors: list[type[BaseException] | None] = []  # of the calls so far
+        self._errors: list[type[BaseException] | None] = []  # of the parts so far
         self._failures = 0  # in a row
 
     def __iter__(self) -> Iterator[list[T]]:
         while not self.is_over:
+            self._errors.append(None)
             yield self._queue.popleft()[0]
 
     @property
@@ -37,8 +38,8 @@ class Halving(Generic[T]):
         return not self._queue or self._is_outage
 
     def note(self, part: list[T], error: BaseException | None) -> None:
-        """Note how the call of a part ended; an error halves it."""
-        self._errors.append(None if error is None else type(error))
+        """Note how the call of the last part ended, if there was one; an error halves it."""
+        self._errors[-1] = None if error is None else type(error)
         self._failures = 0 if error is None else self._failures + 1
         if error is not None and len(part) > 1:
             middle = (len(part) + 1) // 2
@@ -46,6 +47,7 @@ class Halving(Generic[T]):
 
     def again(self, part: list[T]) -> None:
         """Have a part called whose call did not count."""
+        del self._errors[-1]
         self._queue.appendleft((part, None))
 
     def rest(self) -> list[tuple[list[T], BaseException | None]]:

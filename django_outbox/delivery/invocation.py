@@ -88,14 +88,14 @@ class Invocation:
             if timed is not None:
                 timed.mark_awaited()
             answer = async_to_sync(self._await_with_timeout)(answer)
-        return _unwrap(answer)
+        return self._unwrap(answer)
 
     async def acall(self, call: Any, *args: Any) -> Any:
         """Await a call; return what it returns or raises."""
         started, began = monotonic(), self.lease.clock
         try:
             with self.intercept() or ExitStack():
-                return _unwrap(await self._await_with_timeout(call(*args)))
+                return self._unwrap(await self._await_with_timeout(call(*args)))
         except BaseException as error:
             if self.lease.cancelled and isinstance(error, asyncio.CancelledError):
                 raise
@@ -122,16 +122,19 @@ class Invocation:
         except Exception as error:  # noqa: BLE001 - a listener may raise anything
             return _Raised(error)
 
+    def checked(self, answer: Any) -> Any:
+        """Return the answer that a returned value means; raise if it is not one."""
+        return None if isinstance(answer, BaseException) else answer  # returned, not raised
+
+    def _unwrap(self, answer: Any) -> Any:
+        if isinstance(answer, _Raised):
+            raise answer.error
+        return self.checked(answer)
+
     def timeout_error(self, consequence: str) -> ListenerTimeout:
         """Return the error of a call that ran longer than its timeout."""
         where = location(self.called)
         return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {consequence}")
-
-
-def _unwrap(answer: Any) -> Any:
-    if isinstance(answer, _Raised):
-        raise answer.error
-    return None if isinstance(answer, BaseException) else answer  # returned, not raised
 
 
 async def _await_guarded(awaitable: Awaitable[Any]) -> Any:

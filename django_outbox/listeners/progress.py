@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -68,6 +69,12 @@ class Progress:
     @property
     def text(self) -> str:
         return msgspec.json.encode(self.entries).decode()
+
+    def copy(self) -> Progress:
+        """Return a copy, in which something can be recorded that is not certain yet."""
+        found = copy(self)
+        found.entries, found._errors = {**self.entries}, {**self._errors}
+        return found
 
     def is_due(self, title: str) -> bool:
         """Return whether this listener is still to run, and due."""

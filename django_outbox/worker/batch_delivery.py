@@ -85,10 +85,13 @@ class BatchDelivery:
 
     def _take(self, lane: Lane) -> list[Lease]:
         """Return the next batch for this thread; pass one for the event loop on to that."""
-        leases = lane.take(1 if self._pool.is_probing else lane.size, self._most_bytes)
+        most = 1 if self._pool.is_probing else lane.size
+        leases = lane.take(most, self._most_bytes)
         self._pool.ready.put_back(lane)
         if leases:
-            leases = with_followers(lane.listener, leases, self._streams, most=lane.size)
+            leases = with_followers(
+                lane.listener, leases, self._streams, most=most, most_bytes=self._most_bytes
+            )
         if leases and can_be_awaited(lane.listener):
             self._pool.batch_to_loop(lane.listener, leases)
             return []
@@ -138,12 +141,10 @@ class BatchDelivery:
         """Have a batch's decisions settled, and call its fallbacks."""
         place.lease = None
         place.fallbacks.extend(batch.fallbacks)
-        repeated = {each.event_id for each in batch.to_repeat}
-        place.batch = [each for each in place.batch if each.event_id not in repeated]
         if any(decision.status is not Status.DONE for _, decision in batch.decided):
             cleanup.close_half_made()
         cleanup.after(batch.lead)
-        settle_rest(batch, self._pools, self._streams, deferred_after_error())
+        place.batch = settle_rest(batch, self._pools, self._streams, deferred_after_error())
         self.fall_back(place, cleanup, between)
 
     def fall_back(self, place: Place, cleanup: ConnectionCleanup, between: Between) -> None:
@@ -161,14 +162,18 @@ class BatchDelivery:
                 logger.exception("delivery failed event_id=%s", lease.event_id)
                 decision = deferred_after_error()
             place.lease = None
-            self._pools.pass_on(lease, decision)
+            if not self._pools.pass_on(lease, decision):
+                place.batch.append(lease)
             cleanup.after(lease)
 
 
 def with_followers(
-    listener: Listener, heads: list[Lease], streams: Streams, *, most: int
+    listener: Listener, heads: list[Lease], streams: Streams, *, most: int, most_bytes: int
 ) -> list[Lease]:
-    """Return up to ``most`` events: ``heads``, and what ``per_key`` lets follow them."""
+    """Return up to ``most`` events: ``heads``, and what ``per_key`` lets follow them.
+
+    The last one may overshoot ``most_bytes`` of payload text.
+    """
     batching = listener.batching
     assert batching is not None
     if batching.per_key == 1:
@@ -179,18 +184,25 @@ def with_followers(
         return is_next and batch_size(listener, lease) == batching.size
 
     found: list[Lease] = []
-    room = most - len(heads)
+    room, room_in_bytes = most - len(heads), most_bytes - sum(each.payload_bytes for each in heads)
     for lease in heads:
         found.append(lease)
-        if lease.key is not None and fits(lease):
-            followers = streams.followers_of(lease, min(batching.per_key - 1, room), fits)
-            room -= len(followers)
-            found += followers
+        last, count = lease, 1
+        while count < batching.per_key and room > 0 and room_in_bytes > 0 and fits(last):
+            follower = streams.follower_of(last, fits)
+            if follower is None:
+                break
+            found.append(follower)
+            last, count = follower, count + 1
+            room, room_in_bytes = room - 1, room_in_bytes - follower.payload_bytes
     return found
 
 
-def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> None:
-    """Have the decisions of a batch settled; those of its fallbacks come later."""
+def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
+    """Have the decisions of a batch settled; those of its fallbacks come later.
+
+    Return the events to be settled; others were handed over to another queue's threads.
+    """
     decided, batch.decided = batch.decided, []
     batch.gone.update(lease.event_id for lease, _ in decided)
     batch.gone.update(lease.event_id for lease in batch.to_repeat)
@@ -199,14 +211,14 @@ def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> None:
     last = {each.key: each for each, _ in decided if each.key is not None}
     ahead = [streams.next(lease, decision) for lease, decision in decided
              if decision is DONE and lease.key and last[lease.key] is lease]  # fmt: skip
-    for lease, decision in decided:
-        pools.pass_on(lease, decision)
+    to_settle = [lease for lease, decision in decided if not pools.pass_on(lease, decision)]
     for follower in ahead:
         if follower is not None:
             pools.put(follower)
+    return to_settle
 
 
-def settle_rest(batch: Batch, pools: Pools, streams: Streams, decision: Decision) -> None:
+def settle_rest(batch: Batch, pools: Pools, streams: Streams, decision: Decision) -> list[Lease]:
     """Settle a batch whose delivery has ended; events that it left undecided get ``decision``."""
     batch.decided += [(lease, decision) for lease in batch.undecided()]
-    settle_batch(batch, pools, streams)
+    return settle_batch(batch, pools, streams)

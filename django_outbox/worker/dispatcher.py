@@ -231,6 +231,9 @@ class Dispatcher:
                 follower = self._streams.next(lease, decision)
                 if self._pass_on(lease, decision, cleanup):
                     continue  # another queue's thread has it now
+                if follower is not None and self._pool.batches(follower):
+                    self._pool.put(follower)
+                    follower = None
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
                     self._held.wait_settled(lease, self._stopping.is_set)

@@ -135,15 +135,23 @@ class DrainClaims:
     def _same_lane(self, listener: Listener, head: Lease, room: int) -> list[Lease]:
         """Return the events of streams that are delivered in one batch with a stream's head."""
         size = batch_size(listener, head)
+        most, most_bytes = min(size, room), self.settings.BATCH_BYTES
         heads: list[Lease] = [head]
         others: list[Lease] = []
+        length = head.payload_bytes
         for each in self.ready.take_all(len(self.ready)):
-            fits = len(heads) < min(size, room) and batch_size(listener, each) == size
-            same = fits and batch_listener(each, self.scope) is listener
-            (heads if same else others).append(each)
+            if (
+                len(heads) < most and length < most_bytes
+                and batch_listener(each, self.scope) is listener
+                and batch_size(listener, each) == size
+            ):  # fmt: skip
+                heads.append(each)
+                length += each.payload_bytes
+            else:
+                others.append(each)
         for each in others:
             self.ready.put(each)
-        return with_followers(listener, heads, self.streams, most=min(size, room))
+        return with_followers(listener, heads, self.streams, most=most, most_bytes=most_bytes)
 
     def _batches(self, leases: list[Lease]) -> Iterator[tuple[Listener | None, list[Lease]]]:
         """Yield events for ordinary listeners one by one, then the batches of the others."""

@@ -221,7 +221,8 @@ class EventLoop:
             logger.exception("delivery failed event_id=%s", started[0].event_id)
         for batch in batches:
             settle_rest(batch, self._pools, self._streams, deferred_after_error())
-        for lease in started if not batches else ():
+            started = [each.call.lease for each in batch.fallbacks]  # left after an error
+        for lease in started:
             self._pools.pass_on(lease, deferred_after_error())
 
     async def _await_batch(

@@ -106,6 +106,10 @@ class Pool:
         else:
             self.ready.put_in_lane(lease, listener, batch_size(listener, lease))
 
+    def batches(self, lease: Lease) -> bool:
+        """Return whether a batch listener is to be called next with this event."""
+        return self._batch_listener(lease) is not None
+
     def hand_over(self, lease: Lease) -> None:
         """Have a lease delivered at once that other threads began; see ``has_idle_place``."""
         if self._batch_listener(lease) is None and is_async(lease):

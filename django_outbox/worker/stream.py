@@ -106,20 +106,17 @@ class LeasedStreams:
     def get(self, key: str | None) -> Stream | None:
         return self._streams.get(key) if key is not None else None
 
-    def followers_of(self, lease: Lease, most: int, fits: Callable[[Lease], bool]) -> list[Lease]:
-        """Hand out up to ``most`` events behind a stream's head, while each one ``fits``."""
-        found: list[Lease] = []
+    def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
+        """Hand out the event behind the last one of its stream that was, if it ``fits``."""
         with self._changed:
             stream = self.get(lease.key)
-            if stream is None or not stream.handed_out or stream.handed_out[-1] is not lease:
-                return found
-            while stream.waiting and len(found) < most:
-                follower = stream.waiting[0]
-                if follower.queue != lease.queue or not fits(follower):
-                    break
-                follower.handed_out_at = monotonic()
-                found.append(self._pop_first(stream))
-        return found
+            if stream is None or not stream.waiting or stream.handed_out[-1:] != [lease]:
+                return None
+            follower = stream.waiting[0]
+            if follower.queue != lease.queue or not fits(follower):
+                return None
+            follower.handed_out_at = monotonic()
+            return self._pop_first(stream)
 
     def wait_again(self, leases: Sequence[Lease]) -> None:
         """Let events wait again, unstarted, behind one of their key that is not done."""

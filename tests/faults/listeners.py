@@ -18,7 +18,7 @@ import django_outbox as outbox
 from django_outbox.conf import current
 from tests.faults import clock, receiver
 from tests.faults.models import Booking, Intent
-from tests.faults.witness import VARIABLE, healed, say, testify
+from tests.faults.witness import VARIABLE, healed, say, say_all, testify
 
 SEVERAL = {"hooks", "mails"} <= current().queues.keys()  # a scenario with several queues
 
@@ -124,14 +124,20 @@ def first_of_each_key(events: list[outbox.Event]) -> list[outbox.Event]:
     return [event for event in events if event.key is None or keys[event.key] is event]
 
 
+def say_failed(events: list[outbox.Event], size: int = 0) -> None:
+    """Testify that a call of ``size`` events has failed."""
+    say_all(events, "shared" if (size or len(events)) > 1 else "failed")
+
+
 @outbox.listener("fault.bulk", batch=50, per_key=3)
 def load(events: list[outbox.Event]) -> None:
-    """Take some time for each event; fail for all if one of them is to fail."""
+    """Take some time for each event; fail for all, perhaps after a while, if one is to fail."""
     began = clock.now()
     if any(map(fails, events)):
-        for event in first_of_each_key(events):
-            say(event, "start", began)
-            testify(event, "shared" if len(events) > 1 else "failed")
+        counted = first_of_each_key(events)
+        say_all(counted, "start", began)
+        time.sleep(max(event.payload.get("hold", 0) for event in events))
+        say_failed(counted, len(events))
         raise ValueError("as one of them was asked to")
     for event in events:
         say(event, "start", began)
@@ -143,30 +149,68 @@ def load(events: list[outbox.Event]) -> None:
 def answer(events: list[outbox.Event]) -> list[object]:
     """Tell of each event whether it failed."""
     began = clock.now()
-    found: list[object] = []
-    for event in events:
-        say(event, "start", began)
-        time.sleep(event.payload.get("seconds", 0))
-        found.append(ValueError("as it was asked to") if fails(event) else None)
-        testify(event, "end" if found[-1] is None else "failed")
+    return [_answered(event, began) for event in events]
+
+
+def _answered(event: outbox.Event, began: float) -> ValueError | None:
+    say(event, "start", began)
+    time.sleep(event.payload.get("seconds", 0))
+    found = ValueError("as it was asked to") if fails(event) else None
+    testify(event, "end" if found is None else "failed")
     return found
+
+
+@outbox.listener("fault.staged", batch=50, per_key=3)
+def stage(events: list[outbox.Event]) -> list[object]:
+    """Tell of each event whether it failed; do nothing for those behind one of the same key."""
+    began = clock.now()
+    found: list[object] = []
+    failed: set[str | None] = set()
+    for event in events:
+        found.append(None if event.key in failed else _answered(event, began))
+        if found[-1] is not None and event.key is not None:
+            failed.add(event.key)
+    return found
+
+
+@outbox.listener("fault.gathered", batch=50)
+async def gather(events: list[outbox.Event]) -> list[object]:
+    """As ``answer``, but awaited; the events take their time together."""
+    say_all(events, "start", clock.now())
+    await asyncio.sleep(max(event.payload.get("seconds", 0) for event in events))
+    found = [ValueError("as it was asked to") if fails(event) else None for event in events]
+    for event, each in zip(events, found, strict=True):
+        testify(event, "end" if each is None else "failed")
+    return [*found]
 
 
 @outbox.listener("fault.ledger", batch=50, atomic=True)
 def enter(events: list[outbox.Event]) -> None:
-    """Leave something of each event in the same database: exactly once, whatever happens."""
-    began = clock.now()
-    if any(map(fails, events)):
-        for event in events:
-            say(event, "start", began)
-            testify(event, "shared" if len(events) > 1 else "failed")
-        raise ValueError("as one of them was asked to")
-    for event in events:
-        say(event, "start", began)
+    """Leave something of each event in the same database: exactly once, whatever happens.
+
+    It fails with everything written, which must be undone.
+    """
+    say_all(events, "start", clock.now())
     Booking.objects.bulk_create(Booking(event_id=each.event_id, pid=os.getpid()) for each in events)
+    if any(map(fails, events)):
+        say_failed(events)
+        raise ValueError("as one of them was asked to")
     time.sleep(max(event.payload.get("seconds", 0) for event in events))
-    for event in events:
-        testify(event, "end")
+    say_all(events, "end")
+
+
+@outbox.listener("fault.sifted.*", batch=500)
+def sift(events: list[outbox.Event]) -> None:
+    """Fail for all if one of them is bad, or if the target is away."""
+    say_all(events, "start", clock.now())
+    kinds = {event.event_type for event in events}
+    if any(map(fails, events)):
+        say_failed(events)
+        raise ConnectionError("the target is away")
+    if bad := kinds & {"fault.sifted.bad", "fault.sifted.fatal"}:
+        say_failed(events)
+        raise outbox.Unrecoverable if "fault.sifted.fatal" in bad else ValueError("bad")
+    say_all(events, "end")
 
 
 @outbox.listener("fault.ends")

@@ -436,6 +436,154 @@ MUTANTS = (
             ),
         ],
     ),
+    Mutant(
+        name="an atomic batch that commits what it has lost",
+        without="an atomic batch commits only if all of its events are still leased by its worker",
+        database="postgres", scenario="batches",
+        edits=[
+            (
+                "delivery/atomic_batch.py",
+                "        if settled < len(decisions):\n",
+                "        if settled < 0:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="lost events that are called again",
+        without="what an atomic batch has lost is left out when the rest of it is called again",
+        database="postgres", scenario="batches",
+        edits=[
+            (
+                "delivery/batch.py",
+                "        rest = [each for each in part if each.lease.event_id in mine]\n",
+                "        rest = [*part]\n",
+            ),
+            (
+                "delivery/batch.py",
+                "        if len(rest) == len(part):  # it cannot be told which\n",
+                "        if len(mine) == len(part):  # it cannot be told which\n",
+            ),
+            (
+                "delivery/batch.py",
+                "            if each.lease.event_id not in mine:\n",
+                "            if False:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a failed batch that goes on without its lease",
+        without="the halves of a failed batch are called only while its worker has the lease",
+        database="postgres", scenario="batches",
+        edits=[
+            (
+                "delivery/batch.py",
+                "            if self._halving.is_over or not self._between(self.lead):\n",
+                "            if self._halving.is_over or self._between(self.lead) is None:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a batch that is settled twice",
+        without="what was decided before a batch was cut off is not decided once more",
+        database="postgres", scenario="batches",
+        edits=[
+            (
+                "delivery/batch.py",
+                "        known = self.gone | {lease.event_id for lease, _ in self.decided}\n",
+                "        known = {*self.gone}\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a Done behind a failure of its key",
+        without="behind a failure, the answers to later events of the key are ignored",
+        database="postgres", scenario="batches",
+        edits=[("delivery/verdicts.py", "if key in stopped:", "if key in stopped and not key:")],
+    ),
+    Mutant(
+        name="a half that overtakes an event of its key",
+        without="after a failed call, an event waits for those of its key in the other half",
+        database="postgres", scenario="batches",
+        edits=[
+            (
+                "delivery/batch.py",
+                "        if all(len(each) == 1 for each in self._by_key.values()):\n",
+                "        if True:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a failure that counts for a whole key",
+        without="a failed call counts an attempt for the first event of each key only",
+        database="postgres", scenario="batches",
+        edits=[
+            (
+                "delivery/batch.py",
+                "            if each.lease.key in failed:\n",
+                "            if False:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="several events of a key in every batch",
+        without="a batch has at most one event of a key unless per_key allows more",
+        database="postgres", scenario="batches",
+        edits=[
+            (
+                "listeners/batching.py",
+                "    return Batching(batch, wait, per_key)\n",
+                "    return Batching(batch, wait, max(per_key, 3))\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a failed batch that is not split",
+        without="good events do not fail with a bad one: the batch is halved",
+        database="postgres", scenario="poisoned_batches",
+        edits=[
+            (
+                "delivery/batch.py",
+                "            is_split = not isinstance(answer, FOR_ALL)\n",
+                "            is_split = False\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a batch that is split in an outage",
+        without="if both halves of a batch fail alike, nothing more is called",
+        database="postgres", scenario="poisoned_batches",
+        edits=[
+            (
+                "delivery/halves.py",
+                "        if self._failures >= OUTAGE_AFTER:\n",
+                "        if self._queue:\n            return False\n        if True:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a shared call that events die of",
+        without="an event dies only of an execution of its own",
+        database="postgres", scenario="poisoned_batches",
+        edits=[
+            (
+                "delivery/decide.py",
+                "    if decision.status is not Status.DEAD:\n",
+                "    if decision is not None:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="events that always share their calls",
+        without="an event that failed twice is called alone",
+        database="postgres", scenario="poisoned_batches",
+        edits=[
+            (
+                "listeners/batching.py",
+                "        if attempts >= FAILURES_BEFORE_ALONE or attempts + 1 >= max_attempts:\n",
+                "        if attempts + 1 >= max_attempts:\n",
+            ),
+        ],
+    ),
 )  # fmt: skip
 
 

@@ -29,9 +29,11 @@ HANDED_OVER = 1.0  # seconds until the next listener of an event starts that is 
 HAND_BACK, WRITE_OFF = "hand-back", "write-off"  # of one event; the log says them
 GIVEN_UP = (HAND_BACK, WRITE_OFF)
 STOPPED = ("pause", "suspend")  # all threads of a process, for a while
-CRASHES = ("kill", "crash", "terminate", *STOPPED)  # after which leases may be found left behind
+# After which leases may be found left behind.
+CRASHES = ("kill", "crash", "terminate", "take over", *STOPPED)
 UNCOUNTED = ("deferred", "shared")  # outcomes after which the next run has seen no more attempts
 ATOMIC = ("booked", "charged", "ledger")  # kinds whose listener leaves a booking
+WORN_OUT = ("raises", "sifted.bad")  # kinds whose events die of all attempts that they have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +218,7 @@ def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
 
 def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
     discarded = evidence.done_to("discard")
-    for event_id in {*runs, *evidence.rows} - {*evidence.intents}:
-        verdict.count("ghosts", event_id)
+    _judge_ghosts(evidence, runs, verdict)
     for event_id, intent in evidence.intents.items():
         row = evidence.rows.get(event_id)
         effect = evidence.ended(event_id, runs.get(event_id, ())) is not None
@@ -240,12 +241,22 @@ def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict
             verdict.count("done_without_effect", f"{event_id} {intent.kind}")
 
 
+def _judge_ghosts(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
+    """There may be nothing of what did not commit, and no booking of what has only failed."""
+    for event_id in {*runs, *evidence.rows, *evidence.bookings} - {*evidence.intents}:
+        verdict.count("ghosts", event_id)
+    for event_id in evidence.bookings:
+        row = evidence.rows.get(event_id)
+        if row is not None and row.status == 3:
+            verdict.count("ghosts", f"{event_id} is dead, and has left a booking")
+
+
 def _judge_death(
     evidence: Evidence, intent: Intent, row: Row, runs: Sequence[Run], verdict: Verdict
 ) -> None:
     if intent.kind not in evidence.mortal:
         verdict.count("false_dead", f"{intent.event_id} {intent.kind} attempts={row.attempts}")
-    elif intent.kind == "raises" and (row.attempts, len({run.attempts for run in runs})) != (
+    elif intent.kind in WORN_OUT and (row.attempts, len({run.attempts for run in runs})) != (
         evidence.attempts,
         evidence.attempts,
     ):

@@ -35,6 +35,7 @@ FAULTS = {
     "pause": "SIGSTOP", "restart fast": "server restart", "restart immediate": "server crash",
     "restart kill": "server kill", "terminate": "all sessions ended", "suspend": "suspension",
     "worn out": "all threads hung", "misplace": "rows in wrong queues",
+    "take over": "leases taken over",
 }  # fmt: skip
 
 NOT_RUN = "no run is published yet"

@@ -246,21 +246,44 @@ class Rig:
             )  # fmt: skip
         return event_id
 
+    def put(self, count: int, kind: str, payload: dict[str, Any] | None = None) -> list[str]:
+        """Put in that many due events, faster than they can be written; return their ids."""
+        from tests.table import insert
+
+        ids = insert(count, event_type=f"fault.{kind}", payload=json.dumps(payload or {}))
+        self._intend(kind, ids)
+        return ids
+
+    def turn_into(self, kind: str, ids: Sequence[str]) -> None:
+        """Make events that were put in, and that nobody has leased, events of another kind."""
+        from django_outbox.models import OutboxEvent
+        from tests.faults.models import Intent
+
+        for first in range(0, len(ids), 500):
+            some = {"pk__in": ids[first : first + 500]}
+            OutboxEvent.objects.filter(**some).update(event_type=f"fault.{kind}")
+            Intent.objects.filter(**some).update(kind=kind)
+
+    def _intend(self, kind: str, ids: Sequence[str]) -> None:
+        from tests.faults.models import Intent
+        from tests.table import multiply
+
+        first = Intent(
+            event_id=ids[0], kind=kind, writer=os.getpid(), n=next(self._numbers),
+            at=time.monotonic(),
+        )  # fmt: skip
+        multiply(first, ids[1:])
+
     def put_dead(self, count: int) -> list[str]:
         """Put in that many events that are dead since an hour; return their ids."""
-        from tests.faults.models import Intent
-        from tests.table import insert, multiply, now
+        from tests.table import insert, now
 
         ended = now() - timedelta(hours=1)
         ids = insert(
             count, due=None, event_type="fault.plain", status=3, done_at=ended, attempts=10,
             last_error="ConnectionError: the receiver was away",
         )  # fmt: skip
-        first = Intent(
-            event_id=ids[0], kind="plain", writer=os.getpid(), n=next(self._numbers),
-            at=time.monotonic(),
-        )  # fmt: skip
-        multiply(first, ids[1:])
+        self._intend("plain", ids)
         return ids
 
     def alive(self, kinds: Collection[str]) -> int:
@@ -282,6 +305,15 @@ class Rig:
 
     def wait_until_logged(self, text: str, times: int) -> None:
         wait_until(lambda: len(self.logged(text)) >= times, within=60, what=f"{text} in the log")
+
+    def wait_for_a_start(self, ids: Collection[str], offset: int) -> int:
+        """Wait until one of these begins, said after that place in the file; return its process."""
+
+        def found() -> int | None:
+            lines = witness.heard(self.witness, offset)
+            return next((e.pid for e in lines if e.phase == "start" and e.id in ids), None)
+
+        return int(wait_until(found, within=60, what="one of their listeners began"))
 
     def started(self) -> set[str]:
         """The events whose listener has begun at least once."""
@@ -359,6 +391,20 @@ class Rig:
         took = time.monotonic() - began
         self.workers[number] = self.start_worker(*(arguments or self._arguments[worker.pid]))
         return took
+
+    def take_over(self, number: int, ids: Collection[str]) -> int:
+        """Take events from a worker, as another does that takes it for lost, and is lost itself.
+
+        They are rescued when their leases end. Return how many were taken.
+        """
+        from django_outbox.models import OutboxEvent
+
+        pid = self.workers[number].pid
+        with self.fault("take over", self.workers[number]):
+            held = OutboxEvent.objects.filter(pk__in=ids, locked_by__contains=f"-{pid}-")
+            taken = held.update(locked_by="another-0-0")
+        self.faults[-1] = replace(self.faults[-1], held=frozenset(ids))
+        return taken
 
     def hand_over(self, number: int) -> int:
         """Ask a worker to end that cannot finish what it runs; return its exit code."""

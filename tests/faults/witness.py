@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,21 @@ def testify(event: outbox.Event, phase: str) -> None:
 
 def say(event: outbox.Event, phase: str, since: float) -> None:
     """Testify to a phase; ``since`` is when the call of a batch began."""
-    line = {
+    say_all([event], phase, since)
+
+
+def say_all(events: Sequence[outbox.Event], phase: str, since: float = 0.0) -> None:
+    """Testify to the same phase of several events at once."""
+    found = "".join(json.dumps(_line(each, phase, since)) + "\n" for each in events)
+    file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, found.encode())
+    finally:
+        os.close(file)
+
+
+def _line(event: outbox.Event, phase: str, since: float) -> dict[str, object]:
+    return {
         "id": event.event_id,
         "attempts": event.attempts,
         "phase": phase,
@@ -49,11 +63,6 @@ def say(event: outbox.Event, phase: str, since: float) -> None:
         "listener": event.listener,
         "since": since,
     }
-    file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(file, (json.dumps(line) + "\n").encode())
-    finally:
-        os.close(file)
 
 
 def healed(path: Path) -> Path:
@@ -61,9 +70,10 @@ def healed(path: Path) -> Path:
     return path.with_suffix(".healed")
 
 
-def heard(path: Path) -> list[Line]:
+def heard(path: Path, offset: int = 0) -> list[Line]:
     """Return the whole lines. The last one may be there only in part: it is being written."""
     with path.open() as file:
+        file.seek(offset)
         return [Line(**json.loads(text)) for text in file if text.endswith("\n")]
 
 

@@ -14,12 +14,16 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import django
 from django.db import Error, IntegrityError, connection, transaction
 
+from tests.faults import witness
+
 DIED = 137  # the exit code of a process that SIGKILL ended, as a shell sees it
+DELIVERING = 60.0  # seconds until a process has delivered an event of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +76,32 @@ class Writer:
             if self.plan.rate:
                 ahead = self.committed / self.plan.rate - (time.monotonic() - started)
                 time.sleep(max(ahead, 0))  # the load is steady
-            began = time.monotonic()
-            try:
-                self.transact()
-                self.longest = max(self.longest, time.monotonic() - began)
-            except Error:
-                self.refused += 1  # or committed without a reply
-                connection.close()
-                time.sleep(0.1)  # the database is away, or tired
+            self.try_once()
+
+    def try_once(self) -> None:
+        began = time.monotonic()
+        try:
+            self.transact()
+            self.longest = max(self.longest, time.monotonic() - began)
+        except Error:
+            self.refused += 1  # or committed without a reply
+            connection.close()
+            time.sleep(0.1)  # the database is away, or tired
+
+    def go_on_until_it_delivers(self, since: int) -> None:
+        """Write more until this process delivers an event of its own.
+
+        ``since`` is the size of the witness's file before. Its share of the events is written in
+        less than a second, and a worker on a busy machine may begin later than that; others, which
+        deliver already, then have them all.
+        """
+        path, until = Path(os.environ[witness.VARIABLE]), time.monotonic() + DELIVERING
+        while time.monotonic() < until:
+            lines = witness.heard(path, since)
+            if any(line.pid == os.getpid() and line.source == "hot" for line in lines):
+                return
+            self.try_once()
+            time.sleep(1 / self.plan.rate)
 
     def transact(self) -> None:
         from tests.faults.models import Intent
@@ -163,15 +185,20 @@ class Forking(Writer):
         super().run()
         connection.close()  # as such a server does: two processes must not share one
         rest = whole.events - self.plan.events
+        said = Path(os.environ[witness.VARIABLE]).stat().st_size
         for number in range(whole.forks + 1):
             share = replace(whole, events=rest // (whole.forks + 1), seed=f"{whole.seed}-{number}")
             if number == whole.forks:  # the parent
-                Writer(share, written=self.written).run()
+                own = Writer(share, written=self.written)
+                own.run()
+                own.go_on_until_it_delivers(said)
                 self.committed = whole.events
             elif child := os.fork():
                 self.children.append(child)
             else:
-                Writer(share).run()
+                own = Writer(share)
+                own.run()
+                own.go_on_until_it_delivers(said)
                 sys.exit(0)  # with everything that is registered for the exit
 
     def wait(self) -> None:
