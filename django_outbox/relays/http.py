@@ -1,0 +1,323 @@
+"""Webhooks: POST events to URLs, signed as Standard Webhooks say. Needs the extra ``webhooks``.
+
+What an answer means:
+
+- 2xx: confirmed. 410: the event is dead. 429 with Retry-After: an attempt, then again after it.
+- Any other 3xx, 4xx or 5xx, and an answer that did not come in time: a failure of this message; it
+  costs an attempt and the retry policy decides. Redirects are not followed.
+- No connection, or 503: the host is away, and no attempt is spent. If all messages of a relay go to
+  one host, which the beginning of ``TO`` tells, this is ``BrokerUnavailable``; if the host comes
+  from the event, the message is deferred, so that events for other hosts flow on.
+- A URL, a header or an address that cannot be used: ``Unrecoverable``, found before it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
+from weakref import WeakValueDictionary
+
+import httpcore
+import httpx
+
+from ..clocks import monotonic
+from ..exceptions import BrokerUnavailable, Unrecoverable
+from ..listeners.outcomes import Defer
+from .backend import Backend, Message, Outcome
+from .http_hosts import MAX_HOSTS, MIN_PAUSE, Absence, hosts
+from .http_messages import (
+    Keys,
+    Target,
+    WebhookError,
+    headers_of,
+    outcome_of,
+    seconds_of,
+    secrets_of,
+    shown,
+    signature_of,
+    target_of,
+)  # fmt: skip
+from .http_network import AddressRefused, CheckedNetwork, Connections, UnknownHost
+
+CONNECT_TIMEOUT: Final = 5.0  # seconds; less than the timeout of a relay, so that the two differ
+ANSWER_TIMEOUT: Final = 2.0  # seconds for the body of an answer, which is read to be shown only
+MAX_ANSWER: Final = 65_536  # bytes of it that are read; a longer one costs the connection
+GRACE: Final = 0.25  # seconds after the deadline for requests to end by themselves
+NOT_SENT: Final = Defer(0)  # its turn did not come before the deadline
+CUT: Final = (httpcore.ReadError, httpcore.WriteError, httpcore.RemoteProtocolError)
+
+
+class Webhook(Backend):
+    """Sends each message as a POST request. ``TO`` is the URL.
+
+    Options: ``secret`` (str, list of str, or a dict of them by host), ``allow_http``,
+    ``allow_private``, ``verify`` (True, or the path of a file with CA certificates),
+    ``concurrency`` and ``concurrency_per_host`` (requests at a time), ``timeout``.
+    """
+
+    attribute_prefix: ClassVar[str] = "ce-"
+
+    def __init__(
+        self,
+        *,
+        secret: Any = None,
+        allow_http: bool = False,
+        allow_private: bool = False,
+        verify: Any = True,
+        concurrency: int = 20,
+        concurrency_per_host: int = 4,
+        timeout: Any = 10.0,
+    ) -> None:
+        super().__init__(timeout=timeout)
+        for name, value in (("allow_http", allow_http), ("allow_private", allow_private)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}; expected True or False.")
+        for name, count in (
+            ("concurrency", concurrency), ("concurrency_per_host", concurrency_per_host),
+        ):  # fmt: skip
+            if type(count) is not int or not 1 <= count <= 1000:
+                raise ValueError(f"{name} is {count!r}; expected a whole number from 1 to 1000.")
+        if verify is not True and not isinstance(verify, str):
+            raise ValueError(
+                f"verify is {verify!r}; expected True or the path of a file with CA certificates."
+            )
+        self._secrets = secrets_of(secret)
+        self._allow_http, self._allow_private, self._verify = allow_http, allow_private, verify
+        self._concurrency, self._concurrency_per_host = concurrency, concurrency_per_host
+
+    @staticmethod
+    def quote(value: str) -> str:
+        """Percent-encode a field for a URL, unless it is a whole URL by itself."""
+        if value.startswith(("https://", "http://")):
+            return value
+        if value in (".", ".."):
+            raise Unrecoverable(f"A field of TO is {value!r}, which would change the URL's path.")
+        return quote(value, safe="")
+
+    async def open(self) -> None:
+        """Prepare connections; the first request connects."""
+        self._only = self._only_target()
+        self._network = CheckedNetwork(allow_private=self._allow_private, threads=self._concurrency)
+        self._tls = _tls_context(self._verify)
+        self._connections = Connections(self._network, self._tls, max_idle=self._concurrency)
+        self._answered: dict[str, float] = {}  # clocks.monotonic of a host's latest answer
+        self._slots = asyncio.Semaphore(self._concurrency)
+        # Of hosts that have requests at present; their tasks hold them.
+        self._host_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._network.close()
+        await self._connections.aclose()
+
+    async def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        """Send messages, several at a time; return an outcome for each.
+
+        A request begins in the first half of the time until ``deadline``, so that each receiver
+        has at least the other half for its answer; what does not come to that is deferred.
+        """
+        if not messages:
+            return []
+        last_start = (monotonic() + deadline) / 2
+        tasks = [asyncio.ensure_future(self._send(each, last_start, deadline)) for each in messages]
+        try:
+            await asyncio.wait(tasks, timeout=deadline - monotonic() + GRACE)
+        finally:
+            for each in tasks:
+                each.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        late = WebhookError("The receiver did not answer before the deadline.")
+        outcomes = [late if isinstance(each, asyncio.CancelledError) else each for each in ended]
+        if all(isinstance(each, BrokerUnavailable) for each in outcomes):
+            raise BrokerUnavailable(str(outcomes[0]))
+        return outcomes
+
+    async def check(self) -> None:
+        """Connect to the host, if all messages go to one; otherwise no host speaks for the others.
+
+        A host that answers 503, or does not answer at all, may be tried once its pause is over.
+        """
+        if (target := self._only) is None:
+            return
+        absence = hosts.absence(target.origin)
+        if absence and not absence.is_unreachable:
+            raise BrokerUnavailable(absence.reason)
+        try:
+            stream = await self._network.connect_tcp(
+                target.url.raw_host.decode("ascii"), int(target.origin.rpartition(":")[2]),
+                CONNECT_TIMEOUT,
+            )  # fmt: skip
+            if target.url.scheme == "https":
+                stream = await stream.start_tls(
+                    self._tls, target.url.raw_host.decode("ascii"), CONNECT_TIMEOUT
+                )
+            await stream.aclose()
+        except (httpcore.NetworkError, httpcore.TimeoutException, UnknownHost) as error:
+            raise BrokerUnavailable(_reason(target, error)) from None
+        if (latest := hosts.latest(target.origin)) and latest.is_unreachable:
+            hosts.set_back(target.origin)
+
+    def _only_target(self) -> Target | None:
+        """Return where all messages go; None if the host comes from the event."""
+        begin = re.match(r"[^:/?#]*://[^/?#]*", self.to)
+        if begin is None or "{" in begin[0]:
+            return None
+        try:
+            return target_of(begin[0], allow_http=self._allow_http)
+        except Unrecoverable as error:  # a mistake in the settings must not end events
+            raise BrokerUnavailable(str(error)) from None
+
+    # --- one message -----------------------------------------------------------------------------
+
+    async def _send(self, message: Message, last_start: float, deadline: float) -> Outcome:
+        try:
+            target = target_of(message.to, allow_http=self._allow_http)
+            headers = headers_of(message)
+            keys = self._keys(target)
+        except (Unrecoverable, WebhookError) as error:
+            return error
+        slots = self._host_slots.get(target.origin)
+        if slots is None:
+            slots = asyncio.Semaphore(self._concurrency_per_host)
+            self._host_slots[target.origin] = slots
+        async with slots, self._slots:
+            if monotonic() > last_start:
+                return NOT_SENT
+            if absence := hosts.absence(target.origin):
+                return self._away(absence)
+            hosts.begin_probe(target.origin, until=deadline)
+            headers |= signature_of(headers["webhook-id"], message.body, keys)
+            return await self._exchange(message.body, headers, target, deadline)
+
+    def _keys(self, target: Target) -> Keys | None:
+        if not isinstance(self._secrets, dict):
+            return self._secrets
+        found = self._secrets.get(target.name) or self._secrets.get(target.url.raw_host.decode())
+        if found is None:
+            raise WebhookError(
+                f"The option secret has no entry for the host {target.name}. Add it, or give one "
+                "secret for all hosts."
+            )
+        return found
+
+    async def _exchange(
+        self, body: bytes, headers: dict[str, bytes], target: Target, deadline: float
+    ) -> Outcome:
+        began = monotonic()
+        try:
+            try:
+                return await self._post(body, headers, target, deadline)
+            except CUT:  # often a connection that was kept alive, and closed just then
+                return await self._post(body, headers, target, deadline)
+        except (httpcore.ConnectError, httpcore.ConnectTimeout, UnknownHost) as error:
+            return self._unreachable(target, error)
+        except AddressRefused as error:
+            hosts.set_back(target.origin)
+            return error if self._only is None else BrokerUnavailable(str(error))
+        except httpcore.LocalProtocolError as error:
+            hosts.set_back(target.origin)
+            return Unrecoverable(f"The request cannot be sent: {error}.")
+        except CUT:
+            reason = f"{target.origin} closed the connection without an answer."
+        except (asyncio.TimeoutError, httpcore.TimeoutException):
+            reason = f"{target.origin} did not answer in time."
+        if self._answered.get(target.origin, 0.0) < began:  # it answers no other message either
+            hosts.set_away(target.origin, reason, is_unreachable=False)
+        return WebhookError(reason)
+
+    def _unreachable(self, target: Target, error: Exception) -> Outcome:
+        reason = _reason(target, error)
+        if isinstance(error, UnknownHost) and self._only is None:
+            hosts.set_back(target.origin)
+            return WebhookError(reason)  # gone for good, perhaps: the retry policy ends it
+        return self._away(hosts.set_away(target.origin, reason, is_unreachable=True))
+
+    async def _post(
+        self, body: bytes, headers: dict[str, bytes], target: Target, deadline: float
+    ) -> Outcome:
+        remaining = deadline - monotonic()
+        request = httpcore.Request(
+            "POST",
+            httpcore.URL(
+                scheme=target.url.raw_scheme, host=target.url.raw_host, port=target.url.port,
+                target=target.url.raw_path,
+            ),
+            headers=[
+                (b"host", target.url.netloc),
+                (b"user-agent", b"django-outbox"),
+                (b"accept-encoding", b"identity"),
+                (b"content-length", str(len(body)).encode()),
+                *((name.encode(), value) for name, value in headers.items()),
+            ],
+            content=body,
+            extensions={"timeout": {"connect": min(CONNECT_TIMEOUT, remaining / 2)}},
+        )  # fmt: skip
+        async with self._connections.connection(target.url) as connection:
+            answer = connection.handle_async_request(request)
+            response = await asyncio.wait_for(answer, remaining)
+            try:
+                text = await _beginning(response, min(ANSWER_TIMEOUT, deadline - monotonic()))
+            finally:
+                await response.aclose()
+        return self._judged(response, text, target)
+
+    def _judged(self, response: Any, text: str, target: Target) -> Outcome:
+        found = [value for name, value in response.headers if name.lower() == b"retry-after"]
+        retry_after = seconds_of(found[0]) if found else 0.0
+        if response.status == 503:
+            return self._away(
+                hosts.set_away(
+                    target.origin, f"{target.origin} answered 503{f': {text}' if text else '.'}",
+                    is_unreachable=False, retry_after=retry_after,
+                )
+            )  # fmt: skip
+        if len(self._answered) >= MAX_HOSTS:
+            self._answered.clear()
+        self._answered[target.origin] = monotonic()
+        hosts.set_back(target.origin)
+        return outcome_of(response.status, retry_after, text, target.origin)
+
+    def _away(self, absence: Absence) -> Outcome:
+        """Return the outcome of a message whose host is away; it costs no attempt."""
+        if self._only is not None:
+            return BrokerUnavailable(absence.reason)
+        if absence.is_probed:
+            return Defer(MIN_PAUSE)
+        return Defer(max(absence.until - monotonic(), MIN_PAUSE))
+
+
+def _reason(target: Target, error: Exception) -> str:
+    if isinstance(error, httpcore.TimeoutException) and not str(error):
+        return f"{target.origin} cannot be reached: it did not accept a connection in time."
+    return f"{target.origin} cannot be reached: {error}."
+
+
+def _tls_context(verify: Any) -> ssl.SSLContext:
+    if verify is True:
+        context: ssl.SSLContext = httpx.create_ssl_context()
+        return context
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except OSError as error:
+        raise BrokerUnavailable(f"The option verify = {verify!r} cannot be read: {error}") from None
+
+
+async def _beginning(response: Any, timeout: float) -> str:
+    """Read an answer's body, so that the connection can be used again; return its beginning."""
+    body = bytearray()
+
+    async def read() -> None:
+        async for chunk in response.aiter_stream():
+            body.extend(chunk)
+            if len(body) > MAX_ANSWER:
+                return
+
+    try:
+        await asyncio.wait_for(read(), max(timeout, 0.01))
+    except (asyncio.TimeoutError, *CUT):
+        pass  # the status has arrived, and that is the answer
+    return shown(bytes(body))

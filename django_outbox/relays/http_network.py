@@ -1,0 +1,179 @@
+"""Connections to public addresses only, so that a webhook's URL leads nowhere inside your network.
+
+A name is resolved once, its addresses are checked, and the connection goes to the address that was
+checked. A name that answers differently the next time (DNS rebinding) gains nothing by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any, Final
+
+import httpcore
+import httpx
+
+from ..exceptions import Unrecoverable
+
+DEFAULT: Final = {"http": 80, "https": 443}  # ports
+KEEP_ALIVE: Final = 4.0  # seconds; many servers close an idle connection after 5
+MAX_ADDRESSES: Final = 3  # of a name that are tried, one after the other
+# IANA's special-purpose registries, as of 2026. The standard library's `is_global` differs between
+# the supported versions of Python.
+SPECIAL_IPV4: Final = tuple(
+    IPv4Network(each)
+    for each in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
+        "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
+        "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+        "168.63.129.16/32",  # the metadata service inside Azure
+    )
+)  # fmt: skip
+GLOBAL_UNICAST: Final = IPv6Network("2000::/3")  # all that is public is in it, but for NAT64
+SPECIAL_IPV6: Final = tuple(
+    IPv6Network(each) for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+)
+NAT64: Final = IPv6Network("64:ff9b::/96")  # an IPv4 address in the last 32 bits
+
+
+class AddressRefused(Unrecoverable):
+    """A host has no public address."""
+
+
+class UnknownHost(Exception):
+    """A host's name does not exist."""
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address is neither private, local, multicast nor otherwise reserved."""
+    ip: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv6Address):
+        if ip in NAT64:
+            ip = IPv4Address(int(ip) & 0xFFFFFFFF)
+        elif ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
+        else:
+            return ip in GLOBAL_UNICAST and not any(ip in each for each in SPECIAL_IPV6)
+    return not any(ip in each for each in SPECIAL_IPV4)
+
+
+class CheckedNetwork:
+    """A network backend of httpcore that connects to addresses which it has checked."""
+
+    def __init__(self, *, allow_private: bool, threads: int) -> None:
+        self._allow_private = allow_private
+        self._network = httpcore.AnyIOBackend()
+        # Its own threads: a name server that does not answer must not hold up other hosts.
+        self._resolvers = ThreadPoolExecutor(threads, thread_name_prefix="outbox-resolve")
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> Any:
+        """Connect to the first address of a host that accepts, within ``timeout`` seconds."""
+        addresses = await self._public_addresses(host, port, timeout)
+        share = None if timeout is None else timeout / len(addresses)
+        for address in addresses[:-1]:
+            try:
+                return await self._network.connect_tcp(
+                    address, port, share, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                pass
+        return await self._network.connect_tcp(
+            addresses[-1], port, share, local_address, socket_options
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        """Part of httpcore's interface."""
+        await asyncio.sleep(seconds)
+
+    def close(self) -> None:
+        """Give the threads up; one that waits for a name server ends with its answer."""
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
+
+    async def _public_addresses(self, host: str, port: int, timeout: float | None) -> list[str]:
+        found = await self._resolve(host, port, timeout)
+        if not self._allow_private:
+            public = [each for each in found if is_public(each)]
+            if not public:
+                raise AddressRefused(
+                    f"{host} has no public address. Webhooks go to public addresses only; to allow "
+                    "others, set the option allow_private."
+                )
+            found = public
+        return found[:MAX_ADDRESSES]
+
+    async def _resolve(self, host: str, port: int, timeout: float | None) -> list[str]:
+        lookup = asyncio.get_running_loop().run_in_executor(self._resolvers, _addresses, host, port)
+        try:
+            return await asyncio.wait_for(lookup, timeout)
+        except asyncio.TimeoutError:
+            raise httpcore.ConnectTimeout("the name server did not answer in time") from None
+        except socket.gaierror as error:
+            if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)):
+                raise UnknownHost(f"the name {host} does not exist") from None
+            raise httpcore.ConnectError(f"the name was not resolved: {error.strerror}") from None
+        except (OSError, UnicodeError) as error:
+            raise httpcore.ConnectError(f"the name was not resolved: {error}") from None
+
+
+class Connections:
+    """Connections to receivers; idle ones are kept for a few seconds. Used on one event loop.
+
+    Callers limit how many there are at a time. httpcore's own pool asks every connection for its
+    state at each request, which costs more than the requests themselves.
+    """
+
+    def __init__(self, network: CheckedNetwork, tls: ssl.SSLContext, *, max_idle: int) -> None:
+        self._network, self._tls, self._max_idle = network, tls, max_idle
+        self._idle: list[tuple[str, Any]] = []  # by origin, the one used last at the end
+
+    @asynccontextmanager
+    async def connection(self, url: httpx.URL) -> AsyncIterator[Any]:
+        """Lend a connection to a URL's host; it connects when it is used."""
+        origin = f"{url.scheme}://{url.netloc.decode()}"
+        lent = await self._take(origin) or httpcore.AsyncHTTPConnection(
+            origin=httpcore.Origin(url.raw_scheme, url.raw_host, url.port or DEFAULT[url.scheme]),
+            ssl_context=self._tls,
+            keepalive_expiry=KEEP_ALIVE,
+            network_backend=self._network,
+        )
+        try:
+            yield lent
+        finally:
+            if lent.is_idle() and not lent.is_closed():
+                self._idle.append((origin, lent))
+            else:
+                await lent.aclose()
+            if len(self._idle) > self._max_idle:
+                await self._idle.pop(0)[1].aclose()
+
+    async def aclose(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            await self._idle.pop()[1].aclose()
+
+    async def _take(self, origin: str) -> Any:
+        for at in range(len(self._idle) - 1, -1, -1):
+            if self._idle[at][0] == origin:
+                _, found = self._idle.pop(at)
+                if not found.has_expired():
+                    return found
+                await found.aclose()
+                return await self._take(origin)
+        return None
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [*dict.fromkeys(str(address[0]) for *_, address in found)]
