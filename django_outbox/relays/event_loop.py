@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import Any, Final
+
+THREAD_NAME: Final = "outbox-relay"
 
 
 class EventLoopThread:
@@ -15,7 +17,7 @@ class EventLoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="outbox-relay", daemon=True
+            target=self._loop.run_forever, name=THREAD_NAME, daemon=True
         )
         self._thread.start()
 

@@ -1,0 +1,323 @@
+"""Send a relay's events to RabbitMQ, with many publisher confirms in one round trip.
+
+What fails, and whose failure it is:
+
+- A message that the broker returns (no queue takes its routing key), rejects (a full queue with
+  ``reject-publish``), or closes the channel for (permission for its routing key) fails alone, and
+  is tried again as the retry policy says. One that cannot be sent, or is too large, is dead.
+- An exchange that is missing, a login or a write permission that is refused, a connection that
+  breaks, and a memory or disk alarm stop all messages: ``BrokerUnavailable``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final
+from uuid import uuid4
+
+import aio_pika
+from aiormq import spec
+from aiormq.exceptions import (
+    AMQPChannelError,
+    AMQPError,
+    AuthenticationError,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    DeliveryError,
+    ProbableAuthenticationError,
+    PublishError,
+)
+
+from ..clocks import monotonic
+from ..exceptions import BrokerUnavailable, Unrecoverable
+from .backend import Backend, Message, Outcome, Unconfirmed
+from .rabbitmq_connection import Connection
+
+PERSISTENT: Final = 2  # the delivery mode
+SHORT: Final = 255  # bytes, at most, of a routing key and a property
+NAME: Final = 128  # bytes, at most, of a header's name
+HEADER_ROOM: Final = 4096  # bytes of a header frame for all that is not the event's headers
+OPEN_TIMEOUT: Final = 5.0  # seconds
+PROBE_TIMEOUT: Final = 5.0  # seconds that the broker may take to answer a check
+SETTLE: Final = 0.1  # seconds for tasks to see that their channel has closed
+BROKEN: Final = (AMQPError, OSError, RuntimeError)  # what a connection that breaks raises
+
+
+class UnroutableMessage(Exception):
+    """No queue takes a message: none is bound to the exchange for its routing key."""
+
+
+class RefusedMessage(Exception):
+    """The broker refused a message."""
+
+
+class RabbitMQ(Backend):
+    """Publishes persistent messages to one exchange; ``TO`` is the routing key."""
+
+    attribute_prefix: ClassVar[str] = "cloudEvents:"
+
+    def __init__(
+        self, *, url: str | None = None, exchange: str = "events", declare: bool = True,
+        timeout: Any = 10.0, **client: Any,
+    ) -> None:  # fmt: skip
+        """Take the broker's URL, or the arguments of ``aio_pika.connect`` that replace it.
+
+        ``exchange`` is declared as a durable topic exchange unless ``declare`` is false; ``""`` is
+        the broker's default exchange, whose routing keys are names of queues.
+        """
+        super().__init__(timeout=timeout)
+        if not isinstance(declare, bool):
+            raise ValueError(f"declare is {declare!r}; expected True or False.")
+        try:
+            spec.Basic.Publish(exchange=exchange)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"exchange is {exchange!r}; expected up to 127 letters, digits and -_.:@#,/><"
+            ) from None
+        self._exchange, self._declare = exchange, declare
+        self._connection = Connection(url, client)
+
+    async def open(self) -> None:
+        """Connect, and declare the exchange."""
+        try:
+            await asyncio.wait_for(self._connection.open(), OPEN_TIMEOUT)
+            await asyncio.wait_for(self._declare_exchange(), OPEN_TIMEOUT)
+        except (*BROKEN, asyncio.TimeoutError) as error:
+            raise BrokerUnavailable(self._reason(error)) from error
+
+    async def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        """Send messages and wait until each is confirmed, returned or rejected."""
+        outcomes: list[Outcome] = [self._fault(each) for each in messages]
+        sent = [index for index, fault in enumerate(outcomes) if fault is None]
+        found = await self._send_apart([messages[index] for index in sent], deadline)
+        for index, outcome in zip(sent, found, strict=True):
+            outcomes[index] = outcome
+        if all(isinstance(each, BrokerUnavailable) for each in outcomes):
+            raise BrokerUnavailable(str(outcomes[0]))
+        return outcomes
+
+    async def check(self) -> None:
+        """Ask whether the exchange is there and the broker takes messages.
+
+        During an alarm RabbitMQ answers everything but a publish. So this publishes a message that
+        no queue can take, which the broker returns.
+        """
+        try:
+            await asyncio.wait_for(self._probe(), PROBE_TIMEOUT)
+        except asyncio.TimeoutError as error:
+            await self._connection.cut_off()
+            raise BrokerUnavailable(self._reason(error)) from error
+        except BROKEN as error:
+            raise BrokerUnavailable(self._reason(error)) from error
+
+    async def close(self) -> None:
+        """Close the connection; without the handshake, if the broker does not answer it."""
+        await self._connection.close()
+
+    # --- sending ---
+
+    async def _send_apart(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        """Send messages; in halves, once the broker has closed the channel for one of them.
+
+        It does not say for which, and does not confirm those that it took before.
+        """
+        outcomes = await self._send(messages, deadline) if messages else []
+        lost = [i for i, each in enumerate(outcomes) if isinstance(each, AMQPChannelError)]
+        if len(lost) < 2:
+            for index in lost:
+                outcomes[index] = self._refusal(outcomes[index])
+            return outcomes
+        half = len(lost) // 2
+        for part in (lost[:half], lost[half:]):
+            found = await self._send_apart([messages[index] for index in part], deadline)
+            for index, outcome in zip(part, found, strict=True):
+                outcomes[index] = outcome
+        return outcomes
+
+    async def _send(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        """Send messages on one channel, and wait for what becomes of them until the deadline."""
+        try:
+            channel = await asyncio.wait_for(self._connection.channel(), deadline - monotonic())
+        except asyncio.TimeoutError:
+            await self._connection.cut_off()
+            return [self._unconfirmed()] * len(messages)
+        except BROKEN as error:
+            return [BrokerUnavailable(self._reason(error))] * len(messages)
+        closed = asyncio.shield(channel.closed())
+        underlay = await channel.get_underlay_channel()
+        tasks = [asyncio.ensure_future(self._publish(underlay, each)) for each in messages]
+        late = await _late(tasks, closed, deadline - monotonic())
+        is_lost = channel.is_closed
+        await _cancel([*late, closed])
+        if late and not is_lost:
+            await self._connection.discard(channel)
+        self._connection.free(channel)
+        return self._outcomes(tasks, is_lost=is_lost)
+
+    async def _publish(self, underlay: Any, message: Message) -> None:
+        await underlay.basic_publish(
+            message.body,
+            exchange=self._exchange,
+            routing_key=message.to,
+            mandatory=True,  # without it the broker confirms what no queue takes
+            wait=False,  # for the socket; the confirmation says more
+            properties=_properties(message),
+        )
+
+    async def _declare_exchange(self) -> None:
+        channel = await self._connection.channel()
+        if self._exchange:
+            await channel.declare_exchange(
+                self._exchange, aio_pika.ExchangeType.TOPIC, durable=True,
+                passive=not self._declare,
+            )  # fmt: skip
+        self._connection.free(channel)
+
+    async def _probe(self) -> None:
+        await self._declare_exchange()
+        name = f"outbox-check-{uuid4()}"
+        channel = await self._connection.channel()
+        underlay = await channel.get_underlay_channel()
+        with suppress(PublishError, ChannelAccessRefused):  # both are answers
+            await underlay.basic_publish(b"", exchange="", routing_key=name, mandatory=True)
+        self._connection.free(channel)
+        if self._exchange:
+            await self._probe_permission(name)
+
+    async def _probe_permission(self, name: str) -> None:
+        """Ask for the permission to write by removing a binding that is not there.
+
+        RabbitMQ looks at the permission for the exchange first, and only then for the other end.
+        """
+        channel = await self._connection.channel()
+        underlay = await channel.get_underlay_channel()
+        try:
+            await underlay.exchange_unbind(destination=self._exchange, source=name)
+        except AMQPChannelError as error:
+            if name not in str(error):
+                raise
+        self._connection.free(channel)
+
+    # --- what became of it ---
+
+    def _fault(self, message: Message) -> Outcome:
+        """Return why a message cannot be sent; None if it can."""
+        texts = [(message.to, "routing key", SHORT), (message.event_type, "event type", SHORT)]
+        for text, what, most in (
+            *texts,
+            *((name, "header name", NAME) for name in message.headers),
+        ):
+            if len(text) * 4 > most and len(text.encode()) > most:
+                return Unrecoverable(
+                    f"The {what} that begins {text[:40]!r} has {len(text.encode())} bytes; "
+                    f"RabbitMQ takes {most} at most."
+                )
+        size = sum(len(name.encode()) + len(text.encode()) + 6
+                   for name, text in message.headers.items())  # fmt: skip
+        if 0 < self._connection.frame_max < size + HEADER_ROOM:
+            return Unrecoverable(
+                f"The headers have {size} bytes; at most {self._connection.frame_max - HEADER_ROOM}"
+                f" fit into a frame of {self._connection}."
+            )
+        return None
+
+    def _outcomes(self, tasks: Sequence[asyncio.Future[Any]], is_lost: bool) -> list[Outcome]:
+        late = self._lost() if is_lost else self._unconfirmed()
+        errors = [late if each.cancelled() else each.exception() for each in tasks]
+        closing = next((each for each in errors if isinstance(each, AMQPChannelError)), None)
+        return [each if each is None else self._outcome(each, closing) for each in errors]
+
+    def _outcome(self, error: BaseException, closing: AMQPChannelError | None) -> Outcome:
+        """Return the outcome of a message; ``closing`` is why its channel was closed."""
+        if isinstance(error, PublishError):
+            frame = error.frame
+            return UnroutableMessage(
+                f"No queue of {self._connection} takes the routing key {frame.routing_key!r} of "
+                f"the exchange {frame.exchange!r} ({frame.reply_text}); bind a queue for it."
+            )
+        if isinstance(error, DeliveryError):
+            return RefusedMessage(
+                f"{self._connection} rejected the message: a queue that takes it is full, or could "
+                "not store it."
+            )
+        if isinstance(error, (ValueError, TypeError)):
+            return Unrecoverable(f"The message cannot be encoded: {error}")
+        if closing is not None:
+            return BrokerUnavailable(self._reason(closing)) if _is_of_all(closing) else closing
+        if isinstance(error, (Unconfirmed, BrokerUnavailable)):
+            return error
+        return BrokerUnavailable(self._reason(error))
+
+    def _refusal(self, error: Any) -> Outcome:
+        text = f"{self._connection} refused the message: {error}"
+        if isinstance(error, ChannelPreconditionFailed) and "message size" in str(error):
+            return Unrecoverable(text)
+        return RefusedMessage(text)
+
+    def _unconfirmed(self) -> Exception:
+        if self._connection.was_blocked:
+            return BrokerUnavailable(self._blocked())
+        return Unconfirmed(f"{self._connection} did not confirm the message in time")
+
+    def _lost(self) -> BrokerUnavailable:
+        return BrokerUnavailable(f"The connection to {self._connection} broke")
+
+    def _blocked(self) -> str:
+        return (
+            f"{self._connection} has blocked the connection, as it does during a memory or disk "
+            "alarm; see 'rabbitmqctl list_alarms'"
+        )
+
+    def _reason(self, error: BaseException) -> str:
+        """Return in an operator's words why the broker takes no messages."""
+        text, broker = str(error) or type(error).__name__, self._connection
+        if isinstance(error, asyncio.TimeoutError):
+            return self._blocked() if broker.was_blocked else f"{broker} did not answer in time"
+        if isinstance(error, (AuthenticationError, ProbableAuthenticationError)):
+            return f"{broker} refused the login of {broker.user!r}: {text}"
+        if isinstance(error, ChannelNotFoundEntity):
+            return f"{broker} has no exchange {self._exchange!r}; declare it there: {text}"
+        if isinstance(error, ChannelAccessRefused):
+            return f"{broker} refused {broker.user!r} a permission: {text}"
+        if isinstance(error, ChannelPreconditionFailed):
+            return (
+                f"The exchange {self._exchange!r} of {broker} is not a durable topic exchange; set "
+                f"declare=False to use it as it is: {text}"
+            )
+        return f"{broker} cannot be reached: {text}"
+
+
+def _properties(message: Message) -> Any:
+    return spec.Basic.Properties(
+        message_id=message.event_id, message_type=message.event_type,
+        timestamp=message.event.occurred_at, content_type=message.content_type,
+        headers={**message.headers}, delivery_mode=PERSISTENT,
+    )  # fmt: skip
+
+
+def _is_of_all(error: AMQPChannelError) -> bool:
+    """Return whether the broker would close the channel for any message to this exchange."""
+    if isinstance(error, ChannelAccessRefused):
+        return "access to topic '" not in str(error)  # that is about one routing key
+    return isinstance(error, ChannelNotFoundEntity)
+
+
+async def _late(tasks: Sequence[Any], closed: Any, timeout: float) -> list[Any]:
+    """Wait for tasks; return those that have not ended in time, or when their channel closed."""
+    everything = asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.wait(
+        (everything, closed), timeout=max(timeout, 0), return_when=asyncio.FIRST_COMPLETED
+    )
+    if not everything.done() and closed.done():
+        await asyncio.wait((everything,), timeout=SETTLE)
+    return [each for each in tasks if not each.done()]
+
+
+async def _cancel(tasks: Sequence[Any]) -> None:
+    for each in tasks:
+        each.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
