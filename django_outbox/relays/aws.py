@@ -1,0 +1,273 @@
+"""Amazon SQS and SNS: queues and topics of AWS, by calls of ten messages. Needs the extra ``aws``.
+
+What an error means:
+
+- The endpoint cannot be reached, answers 5xx, or refuses the credentials (expired, unknown, none):
+  ``BrokerUnavailable``. No answer in time: ``Unconfirmed``.
+- Throttling: the message is deferred for a second, and no attempt is spent.
+- A message that AWS cannot take (contents, size, parameters): ``Unrecoverable``, for it alone.
+- Anything else about a queue or topic (it does not exist, no permission, its KMS key is disabled):
+  ``RefusedByAWS``; it costs an attempt and the retry policy decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, ClassVar, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionClosedError,
+    ParamValidationError,
+    ReadTimeoutError,
+)
+
+from ..clocks import monotonic
+from ..exceptions import BrokerUnavailable, Unrecoverable
+from ..listeners.outcomes import Defer
+from .aws_messages import (
+    Entry,
+    RefusedByAWS,
+    entry_of,
+    grouped,
+    is_about_contents,
+    is_away,
+    is_denied,
+    is_throttling,
+)
+from .backend import Backend, Message, Outcome, Unconfirmed
+
+THREADS: Final = 8  # calls at a time
+CONNECT_SHARE: Final = 1 / 4  # of the timeout, for a connection; half of it is for the answer
+THROTTLED: Final = Defer(1)  # seconds
+NOT_SENT: Final = Defer(0)  # its turn did not come before the deadline
+
+
+class _Client(Backend):
+    """What SQS and SNS have in common: the client, the calls and their outcomes."""
+
+    service: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        timeout: Any = 10.0,
+        profile_name: str | None = None,
+        region_name: str | None = None,
+        endpoint_url: str | None = None,
+        aws_access_key_id: str | None = None,
+        aws_secret_access_key: str | None = None,
+        aws_session_token: str | None = None,
+        verify: bool | str | None = None,
+    ) -> None:
+        super().__init__(timeout=timeout)
+        texts: dict[str, Any] = {
+            "profile_name": profile_name, "region_name": region_name, "endpoint_url": endpoint_url,
+            "aws_access_key_id": aws_access_key_id, "aws_session_token": aws_session_token,
+            "aws_secret_access_key": aws_secret_access_key,
+        }  # fmt: skip
+        for name, value in texts.items():
+            if value is not None and not (isinstance(value, str) and value):
+                raise ValueError(
+                    f"{name} is of type {type(value).__name__}; expected a str that is not empty, "
+                    "or None for what boto3 finds itself."
+                )
+        if bool(aws_access_key_id) != bool(aws_secret_access_key):
+            raise ValueError("aws_access_key_id and aws_secret_access_key go together; give both.")
+        self._session_options = {
+            name: value for name, value in texts.items() if name != "endpoint_url"
+        }
+        self._client_options = {"endpoint_url": endpoint_url, "verify": verify}
+        self._resolved: dict[str, str] = {}  # URLs by name
+
+    def open(self) -> None:
+        """Make the client; the first call connects."""
+        config = Config(
+            connect_timeout=self.timeout * CONNECT_SHARE,
+            read_timeout=self.timeout / 2,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            max_pool_connections=THREADS + 2,  # and two for checks
+        )
+        try:
+            session = boto3.Session(**self._session_options)
+            self._client = session.client(self.service, config=config, **self._client_options)
+        except (BotoCoreError, ValueError) as error:
+            raise BrokerUnavailable(f"The options of {self.service} do not fit: {error}") from None
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"outbox-{self.service}")
+
+    def close(self) -> None:
+        """Give the connections and threads up; a call that waits for AWS ends with its timeout."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        """Send messages by calls of up to ten, several at a time; return an outcome for each.
+
+        A call begins in the first quarter of the time until ``deadline``, because it may take the
+        rest. ``publish`` waits for calls that have begun, so that none sends anything later.
+        """
+        now = monotonic()
+        last_start = now + (deadline - now) / 4
+        outcomes: dict[int, Outcome] = {}
+        entries = []
+        for index, message in enumerate(messages):
+            try:
+                entries.append(entry_of(self.service, index, message))
+            except Unrecoverable as error:
+                outcomes[index] = error
+        calls = [self._threads.submit(self._call, each, last_start) for each in grouped(entries)]
+        wait(calls)
+        for call in calls:
+            outcomes |= call.result()
+        return _settled([outcomes[index] for index in range(len(messages))])
+
+    def check(self) -> None:
+        """Make the smallest call. That AWS denies it is an answer, too: it may be forbidden.
+
+        If ``TO`` names one queue or topic, ask for that one, so that its absence shows.
+        """
+        try:
+            if "{" in self.to or not self.to:
+                self._ask()
+            else:
+                self._ask_for(self._destination(self.to))
+        except ClientError as error:
+            code, _ = _code_of(error)
+            if not is_denied(code) and not is_throttling(code):
+                raise _failure(error) from None
+        except BotoCoreError as error:
+            raise _failure(error) from None
+
+    def _call(self, entries: list[Entry], last_start: float) -> dict[int, Outcome]:
+        """Send one call's entries; if AWS refuses the call for its contents, each by itself."""
+        if monotonic() > last_start:
+            return dict.fromkeys((each.index for each in entries), NOT_SENT)
+        try:
+            destination = self._destination(entries[0].to)
+            answer = self._send(destination, [each.given for each in entries])
+        except Exception as error:  # noqa: BLE001 - of this call alone
+            outcome = _outcome(error)
+            if isinstance(outcome, Unrecoverable) and len(entries) > 1:
+                found: dict[int, Outcome] = {}
+                for each in entries:
+                    found |= self._call([each], last_start)
+                return found
+            return dict.fromkeys((each.index for each in entries), outcome)
+        confirmed = {int(each["Id"]) for each in answer.get("Successful", ())}
+        refused = {int(each["Id"]): _refusal(each) for each in answer.get("Failed", ())}
+        lost = Unconfirmed("AWS answered without naming the message.")
+        return {
+            index: None if index in confirmed else refused.get(index, lost)
+            for index in (each.index for each in entries)
+        }
+
+    def _destination(self, to: str) -> str:
+        return to
+
+    def _send(self, destination: str, entries: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def _ask(self) -> None:
+        raise NotImplementedError
+
+    def _ask_for(self, destination: str) -> None:
+        raise NotImplementedError
+
+
+class SQS(_Client):
+    """Sends to Amazon SQS. ``TO`` is the URL of a queue, or its name in the account's region."""
+
+    service: ClassVar[str] = "sqs"
+
+    def _destination(self, to: str) -> str:
+        if "://" in to:
+            return to
+        if to not in self._resolved:
+            self._resolved[to] = self._client.get_queue_url(QueueName=to)["QueueUrl"]
+        return self._resolved[to]
+
+    def _send(self, destination: str, entries: list[Any]) -> Any:
+        return self._client.send_message_batch(QueueUrl=destination, Entries=entries)
+
+    def _ask(self) -> None:
+        self._client.list_queues(MaxResults=1)
+
+    def _ask_for(self, destination: str) -> None:
+        self._client.get_queue_attributes(QueueUrl=destination, AttributeNames=["QueueArn"])
+
+
+class SNS(_Client):
+    """Publishes to Amazon SNS. ``TO`` is the ARN of a topic."""
+
+    service: ClassVar[str] = "sns"
+
+    def _send(self, destination: str, entries: list[Any]) -> Any:
+        return self._client.publish_batch(TopicArn=destination, PublishBatchRequestEntries=entries)
+
+    def _ask(self) -> None:
+        self._client.list_topics()
+
+    def _ask_for(self, destination: str) -> None:
+        self._client.get_topic_attributes(TopicArn=destination)
+
+
+# --- outcomes ------------------------------------------------------------------------------------
+
+
+def _settled(outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a batch; raise ``BrokerUnavailable`` if it is that for all of them.
+
+    What was not sent because others waited for an answer in vain was not sent for the same reason.
+    """
+    away = [each for each in outcomes if isinstance(each, (BrokerUnavailable, Unconfirmed))]
+    if away and None not in outcomes:
+        reason = BrokerUnavailable(str(away[0]))
+        outcomes = [reason if each is NOT_SENT else each for each in outcomes]
+    if away and all(isinstance(each, BrokerUnavailable) for each in outcomes):
+        raise BrokerUnavailable(str(outcomes[0]))
+    return outcomes
+
+
+def _outcome(error: Exception) -> Outcome:
+    if isinstance(error, ClientError) and is_throttling(_code_of(error)[0]):
+        return THROTTLED
+    return _failure(error)
+
+
+def _failure(error: Exception) -> Exception:
+    if isinstance(error, ClientError):
+        code, status = _code_of(error)
+        said = f"AWS answered {code}: {_shown(error.response['Error'].get('Message', ''))}"
+        if is_away(code, status):
+            return BrokerUnavailable(said)
+        return Unrecoverable(said) if is_about_contents(code) else RefusedByAWS(said)
+    said = _shown(str(error))
+    if isinstance(error, ParamValidationError):
+        return Unrecoverable(said)
+    if isinstance(error, (ReadTimeoutError, ConnectionClosedError)):
+        return Unconfirmed(said)
+    if isinstance(error, BotoCoreError):  # no connection, no credentials
+        return BrokerUnavailable(said)
+    return RefusedByAWS(f"{type(error).__name__}: {said}")
+
+
+def _refusal(failed: Mapping[str, Any]) -> Outcome:
+    code = str(failed.get("Code", ""))
+    if is_throttling(code):
+        return THROTTLED
+    said = f"AWS refused the message with {code}: {_shown(failed.get('Message') or '')}"
+    return Unrecoverable(said) if is_about_contents(code) else RefusedByAWS(said)
+
+
+def _code_of(error: ClientError) -> tuple[str, int]:
+    response = error.response
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return str(response["Error"].get("Code", "")), int(status)
+
+
+def _shown(text: str) -> str:
+    return " ".join(text.split())[:300]

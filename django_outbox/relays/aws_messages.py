@@ -1,0 +1,167 @@
+"""What is sent to SQS and SNS: an entry of a call for each message; and what their errors mean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..exceptions import Unrecoverable
+from .backend import Message
+
+MAX_ENTRIES: Final = 10  # of a call
+# Bytes, body and attributes. A call is filled up to 256 KiB, which every queue and topic takes. A
+# larger message travels alone: SQS takes 1 MiB; SNS does if the topic's MaximumMessageSize says so.
+MAX_CALL: Final = 262_144
+MAX_MESSAGE: Final = 1_048_576
+MAX_ATTRIBUTES: Final = 10  # of a message to SQS; SNS with raw delivery to SQS drops one with more
+REST: Final = "headers"  # the attribute with the other headers, as a JSON object
+# What a consumer needs most; with more than ten headers these are attributes of their own.
+FIRST: Final = (
+    "event-id", "event-type", "ce-id", "ce-type", "ce-source", "ce-specversion", "content-type",
+    "event-key", "ce-partitionkey", "occurred-at", "ce-time", "aggregate-id", "ce-subject",
+    "aggregate-type", "tenant-id", "ce-tenantid",
+)  # fmt: skip
+QUEUE: Final = re.compile(r"https?://\S+|[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
+ARN: Final = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?")
+DESTINATIONS: Final = {
+    "sqs": (QUEUE, "the URL or the name of an SQS queue"),
+    "sns": (ARN, "the ARN of an SNS topic"),
+}
+# No dot at either end, nor two in a row; names that begin with AWS. or Amazon. are reserved.
+ATTRIBUTE: Final = re.compile(
+    r"(?!aws\.|amazon\.|\.)(?!.*\.\.)[a-z0-9_.-]{1,256}(?<!\.)", re.IGNORECASE
+)
+GROUP: Final = re.compile(r"[!-~]{1,128}")  # also of deduplication ids
+# XML's characters; other text is refused.
+UNSENDABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+CONTENTS: Final = frozenset((
+    "BatchRequestTooLong", "BatchRequestTooLongException", "InvalidMessageContents",
+    "InvalidParameter", "InvalidParameterException", "InvalidParameterValue",
+    "InvalidParameterValueException", "MissingParameter", "ValidationError", "ValidationException",
+))  # fmt: skip
+THROTTLING: Final = frozenset((
+    "KmsThrottled", "KMSThrottling", "KMSThrottlingException", "OverLimit", "RequestThrottled",
+    "RequestThrottledException", "Throttled", "ThrottledException", "Throttling",
+    "ThrottlingException", "TooManyRequestsException",
+))  # fmt: skip
+DENIED: Final = frozenset((
+    "AccessDenied", "AccessDeniedException", "AuthorizationError", "AuthorizationErrorException",
+))  # fmt: skip
+# The credentials are at fault, so AWS takes nothing at all until they are replaced.
+CREDENTIALS: Final = frozenset((
+    "AuthFailure", "ExpiredToken", "ExpiredTokenException", "IncompleteSignature",
+    "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity", "InvalidSecurityException",
+    "MissingAuthenticationToken", "OptInRequired", "RequestExpired", "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+))  # fmt: skip
+
+
+class RefusedByAWS(Exception):
+    """AWS refused a message; the retry policy decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One message of a call."""
+
+    index: int  # among the messages of ``publish``
+    to: str
+    size: int  # bytes as AWS counts them
+    given: Mapping[str, Any]  # as boto3 takes it
+
+
+def entry_of(service: str, index: int, message: Message) -> Entry:
+    """Return what is sent of a message; ``Unrecoverable`` if AWS cannot take it."""
+    pattern, expected = DESTINATIONS[service]
+    if not pattern.fullmatch(message.to):
+        raise Unrecoverable(f"TO is {message.to[:100]!r}; expected {expected}.")
+    text = message.body.decode()
+    if found := UNSENDABLE.search(text):
+        raise Unrecoverable(
+            f"The message contains the character U+{ord(found[0]):04X}, which {service.upper()} "
+            "does not take."
+        )
+    attributes = _attributes({**message.headers, "content-type": message.content_type})
+    size = len(message.body) + sum(
+        len(name.encode()) + len(value.encode()) + len("String")
+        for name, value in attributes.items()
+    )
+    if size > MAX_MESSAGE:
+        raise Unrecoverable(
+            f"The message has {size} bytes with its attributes; {service.upper()} takes "
+            f"{MAX_MESSAGE}. Store what is large elsewhere and send where it is."
+        )
+    given: dict[str, Any] = {
+        "Id": str(index),
+        "MessageBody" if service == "sqs" else "Message": text,
+        "MessageAttributes": {
+            name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()
+        },
+    }
+    if message.to.endswith(".fifo"):
+        given["MessageGroupId"] = _token(message.group or message.event_id)
+        given["MessageDeduplicationId"] = _token(message.event_id)
+    return Entry(index=index, to=message.to, size=size, given=given)
+
+
+def _attributes(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers as attributes: ten at most; what does not fit goes into one of them as JSON.
+
+    Neither fit a name that AWS does not allow, nor a value that is empty or not XML.
+    """
+    order = [name for name in FIRST if name in headers]
+    order += [name for name in headers if name not in FIRST]
+    fit = [
+        name for name in order
+        if name != REST and ATTRIBUTE.fullmatch(name) and headers[name]
+        and not UNSENDABLE.search(headers[name])
+    ]  # fmt: skip
+    if len(fit) < len(headers) or len(fit) > MAX_ATTRIBUTES:
+        fit = fit[: MAX_ATTRIBUTES - 1]
+    found = {name: headers[name] for name in fit}
+    if rest := {name: value for name, value in headers.items() if name not in found}:
+        found[REST] = json.dumps(rest)
+    return found
+
+
+def _token(value: str) -> str:
+    """Return a group or deduplication id: the text itself, or its hash if AWS does not allow it."""
+    return value if GROUP.fullmatch(value) else hashlib.sha256(value.encode()).hexdigest()
+
+
+def grouped(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yield the entries of each call: of one destination, ten at most, and 256 KiB."""
+    open_calls: dict[str, list[Entry]] = {}
+    for entry in entries:
+        call = open_calls.setdefault(entry.to, [])
+        full = len(call) == MAX_ENTRIES or sum(each.size for each in call) + entry.size > MAX_CALL
+        if call and full:
+            yield call
+            call = open_calls[entry.to] = []
+        call.append(entry)
+    yield from open_calls.values()
+
+
+def is_about_contents(code: str) -> bool:
+    """Return whether an error is about what a message contains, so that it can never be sent."""
+    return code.rpartition(".")[2] in CONTENTS
+
+
+def is_throttling(code: str) -> bool:
+    """Return whether AWS asks to send more slowly."""
+    return code.rpartition(".")[2] in THROTTLING
+
+
+def is_denied(code: str) -> bool:
+    """Return whether the credentials are valid, but do not allow the call."""
+    return code.rpartition(".")[2] in DENIED
+
+
+def is_away(code: str, status: int) -> bool:
+    """Return whether AWS takes nothing at all at present."""
+    return status >= 500 or code.rpartition(".")[2] in CREDENTIALS

@@ -1,0 +1,658 @@
+"""The relays to SQS and SNS.
+
+AWS itself is not asked: moto's server on this machine stands in for it. What moto does not do
+(refusals of single entries, throttling, hangs) comes from an endpoint of these tests that answers
+what it is given. Both speak the real protocol with the real boto3.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox.clocks import monotonic
+from django_outbox.models import OutboxEvent
+from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
+from django_outbox.relays.registration import relays
+from tests.waiting import wait_until
+
+boto3 = pytest.importorskip("boto3")
+moto_server = pytest.importorskip("moto.server")
+
+from django_outbox.relays.aws import NOT_SENT, SNS, SQS  # noqa: E402
+from django_outbox.relays.aws_messages import RefusedByAWS, entry_of, grouped  # noqa: E402
+
+any_database = pytest.mark.any_database
+database = pytest.mark.django_db(transaction=True)
+
+ACCESS = {
+    "region_name": "eu-central-1", "aws_access_key_id": "AKIATESTING",
+    "aws_secret_access_key": "open-sesame",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Keep boto3 from the configuration of whoever runs the tests, and from asking EC2."""
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "absent"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def sqs(moto: str) -> Iterator[Any]:
+    client = boto3.client("sqs", endpoint_url=moto, **ACCESS)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def sns(moto: str) -> Iterator[Any]:
+    client = boto3.client("sns", endpoint_url=moto, **ACCESS)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def backend() -> Iterator[Any]:
+    """Yield a function that opens a backend."""
+    opened = []
+
+    def make(kind: Any, endpoint: str, to: str = "", **options: Any) -> Any:
+        made = kind(**{**ACCESS, "endpoint_url": endpoint, **options})
+        made.to = to
+        made.open()
+        opened.append(made)
+        return made
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def queue(sqs: Any, *, fifo: bool = False) -> str:
+    name = f"q-{uuid4().hex}"
+    if fifo:
+        found = sqs.create_queue(QueueName=f"{name}.fifo", Attributes={"FifoQueue": "true"})
+    else:
+        found = sqs.create_queue(QueueName=name)
+    return str(found["QueueUrl"])
+
+
+def received(sqs: Any, url: str, count: int = 1) -> list[Any]:
+    """Return the messages of a queue, deleted, once there are so many; in their order."""
+    found: list[Any] = []
+
+    def fetch() -> bool:
+        answer = sqs.receive_message(
+            QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"],
+            AttributeNames=["All"],
+        )  # fmt: skip
+        for each in answer.get("Messages", ()):
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
+            found.append(each)
+        return len(found) >= count
+
+    wait_until(fetch)
+    assert len(found) == count
+    return found
+
+
+def attributes(message: Any) -> dict[str, str]:
+    return {name: each["StringValue"] for name, each in message["MessageAttributes"].items()}
+
+
+def message(to: str, number: int = 0, body: bytes = b'{"n":1}', **fields: Any) -> Message:
+    given: dict[str, Any] = {
+        "headers": {"event-id": f"e{number}"}, "event_id": f"e{number}", "key": None, "group": None,
+        **fields,
+    }  # fmt: skip
+    return Message(
+        to=to, body=body, content_type="application/json", event_type="order.placed",
+        event=None, **given,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def soon(seconds: float = 10.0) -> float:
+    return monotonic() + seconds
+
+
+# --- through the outbox ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def relay(settings: Any, moto: str) -> Iterator[Any]:
+    """Yield a function that configures a relay."""
+
+    def configure(backend: str, to: str, **own: Any) -> None:
+        settings.OUTBOX = {
+            "RELAYS": {
+                "aws": {
+                    "BACKEND": f"django_outbox.relays.aws.{backend}", "EVENTS": ["order.*"],
+                    "TO": to, "OPTIONS": {**ACCESS, "endpoint_url": moto}, **own,
+                }
+            },
+            "RETRY": {"policy": "fixed", "delay": 3600},
+        }  # fmt: skip
+
+    yield configure
+    for each in relays():
+        each.close()
+
+
+def write(**fields: Any) -> OutboxEvent:
+    with transaction.atomic():
+        event_id = outbox.write(
+            "order.placed", {"sku": "teapot", "name": "Kännchen"},
+            **{"headers": {"trace": "t1"}, "aggregate_id": "7", **fields},
+        )  # fmt: skip
+    return OutboxEvent.objects.get(pk=event_id)
+
+
+def drained(row: OutboxEvent) -> tuple[str, int]:
+    outbox.drain()
+    row.refresh_from_db()
+    return OutboxEvent.Status(row.status).name, row.attempts
+
+
+@database
+def test_sqs_gets_the_stored_text_and_the_headers_as_attributes(relay: Any, sqs: Any) -> None:
+    url = queue(sqs)
+    relay("SQS", url)
+    row = write(tenant_id="ä 1")
+    assert drained(row) == ("DONE", 0)
+    (found,) = received(sqs, url)
+    assert found["Body"] == row.payload
+    assert attributes(found) == {
+        "event-id": row.pk, "event-type": "order.placed", "content-type": "application/json",
+        "occurred-at": row.occurred_at.isoformat(), "aggregate-id": "7", "tenant-id": "ä 1",
+        "trace": "t1",
+    }  # fmt: skip
+
+
+@database
+def test_sqs_finds_a_queue_by_its_name_from_the_event(relay: Any, sqs: Any) -> None:
+    url = queue(sqs)
+    relay("SQS", "{tenant_id}")
+    row = write(tenant_id=url.rpartition("/")[2])
+    assert drained(row) == ("DONE", 0)
+    assert received(sqs, url)[0]["Body"] == row.payload
+
+
+@database
+def test_sqs_gets_cloudevents(relay: Any, sqs: Any) -> None:
+    url = queue(sqs)
+    relay("SQS", url, FORMAT="cloudevents", SOURCE="/shop")
+    row = write()
+    assert drained(row) == ("DONE", 0)
+    (found,) = received(sqs, url)
+    assert found["Body"] == row.payload
+    assert attributes(found)["ce-id"] == row.pk
+    assert attributes(found)["ce-source"] == "/shop"
+    assert attributes(found)["ce-specversion"] == "1.0"
+
+
+@database
+def test_sqs_gets_structured_cloudevents(relay: Any, sqs: Any) -> None:
+    url = queue(sqs)
+    relay("SQS", url, FORMAT="cloudevents-structured")
+    row = write()
+    assert drained(row) == ("DONE", 0)
+    (found,) = received(sqs, url)
+    assert row.payload in found["Body"]
+    body = json.loads(found["Body"])
+    assert (body["id"], body["type"]) == (row.pk, "order.placed")
+    assert attributes(found)["content-type"].startswith("application/cloudevents+json")
+
+
+@database
+def test_a_fifo_queue_keeps_order_by_key_and_drops_repeats(relay: Any, sqs: Any) -> None:
+    url = queue(sqs, fifo=True)
+    relay("SQS", url)
+    rows = [write(key="order 7") for _ in range(3)]
+    outbox.drain()
+    OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
+    assert OutboxEvent.objects.all().replay() == 3
+    outbox.drain()
+    assert {*OutboxEvent.objects.values_list("status", flat=True)} == {OutboxEvent.Status.DONE}
+    found = received(sqs, url, 3)
+    assert [attributes(each)["event-id"] for each in found] == [row.pk for row in rows]
+    assert [each["Attributes"]["MessageDeduplicationId"] for each in found] == [
+        row.pk for row in rows
+    ]
+    groups = {each["Attributes"]["MessageGroupId"] for each in found}
+    assert len(groups) == 1
+    assert len(groups.pop()) == 64  # a hash: SQS allows no space in it
+
+
+@database
+@pytest.mark.parametrize("fifo", [False, True], ids=["standard", "fifo"])
+def test_sns_reaches_a_subscribed_queue(relay: Any, sqs: Any, sns: Any, fifo: bool) -> None:
+    url, name = queue(sqs, fifo=fifo), f"t-{uuid4().hex}"
+    if fifo:
+        topic = sns.create_topic(Name=f"{name}.fifo", Attributes={"FifoTopic": "true"})
+    else:
+        topic = sns.create_topic(Name=name)
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]
+    sns.subscribe(
+        TopicArn=topic["TopicArn"], Protocol="sqs", Endpoint=arn["QueueArn"],
+        Attributes={"RawMessageDelivery": "true"},
+    )  # fmt: skip
+    relay("SNS", topic["TopicArn"])
+    row = write(key="k7")
+    assert drained(row) == ("DONE", 0)
+    (found,) = received(sqs, url)
+    assert found["Body"] == row.payload
+    assert attributes(found)["event-id"] == row.pk
+    if fifo:
+        assert found["Attributes"]["MessageGroupId"] == "k7"
+        assert found["Attributes"]["MessageDeduplicationId"] == row.pk
+
+
+@database
+def test_a_queue_that_is_missing_costs_an_attempt_and_the_check_says_so(relay: Any) -> None:
+    relay("SQS", "absent")
+    row = write()
+    assert drained(row) == ("RETRY", 1)
+    assert "AWS answered AWS.SimpleQueueService.NonExistentQueue" in row.last_error
+    with pytest.raises(RefusedByAWS, match="NonExistentQueue"):
+        relays()[0].check()
+
+
+@database
+def test_an_endpoint_that_is_away_costs_no_attempt(settings: Any, relay: Any) -> None:
+    """It comes back on the same port, and the next delivery sends."""
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    client = boto3.client("sqs", endpoint_url=endpoint, **ACCESS)
+    url = queue(client)
+    server.stop()
+    relay("SQS", url, OPTIONS={**ACCESS, "endpoint_url": endpoint, "timeout": 5})
+    row = write()
+    assert drained(row) == ("NEW", 0)
+    with pytest.raises(BrokerUnavailable, match="Could not connect"):
+        relays()[0].check()
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    try:
+        relays()[0].check()
+        OutboxEvent.objects.update(available_at=row.created_at)
+        assert drained(row) == ("DONE", 0)
+        assert received(client, url)[0]["Body"] == row.payload
+    finally:
+        client.close()
+        server.stop()
+
+
+# --- the backend ----------------------------------------------------------------------------------
+
+
+@any_database
+def test_500_messages_are_50_calls_and_some_cannot_be_sent(
+    backend: Any, sqs: Any, moto: str
+) -> None:
+    url, calls = queue(sqs), []
+    sender = backend(SQS, moto)
+    sender._client.meta.events.register(
+        "before-call.sqs.SendMessageBatch",
+        lambda params, **_: calls.append(len(json.loads(params["body"])["Entries"])),
+    )
+    messages = [message(url, n) for n in range(500)]
+    messages[3] = message(url, 3, b'"' + b"x" * 1_048_576 + b'"')
+    messages[4] = message(url, 4, '"\ufffe"'.encode())
+    messages[5] = message("no queue", 5)
+    outcomes = sender.publish(messages, soon(60))
+    for index, said in ((3, "1048"), (4, "U+FFFE"), (5, "TO is 'no queue'; expected the URL")):
+        assert isinstance(outcomes[index], outbox.Unrecoverable)
+        assert said in str(outcomes[index])
+    assert [each for each in outcomes if each is not None] == outcomes[3:6]
+    assert (len(calls), max(calls), sum(calls)) == (50, 10, 497)
+    ids = {attributes(each)["event-id"] for each in received(sqs, url, 497)}
+    assert ids == {f"e{n}" for n in range(500)} - {"e3", "e4", "e5"}
+
+
+@any_database
+def test_calls_hold_ten_messages_of_one_destination_and_256_kib() -> None:
+    def sizes(messages: list[Message]) -> list[list[int]]:
+        entries = [entry_of("sqs", n, each) for n, each in enumerate(messages)]
+        return [[each.index for each in call] for call in grouped(entries)]
+
+    assert sizes([message("a", n) for n in range(12)]) == [[*range(10)], [10, 11]]
+    assert sizes([message("ab"[n % 2], n) for n in range(4)]) == [[0, 2], [1, 3]]
+    big = b"x" * 100_000
+    assert sizes([message("a", n, big) for n in range(5)]) == [[0, 1], [2, 3], [4]]
+    assert sizes([message("a"), message("a", 1, b"x" * 500_000), message("a", 2)]) == [
+        [0],
+        [1],
+        [2],
+    ]
+
+
+@any_database
+def test_a_message_above_256_kib_goes_alone(backend: Any, sqs: Any, moto: str) -> None:
+    url = queue(sqs)
+    large = b'"' + b"x" * 500_000 + b'"'
+    assert backend(SQS, moto).publish([message(url), message(url, 1, large)], soon()) == [None] * 2
+    assert {len(each["Body"]) for each in received(sqs, url, 2)} == {7, 500_002}
+
+
+@any_database
+def test_headers_beyond_ten_attributes_are_one_of_json() -> None:
+    ours = {"event-id": "e", "event-type": "t", "event-key": "k"}
+    own = {f"own-{n}": f"ä{n}" for n in range(9)}
+    given = entry_of("sqs", 0, message("a", headers={**own, **ours})).given["MessageAttributes"]
+    assert len(given) == 10
+    assert {"event-id", "event-type", "event-key", "content-type"} < given.keys()
+    rest = json.loads(given["headers"]["StringValue"])
+    assert rest == {f"own-{n}": f"ä{n}" for n in range(5, 9)}
+    assert {each["DataType"] for each in given.values()} == {"String"}
+
+
+@any_database
+def test_names_and_values_that_aws_refuses_are_in_the_json() -> None:
+    odd = {"aws.x": "1", "a..b": "2", "ümlaut": "3", "empty": "", "null": "\0", "headers": "4",
+           ".a": "5", "a.": "6", "with space": "7"}  # fmt: skip
+    given = entry_of("sqs", 0, message("a", headers={"event-id": "e", **odd}))
+    found = given.given["MessageAttributes"]
+    assert found.keys() == {"event-id", "content-type", "headers"}
+    assert json.loads(found["headers"]["StringValue"]) == odd
+
+
+@any_database
+@pytest.mark.parametrize("group", ["k" * 128, "k" * 129, "ä", "a b"])
+def test_group_ids_that_aws_refuses_are_hashed(group: str) -> None:
+    given = entry_of("sqs", 0, message("a.fifo", group=group)).given
+    assert given["MessageGroupId"] == group or len(given["MessageGroupId"]) == 64
+    assert (given["MessageGroupId"] == group) == (group == "k" * 128)
+    assert given["MessageDeduplicationId"] == "e0"
+    alone = entry_of("sqs", 0, message("a.fifo")).given
+    assert alone["MessageGroupId"] == "e0"
+    assert "MessageGroupId" not in entry_of("sqs", 0, message("a")).given
+
+
+@any_database
+@pytest.mark.parametrize(
+    ("service", "to"),
+    [
+        ("sqs", "a b"), ("sqs", "a.b"), ("sqs", "q" * 81), ("sqs", "ftp://a"), ("sns", "topic"),
+        ("sns", "arn:aws:sqs:eu-central-1:123456789012:a"),
+        ("sns", "arn:aws:sns:eu-central-1:1:a"),
+    ],
+)  # fmt: skip
+def test_a_destination_that_cannot_be_is_refused_before_it_is_asked(service: str, to: str) -> None:
+    with pytest.raises(outbox.Unrecoverable, match=r"TO is .*; expected the"):
+        entry_of(service, 0, message(to))
+
+
+@any_database
+def test_checks(backend: Any, sqs: Any, sns: Any, moto: str) -> None:
+    url, topic = queue(sqs), sns.create_topic(Name="t")["TopicArn"]
+    backend(SQS, moto, url).check()
+    backend(SQS, moto, "{event_type}").check()
+    backend(SNS, moto, topic).check()
+    backend(SNS, moto).check()
+    with pytest.raises(RefusedByAWS, match="NotFound"):
+        backend(SNS, moto, topic + "x").check()
+
+
+@any_database
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"color": "red"}, "unexpected keyword argument 'color'"),
+        ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
+        ({"region_name": ""}, "region_name is of type str; expected a str that is not empty"),
+        ({"aws_secret_access_key": "open-sesame"}, "go together; give both"),
+    ],
+    ids=["unknown", "timeout", "empty", "half"],
+)
+@pytest.mark.parametrize("kind", [SQS, SNS], ids=["sqs", "sns"])
+def test_options_that_do_not_fit(kind: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said) as caught:
+        kind(**options)
+    assert "sesame" not in str(caught.value)
+
+
+@database
+def test_an_unknown_option_is_reported_without_connecting(relay: Any) -> None:
+    relay("SQS", "q", OPTIONS={"regin": "eu-central-1"})
+    with pytest.raises(ImproperlyConfigured, match="regin"):
+        relays()[0].new_backend()
+
+
+@any_database
+def test_without_a_region_or_credentials_it_is_away(moto: str, backend: Any) -> None:
+    with pytest.raises(BrokerUnavailable, match="specify a region"):
+        SQS().open()
+    with pytest.raises(BrokerUnavailable, match="profile"):
+        SQS(profile_name="absent").open()
+    sender = SQS(region_name="eu-central-1", endpoint_url=moto)
+    sender.open()
+    try:
+        with pytest.raises(BrokerUnavailable, match="Unable to locate credentials"):
+            sender.publish([message("q")], soon())
+        with pytest.raises(BrokerUnavailable, match="Unable to locate credentials"):
+            sender.check()
+    finally:
+        sender.close()
+
+
+# --- what moto does not do: answers that are given ------------------------------------------------
+
+
+class Endpoint:
+    """An endpoint of SQS that gives each call the answer of ``answer``; hangs while ``hold`` is."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[dict[str, Any]]] = []
+        self.answer: Any = lambda entries: (200, done(entries))
+        self.hold = threading.Event()
+        self.hold.set()
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                entries = body.get("Entries", [])
+                endpoint.calls.append(entries)
+                endpoint.hold.wait(30)
+                status, found = endpoint.answer(entries)
+                if status == 0:
+                    return  # the connection ends without an answer
+                text = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/x-amz-json-1.0")
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, *args: Any) -> None:
+                pass  # the client has given up
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+def done(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Successful": [{"Id": each["Id"], "MessageId": "m"} for each in entries], "Failed": []}
+
+
+def fault(code: str, text: str = "no") -> dict[str, str]:
+    return {"__type": f"com.amazonaws.sqs#{code}", "message": text}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.hold.set()
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+@any_database
+def test_entries_that_failed_have_their_own_outcomes(backend: Any, endpoint: Endpoint) -> None:
+    def answer(entries: list[dict[str, Any]]) -> Any:
+        failed = [
+            {"Id": "1", "SenderFault": True, "Code": "InvalidMessageContents", "Message": "odd"},
+            {"Id": "2", "SenderFault": False, "Code": "InternalError", "Message": "try again"},
+            {"Id": "3", "SenderFault": True, "Code": "KMS.DisabledException"},
+            {"Id": "4", "SenderFault": False, "Code": "RequestThrottled"},
+        ]
+        return 200, {**done(entries[:1] + entries[6:]), "Failed": failed}
+
+    endpoint.answer = answer
+    found = backend(SQS, endpoint.url).publish([message("http://x/q", n) for n in range(8)], soon())
+    assert [type(each) for each in found] == [
+        type(None), outbox.Unrecoverable, RefusedByAWS, RefusedByAWS, outbox.Defer, Unconfirmed,
+        type(None), type(None),
+    ]  # fmt: skip
+    assert str(found[2]) == "AWS refused the message with InternalError: try again"
+    assert found[4].delay == 1
+
+
+@any_database
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (400, "RequestThrottled", outbox.Defer),
+        (400, "ThrottlingException", outbox.Defer),
+        (403, "AccessDeniedException", RefusedByAWS),
+        (400, "QueueDoesNotExist", RefusedByAWS),
+        (400, "KmsDisabled", RefusedByAWS),
+        (400, "InvalidMessageContents", outbox.Unrecoverable),
+        (403, "ExpiredTokenException", BrokerUnavailable),
+        (403, "InvalidClientTokenId", BrokerUnavailable),
+        (500, "InternalFailure", BrokerUnavailable),
+        (503, "ServiceUnavailable", BrokerUnavailable),
+        (0, "", Unconfirmed),
+    ],
+)
+def test_what_a_call_fails_with(
+    backend: Any, endpoint: Endpoint, status: int, code: str, expected: Any
+) -> None:
+    """All messages of the call have the outcome; one whole batch that is away raises it."""
+    endpoint.answer = lambda entries: (status, fault(code))
+    sender, messages = backend(SQS, endpoint.url), [message("http://x/q", n) for n in range(3)]
+    if expected is BrokerUnavailable:
+        with pytest.raises(BrokerUnavailable, match=code) as caught:
+            sender.publish(messages, soon())
+        assert "sesame" not in str(caught.value)
+    else:
+        assert [type(each) for each in sender.publish(messages, soon())] == [expected] * 3
+
+
+@any_database
+def test_retries_of_boto3_are_off(backend: Any, endpoint: Endpoint) -> None:
+    endpoint.answer = lambda entries: (503, fault("ServiceUnavailable"))
+    with pytest.raises(BrokerUnavailable):
+        backend(SQS, endpoint.url).publish([message("http://x/q")], soon())
+    assert len(endpoint.calls) == 1
+
+
+@any_database
+def test_a_call_refused_for_one_message_is_repeated_for_each(
+    backend: Any, endpoint: Endpoint
+) -> None:
+    def answer(entries: list[dict[str, Any]]) -> Any:
+        if any(each["Id"] == "2" for each in entries):
+            return 400, fault("BatchRequestTooLong")
+        return 200, done(entries)
+
+    endpoint.answer = answer
+    found = backend(SQS, endpoint.url).publish([message("http://x/q", n) for n in range(4)], soon())
+    assert [type(each).__name__ for each in found] == [
+        "NoneType", "NoneType", "Unrecoverable", "NoneType"
+    ]  # fmt: skip
+    assert len(endpoint.calls) == 5
+
+
+@any_database
+def test_an_outage_in_mid_batch_leaves_what_was_confirmed(backend: Any, endpoint: Endpoint) -> None:
+    def answer(entries: list[dict[str, Any]]) -> Any:
+        first = entries[0]["Id"] == "0"
+        return (200, done(entries)) if first else (500, fault("InternalFailure"))
+
+    endpoint.answer = answer
+    found = backend(SQS, endpoint.url).publish(
+        [message("http://x/q", n) for n in range(30)], soon()
+    )
+    assert found[:10] == [None] * 10
+    assert {type(each) for each in found[10:]} == {BrokerUnavailable}
+
+
+@any_database
+def test_an_endpoint_that_hangs_confirms_nothing_and_nothing_is_sent_later(
+    backend: Any, endpoint: Endpoint
+) -> None:
+    """8 calls are under way; the other 12 are not begun when it is too late for an answer."""
+    endpoint.hold.clear()
+    sender = backend(SQS, endpoint.url, timeout=2)
+    began = monotonic()
+    found = sender.publish([message("http://x/q", n) for n in range(200)], soon(2))
+    assert monotonic() - began < 4
+    assert [type(each) for each in found[:80]] == [Unconfirmed] * 80
+    assert {type(each) for each in found[80:]} == {BrokerUnavailable}
+    calls = len(endpoint.calls)
+    endpoint.hold.set()
+    sender.close()
+    assert len(endpoint.calls) == calls == 8
+
+
+@any_database
+def test_what_a_slow_endpoint_leaves_no_time_for_costs_no_attempt(
+    backend: Any, endpoint: Endpoint
+) -> None:
+    pause = threading.Event()
+
+    def answer(entries: list[dict[str, Any]]) -> Any:
+        pause.wait(0.9)
+        return 200, done(entries)
+
+    endpoint.answer = answer
+    sender = backend(SQS, endpoint.url, timeout=3)
+    found = sender.publish([message("http://x/q", n) for n in range(200)], soon(3))
+    assert found.count(None) + found.count(NOT_SENT) == 200
+    assert found.count(None) >= 80
+    assert found.count(NOT_SENT) > 0
+
+
+@any_database
+def test_a_denied_check_has_reached_aws(backend: Any, endpoint: Endpoint) -> None:
+    sender = backend(SQS, endpoint.url)
+    endpoint.answer = lambda entries: (403, fault("AccessDeniedException"))
+    sender.check()
+    endpoint.answer = lambda entries: (400, fault("ThrottlingException"))
+    sender.check()
+    endpoint.answer = lambda entries: (403, fault("ExpiredTokenException", "token expired"))
+    with pytest.raises(BrokerUnavailable, match="ExpiredTokenException: token expired"):
+        sender.check()
