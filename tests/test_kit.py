@@ -767,7 +767,7 @@ def test_the_samples_of_the_how_to(project: pytest.Pytester) -> None:
     orders = shop / "orders.py"
     orders.write_text(f"from shop.models import Order, Stock\n{orders.read_text()}")
     tests = [title for title in found if "/tests/" in title]
-    project.runpytest_subprocess(*PLUGIN, *tests).assert_outcomes(passed=12)
+    project.runpytest_subprocess(*PLUGIN, *tests).assert_outcomes(passed=14)
 
 
 SHOP_MODELS = """

@@ -1,0 +1,197 @@
+"""The reference of relays shows what is sent; the backend of the how-to page keeps the contract."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox import BrokerUnavailable, Unrecoverable
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent
+from django_outbox.relay_settings import FIELDS, FORMATS, KNOWN, RelaySettings
+from django_outbox.relays import Backend, Message
+from django_outbox.relays.envelope import Envelope
+from django_outbox.testing import make_event
+from tests import samples
+
+PAGE = "how-to/write-a-relay-backend.md"
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Answers each line; what is asked of it is in the body."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.lines: list[dict[str, Any]] = []
+
+
+class Handler(socketserver.StreamRequestHandler):
+    server: Server
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            found = json.loads(line)
+            if found["body"] == '"hang up"':
+                return
+            if found["body"] != '"silence"':
+                self.server.lines.append(found)
+                answer = "no such topic" if found["body"] == '"refuse"' else "ok"
+                self.wfile.write(f"{answer}\n".encode())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    thread = threading.Thread(target=found.serve_forever, args=(0.02,))
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def lines() -> Iterator[type[Backend]]:
+    with samples.modules(PAGE) as made:
+        yield made["shop.lines"].Lines
+
+
+def message(payload: Any = None) -> Message:
+    event = make_event("order.placed", payload, key="k")
+    settings = RelaySettings(name="x", BACKEND="x.Y", EVENTS=("*",))
+    return Envelope(settings, Backend).message(event)
+
+
+def soon(seconds: float = 5) -> float:
+    return time.monotonic() + seconds
+
+
+@pytest.fixture
+def backend(server: Server, lines: Any) -> Iterator[Any]:
+    found = lines(host="127.0.0.1", port=server.server_address[1])
+    found.open()
+    yield found
+    found.close()
+    found.close()
+
+
+@pytest.mark.any_database
+def test_each_message_has_its_own_outcome(backend: Any, server: Server) -> None:
+    messages = [message(1), message("refuse"), message("x" * 70_000), message(2)]
+    first, second, third, fourth = backend.publish(messages, soon())
+    assert (first, fourth) == (None, None)
+    assert str(second) == "no such topic"
+    assert isinstance(third, Unrecoverable)
+    assert [each["id"] for each in server.lines] == [messages[n].event_id for n in (0, 1, 3)]
+    assert server.lines[0]["headers"]["event-type"] == "order.placed"
+
+
+@pytest.mark.any_database
+def test_a_connection_that_breaks_in_mid_batch_keeps_what_was_confirmed(backend: Any) -> None:
+    first, second, third = backend.publish([message(1), message("hang up"), message(2)], soon())
+    assert first is None
+    assert isinstance(second, BrokerUnavailable)
+    assert isinstance(third, BrokerUnavailable)
+    with pytest.raises(BrokerUnavailable):  # of another thread that waited for the lock
+        backend.publish([message(3)], soon())
+
+
+@pytest.mark.any_database
+def test_a_server_that_does_not_answer_is_not_awaited_beyond_the_deadline(backend: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="timed out"):
+        backend.publish([message("silence")], soon(0.2))
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.any_database
+def test_a_server_that_is_not_there(lines: Any) -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(BrokerUnavailable, match=rf"^127\.0\.0\.1:{port}: "):
+            lines(host="127.0.0.1", port=port).open()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_relay_of_the_page_delivers(settings: Any, server: Server) -> None:
+    with samples.modules(PAGE):
+        options = {"host": "127.0.0.1", "port": server.server_address[1]}
+        relay = {"BACKEND": "shop.lines.Lines", "EVENTS": ["order.*"], "OPTIONS": options}
+        settings.OUTBOX = {"RELAYS": {"orders": relay}}
+        with transaction.atomic():
+            ids = [outbox.write("order.placed", payload) for payload in (1, "refuse", 2)]
+        outbox.drain()
+        settings.OUTBOX = {}
+    states = [OutboxEvent.objects.get(pk=each).status for each in ids]
+    assert states == [Status.DONE, Status.RETRY, Status.DONE]
+    assert {each["to"] for each in server.lines} == {"order.placed"}
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+
+def reference() -> str:
+    return (samples.DOCS / "reference" / "relays.md").read_text()
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_format_is_as_the_reference_shows(form: str) -> None:
+    event = make_event(
+        "order.placed", {"order": 42, "total": "19.90"}, event_id="01K8Z3V9QX6J0T5N2M4R7W8YAB",
+        occurred_at=datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc), key="order-42",
+        aggregate_type="shop.Order", aggregate_id="42", tenant_id="acme",
+        headers={
+            "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "x-shop": "north",
+        },
+    )  # fmt: skip
+    settings = RelaySettings(
+        name="x", BACKEND="x.Y", EVENTS=("*",), FORMAT=form, SOURCE="/shops/{tenant_id}"
+    )
+    sent = Envelope(settings, Backend).message(event)
+    lines = [f"{name}: {value}" for name, value in sent.headers.items()]
+    text = "\n".join([f"content-type: {sent.content_type}", *lines, "", sent.body.decode(), ""])
+    assert f'```text title="{form}"\n{text}```' in reference()
+
+
+@pytest.mark.any_database
+def test_every_setting_of_a_relay_is_in_the_reference_with_its_default() -> None:
+    section = reference().partition("## Settings of a relay")[2].partition("\n###")[0]
+    rows = dict(re.findall(r'^\| `"([A-Z]+)"` \| (.*?) \|', section, re.MULTILINE))
+    assert {*rows} == {*KNOWN}
+    plain = RelaySettings(name="x", BACKEND="x.Y", EVENTS=("*",))
+    for name, shown in rows.items():
+        if shown != "required":
+            assert eval(shown.strip("`")) == getattr(plain, name), name
+
+
+@pytest.mark.any_database
+def test_every_field_is_in_the_reference() -> None:
+    section = reference().partition("### Fields")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| `\{(\w+)", section, re.MULTILINE)
+    assert {*named} == {*FIELDS}
+
+
+@pytest.mark.any_database
+def test_the_contract_is_in_the_reference() -> None:
+    section = reference().partition("## Backend and Message")[2]
+    named = {*re.findall(r"^\| `(\w+)", section, re.MULTILINE)}
+    ours = {name for name in dir(Backend) if not name.startswith("_")} | {"__init__"}
+    assert named == ours | {each.name for each in fields(Message)}
