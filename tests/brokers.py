@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,15 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port; below those that Linux gives to clients.
+
+    One of them could have it while the server is away, which comes back to the same port.
+    """
+    while True:
+        port = 15_000 + secrets.randbelow(17_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Child:
@@ -72,8 +80,9 @@ class Child:
         """End the process, a paused one too; repeating that is harmless."""
         if self._process is None:
             return
-        self.send(signal.SIGCONT)
-        self.send(number)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            self.send(signal.SIGCONT)
+            self.send(number)
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
@@ -110,7 +119,8 @@ class RabbitMQ:
         self._server, self._epmd = program("rabbitmq-server"), program("epmd")
         if self._server == "/usr/sbin/rabbitmq-server":  # Debian's wrapper changes the user
             self._server = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-        self._directory, self.port, self._epmd_port = directory, free_port(), free_port()
+        self._directory, self.port = directory, free_port()
+        self._epmd_port, self._dist_port = free_port(), free_port()
         self._node = f"outbox-{self.port}@localhost"
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
         self._child = Child(directory / "rabbitmq.log")
@@ -181,7 +191,8 @@ class RabbitMQ:
             "RABBITMQ_NODENAME": self._node,
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_DIST_PORT": str(self.port + 1 if self.port < 65535 else self.port - 1),
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "ERL_CRASH_DUMP": f"{base}/erl_crash.dump",
             "RABBITMQ_MNESIA_BASE": f"{base}/data",
             "RABBITMQ_LOG_BASE": base,
             "RABBITMQ_LOGS": "-",
