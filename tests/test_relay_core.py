@@ -361,6 +361,17 @@ def test_a_batch_that_is_unconfirmed_as_a_whole_is_an_outage() -> None:
     assert {state(each) for each in ids} == {(OutboxEvent.Status.NEW, 0)}
 
 
+def test_a_broker_that_falls_silent_in_mid_batch_costs_no_attempt() -> None:
+    ids = write_all(5)
+    silent, late = Unconfirmed("no answer"), outbox.Unrecoverable("it is too large to be sent")
+    BROKER.answer = [silent, None, silent, silent, late]
+    outbox.drain()
+    assert [state(each) for each in ids] == [
+        (OutboxEvent.Status.RETRY, 1), (OutboxEvent.Status.DONE, 0),
+        (OutboxEvent.Status.NEW, 0), (OutboxEvent.Status.NEW, 0), (OutboxEvent.Status.DEAD, 0),
+    ]  # fmt: skip
+
+
 def test_what_was_confirmed_before_a_connection_broke_is_done() -> None:
     ids = write_all(4)
     away = BrokerUnavailable("the connection broke")

@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 from ..clocks import monotonic
 from ..conf import current
 from ..events import Event
-from ..exceptions import BrokerUnavailable
+from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Dead, Defer
 from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
@@ -116,12 +116,12 @@ class Relay:
             with self._open_session() as session:
                 # A lease is renewed every third of LEASE, so half of it lies inside the lease.
                 deadline = monotonic() + min(session.backend.timeout, current().LEASE / 2)
-                answers = session.publish(messages, deadline)
+                answers = heard(session.publish(messages, deadline))
                 away = [each for each in answers if isinstance(each, BrokerUnavailable)]
-                if away or all(isinstance(each, Unconfirmed) for each in answers):
+                if away:
                     session.failed = True
-                if all(isinstance(each, (BrokerUnavailable, Unconfirmed)) for each in answers):
-                    raise BrokerUnavailable(str([*away, *answers][0]))
+                if len(away) == len(answers):
+                    raise BrokerUnavailable(str(away[0]))
         finally:
             announce(
                 relay_published, sender=sender, relay=self.settings.name,
@@ -225,6 +225,23 @@ class Session:
             logger.debug("relay connection not closed cleanly error=%r", error)
         if self._loop is not None:
             self._loop.stop()
+
+
+def heard(answers: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a batch, after whose last answer the broker has fallen silent.
+
+    It is away for what is unconfirmed from there on. What is unconfirmed before that is a matter of
+    that message, such as a queue without a leader.
+    """
+    last = max((i for i, each in enumerate(answers) if _is_answer(each)), default=-1)
+    return [
+        BrokerUnavailable(str(each)) if i > last and isinstance(each, Unconfirmed) else each
+        for i, each in enumerate(answers)
+    ]
+
+
+def _is_answer(outcome: Outcome) -> bool:
+    return outcome is None or (is_refusal(outcome) and not isinstance(outcome, Unrecoverable))
 
 
 def is_refusal(outcome: Outcome) -> bool:
