@@ -358,6 +358,7 @@ OTHER_THAN_DEFAULT = {
     "DOORBELL": None, "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
     "ORDERING": "global", "ON_DEAD": "block", "STOP_ON_FIRST_FAILURE": False,
     "QUEUES": {"hooks": {}},
+    "RELAYS": {"orders": {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["order.*"]}},
 }  # fmt: skip
 
 
