@@ -1,9 +1,10 @@
-"""A TCP relay in front of the test's database server, which a test can open and cut."""
+"""A TCP relay in front of a server, the test's database if none is named: to open, and to cut."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,9 +12,13 @@ from django.db import connection
 
 
 class Relay:
-    """Forwards a local port to the server; while it is closed, connecting is refused."""
+    """Forwards a local port to the server; while it is closed, connecting is refused.
 
-    def __init__(self) -> None:
+    ``connect`` returns a new connection to the server; without one it is the test's database.
+    """
+
+    def __init__(self, connect: Callable[[], socket.socket] | None = None) -> None:
+        self._connect = connect or _connect
         self.pairs: list[socket.socket] = []  # both ends of what is forwarded
         self._through = threading.Event()
         self._listening: socket.socket | None = None
@@ -56,7 +61,11 @@ class Relay:
         with suppress(OSError):
             while True:
                 client, _ = listening.accept()
-                server = _connect()
+                try:
+                    server = self._connect()
+                except OSError:  # it is away
+                    client.close()
+                    continue
                 self.pairs += [client, server]
                 self._start(self._forward, client, server)
                 self._start(self._forward, server, client)

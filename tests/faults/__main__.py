@@ -98,7 +98,7 @@ def play(options: argparse.Namespace, server: servers.Server | None, place: Path
     failed = 0
     for name in options.scenario or SCENARIOS:
         scenario = SCENARIOS[name]
-        if options.db not in scenario.databases or options.size not in scenario.sizes:
+        if not scenario.is_for(options.db, options.size):
             print(f"{name}: not on {options.db} at size {options.size}", file=sys.stderr)
             continue
         print(f"-- {options.db} {name} seed={options.seed}: {scenario.title}", file=sys.stderr)

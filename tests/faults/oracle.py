@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+from tests.faults import stored
 from tests.faults.witness import Line
 
 WAKING = 1.0  # seconds in which a thread that goes on is past the look at its lease
@@ -153,6 +154,9 @@ class Evidence:
     deeds: Sequence[Deed] = ()
     rescues: Sequence[Rescue] = ()
     listeners: Mapping[str, Collection[str]] = field(default_factory=dict)  # titles, by kind
+    relayed: Collection[str] = ()  # kinds whose events a relay sends to a broker
+    # Ids of what the broker holds in the end, in its order; None: nobody could read it.
+    stored: Sequence[str] | None = None
 
     def done_to(self, what: str) -> dict[str, list[Deed]]:
         """Return what of a kind was asked, by event."""
@@ -190,6 +194,7 @@ def judge(evidence: Evidence) -> Verdict:
     _judge_order(evidence, runs, verdict)
     _judge_attempts(evidence, runs, verdict)
     _judge_rescues(evidence, runs, verdict)
+    stored.judge(evidence, verdict)
     return verdict
 
 
@@ -218,6 +223,7 @@ def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
 
 def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
     discarded = evidence.done_to("discard")
+    arrived = None if evidence.stored is None else {*evidence.stored}
     _judge_ghosts(evidence, runs, verdict)
     for event_id, intent in evidence.intents.items():
         row = evidence.rows.get(event_id)
@@ -227,6 +233,8 @@ def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict
             verdict.count("booked_twice", f"{event_id} {bookings} times")
         if intent.kind in ATOMIC and not bookings:
             effect = False
+        if intent.kind in evidence.relayed:
+            effect = arrived is None or event_id in arrived
         if row is None:
             gone = effect if evidence.purged else event_id in discarded and not effect
             if not gone:

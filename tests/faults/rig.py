@@ -80,6 +80,8 @@ class Rig:
     backlog: bool = False  # more is written than can be delivered: what is lost waits behind it
     mortal: tuple[str, ...] = ()  # kinds whose events end dead
     listeners: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of kinds with several
+    relayed: tuple[str, ...] = ()  # kinds whose events a relay sends to a broker
+    stored: list[str] | None = None  # ids of what the broker holds, in its order; None: not read
     purges: bool = False  # what is finished is deleted on the way
     shift: tuple[float, ...] = ()  # seconds that the processes' clocks are wrong, in turn
     suspends: bool = False  # the processes' monotonic clocks stand still while they are suspended
@@ -613,6 +615,8 @@ class Rig:
             deeds=[Deed(**each) for each in people.read(self.diary)],
             lease=self.outbox["LEASE"],
             mortal=self.mortal,
+            relayed=self.relayed,
+            stored=self.stored,
             listeners=self.listeners,
             attempts=self.outbox["RETRY"]["max_attempts"],
             purged=self.purges,

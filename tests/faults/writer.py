@@ -55,6 +55,7 @@ class Plan:
     early_for: float = 1.0
     calls: int = 0  # the port of a receiver that plain listeners call
     partner: int = 0  # the port of one that listeners of the queue ``hooks`` call
+    filler: int = 0  # characters that a payload has more
     forks: int = 0  # children, made half-way, that go on with writing beside their parent
 
 
@@ -150,6 +151,8 @@ class Writer:
             payload["defer"] = True
         if luck.random() < plan.early:
             payload["until"] = time.monotonic() + plan.early_for
+        if plan.filler:
+            payload["filler"] = "x" * plan.filler
         if plan.calls:
             payload["calls"] = plan.calls
         if plan.partner:

@@ -8,6 +8,7 @@ from tests.faults.scenarios import (
     hangs,
     outages,
     queues,
+    relays,
     stops,
 )
 from tests.faults.scenarios.registry import SCENARIOS
@@ -21,5 +22,6 @@ __all__ = [
     "hangs",
     "outages",
     "queues",
+    "relays",
     "stops",
 ]

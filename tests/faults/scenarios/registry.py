@@ -20,6 +20,11 @@ class Scenario:
     play: Callable[[Rig], None]
     databases: tuple[str, ...]
     sizes: tuple[str, ...]
+    small: tuple[str, ...]  # the databases of the size "ci"
+
+    def is_for(self, database: str, size: str) -> bool:
+        databases = self.small if size == "ci" else self.databases
+        return database in databases and size in self.sizes
 
     @property
     def title(self) -> str:
@@ -30,10 +35,12 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(
-    *databases: str, sizes: tuple[str, ...] = ("ci", "full")
+    *databases: str, sizes: tuple[str, ...] = ("ci", "full"), small: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
     def note(play: Callable[[Rig], None]) -> Callable[[Rig], None]:
-        SCENARIOS[play.__name__] = Scenario(play.__name__, play, databases, sizes)
+        SCENARIOS[play.__name__] = Scenario(
+            play.__name__, play, databases, sizes, small or databases
+        )
         return play
 
     return note

@@ -1,0 +1,215 @@
+"""The brokers of the scenarios of relays: how each is filled, and what it holds in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+
+from tests import brokers
+from tests.faults.rig import NotHere
+
+T = TypeVar("T")
+
+PLACE = "events"  # the stream, exchange or queue
+READING = 60.0  # seconds without a further message after which a broker is read
+USER = "guest"
+
+
+class Broker:
+    """A private broker: one of ``tests.brokers``, and what only the scenarios do to it."""
+
+    kind: ClassVar[Any]
+    fills: ClassVar[bool] = False  # it can be made to take nothing at all
+    refuses: ClassVar[bool] = False  # it can be made to refuse each message
+
+    def __init__(self, place: Path) -> None:
+        try:
+            self.server = self.kind(place)
+        except pytest.skip.Exception as lack:
+            raise NotHere(str(lack)) from None
+        except pytest.fail.Exception as lack:
+            raise RuntimeError(str(lack)) from None
+
+    @property
+    def port(self) -> int:
+        return int(self.server.port)
+
+    def prepare(self) -> None:
+        """Declare what the messages go to."""
+
+    def relay(self, port: int) -> dict[str, Any]:
+        """The settings of a relay that reaches the broker by way of a port."""
+        raise NotImplementedError
+
+    def fill(self) -> None:
+        """Have the broker take nothing."""
+
+    def make_room(self) -> None:
+        """Have it take messages again."""
+
+    def refuse(self) -> None:
+        """Have the broker refuse each message by itself."""
+
+    def accept(self) -> None:
+        """Have it accept messages again."""
+
+    def read(self) -> list[str]:
+        """Return the event ids of the messages that it holds, in its order."""
+        raise NotImplementedError
+
+
+class Redis(Broker):
+    """Redis with an append-only file that is synced at every write."""
+
+    kind, fills = brokers.Redis, True
+
+    def relay(self, port: int) -> dict[str, Any]:
+        url = f"redis://127.0.0.1:{port}/0"
+        backend = "django_outbox.relays.redis.Stream"
+        return {"BACKEND": backend, "TO": PLACE, "OPTIONS": {"url": url, "timeout": 1.5}}
+
+    def fill(self) -> None:
+        self._client().config_set("maxmemory", 1)  # the policy is noeviction
+
+    def make_room(self) -> None:
+        self._client().config_set("maxmemory", 0)
+
+    def read(self) -> list[str]:
+        client, found, since = self._client(), list[str](), "-"
+        while entries := client.xrange(PLACE, min=since, count=1000):
+            found += [fields[b"event-id"].decode() for _, fields in entries]
+            since = "(" + entries[-1][0].decode()
+        return found
+
+    def _client(self) -> Any:
+        import redis
+
+        return redis.Redis.from_url(self.server.url)
+
+
+class RabbitMQ(Broker):
+    """RabbitMQ with one durable queue that takes everything."""
+
+    kind, fills, refuses = brokers.RabbitMQ, True, True
+
+    def relay(self, port: int) -> dict[str, Any]:
+        url = f"amqp://{USER}:{USER}@127.0.0.1:{port}/"
+        options = {"url": url, "exchange": PLACE, "timeout": 1.5}
+        return {"BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ", "OPTIONS": options}
+
+    def prepare(self) -> None:
+        async def declare(channel: Any) -> None:
+            exchange = await channel.declare_exchange(PLACE, "topic", durable=True)
+            queue = await channel.declare_queue(PLACE, durable=True)
+            await queue.bind(exchange, "#")
+
+        self._ask(declare)
+
+    def fill(self) -> None:
+        self.server.control("set_vm_memory_high_watermark", "absolute", "1MB")
+
+    def make_room(self) -> None:
+        self.server.control("set_vm_memory_high_watermark", "0.6")
+
+    def refuse(self) -> None:
+        policy = '{"max-length": 1, "overflow": "reject-publish"}'
+        self.server.control("set_policy", "full", f"^{PLACE}$", policy, "--apply-to", "queues")
+
+    def accept(self) -> None:
+        self.server.control("clear_policy", "full")
+
+    def read(self) -> list[str]:
+        found: list[str] = []
+
+        async def consume(channel: Any) -> None:
+            queue = await channel.get_queue(PLACE)
+            there, complete = queue.declaration_result.message_count, asyncio.Event()
+
+            async def take(message: Any) -> None:
+                found.append(message.message_id)
+                if len(found) == there:
+                    complete.set()
+
+            if there:
+                await queue.consume(take, no_ack=True)
+                await asyncio.wait_for(complete.wait(), READING)
+
+        self._ask(consume)
+        return found
+
+    def _ask(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            import aio_pika
+
+            async with await aio_pika.connect(self.server.url) as connection:
+                return await work(await connection.channel())
+
+        return asyncio.run(ask())
+
+
+class Nats(Broker):
+    """NATS with one JetStream stream on disk."""
+
+    kind, refuses = brokers.Nats, True
+
+    def relay(self, port: int) -> dict[str, Any]:
+        options = {"servers": f"nats://127.0.0.1:{port}", "timeout": 1.5}
+        backend = "django_outbox.relays.nats.JetStream"
+        return {"BACKEND": backend, "TO": PLACE, "OPTIONS": options}
+
+    def prepare(self) -> None:
+        async def add(stream: Any) -> None:
+            await stream.add_stream(_config())
+
+        self._ask(add)
+
+    def refuse(self) -> None:
+        async def limit(stream: Any) -> None:
+            there = (await stream.stream_info(PLACE)).state.messages  # a lower limit drops some
+            await stream.update_stream(_config(max_msgs=there))
+
+        self._ask(limit)
+
+    def accept(self) -> None:
+        async def lift(stream: Any) -> None:
+            await stream.update_stream(_config(max_msgs=-1))
+
+        self._ask(lift)
+
+    def read(self) -> list[str]:
+        async def fetch(stream: Any) -> list[str]:
+            there = (await stream.stream_info(PLACE)).state.messages
+            found: list[str] = []
+            consumer = await stream.pull_subscribe(PLACE, stream=PLACE)
+            while len(found) < there:
+                messages = await consumer.fetch(min(500, there - len(found)), timeout=READING)
+                found += [message.headers["event-id"] for message in messages]
+                for message in messages:
+                    await message.ack()
+            return found
+
+        return self._ask(fetch)
+
+    def _ask(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            import nats
+
+            client = await nats.connect(self.server.url)
+            try:
+                return await work(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(ask())
+
+
+def _config(**limits: int) -> Any:
+    from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+
+    return StreamConfig(
+        name=PLACE, subjects=[PLACE], storage=StorageType.FILE, discard=DiscardPolicy.NEW, **limits
+    )  # fmt: skip
