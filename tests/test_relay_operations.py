@@ -20,8 +20,10 @@ import django_outbox as outbox
 from django_outbox.management.commands import outbox_relays
 from django_outbox.models import OutboxPause
 from django_outbox.relays import Backend, BrokerUnavailable
+from django_outbox.signals import listener_overdue
 from tests.relay_backend import BROKER
 from tests.table import insert, now
+from tests.test_checks import ours
 from tests.test_dashboard import body, boss, part
 from tests.test_prometheus import Shown, shown
 
@@ -259,3 +261,38 @@ def test_markup_in_a_relay_is_escaped(boss: Client, settings: Any) -> None:
     breaker()
     OutboxPause.objects.update(reason="<b>")
     assert "<b>" not in body(boss).partition('id="outbox-relays"')[2].partition("</section>")[0]
+
+
+# -- settings of other listeners -------------------------------------------------------------------
+
+
+def test_a_relay_ends_its_calls_itself_whatever_listener_timeout_says(settings: Any) -> None:
+    settings.OUTBOX = {"RELAYS": {"orders": ORDERS}, "LISTENER_TIMEOUT": 1e-9}
+    insert(1, event_type="order.placed")
+    late: list[Any] = []
+
+    def note(**kwargs: Any) -> None:
+        late.append(kwargs)
+
+    listener_overdue.connect(note)
+    try:
+        outbox.drain()
+    finally:
+        listener_overdue.disconnect(note)
+    assert len(BROKER.messages) == 1
+    assert late == []
+
+
+def test_w018_relays_need_no_interceptor(settings: Any) -> None:
+    settings.OUTBOX = {
+        "RELAYS": {"orders": ORDERS}, "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
+    }  # fmt: skip
+    assert [each.id for each in ours()] == []
+
+
+def test_w017_names_relays_that_hold_up_the_one_stream(settings: Any) -> None:
+    settings.OUTBOX = {"RELAYS": {"orders": ORDERS}, "MODE": "ordered", "ORDERING": "global",
+                       "UNROUTABLE_GRACE": 0}  # fmt: skip
+    [warning] = ours()
+    assert warning.id == "django_outbox.W017"
+    assert "a relay whose broker is away" in warning.msg

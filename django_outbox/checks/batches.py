@@ -16,7 +16,8 @@ def check_batch_interceptors(app_configs: Configs, **kwargs: Any) -> list[CheckM
     """Report W018 interceptors without ``batch = True``, if there are batch listeners."""
     if conf.problems() or conf.current().MODE == "writer_only":
         return []
-    bulk = [each for each in registry.listeners() if each.batching is not None]
+    # A relay runs nothing of the project that would need an interceptor.
+    bulk = [each for each in registry.listeners() if each.batching and each.check is None]
     try:
         interceptors = hooks.interceptors()
     except Exception:  # noqa: BLE001 - E002 reports whatever importing one raises

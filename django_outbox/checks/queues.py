@@ -59,9 +59,12 @@ def _unused(settings: Settings) -> Iterator[CheckMessage]:
 
 def _pointless(settings: Settings) -> Iterator[CheckMessage]:
     if settings.MODE == "ordered" and settings.ORDERING == "global" and len(settings.queues) > 1:
+        what = (
+            "a slow queue, or a relay whose broker is away," if settings.RELAYS else "a slow queue"
+        )
         yield Warning(
-            'OUTBOX["ORDERING"] is "global": all events are one stream, so a slow queue holds up '
-            'every other in OUTBOX["QUEUES"].',
-            hint='Set OUTBOX["ORDERING"] = "aggregate", or remove OUTBOX["QUEUES"].',
+            f'OUTBOX["ORDERING"] is "global": all events are one stream, so {what} holds up every '
+            "other queue.",
+            hint='Set OUTBOX["ORDERING"] = "aggregate", or leave queues and relays out.',
             id="django_outbox.W017",
         )

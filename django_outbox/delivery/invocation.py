@@ -47,7 +47,9 @@ class Invocation:
     def timeout(self) -> float | None:
         """Seconds that the listener and its fallback may each run; None: no limit."""
         given = self.listener.timeout
-        return self.settings.LISTENER_TIMEOUT if given is None else given
+        if given is None and self.listener.check is None:  # a relay ends its calls by itself
+            return self.settings.LISTENER_TIMEOUT
+        return given
 
     @property
     def called(self) -> Any:
