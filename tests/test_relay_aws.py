@@ -108,12 +108,17 @@ def received(sqs: Any, url: str, count: int = 1) -> list[Any]:
             QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"],
             AttributeNames=["All"],
         )  # fmt: skip
-        for each in answer.get("Messages", ()):
-            sqs.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
-            found.append(each)
+        some = answer.get("Messages", [])
+        if some:
+            entries = [
+                {"Id": str(n), "ReceiptHandle": each["ReceiptHandle"]}
+                for n, each in enumerate(some)
+            ]
+            sqs.delete_message_batch(QueueUrl=url, Entries=entries)
+        found.extend(some)
         return len(found) >= count
 
-    wait_until(fetch)
+    wait_until(fetch, within=60)
     assert len(found) == count
     return found
 

@@ -22,6 +22,7 @@ from .backend import Message, Outcome
 A_DAY: Final = 86_400.0  # seconds; a receiver cannot put an event off for longer
 ANSWER_SHOWN: Final = 200  # characters of an answer in an error
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+HOST: Final = re.compile(rb"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")  # a name in IDNA, or an address
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no header's value may contain
 # CloudEvents' HTTP binding, 3.1.3.2: all but printable ASCII, and of that space, '"' and '%'.
 ESCAPED: Final = re.compile(r'[^\x21-\x7e]|["%]')
@@ -59,10 +60,14 @@ def target_of(to: str, *, allow_http: bool) -> Target:
             f"TO is a URL with {url.scheme or 'no scheme'}; expected https. To allow http, set the "
             "option allow_http."
         )
-    if not url.host:
-        raise Unrecoverable("TO is a URL without a host; expected https://host/path.")
     if url.userinfo:
         raise Unrecoverable("TO is a URL with a user name or password; expected one without.")
+    if not url.host:
+        raise Unrecoverable("TO is a URL without a host; expected https://host/path.")
+    if not HOST.fullmatch(url.raw_host) or not 0 < (url.port or 1) < 65_536:
+        raise Unrecoverable(
+            f"TO is not a valid URL: its host and port are {url.netloc.decode()[-80:]!r}."
+        )
     if to.count("://") > 1:
         # `quote` lets a field that is a whole URL pass; it must not become a part of another.
         raise Unrecoverable("TO has a URL inside a URL; expected '://' only once.")

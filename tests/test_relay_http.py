@@ -1,0 +1,884 @@
+"""The relay to webhooks: receivers on this machine, and the signatures' reference verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from email.utils import formatdate
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox.clocks import monotonic
+from django_outbox.models import OutboxEvent
+from django_outbox.relays import BrokerUnavailable
+from django_outbox.relays.event_loop import EventLoopThread
+from django_outbox.relays.registration import relays
+from tests.receiver import Receiver, certificate, free_port, receiving
+from tests.waiting import wait_until
+
+httpcore = pytest.importorskip("httpcore")
+pytest.importorskip("httpx")
+standardwebhooks = pytest.importorskip("standardwebhooks")
+
+from django_outbox.relays import http_hosts  # noqa: E402
+from django_outbox.relays.backend import Message  # noqa: E402
+from django_outbox.relays.http import NOT_SENT, Webhook  # noqa: E402
+from django_outbox.relays.http_hosts import Hosts, hosts  # noqa: E402
+from django_outbox.relays.http_messages import (  # noqa: E402
+    WebhookError,
+    headers_of,
+    seconds_of,
+    target_of,
+)
+from django_outbox.relays.http_network import AddressRefused, is_public  # noqa: E402
+
+any_database = pytest.mark.any_database
+database = pytest.mark.django_db(transaction=True)
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # not in use anywhere
+OTHER_SECRET = "whsec_bm90IGluIHVzZSBhbnl3aGVyZSwgZWl0aGVy"
+LOCAL = {"allow_http": True, "allow_private": True}
+
+
+@pytest.fixture(autouse=True)
+def no_host_remembered() -> Iterator[None]:
+    hosts.clear()
+    yield
+    hosts.clear()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+class Client:
+    """A backend, opened, with the loop that a relay gives it."""
+
+    def __init__(self, to: str = "", **options: Any) -> None:
+        self.backend = Webhook(**{**LOCAL, **options})
+        self.backend.to = to
+        self.loop = EventLoopThread()
+        self.run(self.backend.open())
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run(work, 60)
+
+    def publish(self, *messages: Message, within: float = 10.0) -> Any:
+        return self.run(self.backend.publish(messages, monotonic() + within))
+
+    def check(self) -> None:
+        self.run(self.backend.check())
+
+    def close(self) -> None:
+        self.run(self.backend.close())
+        self.loop.stop()
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    """Yield a function that makes a client."""
+    made: list[Client] = []
+
+    def make(to: str = "", **options: Any) -> Client:
+        made.append(Client(to, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def message(to: str, number: int = 0, **fields: Any) -> Message:
+    given: dict[str, Any] = {
+        "body": b'{"n":1}', "headers": {"event-id": f"e{number}"}, "event_id": f"e{number}",
+        **fields,
+    }  # fmt: skip
+    return Message(
+        to=to, content_type="application/json", event_type="order.placed", key=None, group=None,
+        event=None, **given,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def delay(outcome: Any) -> float:
+    """Return for how long a message was deferred."""
+    assert type(outcome) is outbox.Defer, outcome
+    return float(outcome.delay)
+
+
+def verify(receiver: Receiver, secret: str = SECRET) -> None:
+    """Let the reference implementation check each signature."""
+    assert receiver.received
+    for _, headers, body in receiver.received:
+        standardwebhooks.Webhook(secret).verify(body, headers)
+
+
+# --- through the outbox ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def relay(settings: Any) -> Iterator[Any]:
+    """Yield a function that configures a relay."""
+
+    def configure(to: str, **own: Any) -> None:
+        given = {"OPTIONS": {**LOCAL, "secret": SECRET}, **own}
+        settings.OUTBOX = {
+            "RELAYS": {
+                "hooks": {
+                    "BACKEND": "django_outbox.relays.http.Webhook", "EVENTS": ["order.*"],
+                    "TO": to, **given,
+                }
+            },
+            "RETRY": {"policy": "fixed", "delay": 3600},
+        }  # fmt: skip
+
+    yield configure
+    for each in relays():
+        each.close()
+
+
+def write(**fields: Any) -> OutboxEvent:
+    with transaction.atomic():
+        event_id = outbox.write(
+            "order.placed", {"sku": "teapot", "name": "Kännchen"},
+            **{"headers": {"trace": "t1"}, "aggregate_id": "7", **fields},
+        )  # fmt: skip
+    return OutboxEvent.objects.get(pk=event_id)
+
+
+def drained(row: OutboxEvent) -> tuple[str, int]:
+    outbox.drain()
+    row.refresh_from_db()
+    return OutboxEvent.Status(row.status).name, row.attempts
+
+
+@database
+def test_a_webhook_has_the_stored_text_its_headers_and_a_signature(
+    relay: Any, receiver: Receiver
+) -> None:
+    relay(f"{receiver.origin}/hooks/{{event_type}}/{{tenant_id}}?k={{key}}")
+    row = write(tenant_id="a/b ä", key="1&2")
+    assert drained(row) == ("DONE", 0)
+    ((path, headers, body),) = receiver.received
+    assert path == "/hooks/order.placed/a%2Fb%20%C3%A4?k=1%262"
+    assert body.decode() == row.payload
+    expected = {
+        "webhook-id": row.pk, "event-id": row.pk, "event-type": "order.placed", "trace": "t1",
+        "content-type": "application/json", "aggregate-id": "7", "event-key": "1&2",
+        "host": f"127.0.0.1:{receiver.port}", "user-agent": "django-outbox",
+        "occurred-at": row.occurred_at.isoformat(),
+    }  # fmt: skip
+    assert expected.items() <= headers.items()
+    assert headers["tenant-id"].encode("latin-1").decode() == "a/b ä"
+    verify(receiver)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        verify(receiver, OTHER_SECRET)
+
+
+@database
+def test_cloudevents_are_in_the_http_binding(relay: Any, receiver: Receiver) -> None:
+    relay(receiver.url, FORMAT="cloudevents", SOURCE="/shop")
+    row = write(tenant_id='50 % "ä€"')
+    assert drained(row) == ("DONE", 0)
+    ((_, headers, body),) = receiver.received
+    assert body.decode() == row.payload
+    assert headers["ce-tenantid"] == "50%20%25%20%22%C3%A4%E2%82%AC%22"
+    found = {name[3:]: unquote(value) for name, value in headers.items() if name[:3] == "ce-"}
+    assert found == {
+        "specversion": "1.0", "id": row.pk, "source": "/shop", "type": "order.placed",
+        "time": row.occurred_at.isoformat().replace("+00:00", "Z"), "subject": "7",
+        "partitionkey": "7", "tenantid": '50 % "ä€"', "trace": "t1",
+    }  # fmt: skip
+    verify(receiver)
+
+
+@database
+def test_cloudevents_are_structured(relay: Any, receiver: Receiver) -> None:
+    relay(receiver.url, FORMAT="cloudevents-structured")
+    row = write()
+    assert drained(row) == ("DONE", 0)
+    ((_, headers, body),) = receiver.received
+    assert headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+    assert row.payload in body.decode()
+    assert json.loads(body)["id"] == row.pk == headers["webhook-id"]
+    verify(receiver)
+
+
+@database
+def test_the_url_may_come_from_a_header(relay: Any, receiver: Receiver) -> None:
+    relay("{headers[webhook-url]}")
+    row = write(headers={"webhook-url": f"{receiver.url}/a%20b?x=1&y=2"})
+    assert drained(row) == ("DONE", 0)
+    assert receiver.received[0][0] == "/hooks/a%20b?x=1&y=2"
+
+
+@database
+def test_a_repeat_has_the_same_id_and_a_signature_of_its_own_time(
+    relay: Any, receiver: Receiver
+) -> None:
+    relay(receiver.url)
+    row = write()
+    assert drained(row) == ("DONE", 0)
+    OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
+    assert OutboxEvent.objects.all().replay() == 1
+    assert drained(row) == ("DONE", 0)
+    assert receiver.ids() == [row.pk] * 2
+    verify(receiver)
+
+
+def in_half_an_hour() -> str:
+    return formatdate(time.time() + 1800, usegmt=True)
+
+
+@database
+@pytest.mark.parametrize(
+    ("status", "retry_after", "expected"),
+    [
+        (200, "", ("DONE", 0)),
+        (202, "", ("DONE", 0)),
+        (302, "", ("RETRY", 1)),
+        (400, "", ("RETRY", 1)),
+        (404, "", ("RETRY", 1)),
+        (410, "", ("DEAD", 0)),
+        (429, "", ("RETRY", 1)),
+        (429, "1800", ("RETRY", 1)),
+        (429, "date", ("RETRY", 1)),
+        (429, "1e99", ("RETRY", 1)),
+        (429, "Sun, 06 Nov 1994 08:49:37 GMT", ("RETRY", 1)),
+        (429, "99999999999", ("RETRY", 1)),
+        (500, "", ("RETRY", 1)),
+        (502, "1800", ("RETRY", 1)),
+        (503, "", ("NEW", 0)),
+    ],
+)
+def test_what_a_receiver_answers(
+    relay: Any, receiver: Receiver, status: int, retry_after: str, expected: Any
+) -> None:
+    """Retry-After counts for 429, up to a day; otherwise the retry policy waits an hour."""
+    given = in_half_an_hour() if retry_after == "date" else retry_after
+    headers = {"retry-after": given} if given else {}
+    location = {"location": f"{receiver.origin}/elsewhere"}
+    receiver.answer = lambda path, body: (status, {**headers, **location}, b"")
+    relay(receiver.url)
+    row = write()
+    assert drained(row) == expected
+    assert [path for path, *_ in receiver.received] == ["/hooks"]  # no redirect was followed
+    if expected == ("RETRY", 1):
+        assert f"answered {status}" in row.last_error
+        wait = {"1800": 1800, "date": 1800, "99999999999": 86_400}.get(retry_after, 3600)
+        wait = 3600 if status == 502 else wait
+        due = (row.available_at - row.created_at).total_seconds()
+        assert due == pytest.approx(wait, abs=60)
+
+
+@database
+def test_a_host_that_is_away_costs_no_attempt_and_comes_back(relay: Any) -> None:
+    port = free_port()
+    relay(f"http://127.0.0.1:{port}/hooks")
+    rows = [write() for _ in range(3)]
+    assert drained(rows[0]) == ("NEW", 0)
+    with pytest.raises(BrokerUnavailable, match=f"127.0.0.1:{port} cannot be reached"):
+        relays()[0].check()
+    with receiving(port=port) as receiver:
+        relays()[0].check()
+        OutboxEvent.objects.update(available_at=rows[0].created_at)
+        assert [drained(row) for row in rows] == [("DONE", 0)] * 3
+        assert sorted(receiver.ids()) == sorted(row.pk for row in rows)
+        relays()[0].close()
+
+
+@database
+def test_one_of_ten_hosts_is_away_and_the_others_get_their_events(relay: Any) -> None:
+    with ExitStack() as stack:
+        receivers = [stack.enter_context(receiving()) for _ in range(9)]
+        ports = [*(each.port for each in receivers), free_port()]
+        relay("http://127.0.0.1:{tenant_id}/hooks")
+        rows = [write(tenant_id=str(port)) for _ in range(4) for port in ports]
+        outbox.drain()
+        for row in rows:
+            away = row.tenant_id == str(ports[-1])
+            assert drained(row) == (("NEW", 0) if away else ("DONE", 0))
+        assert [len(each.received) for each in receivers] == [4] * 9
+        relays()[0].check()  # no host speaks for the others
+        relays()[0].close()
+
+
+@database
+def test_a_private_address_from_an_event_ends_the_event(relay: Any, receiver: Receiver) -> None:
+    relay("{headers[url]}", OPTIONS={"allow_http": True})
+    row = write(headers={"url": receiver.url})
+    assert drained(row) == ("DEAD", 0)
+    assert "127.0.0.1 has no public address" in row.last_error
+    assert receiver.connections == 0
+
+
+@database
+@pytest.mark.parametrize("missing", ["allow_http", "allow_private"])
+def test_a_mistake_in_the_settings_ends_no_event(
+    relay: Any, receiver: Receiver, missing: str
+) -> None:
+    relay(receiver.url, OPTIONS={**LOCAL, missing: False})
+    row = write()
+    assert drained(row) == ("NEW", 0)
+    with pytest.raises((BrokerUnavailable, AddressRefused), match=f"set the option {missing}"):
+        relays()[0].check()
+    assert receiver.connections == 0
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+@any_database
+def test_concurrency_is_limited_and_connections_are_kept(client: Any, receiver: Receiver) -> None:
+    sender = client(concurrency=5, concurrency_per_host=3)
+    many = [message(receiver.url, n) for n in range(200)]
+    assert sender.publish(*many, within=60) == [None] * 200
+    assert sorted(receiver.ids()) == sorted(f"e{n}" for n in range(200))
+    assert receiver.most <= 3
+    assert receiver.connections <= 6
+    with receiving() as second:
+        both = [message(each.url, n) for n in range(50) for each in (receiver, second)]
+        receiver.hold.clear()
+        second.hold.clear()
+        future = asyncio.run_coroutine_threadsafe(
+            sender.backend.publish(both, monotonic() + 60), sender.loop._loop
+        )
+        wait_until(lambda: receiver.in_flight + second.in_flight == 5)
+        assert max(receiver.in_flight, second.in_flight) == 3
+        receiver.hold.set()
+        second.hold.set()
+        assert future.result(60) == [None] * 100
+
+
+@any_database
+def test_one_host_that_hangs_holds_up_no_other(client: Any, receiver: Receiver) -> None:
+    """What is under way to it costs an attempt; the rest is put off, and nothing is sent later."""
+    with receiving() as healthy:
+        receiver.hold.clear()
+        messages = [message(each.url, n) for n in range(20) for each in (receiver, healthy)]
+        sender = client("{headers[url]}")
+        began = monotonic()
+        found = sender.publish(*messages, within=2)
+        assert monotonic() - began < 4
+        assert found[1::2] == [None] * 20
+        assert [type(each) for each in found[0::2]] == [WebhookError] * 4 + [outbox.Defer] * 16
+        assert str(found[0]) == f"127.0.0.1:{receiver.port} did not answer in time."
+        receiver.hold.set()
+        again = sender.publish(message(receiver.url, 77), message(healthy.url, 78))
+        assert (delay(again[0]), again[1]) == (pytest.approx(3, abs=0.2), None)
+        assert len(receiver.received) == 4
+
+
+@any_database
+def test_a_host_that_answers_others_is_not_away_for_one_slow_answer(
+    client: Any, receiver: Receiver
+) -> None:
+    def answer(path: str, body: bytes) -> Any:
+        if path == "/slow":
+            slow.wait(10)
+        return 204, {}, b""
+
+    slow = threading.Event()
+    receiver.answer = answer
+    sender = client(receiver.url)
+    others = [message(receiver.url, n) for n in range(1, 20)]
+    found = sender.publish(message(f"{receiver.origin}/slow"), *others, within=2)
+    slow.set()
+    assert type(found[0]) is WebhookError
+    assert found[1:] == [None] * 19
+    assert sender.publish(message(receiver.url)) == [None]
+
+
+@any_database
+def test_what_a_slow_host_leaves_no_time_for_is_put_off(client: Any, receiver: Receiver) -> None:
+    pause = threading.Event()
+
+    def answer(path: str, body: bytes) -> Any:
+        pause.wait(0.4)
+        return 204, {}, b""
+
+    receiver.answer = answer
+    found = client(receiver.url).publish(*(message(receiver.url, n) for n in range(50)), within=2)
+    assert found.count(None) + found.count(NOT_SENT) == 50
+    assert 4 <= found.count(None) < 50
+    assert len(receiver.received) == found.count(None)
+
+
+@any_database
+def test_answers_are_read_in_part_and_for_a_short_time(client: Any, receiver: Receiver) -> None:
+    """A status of 2xx counts, however long its body is, or if the body does not come."""
+    receiver.answer = lambda path, body: (200, {}, b"x" * 5_000_000)
+    assert client().publish(message(receiver.url)) == [None]
+    receiver.answer = lambda path, body: (200, {"content-length": "10"}, b"x")
+    began = monotonic()
+    assert client().publish(message(receiver.url)) == [None]
+    assert monotonic() - began < 6
+
+
+@any_database
+def test_an_error_shows_200_characters_of_the_answer_and_no_secret(
+    client: Any, receiver: Receiver
+) -> None:
+    receiver.answer = lambda path, body: (400, {}, b"not\r\n\x1b[31m" + "ü".encode() * 5000)
+    to = f"{receiver.url}/T0KEN?key=T0KEN"
+    (found,) = client(secret=SECRET).publish(message(to, body=b'{"password":"hunter2"}'))
+    assert str(found).startswith(f"127.0.0.1:{receiver.port} answered 400: not [31mü")
+    assert len(str(found)) < 250
+    for secret in ("T0KEN", "hunter2", SECRET[6:]):
+        assert secret not in str(found)
+
+
+@any_database
+def test_a_connection_that_is_cut_is_tried_once_more(client: Any, receiver: Receiver) -> None:
+    cut = iter([0, 204, 0, 0, 0])
+    receiver.answer = lambda path, body: (next(cut), {}, b"")
+    sender = client("{headers[url]}")
+    assert sender.publish(message(receiver.url)) == [None]
+    assert len(receiver.received) == 2
+    (found,) = sender.publish(message(receiver.url))
+    assert str(found) == f"127.0.0.1:{receiver.port} closed the connection without an answer."
+    assert len(receiver.received) == 4
+
+
+@any_database
+def test_a_connection_that_was_closed_while_idle_is_not_missed(client: Any) -> None:
+    port = free_port()
+    sender = client()
+    for _ in range(3):
+        with receiving(port=port) as receiver:
+            assert sender.publish(message(receiver.url), message(receiver.url, 1)) == [None] * 2
+            for each in sender.backend._connections._idle:
+                each[1]._connection._network_stream.get_extra_info("socket").shutdown(
+                    socket.SHUT_RDWR
+                )
+
+
+@any_database
+def test_cookies_and_proxies_of_the_environment_are_not_used(
+    client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    receiver.answer = lambda path, body: (200, {"set-cookie": "a=b; Path=/"}, b"")
+    sender = client()
+    assert sender.publish(message(receiver.url)) == [None]
+    assert sender.publish(message(receiver.url)) == [None]
+    assert "cookie" not in receiver.received[1][1]
+
+
+# --- headers and signatures -----------------------------------------------------------------------
+
+
+@any_database
+def test_headers_that_frame_the_request_or_forge_it_are_left_out(
+    client: Any, receiver: Receiver
+) -> None:
+    forged = {
+        "Host": "evil.example", "Content-Length": "3", "Transfer-Encoding": "chunked",
+        "Connection": "close", "Authorization": "Bearer mine", "Cookie": "a=b",
+        "Webhook-Id": "forged", "webhook-signature": "v1,forged", "WEBHOOK-TIMESTAMP": "1",
+        "Content-Type": "text/html", "Expect": "100-continue", "X-Own": " kept ",
+        "CE-ID": "a b", "ce-id": "c d",
+    }  # fmt: skip
+    assert client(secret=SECRET).publish(message(receiver.url, headers=forged)) == [None]
+    ((_, headers, _),) = receiver.received
+    assert headers.keys() == {
+        "host", "user-agent", "accept-encoding", "content-length", "content-type", "webhook-id",
+        "webhook-timestamp", "webhook-signature", "x-own", "ce-id",
+    }  # fmt: skip
+    assert (headers["webhook-id"], headers["x-own"], headers["ce-id"]) == ("e0", "kept", "c%20d")
+    verify(receiver)
+
+
+@any_database
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("x", "a\r\nx-evil: 1", "contains a line break"),
+        ("x", "a\nb", "contains a line break"),
+        ("x", "a\0b", "another control character"),
+        ("x y", "a", "'x y' is not a valid name"),
+        ("x\r\nx-evil", "a", "is not a valid name"),
+        ("x:", "a", "is not a valid name"),
+        ("", "a", "is not a valid name"),
+        ("größe", "a", "is not a valid name"),
+    ],
+    ids=["crlf", "lf", "nul", "space", "crlf-name", "colon", "empty", "umlaut"],
+)
+def test_headers_that_http_does_not_allow_end_their_message_alone(
+    client: Any, receiver: Receiver, name: str, value: str, said: str
+) -> None:
+    bad = message(receiver.url, headers={name: value})
+    found = client().publish(message(receiver.url), bad, message(receiver.url, 1))
+    assert (found[0], found[2]) == (None, None)
+    assert isinstance(found[1], outbox.Unrecoverable)
+    assert said in str(found[1])
+    assert len(receiver.received) == 2
+
+
+@any_database
+def test_cloudevents_attributes_never_break_a_header() -> None:
+    found = headers_of(message("", headers={"ce-x": 'a\r\nb: "c" 100% \x7f'}))
+    assert found["ce-x"] == b"a%0D%0Ab:%20%22c%22%20100%25%20%7F"
+
+
+@any_database
+def test_an_event_id_that_is_no_header_ends_its_message() -> None:
+    for event_id in ("ä", "a\nb"):
+        with pytest.raises(outbox.Unrecoverable, match="webhook-id has to be"):
+            headers_of(message("", event_id=event_id))
+
+
+@any_database
+def test_several_secrets_sign_several_times(client: Any, receiver: Receiver) -> None:
+    assert client(secret=[SECRET, OTHER_SECRET]).publish(message(receiver.url)) == [None]
+    verify(receiver)
+    verify(receiver, OTHER_SECRET)
+    assert len(receiver.received[0][1]["webhook-signature"].split(" ")) == 2
+
+
+@any_database
+def test_secrets_by_host(client: Any, receiver: Receiver) -> None:
+    sender = client(secret={"127.0.0.1": SECRET})
+    found = sender.publish(message(receiver.url), message("https://other.example/"))
+    assert found[0] is None
+    verify(receiver)
+    assert type(found[1]) is WebhookError
+    assert "secret has no entry for the host other.example" in str(found[1])
+
+
+@any_database
+def test_without_a_secret_there_is_an_id_and_no_signature(client: Any, receiver: Receiver) -> None:
+    assert client().publish(message(receiver.url)) == [None]
+    assert receiver.received[0][1].keys() & {"webhook-id", "webhook-signature"} == {"webhook-id"}
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+@any_database
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("http://example.com/", "set the option allow_http"),
+        ("ftp://example.com/", "expected https"),
+        ("example.com/hooks", "no scheme; expected https"),
+        ("https:///hooks", "without a host"),
+        ("https://user:hunter2@example.com/", "with a user name or password"),
+        ("https://example.com/https://evil.example/", "a URL inside a URL"),
+        ("https://example.com:99999/", "not a valid URL"),
+        ("https://exa mple.com/", "not a valid URL"),
+        ("https://example.com/\x00", "not a valid URL"),
+        ("https://evil.example%2F.example.com/", "not a valid URL"),
+    ],
+)
+def test_urls_that_no_webhook_has(to: str, said: str) -> None:
+    with pytest.raises(outbox.Unrecoverable, match=said) as caught:
+        target_of(to, allow_http=False)
+    assert "hunter2" not in str(caught.value)
+
+
+@any_database
+def test_fields_are_percent_encoded_for_the_url() -> None:
+    assert Webhook.quote("a/b?c#d@e:ä %") == "a%2Fb%3Fc%23d%40e%3A%C3%A4%20%25"
+    assert Webhook.quote("https://a.example/x?y=1") == "https://a.example/x?y=1"
+    for path in (".", ".."):
+        with pytest.raises(outbox.Unrecoverable, match="would change the URL's path"):
+            Webhook.quote(path)
+
+
+@any_database
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("93.184.216.34", True), ("1.1.1.1", True), ("172.32.0.1", True), ("11.0.0.1", True),
+        ("2606:4700::1111", True), ("64:ff9b::5db8:d822", True), ("::ffff:93.184.216.34", True),
+        ("0.0.0.0", False), ("10.1.2.3", False), ("100.64.0.1", False), ("127.0.0.1", False),
+        ("127.255.0.1", False), ("169.254.169.254", False), ("172.16.0.1", False),
+        ("172.31.255.255", False), ("192.168.1.1", False), ("192.0.2.1", False),
+        ("198.18.0.1", False), ("224.0.0.1", False), ("240.0.0.1", False),
+        ("255.255.255.255", False), ("168.63.129.16", False),
+        ("::", False), ("::1", False), ("::127.0.0.1", False), ("::ffff:127.0.0.1", False),
+        ("::ffff:10.0.0.1", False), ("64:ff9b::7f00:1", False), ("64:ff9b::a9fe:a9fe", False),
+        ("64:ff9b:1::a00:1", False), ("fe80::1%eth0", False), ("fc00::1", False),
+        ("fd00:ec2::254", False), ("fec0::1", False), ("ff02::1", False), ("100::1", False),
+        ("2001::1", False), ("2001:db8::1", False), ("2002:7f00:1::1", False),
+        ("3fff::1", False), ("5f00::1", False),
+    ],
+)  # fmt: skip
+def test_public_addresses(address: str, expected: bool) -> None:
+    assert is_public(address) is expected
+
+
+@any_database
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0", "[::1]", "[::ffff:127.0.0.1]",
+     "[64:ff9b::7f00:1]", "[::ffff:7f00:1]"],
+)  # fmt: skip
+def test_no_spelling_of_a_private_address_is_connected_to(
+    client: Any, receiver: Receiver, host: str
+) -> None:
+    sender = client("{headers[url]}", allow_private=False)
+    (found,) = sender.publish(message(f"http://{host}:{receiver.port}/"))
+    assert isinstance(found, (AddressRefused, WebhookError, outbox.Unrecoverable)), found
+    if host in ("127.0.0.1", "localhost", "[::1]"):
+        assert isinstance(found, AddressRefused)
+    assert receiver.connections == 0
+
+
+class Network:
+    """Names as a test gives them; notes the addresses connected to, and leads to the receiver."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.answers, self.asked, self.connected = [*answers], list[str](), list[str]()
+        self.port = 0
+        real, connect = socket.getaddrinfo, httpcore.AnyIOBackend.connect_tcp
+
+        def resolve(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+            if not str(host).endswith(".example"):
+                return real(host, port, *args, **kwargs)
+            self.asked.append(host)
+            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in answer]
+
+        async def connect_tcp(backend: Any, host: str, port: int, *args: Any) -> Any:
+            self.connected.append(host)
+            if not self.port:
+                raise httpcore.ConnectError("nothing there")
+            return await connect(backend, "127.0.0.1", self.port, *args)
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect_tcp)
+
+
+PUBLIC, PUBLIC_TOO = "93.184.216.34", "93.184.216.35"
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@any_database
+def test_a_name_is_resolved_once_and_the_checked_address_is_used(
+    client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server that gives a private address the second time (rebinding) gets nowhere."""
+    network = Network(monkeypatch, [PUBLIC], ["127.0.0.1"])
+    network.port = receiver.port
+    first, second = (client("{headers[url]}", allow_private=False) for _ in range(2))
+    assert first.publish(message("http://hooks.example/a")) == [None]
+    assert (network.asked, network.connected) == (["hooks.example"], [PUBLIC])
+    assert receiver.received[0][1]["host"] == "hooks.example"
+    (found,) = second.publish(message("http://hooks.example/a"))
+    assert isinstance(found, AddressRefused)
+    assert str(found).startswith("hooks.example has no public address.")
+    assert network.connected == [PUBLIC]
+
+
+@any_database
+def test_of_several_addresses_the_public_ones_are_tried(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(monkeypatch, ["10.0.0.1", PUBLIC, "127.0.0.1", PUBLIC_TOO])
+    (found,) = client("{headers[url]}", allow_private=False).publish(message("http://a.example/"))
+    assert delay(found) == pytest.approx(3, abs=0.1)
+    assert network.connected == [PUBLIC, PUBLIC_TOO]
+
+
+@any_database
+def test_a_name_that_does_not_exist(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an event it costs an attempt, so that the event ends; in the settings it does not."""
+    Network(monkeypatch, UNKNOWN)
+    (found,) = client("{headers[url]}").publish(message("https://a.example/"))
+    assert type(found) is WebhookError
+    assert str(found) == "a.example:443 cannot be reached: the name a.example does not exist."
+    with pytest.raises(BrokerUnavailable, match=r"name a\.example does not exist"):
+        client("https://a.example/").publish(message("https://a.example/"))
+    hosts.clear()
+    with pytest.raises(BrokerUnavailable, match=r"name a\.example does not exist"):
+        client("https://a.example/").check()
+
+
+@any_database
+def test_a_name_server_that_is_away_means_that_hosts_are_away(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Network(monkeypatch, socket.gaierror(socket.EAI_AGAIN, "Temporary failure"))
+    (found,) = client("{headers[url]}").publish(message("https://a.example/"))
+    assert delay(found) == pytest.approx(3, abs=0.1)
+
+
+# --- https ----------------------------------------------------------------------------------------
+
+
+@any_database
+def test_https_checks_the_certificate_and_the_name(client: Any, tmp_path: Any) -> None:
+    good = certificate(tmp_path, host="127.0.0.1")
+    with receiving(certificate=good) as receiver:
+        sender = client(receiver.url, secret=SECRET, verify=str(good[0]), allow_http=False)
+        assert sender.publish(*(message(receiver.url, n) for n in range(20))) == [None] * 20
+        verify(receiver)
+        sender.check()
+        stranger = client(receiver.url)
+        with pytest.raises(BrokerUnavailable, match="certificate verify failed"):
+            stranger.publish(message(receiver.url))
+        with pytest.raises(BrokerUnavailable, match="certificate verify failed"):
+            stranger.check()
+        assert len(receiver.received) == 20
+    hosts.clear()
+    wrong = certificate(tmp_path, host="wrong.example")
+    with receiving(certificate=wrong) as receiver:
+        with pytest.raises(BrokerUnavailable, match="IP address mismatch"):
+            client(receiver.url, verify=str(wrong[0])).publish(message(receiver.url))
+        assert receiver.received == []
+
+
+# --- hosts that are away --------------------------------------------------------------------------
+
+
+@any_database
+def test_503_stops_a_host_for_as_long_as_it_says(
+    client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.answer = lambda path, body: (503, {"retry-after": "30"}, b"closed")
+    sender = client("{headers[url]}")
+    with receiving() as healthy:
+        found = sender.publish(
+            *(message(receiver.url, n) for n in range(30)), message(healthy.url, 30)
+        )
+    assert [delay(each) for each in found[:30]] == [pytest.approx(30, abs=1)] * 30
+    assert found[30] is None
+    assert len(receiver.received) <= 4
+    only = client(receiver.url)
+    asked = len(receiver.received)
+    with pytest.raises(BrokerUnavailable, match="answered 503: closed"):
+        only.publish(message(receiver.url))
+    with pytest.raises(BrokerUnavailable, match="answered 503: closed"):
+        only.check()
+    assert len(receiver.received) == asked
+    now = monotonic()
+    monkeypatch.setattr(http_hosts, "monotonic", lambda: now + 31)
+    only.check()
+    receiver.answer = lambda path, body: (204, {}, b"")
+    assert only.publish(message(receiver.url)) == [None]
+    assert hosts.latest(f"127.0.0.1:{receiver.port}") is None
+
+
+@any_database
+def test_after_its_pause_one_message_tries_a_host(
+    client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = f"127.0.0.1:{receiver.port}"
+    hosts.set_away(origin, "away", is_unreachable=False)
+    now = monotonic()
+    monkeypatch.setattr(http_hosts, "monotonic", lambda: now + 3.5)
+    receiver.answer = lambda path, body: (503, {}, b"")
+    sender = client("{headers[url]}")
+    found = sender.publish(*(message(receiver.url, n) for n in range(10)))
+    assert {type(each) for each in found} == {outbox.Defer}
+    assert len(receiver.received) == 1
+
+
+@any_database
+def test_a_pause_grows_with_the_time_that_a_host_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(http_hosts, "monotonic", lambda: now[0])
+    absences = Hosts()
+    pauses = []
+    for age in (0, 3, 60, 300, 600, 1200, 86_400):
+        now[0] = 1000.0 + age
+        pauses.append(absences.set_away("a:1", "away", is_unreachable=True).until - now[0])
+    assert pauses == [3, 3, 3, 15, 30, 60, 60]
+    assert absences.set_away("a:1", "", is_unreachable=True, retry_after=9999).until - now[0] == 60
+    assert absences.absence("a:1") is not None
+    now[0] += 60
+    assert absences.absence("a:1") is None
+    absences.set_back("a:1")
+    assert absences.latest("a:1") is None
+
+
+@any_database
+def test_hosts_that_were_away_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(http_hosts, "monotonic", lambda: now[0])
+    absences = Hosts()
+    for n in range(http_hosts.MAX_HOSTS):
+        absences.set_away(f"a:{n}", "", is_unreachable=True)
+    now[0] += 10
+    absences.set_away("b:1", "", is_unreachable=True)
+    assert absences.latest("a:1") is None
+    assert absences.latest("b:1") is not None
+
+
+@any_database
+def test_the_rest_of_a_batch_is_not_sent_to_a_host_that_is_away(client: Any) -> None:
+    to = f"http://127.0.0.1:{free_port()}/"
+    messages = [message(to, n) for n in range(100)]
+    assert {type(each) for each in client("{headers[url]}").publish(*messages)} == {outbox.Defer}
+    hosts.clear()
+    with pytest.raises(BrokerUnavailable, match="cannot be reached"):
+        client(to).publish(*messages)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@any_database
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"color": 1}, "unexpected keyword argument 'color'"),
+        ({"timeout": -1}, "timeout is -1; expected seconds above zero"),
+        ({"allow_http": 1}, "allow_http is 1; expected True or False"),
+        ({"allow_private": "no"}, "allow_private is 'no'; expected True or False"),
+        ({"concurrency": 0}, "concurrency is 0; expected a whole number"),
+        ({"concurrency_per_host": True}, "concurrency_per_host is True; expected"),
+        ({"verify": False}, "verify is False; expected True or the path"),
+        ({"secret": "hunter2!"}, "24 to 64 bytes in base64"),
+        ({"secret": "whsec_aHVudGVyMg=="}, "24 to 64 bytes in base64"),
+        ({"secret": {"a.example": "hunter2!"}}, "24 to 64 bytes in base64"),
+        ({"secret": []}, "secret is of type list"),
+        ({"secret": 5}, "secret is of type int"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said) as caught:
+        Webhook(**options)
+    assert "hunter2" not in str(caught.value)
+    assert "aHVudGVyMg" not in str(caught.value)
+
+
+@database
+def test_an_unknown_option_is_reported_without_connecting(relay: Any) -> None:
+    relay("https://a.example/", OPTIONS={"secrets": SECRET})
+    with pytest.raises(ImproperlyConfigured, match="secrets"):
+        relays()[0].new_backend()
+
+
+@any_database
+def test_a_file_of_certificates_that_is_missing(tmp_path: Any) -> None:
+    made, loop = Webhook(verify=str(tmp_path / "absent.pem")), EventLoopThread()
+    try:
+        with pytest.raises(BrokerUnavailable, match=r"verify = .* cannot be read"):
+            loop.run(made.open(), 5)
+    finally:
+        loop.stop()
+
+
+@any_database
+def test_retry_after() -> None:
+    for text, expected in ((b"5", 5), (b" 7 ", 7), (b"-5", 0), (b"soon", 0), (b"", 0), (b"1.5", 0)):
+        assert seconds_of(text) == expected
+    assert seconds_of(in_half_an_hour().encode()) == pytest.approx(1800, abs=5)
+    assert seconds_of(b"99999999") == 86_400
