@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
 from django_outbox.clocks import monotonic
-from django_outbox.events import new_event_id
+from django_outbox.events.ids import new_id
 from django_outbox.relays import Backend, Message, Outcome
 from django_outbox.relays.relay import Session
 
@@ -19,7 +19,7 @@ MOMENT = datetime(2026, 11, 24, 21, 51, 33, tzinfo=timezone.utc)
 
 
 def message(to: str = "order.placed", **given: Any) -> Message:
-    event_id = new_event_id()
+    event_id = new_id()
     fields = {
         "to": to, "body": b'{"sku":"teapot"}', "content_type": "application/json",
         "headers": {"event-id": event_id, "event-type": "order.placed"}, "event_id": event_id,
@@ -58,54 +58,52 @@ def kinds(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 class Proxy:
-    """Forwards one connection to a port; cuts it once ``until`` says so of what came back."""
+    """Forwards connections to a port; ends the answers of one after ``cut_at`` bytes of them."""
 
     def __init__(self, port: int) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port, self._target = int(self._server.getsockname()[1]), port
-        self._pair: list[socket.socket] = []
-        self.cut_at: int | None = None  # bytes from the server, from when it is set
+        self._sockets: list[socket.socket] = []
+        self.cut_at: int | None = None  # counts from when it is set
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self.cut()
-        for each in self._threads:
-            each.join(10)
-
-    def cut(self) -> None:
-        for each in self._pair:
-            try:
+        for each in (self._server, *self._sockets):
+            with suppress(OSError):  # the other end was faster
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the other end was faster
-                pass
+        for thread in self._threads:
+            thread.join(10)
+        for each in (self._server, *self._sockets):
             each.close()
 
     def _accept(self) -> None:
-        try:
-            client, _ = self._server.accept()
-        except OSError:  # closed before a client came
-            return
-        server = socket.create_connection(("127.0.0.1", self._target))
-        self._pair = [client, server]
-        for source, target in ((client, server), (server, client)):
-            thread = threading.Thread(
-                target=self._forward, args=(source, target, source is server), daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._server.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [client, server]
+                for work in (self._requests, self._answers):
+                    self._threads.append(threading.Thread(target=work, args=(client, server)))
+                    self._threads[-1].start()
 
-    def _forward(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
-        try:
-            while data := source.recv(4096):
-                if is_answer and self.cut_at is not None:
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := client.recv(65536):
+                with suppress(OSError):  # once it is cut, the rest is lost
+                    server.sendall(data)
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _answers(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := server.recv(4096):
+                if self.cut_at is not None:
                     data = data[: self.cut_at]
                     self.cut_at -= len(data)
-                target.sendall(data)
-                if is_answer and self.cut_at == 0:
+                client.sendall(data)
+                if self.cut_at == 0:
                     break
-        except OSError:
-            pass
-        self.cut()
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)

@@ -12,6 +12,7 @@ What fails, and whose failure it is:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final
@@ -34,9 +35,10 @@ from aiormq.exceptions import (
 from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Unconfirmed
-from .rabbitmq_connection import Connection
+from .rabbitmq_connection import Address, Connection
 
 PERSISTENT: Final = 2  # the delivery mode
+EXCHANGE: Final = re.compile(r"[A-Za-z0-9\-_.:@#,/><]{0,127}")  # what the client accepts
 SHORT: Final = 255  # bytes, at most, of a routing key and a property
 NAME: Final = 128  # bytes, at most, of a header's name
 HEADER_ROOM: Final = 4096  # bytes of a header frame for all that is not the event's headers
@@ -60,7 +62,7 @@ class RabbitMQ(Backend):
     attribute_prefix: ClassVar[str] = "cloudEvents:"
 
     def __init__(
-        self, *, url: str | None = None, exchange: str = "events", declare: bool = True,
+        self, *, url: str | None = None, exchange: Any = "events", declare: Any = True,
         timeout: Any = 10.0, **client: Any,
     ) -> None:  # fmt: skip
         """Take the broker's URL, or the arguments of ``aio_pika.connect`` that replace it.
@@ -71,22 +73,26 @@ class RabbitMQ(Backend):
         super().__init__(timeout=timeout)
         if not isinstance(declare, bool):
             raise ValueError(f"declare is {declare!r}; expected True or False.")
-        try:
-            spec.Basic.Publish(exchange=exchange)
-        except (TypeError, ValueError):
+        if not isinstance(exchange, str) or not EXCHANGE.fullmatch(exchange):
             raise ValueError(
                 f"exchange is {exchange!r}; expected up to 127 letters, digits and -_.:@#,/><"
-            ) from None
+            )
         self._exchange, self._declare = exchange, declare
-        self._connection = Connection(url, client)
+        self._address = Address(url, client)
+        # A batch has a connection for itself. The broker closes the channel for one message, and
+        # even the connection, because the client goes on sending to the channel.
+        self._free: list[Connection] = []
+        self._frame_max = 0  # bytes; known once connected
 
     async def open(self) -> None:
         """Connect, and declare the exchange."""
+        connection = Connection(self._address)
         try:
-            await asyncio.wait_for(self._connection.open(), OPEN_TIMEOUT)
-            await asyncio.wait_for(self._declare_exchange(), OPEN_TIMEOUT)
+            await asyncio.wait_for(self._open(connection), OPEN_TIMEOUT)
         except (*BROKEN, asyncio.TimeoutError) as error:
+            await connection.close()
             raise BrokerUnavailable(self._reason(error)) from error
+        self._free.append(connection)
 
     async def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         """Send messages and wait until each is confirmed, returned or rejected."""
@@ -105,17 +111,20 @@ class RabbitMQ(Backend):
         During an alarm RabbitMQ answers everything but a publish. So this publishes a message that
         no queue can take, which the broker returns.
         """
+        connection = Connection(self._address)
         try:
-            await asyncio.wait_for(self._probe(), PROBE_TIMEOUT)
+            await asyncio.wait_for(self._probe(connection), PROBE_TIMEOUT)
         except asyncio.TimeoutError as error:
-            await self._connection.cut_off()
-            raise BrokerUnavailable(self._reason(error)) from error
+            await connection.cut_off()
+            raise BrokerUnavailable(self._reason(error, connection)) from error
         except BROKEN as error:
             raise BrokerUnavailable(self._reason(error)) from error
+        finally:
+            await connection.close()
 
     async def close(self) -> None:
-        """Close the connection; without the handshake, if the broker does not answer it."""
-        await self._connection.close()
+        """Close the connections; without the handshake, if the broker does not answer it."""
+        await asyncio.gather(*(each.close() for each in self._free))
 
     # --- sending ---
 
@@ -140,22 +149,49 @@ class RabbitMQ(Backend):
     async def _send(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         """Send messages on one channel, and wait for what becomes of them until the deadline."""
         try:
-            channel = await asyncio.wait_for(self._connection.channel(), deadline - monotonic())
-        except asyncio.TimeoutError:
-            await self._connection.cut_off()
-            return [self._unconfirmed()] * len(messages)
-        except BROKEN as error:
+            connection = await asyncio.wait_for(self._connection(), deadline - monotonic())
+        except (*BROKEN, asyncio.TimeoutError) as error:
             return [BrokerUnavailable(self._reason(error))] * len(messages)
-        closed = asyncio.shield(channel.closed())
-        underlay = await channel.get_underlay_channel()
+        closed = asyncio.shield(connection.channel.closed())
+        underlay = await connection.channel.get_underlay_channel()
         tasks = [asyncio.ensure_future(self._publish(underlay, each)) for each in messages]
         late = await _late(tasks, closed, deadline - monotonic())
-        is_lost = channel.is_closed
-        await _cancel([*late, closed])
+        is_lost = not connection.is_open
         if late and not is_lost:
-            await self._connection.discard(channel)
-        self._connection.free(channel)
-        return self._outcomes(tasks, is_lost=is_lost)
+            await connection.cut_off()  # what they have not sent must not leave any more
+        await _cancel([*late, closed])
+        outcomes = self._outcomes(tasks, self._lost() if is_lost else self._late(connection))
+        await self._give_back(connection)
+        return outcomes
+
+    async def _connection(self) -> Connection:
+        while self._free:
+            connection = self._free.pop()
+            if connection.is_open:
+                return connection
+            await connection.close()
+        connection = Connection(self._address)
+        try:
+            await self._open(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _give_back(self, connection: Connection) -> None:
+        if connection.is_open:
+            self._free.append(connection)
+        else:
+            await connection.close()
+
+    async def _open(self, connection: Connection) -> None:
+        await connection.open()
+        self._frame_max = connection.frame_max
+        if self._exchange:
+            await connection.channel.declare_exchange(
+                self._exchange, aio_pika.ExchangeType.TOPIC, durable=True,
+                passive=not self._declare,
+            )  # fmt: skip
 
     async def _publish(self, underlay: Any, message: Message) -> None:
         await underlay.basic_publish(
@@ -167,39 +203,22 @@ class RabbitMQ(Backend):
             properties=_properties(message),
         )
 
-    async def _declare_exchange(self) -> None:
-        channel = await self._connection.channel()
-        if self._exchange:
-            await channel.declare_exchange(
-                self._exchange, aio_pika.ExchangeType.TOPIC, durable=True,
-                passive=not self._declare,
-            )  # fmt: skip
-        self._connection.free(channel)
-
-    async def _probe(self) -> None:
-        await self._declare_exchange()
+    async def _probe(self, connection: Connection) -> None:
+        await self._open(connection)
         name = f"outbox-check-{uuid4()}"
-        channel = await self._connection.channel()
-        underlay = await channel.get_underlay_channel()
+        underlay = await (await connection.new_channel()).get_underlay_channel()
         with suppress(PublishError, ChannelAccessRefused):  # both are answers
             await underlay.basic_publish(b"", exchange="", routing_key=name, mandatory=True)
-        self._connection.free(channel)
-        if self._exchange:
-            await self._probe_permission(name)
-
-    async def _probe_permission(self, name: str) -> None:
-        """Ask for the permission to write by removing a binding that is not there.
-
-        RabbitMQ looks at the permission for the exchange first, and only then for the other end.
-        """
-        channel = await self._connection.channel()
-        underlay = await channel.get_underlay_channel()
+        if not self._exchange:
+            return
+        # The permission to write is needed for a binding, too; and one that is not there can be
+        # removed. The broker looks at it first, and then at the other end, which is missing.
+        underlay = await connection.channel.get_underlay_channel()
         try:
             await underlay.exchange_unbind(destination=self._exchange, source=name)
         except AMQPChannelError as error:
             if name not in str(error):
                 raise
-        self._connection.free(channel)
 
     # --- what became of it ---
 
@@ -217,16 +236,17 @@ class RabbitMQ(Backend):
                 )
         size = sum(len(name.encode()) + len(text.encode()) + 6
                    for name, text in message.headers.items())  # fmt: skip
-        if 0 < self._connection.frame_max < size + HEADER_ROOM:
+        if 0 < self._frame_max < size + HEADER_ROOM:
             return Unrecoverable(
-                f"The headers have {size} bytes; at most {self._connection.frame_max - HEADER_ROOM}"
-                f" fit into a frame of {self._connection}."
+                f"The headers have {size} bytes; {self._frame_max - HEADER_ROOM} fit into a frame "
+                f"of {self._address}."
             )
         return None
 
-    def _outcomes(self, tasks: Sequence[asyncio.Future[Any]], is_lost: bool) -> list[Outcome]:
-        late = self._lost() if is_lost else self._unconfirmed()
-        errors = [late if each.cancelled() else each.exception() for each in tasks]
+    def _outcomes(
+        self, tasks: Sequence[asyncio.Future[Any]], cancelled: Exception
+    ) -> list[Outcome]:
+        errors = [cancelled if each.cancelled() else each.exception() for each in tasks]
         closing = next((each for each in errors if isinstance(each, AMQPChannelError)), None)
         return [each if each is None else self._outcome(each, closing) for each in errors]
 
@@ -235,12 +255,12 @@ class RabbitMQ(Backend):
         if isinstance(error, PublishError):
             frame = error.frame
             return UnroutableMessage(
-                f"No queue of {self._connection} takes the routing key {frame.routing_key!r} of "
+                f"No queue of {self._address} takes the routing key {frame.routing_key!r} of "
                 f"the exchange {frame.exchange!r} ({frame.reply_text}); bind a queue for it."
             )
         if isinstance(error, DeliveryError):
             return RefusedMessage(
-                f"{self._connection} rejected the message: a queue that takes it is full, or could "
+                f"{self._address} rejected the message: a queue that takes it is full, or could "
                 "not store it."
             )
         if isinstance(error, (ValueError, TypeError)):
@@ -252,36 +272,41 @@ class RabbitMQ(Backend):
         return BrokerUnavailable(self._reason(error))
 
     def _refusal(self, error: Any) -> Outcome:
-        text = f"{self._connection} refused the message: {error}"
+        text = f"{self._address} refused the message: {error}"
         if isinstance(error, ChannelPreconditionFailed) and "message size" in str(error):
             return Unrecoverable(text)
         return RefusedMessage(text)
 
-    def _unconfirmed(self) -> Exception:
-        if self._connection.was_blocked:
+    def _late(self, connection: Connection) -> Exception:
+        if connection.was_blocked:
             return BrokerUnavailable(self._blocked())
-        return Unconfirmed(f"{self._connection} did not confirm the message in time")
+        return Unconfirmed(f"{self._address} did not confirm the message in time")
 
     def _lost(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"The connection to {self._connection} broke")
+        return BrokerUnavailable(f"The connection to {self._address} broke")
 
     def _blocked(self) -> str:
         return (
-            f"{self._connection} has blocked the connection, as it does during a memory or disk "
+            f"{self._address} has blocked the connection, as it does during a memory or disk "
             "alarm; see 'rabbitmqctl list_alarms'"
         )
 
-    def _reason(self, error: BaseException) -> str:
+    def _reason(self, error: BaseException, connection: Connection | None = None) -> str:
         """Return in an operator's words why the broker takes no messages."""
-        text, broker = str(error) or type(error).__name__, self._connection
+        text, broker, user = (
+            str(error) or type(error).__name__,
+            self._address,
+            self._address.url.user,
+        )
         if isinstance(error, asyncio.TimeoutError):
-            return self._blocked() if broker.was_blocked else f"{broker} did not answer in time"
+            is_blocked = connection is not None and connection.was_blocked
+            return self._blocked() if is_blocked else f"{broker} did not answer in time"
         if isinstance(error, (AuthenticationError, ProbableAuthenticationError)):
-            return f"{broker} refused the login of {broker.user!r}: {text}"
+            return f"{broker} refused the login of {user!r}: {text}"
         if isinstance(error, ChannelNotFoundEntity):
             return f"{broker} has no exchange {self._exchange!r}; declare it there: {text}"
         if isinstance(error, ChannelAccessRefused):
-            return f"{broker} refused {broker.user!r} a permission: {text}"
+            return f"{broker} refused {user!r} a permission: {text}"
         if isinstance(error, ChannelPreconditionFailed):
             return (
                 f"The exchange {self._exchange!r} of {broker} is not a durable topic exchange; set "

@@ -1,4 +1,4 @@
-"""A connection to RabbitMQ that can be cut off, and that leaves the log to the relay."""
+"""Connections to RabbitMQ that can be cut off, and that leave the log to the relay."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 # Arguments of aio_pika.connect that say where to connect to, instead of a URL; and how.
 PLACE: Final = ("host", "port", "login", "password", "virtualhost", "ssl", "ssl_options")
 MANNER: Final = ("ssl_context", "client_properties")
-DISCARD_TIMEOUT: Final = 0.5  # seconds, which lie behind a deadline
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
-LOGGERS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel")
+LOGGERS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel",
+                  "asyncio")  # fmt: skip
+FAILED_SEND: Final = "socket.send() raised exception."  # the client writes on for a moment
 
 
-class Connection:
-    """One connection of the client aio-pika, and the channels of it that are free."""
+class Address:
+    """Where the broker is, and how to connect to it."""
 
     def __init__(self, url: str | None, options: Mapping[str, Any]) -> None:
         """Take a URL, or arguments of ``aio_pika.connect``; ``TypeError`` for unknown ones."""
@@ -38,70 +39,50 @@ class Connection:
         place = {name: value for name, value in options.items() if name in PLACE}
         if url is not None and place:
             raise TypeError(f"url and {[*place]} both say where to connect to; give one of them.")
-        self._url = make_url(**place) if place else make_url(url or DEFAULT_URL)
-        if self._url.scheme not in ("amqp", "amqps") or not self._url.host:
+        self.url = make_url(**place) if place else make_url(url or DEFAULT_URL)
+        if self.url.scheme not in ("amqp", "amqps") or not self.url.host:
             raise ValueError('url is not an AMQP URL; expected "amqp://user:password@host:5672/".')
-        self._manner = {name: options[name] for name in MANNER if name in options}
-        self._client: Any = None
-        self._transports = _Transports()
-        self._free: list[Any] = []  # channels
-        self.was_blocked = False  # when it was cut off
-        self.frame_max = 0  # bytes; 0: no limit, or not connected
+        self.manner = {name: options[name] for name in MANNER if name in options}
 
     def __str__(self) -> str:
-        shown = self._url.with_user(None).with_query(None)
+        shown = self.url.with_user(None).with_query(None)
         return f"RabbitMQ at {shown}"
 
+
+class Connection:
+    """One connection of the client aio-pika with a channel that confirms."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._client: Any = None
+        self._transports = _Transports()
+        self.channel: Any = None
+        self.was_blocked = False  # when it was cut off
+
     @property
-    def user(self) -> str | None:
-        return self._url.user  # type: ignore[no-any-return]
+    def is_open(self) -> bool:
+        return self.channel is not None and not self.channel.is_closed
+
+    @property
+    def frame_max(self) -> int:
+        """Bytes; 0 is no limit."""
+        return int(self._client.transport.connection.connection_tune.frame_max)
 
     async def open(self) -> None:
         _silence_client()
-        self._client = aio_pika.Connection(self._url, **self._manner)
+        self._client = aio_pika.Connection(self._address.url, **self._address.manner)
         self._client.kwargs["transport_factory"] = self._transports
         await self._client.connect()
-        self.frame_max = self._client.transport.connection.connection_tune.frame_max
+        self.channel = await self.new_channel()
 
-    async def channel(self) -> Any:
-        """Return a channel for the caller alone, with confirms; to be given back to ``free``."""
-        while self._free:
-            channel = self._free.pop()
-            if not channel.is_closed:
-                return channel
+    async def new_channel(self) -> Any:
         channel = self._client.channel(publisher_confirms=True, on_return_raises=True)
         await channel.initialize()
         return channel
 
-    def free(self, channel: Any) -> None:
-        """Lend a channel to the next caller, unless it is closed."""
-        if not channel.is_closed:
-            self._free.append(channel)
-
-    async def discard(self, channel: Any) -> None:
-        """Close a channel on which messages are not confirmed; after it none of them leaves.
-
-        The broker answers once it has read all of them. If it does not, what is unsent is dropped
-        with the connection.
-        """
-        try:
-            await asyncio.wait_for(channel.close(), DISCARD_TIMEOUT)
-        except (AMQPError, OSError, RuntimeError, asyncio.TimeoutError):
-            await self.cut_off()
-
-    async def is_blocked(self) -> bool:
-        """Return whether the broker has said that it takes no messages for now."""
-        if self._client.transport is None or self._transports.is_cut:
-            return self.was_blocked
-        try:
-            await asyncio.wait_for(self._client.transport.ready(), BLOCKED_WITHIN)
-        except asyncio.TimeoutError:
-            return True
-        return False
-
     async def cut_off(self) -> None:
         """End the connection at once; what it has not sent yet is dropped."""
-        self.was_blocked = await self.is_blocked()
+        self.was_blocked = await self._is_blocked()
         self._transports.cut()
 
     async def close(self) -> None:
@@ -113,6 +94,16 @@ class Connection:
             pass
         finally:
             self._transports.cut()
+
+    async def _is_blocked(self) -> bool:
+        """Return whether the broker has said that it takes no messages for now."""
+        if self._client is None or self._client.transport is None:
+            return False
+        try:
+            await asyncio.wait_for(self._client.transport.ready(), BLOCKED_WITHIN)
+        except asyncio.TimeoutError:
+            return True
+        return False
 
 
 class _Transports(aiormq.TransportFactory):  # type: ignore[misc]
@@ -142,10 +133,11 @@ class _Transports(aiormq.TransportFactory):  # type: ignore[misc]
 
 
 class _OfOthers(logging.Filter):
-    """Lets through what other users of the client in this process log."""
+    """Lets through what other users of the client in this process log, and of asyncio all else."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.threadName != THREAD_NAME
+        is_ours = record.threadName == THREAD_NAME
+        return not is_ours or (record.name == "asyncio" and record.msg != FAILED_SEND)
 
 
 _OF_OTHERS: Final = _OfOthers()

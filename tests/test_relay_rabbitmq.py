@@ -1,0 +1,583 @@
+"""The relay to RabbitMQ, against a real broker that refuses, stalls, dies and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.checks import run_checks
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox.exceptions import Unrecoverable
+from django_outbox.models import OutboxEvent
+from django_outbox.relays import BrokerUnavailable, Unconfirmed
+from tests import brokers
+from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
+from tests.waiting import wait_until
+
+aio_pika = pytest.importorskip("aio_pika")
+
+from django_outbox.relays.rabbitmq import RabbitMQ, RefusedMessage, UnroutableMessage  # noqa: E402
+
+direct = pytest.mark.any_database  # of the backend alone
+stored = pytest.mark.django_db(transaction=True)  # by way of the table
+
+LARGEST = 200_000  # bytes of a message that the broker takes
+FULL = {"x-max-length": 10, "x-overflow": "reject-publish"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.RabbitMQ]:
+    broker = brokers.RabbitMQ(tmp_path_factory.mktemp("rabbitmq"), max_message_size=LARGEST)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[brokers.RabbitMQ]:
+    """Yield a broker that the test may restart."""
+    broker = brokers.RabbitMQ(tmp_path)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+class Consumer:
+    """An exchange and a queue of one test."""
+
+    def __init__(self, url: str, key: str = "#", exchange: str = "", kind: str = "topic",
+                 **arguments: Any) -> None:  # fmt: skip
+        self.url, self.name = url, exchange or f"test-{uuid4()}"
+        self._key, self._kind, self._arguments = key, kind, arguments
+        self._run(self._declare)
+
+    def _run(self, work: Callable[[Any], Any]) -> Any:
+        async def connected() -> Any:
+            async with await aio_pika.connect(self.url) as connection:
+                return await work(await connection.channel())
+
+        return asyncio.run(connected())
+
+    async def _declare(self, channel: Any) -> None:
+        exchange = await channel.declare_exchange(self.name, self._kind, durable=True)
+        queue = await channel.declare_queue(self.name, durable=True, arguments=self._arguments)
+        await queue.bind(exchange, self._key)
+
+    def count(self) -> int:
+        async def work(channel: Any) -> Any:
+            queue = await channel.declare_queue(self.name, passive=True)
+            return queue.declaration_result.message_count
+
+        return int(self._run(work))
+
+    def read(self, count: int = 1) -> list[Any]:
+        """Return the next messages; the connection is closed, so they cannot be acknowledged."""
+
+        async def work(channel: Any) -> Any:
+            queue = await channel.get_queue(self.name, ensure=False)
+            return [await queue.get(no_ack=True, timeout=20) for _ in range(count)]
+
+        found: list[Any] = self._run(work)
+        return found
+
+    def delete_exchange(self) -> None:
+        async def work(channel: Any) -> None:
+            await channel.exchange_delete(self.name)
+
+        self._run(work)
+
+    def backend(self, **options: Any) -> RabbitMQ:
+        return RabbitMQ(**{"url": self.url, "exchange": self.name, **options})
+
+
+@pytest.fixture
+def consumer(broker: brokers.RabbitMQ) -> Consumer:
+    return Consumer(broker.url)
+
+
+def ids(found: list[Any]) -> list[str]:
+    return [each.message_id for each in found]
+
+
+# --- by way of the table --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def relay(settings: Any, consumer: Consumer) -> Callable[..., None]:
+    def configure(**given: Any) -> None:
+        options = {"url": consumer.url, "exchange": consumer.name, **given.pop("OPTIONS", {})}
+        settings.OUTBOX = {
+            "RELAYS": {
+                "orders": {
+                    "BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ",
+                    "EVENTS": ["order.*"], "OPTIONS": options, **given,
+                }
+            },
+            "RETRY": {"policy": "fixed", "delay": 3600},
+        }  # fmt: skip
+
+    return configure
+
+
+def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
+    given = {"headers": {"trace": "t1"}, "aggregate_id": "7", "tenant_id": "acme", **fields}
+    with transaction.atomic():
+        event_id = outbox.write(event_type, {"sku": "teapot", "name": "Kännchen"}, **given)
+    return OutboxEvent.objects.get(pk=event_id)
+
+
+TEXT = json.dumps({"sku": "teapot", "name": "Kännchen"}, ensure_ascii=False, separators=(",", ":"))
+
+
+def expect_properties(found: Any, row: OutboxEvent) -> None:
+    assert (found.message_id, found.type) == (row.pk, "order.placed")
+    assert found.routing_key == "order.placed"
+    assert found.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert found.timestamp == row.occurred_at.replace(microsecond=0)
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (OutboxEvent.Status.DONE, 0)
+
+
+@stored
+def test_an_event_becomes_a_persistent_message(relay: Any, consumer: Consumer) -> None:
+    relay()
+    row = write()
+    assert outbox.drain() == 1
+    (found,) = consumer.read()
+    expect_properties(found, row)
+    assert found.body == TEXT.encode()
+    assert found.content_type == "application/json"
+    assert dict(found.headers) == {
+        "trace": "t1", "event-id": row.pk, "event-type": "order.placed",
+        "occurred-at": row.occurred_at.isoformat(), "aggregate-id": "7", "tenant-id": "acme",
+    }  # fmt: skip
+
+
+@stored
+def test_cloudevents_have_the_prefix_of_the_amqp_binding(relay: Any, consumer: Consumer) -> None:
+    relay(FORMAT="cloudevents", SOURCE="/shop")
+    row = write()
+    assert outbox.drain() == 1
+    (found,) = consumer.read()
+    expect_properties(found, row)
+    assert (found.body, found.content_type) == (TEXT.encode(), "application/json")
+    attributes = {
+        name.removeprefix("cloudEvents:"): value
+        for name, value in found.headers.items()
+        if name.startswith("cloudEvents:")
+    }
+    assert attributes == {
+        "specversion": "1.0", "id": row.pk, "source": "/shop", "type": "order.placed",
+        "time": row.occurred_at.isoformat().replace("+00:00", "Z"), "subject": "7",
+        "partitionkey": "7", "tenantid": "acme", "trace": "t1",
+    }  # fmt: skip
+
+
+@stored
+def test_structured_cloudevents(relay: Any, consumer: Consumer) -> None:
+    relay(FORMAT="cloudevents-structured")
+    row = write()
+    assert outbox.drain() == 1
+    (found,) = consumer.read()
+    expect_properties(found, row)
+    assert found.content_type == "application/cloudevents+json; charset=utf-8"
+    body = json.loads(found.body)
+    assert (body["id"], body["data"]) == (row.pk, json.loads(TEXT))
+    assert f'"data":{TEXT}'.encode() in found.body
+
+
+@stored
+def test_an_unroutable_event_is_tried_again(relay: Any, consumer: Consumer) -> None:
+    """Without `mandatory` the broker confirms what no queue takes, and drops it."""
+    relay(TO="{headers[key]}", OPTIONS={"exchange": f"{consumer.name}-unbound"})
+    row = write(headers={"key": "nobody.listens"})
+    assert outbox.drain() == 1
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (OutboxEvent.Status.RETRY, 1)
+    assert "UnroutableMessage: No queue of RabbitMQ at amqp://127.0.0.1:" in row.last_error
+    assert "routing key 'nobody.listens'" in row.last_error
+    assert "bind a queue for it" in row.last_error
+
+
+@stored
+def test_an_outage_costs_no_attempt(relay: Any) -> None:
+    relay(OPTIONS={"url": f"amqp://guest:secret@127.0.0.1:{brokers.free_port()}/"})
+    row = write()
+    outbox.drain()
+    row.refresh_from_db()
+    assert (row.attempts, row.status) == (0, OutboxEvent.Status.NEW)
+    assert "secret" not in (row.last_error or "")
+
+
+@stored
+def test_a_killed_broker_comes_back_with_its_messages(
+    settings: Any, own_broker: brokers.RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer(own_broker.url)
+    with opened(consumer.backend()) as session:
+        first = messages(20)
+        assert publish(session, first) == [None] * 20
+        own_broker.pause()  # so that the kill comes before any answer
+        outcome: list[Any] = []
+
+        def send() -> None:
+            try:
+                publish(session, messages(500))
+            except BrokerUnavailable as error:
+                outcome.append(error)
+
+        caplog.clear()
+        thread = threading.Thread(target=send)
+        thread.start()
+        own_broker.kill()
+        thread.join(20)
+        assert "RabbitMQ at amqp://127.0.0.1:" in str(outcome[0])
+        with pytest.raises(BrokerUnavailable, match=r"cannot be reached|broke"):
+            publish(session, messages(1))
+        with pytest.raises(BrokerUnavailable):
+            session.run(session.backend.check, timeout=10)
+    with pytest.raises(BrokerUnavailable, match="cannot be reached"), opened(consumer.backend()):
+        pass
+    assert not caplog.records, "the client logs by itself"
+    own_broker.restart()
+    with opened(consumer.backend()) as session:
+        session.run(session.backend.check, timeout=10)
+        last = message()
+        assert publish(session, [last]) == [None]
+    found = consumer.read(21)  # those confirmed before the kill are all there, in order
+    assert ids(found[:20]) == [each.event_id for each in first]
+    assert found[20].message_id == last.event_id
+
+
+# --- confirmations --------------------------------------------------------------------------------
+
+
+@direct
+def test_500_messages_are_confirmed_in_order(consumer: Consumer) -> None:
+    batch = messages(500)
+    with opened(consumer.backend()) as session:
+        assert publish(session, batch) == [None] * 500
+    assert ids(consumer.read(500)) == [each.event_id for each in batch]
+
+
+@direct
+def test_two_threads_publish_at_a_time(consumer: Consumer) -> None:
+    batches = [messages(300), messages(300)]
+    found: list[Any] = [None, None]
+    with opened(consumer.backend()) as session:
+
+        def send(index: int) -> None:
+            found[index] = publish(session, batches[index])
+
+        threads = [threading.Thread(target=send, args=(index,)) for index in (0, 1)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+    assert found == [[None] * 300] * 2
+    read = ids(consumer.read(600))
+    for batch in batches:
+        mine = [each.event_id for each in batch]
+        assert [each for each in read if each in mine] == mine
+
+
+@direct
+def test_a_connection_that_is_cut_in_mid_batch(
+    broker: brokers.RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was confirmed before stays confirmed; the rest may be there or not."""
+    consumer, proxy = Consumer(broker.url), Proxy(broker.port)
+    url = broker.url.replace(str(broker.port), str(proxy.port))
+    batch = messages(500, body=b"x" * 30_000)  # so many that the broker confirms them in parts
+    try:
+        with opened(RabbitMQ(url=url, exchange=consumer.name)) as session:
+            proxy.cut_at = 21  # bytes: one confirmation
+            outcomes = publish(session, batch)
+    finally:
+        proxy.close()
+    found = kinds(outcomes)
+    assert 1 <= found[""] < 500
+    assert found == {"": found[""], "BrokerUnavailable": 500 - found[""]}
+    confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
+    count = wait_until(consumer.count)
+    assert confirmed <= {*ids(consumer.read(count))}
+    assert not caplog.records, "the client logs by itself"
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@direct
+def test_messages_that_no_queue_takes_fail_alone(broker: brokers.RabbitMQ) -> None:
+    consumer = Consumer(broker.url, key="order.#")
+    batch = [message(("order.placed", "invoice.sent")[n % 2]) for n in range(500)]
+    with opened(consumer.backend()) as session:
+        outcomes = publish(session, batch)
+        assert outcomes[::2] == [None] * 250
+        assert kinds(outcomes[1::2]) == {"UnroutableMessage": 250}
+        assert isinstance(outcomes[1], UnroutableMessage)
+        assert "'invoice.sent'" in str(outcomes[1])
+        assert publish(session, messages(1)) == [None]  # on the same connection
+    assert ids(consumer.read(251))[:250] == [each.event_id for each in batch[::2]]
+
+
+@direct
+def test_a_queue_that_is_full_refuses(broker: brokers.RabbitMQ) -> None:
+    consumer = Consumer(broker.url, **FULL)
+    with opened(consumer.backend()) as session:
+        outcomes = publish(session, messages(100))
+        found = kinds(outcomes)
+        assert found[""] >= 10
+        assert found == {"": found[""], "RefusedMessage": 100 - found[""]}
+        assert "is full" in str(next(each for each in outcomes if each))
+        assert kinds(publish(session, messages(3))) == {"RefusedMessage": 3}
+        session.run(session.backend.check, timeout=10)  # the broker itself takes messages
+    assert consumer.count() == found[""]
+
+
+@direct
+def test_a_routing_key_without_permission_fails_alone(broker: brokers.RabbitMQ) -> None:
+    """The broker closes the channel for it, and does not say which message it was."""
+    consumer = Consumer(broker.url, exchange=broker.limited_exchange)
+    batch = [message("secret.x" if n in (3, 60, 61) else "order.x") for n in range(100)]
+    with opened(consumer.backend(url=broker.user_url("limited"), declare=False)) as session:
+        outcomes = publish(session, batch)
+    assert kinds(outcomes) == {"": 97, "RefusedMessage": 3}
+    for index in (3, 60, 61):
+        assert isinstance(outcomes[index], RefusedMessage)
+        assert "'secret.x'" in str(outcomes[index])
+    confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
+    assert {*ids(consumer.read(consumer.count()))} == confirmed
+
+
+@direct
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"to": "ä" * 128}, "routing key"),
+        ({"event_type": "ä" * 128}, "event type"),
+        ({"headers": {"ä" * 65: "x"}}, "header name"),
+        ({"headers": {f"n{n}": "x" * 4000 for n in range(40)}}, "frame"),
+        ({"body": b"x" * (LARGEST + 1)}, "message size"),
+    ],
+    ids=["routing key", "type", "header name", "headers", "body"],
+)
+def test_a_message_that_cannot_be_sent_is_dead_alone(
+    consumer: Consumer, given: dict[str, Any], said: str
+) -> None:
+    batch = [*messages(5), message(**given), *messages(5)]
+    with opened(consumer.backend()) as session:
+        outcomes = publish(session, batch)
+        assert publish(session, messages(1)) == [None]
+    assert isinstance(outcomes[5], Unrecoverable)
+    assert said in str(outcomes[5])
+    assert kinds(outcomes) == {"": 10, "Unrecoverable": 1}
+
+
+@direct
+def test_the_longest_names_pass(consumer: Consumer) -> None:
+    batch = messages(2, "ä" * 127, headers={"ä" * 64: "x", "long": "x" * 60_000})
+    with opened(consumer.backend()) as session:
+        assert publish(session, batch) == [None, None]
+    assert consumer.read()[0].headers["ä" * 64] == "x"
+
+
+# --- a broker that takes nothing ------------------------------------------------------------------
+
+
+@direct
+def test_a_broker_that_does_not_answer(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
+    """Nothing leaves once publish has returned: what is left in the buffers is dropped."""
+    with opened(consumer.backend()) as session:
+        broker.pause()
+        try:
+            began = time.monotonic()
+            outcomes = publish(session, messages(500, body=b"x" * 100_000), within=1)
+            assert time.monotonic() - began < 3
+        finally:
+            broker.resume()
+        assert kinds(outcomes) == {"Unconfirmed": 500}
+        assert isinstance(outcomes[0], Unconfirmed)
+        assert publish(session, messages(1)) == [None]  # by a new connection
+    assert 1 <= consumer.count() < 400
+
+
+@direct
+def test_a_memory_alarm(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
+    """The broker still accepts connections and answers all but a publish."""
+    with opened(consumer.backend()) as session:
+        assert publish(session, messages(1)) == [None]
+        broker.control("set_vm_memory_high_watermark", "0.00001")
+        try:
+            with pytest.raises(BrokerUnavailable, match="memory or disk alarm"):
+                publish(session, messages(10), within=2)
+            with (
+                opened(consumer.backend()) as another,
+                pytest.raises(BrokerUnavailable, match="memory or disk alarm"),
+            ):
+                another.run(another.backend.check, timeout=10)
+        finally:
+            broker.control("set_vm_memory_high_watermark", "0.4")
+    with opened(consumer.backend()) as session:
+        session.run(session.backend.check, timeout=10)
+        assert publish(session, messages(10)) == [None] * 10
+
+
+@direct
+def test_a_user_without_permission_to_write(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
+    with opened(consumer.backend(url=broker.user_url("reader"))) as session:
+        with pytest.raises(BrokerUnavailable, match="refused 'reader' a permission"):
+            publish(session, messages(10))
+        with pytest.raises(BrokerUnavailable, match=consumer.name):
+            session.run(session.backend.check, timeout=10)
+
+
+@direct
+def test_a_login_that_is_refused(broker: brokers.RabbitMQ) -> None:
+    url = broker.url.replace("guest:guest", "guest:secret")
+    with pytest.raises(BrokerUnavailable) as raised, opened(RabbitMQ(url=url)):
+        pass
+    assert "refused the login of 'guest'" in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@direct
+def test_a_vhost_that_is_missing(broker: brokers.RabbitMQ) -> None:
+    with (
+        pytest.raises(BrokerUnavailable, match="nowhere"),
+        opened(RabbitMQ(url=f"{broker.url}nowhere")),
+    ):
+        pass
+
+
+# --- the exchange ---------------------------------------------------------------------------------
+
+
+@direct
+def test_the_exchange_is_declared(broker: brokers.RabbitMQ) -> None:
+    name = f"test-{uuid4()}"
+    with opened(RabbitMQ(url=broker.url, exchange=name)):
+        pass
+    # It accepts a declaration of the same kind only.
+    consumer = Consumer(broker.url, exchange=name)
+    with pytest.raises(Exception, match="inequivalent arg 'type'"):
+        Consumer(broker.url, exchange=name, kind="fanout")
+    assert consumer.count() == 0
+
+
+@direct
+def test_an_exchange_that_is_missing(broker: brokers.RabbitMQ) -> None:
+    backend = RabbitMQ(url=broker.url, exchange="missing", declare=False)
+    with (
+        pytest.raises(BrokerUnavailable, match="no exchange 'missing'; declare it"),
+        opened(backend),
+    ):
+        pass
+
+
+@direct
+def test_an_exchange_that_is_deleted_in_use(consumer: Consumer) -> None:
+    with opened(consumer.backend(declare=False)) as session:
+        assert publish(session, messages(1)) == [None]
+        consumer.delete_exchange()
+        with pytest.raises(BrokerUnavailable, match="no exchange"):
+            publish(session, messages(500))
+        with pytest.raises(BrokerUnavailable, match="no exchange"):
+            session.run(session.backend.check, timeout=10)
+
+
+@direct
+def test_an_exchange_of_another_type(broker: brokers.RabbitMQ) -> None:
+    consumer = Consumer(broker.url, kind="fanout")
+    with pytest.raises(BrokerUnavailable, match="declare=False"), opened(consumer.backend()):
+        pass
+    with opened(consumer.backend(declare=False)) as session:
+        assert publish(session, messages(1)) == [None]
+    assert consumer.count() == 1
+
+
+@direct
+def test_the_default_exchange_takes_names_of_queues(
+    broker: brokers.RabbitMQ, consumer: Consumer
+) -> None:
+    with opened(RabbitMQ(url=broker.url, exchange="")) as session:
+        outcomes = publish(session, [message(consumer.name), message("no such queue")])
+        session.run(session.backend.check, timeout=10)
+    assert kinds(outcomes) == {"": 1, "UnroutableMessage": 1}
+
+
+@direct
+def test_a_check_leaves_nothing_behind(consumer: Consumer) -> None:
+    with opened(consumer.backend()) as session:
+        for _ in range(3):
+            session.run(session.backend.check, timeout=10)
+        assert publish(session, messages(1)) == [None]
+    assert consumer.count() == 1
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@direct
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"urls": "x"}, r"unknown option 'urls'; the client's are \('host', "),
+        ({"url": "amqp://a/", "host": "b"}, "both say where to connect to"),
+        ({"url": "http://guest:secret@a/"}, "not an AMQP URL; expected"),
+        ({"exchange": "a b"}, "exchange is 'a b'; expected up to 127 letters"),
+        ({"exchange": None}, "exchange is None"),
+        ({"declare": "no"}, "declare is 'no'; expected True or False"),
+        ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
+    ],
+    ids=["unknown", "twice", "scheme", "name", "none", "declare", "timeout"],
+)
+def test_wrong_options(options: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error) as raised:
+        RabbitMQ(**options)
+    assert "secret" not in str(raised.value)
+
+
+@direct
+def test_arguments_of_the_client_replace_the_url(broker: brokers.RabbitMQ) -> None:
+    options = {"host": "127.0.0.1", "port": broker.port, "login": "guest", "password": "guest",
+               "client_properties": {"connection_name": "shop"}}  # fmt: skip
+    with opened(RabbitMQ(**options)) as session:
+        assert "shop" in broker.control("list_connections", "client_properties")
+        session.run(session.backend.check, timeout=10)
+
+
+@direct
+def test_a_check_names_options_that_are_wrong(settings: Any) -> None:
+    settings.OUTBOX = {
+        "RELAYS": {
+            "orders": {
+                "BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ", "EVENTS": ["order.*"],
+                "OPTIONS": {"routing": "x"},
+            }
+        }
+    }  # fmt: skip
+    assert any("unknown option 'routing'" in each.msg for each in run_checks())
+
+
+@direct
+def test_others_who_use_the_client_keep_its_log(
+    consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(consumer.backend()):
+        logging.getLogger("aiormq.connection").warning("mine")
+    assert [each.message for each in caplog.records] == ["mine"]
