@@ -584,6 +584,84 @@ MUTANTS = (
             ),
         ],
     ),
+    Mutant(
+        name="a message that counts as sent before its confirmation",
+        without="what a broker did not confirm is sent again",
+        database="postgres", scenario="relays_redis",
+        edits=[
+            (
+                "relays/redis.py",
+                """\
+        if isinstance(reply, (BrokerUnavailable, Unconfirmed)):
+            return reply
+""",
+                """\
+        if isinstance(reply, (BrokerUnavailable, Unconfirmed)):
+            return None
+""",
+            ),
+        ],
+    ),
+    Mutant(
+        name="an outage that costs attempts",
+        without="a broker that is away costs no event an attempt",
+        database="postgres", scenario="relays_redis",
+        edits=[
+            (
+                "delivery/decide.py",
+                "    if isinstance(error, BrokerUnavailable):\n",
+                "    if False:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a silence in mid batch that costs attempts",
+        without="a broker that falls silent in mid batch is away",
+        database="postgres", scenario="relays_redis",
+        edits=[
+            (
+                "relays/relay.py",
+                "answers = heard(session.publish(messages, deadline))",
+                "answers = session.publish(messages, deadline)",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a breaker that does not open for a broker",
+        without="while a broker is away, its connection is checked and no event is tried",
+        database="postgres", scenario="relays_redis",
+        edits=[
+            (
+                "worker/breaker.py",
+                "            elif decision.unavailable:\n",
+                "            elif False:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a breaker that does not close for a broker",
+        without="events flow again soon after the broker's return",
+        database="postgres", scenario="relays_redis",
+        edits=[
+            (
+                "worker/broker_breaker.py",
+                "        if not self._succeeded:\n",
+                "        if True:\n",
+            ),
+        ],
+    ),
+    Mutant(
+        name="several events of a key in a relay's batch",
+        without="what follows a refused message of its key waits for it",
+        database="postgres", scenario="relays_nats",
+        edits=[
+            (
+                "relays/registration.py",
+                "min(per_key, settings.BATCH)),",
+                "settings.BATCH),",
+            ),
+        ],
+    ),
 )  # fmt: skip
 
 

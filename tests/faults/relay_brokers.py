@@ -17,6 +17,7 @@ T = TypeVar("T")
 PLACE = "events"  # the stream, exchange or queue
 READING = 60.0  # seconds without a further message after which a broker is read
 USER = "guest"
+TAKEN, LARGE = 2_000, 5_000  # bytes of the largest message that is taken, and of one that is not
 
 
 class Broker:
@@ -24,7 +25,7 @@ class Broker:
 
     kind: ClassVar[Any]
     fills: ClassVar[bool] = False  # it can be made to take nothing at all
-    refuses: ClassVar[bool] = False  # it can be made to refuse each message
+    refusals: ClassVar[tuple[str, ...]] = ()  # why it can be made to refuse single messages
 
     def __init__(self, place: Path) -> None:
         try:
@@ -51,11 +52,11 @@ class Broker:
     def make_room(self) -> None:
         """Have it take messages again."""
 
-    def refuse(self) -> None:
-        """Have the broker refuse each message by itself."""
+    def refuse(self, why: str) -> None:
+        """Have the broker refuse messages, each by itself."""
 
     def accept(self) -> None:
-        """Have it accept messages again."""
+        """Have it accept them again."""
 
     def read(self) -> list[str]:
         """Return the event ids of the messages that it holds, in its order."""
@@ -94,7 +95,7 @@ class Redis(Broker):
 class RabbitMQ(Broker):
     """RabbitMQ with one durable queue that takes everything."""
 
-    kind, fills, refuses = brokers.RabbitMQ, True, True
+    kind, fills, refusals = brokers.RabbitMQ, True, ("queue full",)
 
     def relay(self, port: int) -> dict[str, Any]:
         url = f"amqp://{USER}:{USER}@127.0.0.1:{port}/"
@@ -115,7 +116,7 @@ class RabbitMQ(Broker):
     def make_room(self) -> None:
         self.server.control("set_vm_memory_high_watermark", "0.6")
 
-    def refuse(self) -> None:
+    def refuse(self, why: str) -> None:
         policy = '{"max-length": 1, "overflow": "reject-publish"}'
         self.server.control("set_policy", "full", f"^{PLACE}$", policy, "--apply-to", "queues")
 
@@ -154,7 +155,7 @@ class RabbitMQ(Broker):
 class Nats(Broker):
     """NATS with one JetStream stream on disk."""
 
-    kind, refuses = brokers.Nats, True
+    kind, refusals = brokers.Nats, ("stream full", "too large")
 
     def relay(self, port: int) -> dict[str, Any]:
         options = {"servers": f"nats://127.0.0.1:{port}", "timeout": 1.5}
@@ -167,16 +168,18 @@ class Nats(Broker):
 
         self._ask(add)
 
-    def refuse(self) -> None:
+    def refuse(self, why: str) -> None:
         async def limit(stream: Any) -> None:
             there = (await stream.stream_info(PLACE)).state.messages  # a lower limit drops some
-            await stream.update_stream(_config(max_msgs=there))
+            full = why == "stream full"
+            limits = {"max_msgs": there} if full else {"max_msg_size": TAKEN}
+            await stream.update_stream(_config(**limits))
 
         self._ask(limit)
 
     def accept(self) -> None:
         async def lift(stream: Any) -> None:
-            await stream.update_stream(_config(max_msgs=-1))
+            await stream.update_stream(_config(max_msgs=-1, max_msg_size=-1))
 
         self._ask(lift)
 

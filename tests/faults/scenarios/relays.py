@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import Sum
 
 from tests.faults import clock, oracle, stored
-from tests.faults.relay_brokers import Broker, Nats, RabbitMQ, Redis
+from tests.faults.relay_brokers import LARGE, Broker, Nats, RabbitMQ, Redis
 from tests.faults.rig import Rig
 from tests.faults.scenarios.queues import waits
 from tests.faults.scenarios.registry import ALL, scenario
@@ -60,7 +60,7 @@ def play(rig: Rig, broker: Broker) -> None:
         for number in rig.schedule(len(strikes), rig.pick(ci=(0.3, 0.6), full=(1.0, 2.5))):
             strike(rig, broker, way, strikes[number], found)
         spent = attempts()
-        if broker.refuses and not (rig.size == "ci" and isinstance(broker, RabbitMQ)):
+        if rig.size == "full" or not isinstance(broker, RabbitMQ):  # whose commands take seconds
             be_refused(rig, broker)
         rig.wait_for_writers()
         rig.settle_down()
@@ -174,13 +174,17 @@ def outage(
 
 
 def be_refused(rig: Rig, broker: Broker) -> None:
-    """Have the broker refuse what comes, for a while: attempts are spent then."""
-    with rig.fault("refusals"):
-        broker.refuse()
-        write(rig, 50)
-        wait_until(attempts, within=60, what="refused messages")
-        time.sleep(rig.pick(ci=0.5, full=5.0))  # how long the fault lasts
-        broker.accept()
+    """Have the broker refuse messages for a while: attempts are spent, and what follows waits."""
+    for why in broker.refusals:
+        before = attempts()
+        with rig.fault(why):
+            broker.refuse(why)
+            for number in range(30):
+                payload = {"filler": "x" * (250 if number % 2 else LARGE)}
+                rig.write("relayed", payload, key=f"refused-{number % 3}", queue=QUEUE)
+            wait_until(lambda least=before: attempts() > least, within=60, what="refusals")
+            time.sleep(rig.pick(ci=0.7, full=5.0))  # how long the fault lasts
+            broker.accept()
 
 
 def burst(rig: Rig) -> None:
@@ -236,6 +240,8 @@ def measure(rig: Rig, found: Found, spent: int) -> None:
     rig.measure("messages that it holds twice", stored.repeats(rig.stored), most=most)
     rig.measure("attempts spent by outages", spent, most=0)
     rig.measure("attempts spent by refusals", attempts() - spent)
+    opened = len(rig.logged(f"breaker opened queue={QUEUE}"))  # which says so now and then only
+    rig.measure("lines on breakers that opened", opened, least=1)
     rig.measure("until events flowed again, s", max(found.back), most=5, timed=True)
     rig.measure("log lines a minute in an outage", max(found.lines), most=1)
     rig.measure("95 % of the neighbours' waits, s", waits(evidence, runs, ("plain",)), most=1,
