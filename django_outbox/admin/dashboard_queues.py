@@ -52,9 +52,8 @@ def relays(overview: Overview) -> Section:
 def _relay(each: RelayState, now: datetime) -> Cells:
     queue, settings, state = each.queue, each.settings, ""
     if breaker := queue.breaker:
-        reason = breaker.reason.removeprefix(f"{settings.title}: ")
         since = display.since(_("away for %s"), breaker.paused_at, now, is_late=True)
-        state = format_html("{}: {}", since, reason)
+        state = format_html("{}: {}", since, each.away_reason)
     if queue.is_paused:
         state = format_html_join(", ", "{}", ((part,) for part in (_("paused"), state) if part))
     backend = format_html('<span class="outbox-id">{}</span>', settings.backend_name)

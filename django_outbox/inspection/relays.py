@@ -17,6 +17,12 @@ class RelayState:
     settings: RelaySettings
     queue: QueueState
 
+    @property
+    def away_reason(self) -> str:
+        """Why its broker is away, without the relay's own name; empty if it is not."""
+        breaker = self.queue.breaker
+        return breaker.reason.removeprefix(f"{self.settings.title}: ") if breaker else ""
+
 
 def relay_states(queues: Sequence[QueueState]) -> list[RelayState]:
     """Return the relays in the order of the settings, from the states of all queues."""

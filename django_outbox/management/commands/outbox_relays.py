@@ -181,7 +181,7 @@ def _state(each: RelayState) -> dict[str, Any]:
         "workers": queue.workers,
         "paused": queue.is_paused,
         "away": queue.breaker and {
-            "since": queue.breaker.paused_at.isoformat(), "reason": queue.breaker.reason
+            "since": queue.breaker.paused_at.isoformat(), "reason": each.away_reason
         },
     }  # fmt: skip
 
@@ -222,7 +222,7 @@ def _facts(each: RelayState) -> str:
     queue, facts = each.queue, []
     if queue.breaker is not None:
         since = f"{queue.breaker.paused_at:%Y-%m-%d %H:%M:%S %Z}"
-        facts.append(f"broker away since {since}: {queue.breaker.reason}")
+        facts.append(f"broker away since {since}: {each.away_reason}")
     if queue.is_paused:
         facts.append("paused")
     if queue.is_unserved:
