@@ -75,6 +75,8 @@ class Receiver:
                 self.end_headers()
                 self.wfile.write(text)
 
+            do_PUT = do_POST
+
             def log_message(self, *args: Any) -> None:
                 pass
 

@@ -7,7 +7,9 @@ what it is given. Both speak the real protocol with the real boto3.
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +25,7 @@ from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
 from django_outbox.relays.registration import relays
+from tests import samples
 from tests.waiting import wait_until
 
 boto3 = pytest.importorskip("boto3")
@@ -661,3 +664,77 @@ def test_a_denied_check_has_reached_aws(backend: Any, endpoint: Endpoint) -> Non
     endpoint.answer = lambda entries: (403, fault("ExpiredTokenException", "token expired"))
     with pytest.raises(BrokerUnavailable, match="ExpiredTokenException: token expired"):
         sender.check()
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+PAGE = "how-to/relay-to-sqs-and-sns.md"
+
+
+@database
+def test_the_settings_of_the_page_are_taken(settings: Any) -> None:
+    (code,) = [code for title, code in samples.blocks(PAGE).items() if "settings" in title]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    settings.OUTBOX = names["OUTBOX"]
+    assert [type(each.new_backend()) for each in relays()] == [SQS, SNS]
+
+
+@database
+def test_the_consumer_of_the_page_takes_a_message_once(relay: Any, sqs: Any) -> None:
+    url = queue(sqs)
+    relay("SQS", url)
+    own = {f"own-{n}": f"ä{n}" for n in range(9)}
+    row = write(headers=own)
+    assert drained(row) == ("DONE", 0)
+    OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
+    OutboxEvent.objects.all().replay()
+    assert drained(row) == ("DONE", 0)
+    with samples.modules(PAGE) as made:
+        consumer = made["warehouse.consumer"]
+        (first, second) = received(sqs, url, 2)
+        for each in (first, second):
+            found = consumer.headers_of(each)
+            assert found.items() >= {**own, "event-id": row.pk}.items()
+            assert "headers" not in found
+            sqs.send_message(
+                QueueUrl=url, MessageBody=each["Body"],
+                MessageAttributes={
+                    name: {"DataType": "String", "StringValue": value["StringValue"]}
+                    for name, value in each["MessageAttributes"].items()
+                },
+            )  # fmt: skip
+        consumed = OutboxEvent.objects.exclude(pk=row.pk)
+        wait_until(lambda: consumer.consume(sqs, url) or consumed.exists())
+        wait_until(lambda: consumer.consume(Soon(sqs), url) or is_empty(sqs, url))
+    assert json.loads(consumed.get().payload) == {"sku": "teapot", "name": "Kännchen"}
+
+
+class Soon:
+    """A client that waits for no further messages."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def receive_message(self, **given: Any) -> Any:
+        return self._client.receive_message(**{**given, "WaitTimeSeconds": 0})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def is_empty(sqs: Any, url: str) -> bool:
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+    return all(found[name] == "0" for name in names)
+
+
+@any_database
+def test_the_options_of_the_page_are_those_of_the_backends() -> None:
+    text = (samples.DOCS / PAGE).read_text()
+    section = text[text.index("## Options") :]
+    rows = re.findall(r"^\| (`.*`) \| `([^`]+)` \|", section, re.MULTILINE)
+    found = {name.strip("` "): default for names, default in rows for name in names.split(",")}
+    for kind in (SQS, SNS):
+        parameters = inspect.signature(kind.__init__).parameters
+        assert found == {n: repr(each.default) for n, each in parameters.items() if n != "self"}

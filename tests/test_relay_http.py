@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from email.utils import formatdate
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,6 +26,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable
 from django_outbox.relays.event_loop import EventLoopThread
 from django_outbox.relays.registration import relays
+from tests import samples
 from tests.receiver import Receiver, certificate, free_port, receiving
 from tests.waiting import wait_until
 
@@ -882,3 +886,94 @@ def test_retry_after() -> None:
         assert seconds_of(text) == expected
     assert seconds_of(in_half_an_hour().encode()) == pytest.approx(1800, abs=5)
     assert seconds_of(b"99999999") == 86_400
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+PAGE = "how-to/relay-to-webhooks.md"
+
+
+@database
+def test_the_settings_of_the_page_are_taken(settings: Any) -> None:
+    found = [code for title, code in samples.blocks(PAGE).items() if "settings" in title]
+    assert len(found) == 2
+    for code in found:
+        names: dict[str, Any] = {}
+        exec(code, names)
+        settings.OUTBOX = names["OUTBOX"]
+        assert [type(each.new_backend()) for each in relays()] == [Webhook]
+
+
+@database
+def test_the_receiver_of_the_page_takes_a_webhook_once(
+    relay: Any, receiver: Receiver, settings: Any, rf: Any
+) -> None:
+    relay(receiver.url)
+    row = write()
+    assert drained(row) == ("DONE", 0)
+    ((_, headers, body),) = receiver.received
+    settings.SHOP_SECRET = SECRET
+    signature = {name: value for name, value in headers.items() if name.startswith("webhook-")}
+    with samples.modules(PAGE) as made:
+        receive = made["partner.hooks"].receive
+        for sent, status in ((body, 204), (body, 204), (body + b" ", 403)):
+            request = rf.post("/", sent, content_type="application/json", headers=signature)
+            assert receive(request).status_code == status
+    (notified,) = OutboxEvent.objects.filter(event_type="shop.notified")
+    assert json.loads(notified.payload) == {"sku": "teapot", "name": "Kännchen"}
+
+
+@database
+def test_the_subscriptions_of_the_page(relay: Any) -> None:
+    with receiving() as first, receiving() as second, samples.modules(PAGE) as made:
+        relay("{headers[webhook-url]}", EVENTS=["hook.*"])
+        subscriptions = [
+            SimpleNamespace(url=each.url, customer=f"c{n}")
+            for n, each in enumerate((first, second))
+        ]
+        with transaction.atomic():
+            made["shop.subscriptions"].notify_subscribers("order.placed", {"n": 1}, subscriptions)
+        outbox.drain()
+        for each, tenant in ((first, "c0"), (second, "c1")):
+            ((_, headers, body),) = each.received
+            assert (headers["tenant-id"], json.loads(body)) == (tenant, {"n": 1})
+            verify(each)
+        relays()[0].close()
+
+
+@any_database
+def test_the_options_of_the_page_are_those_of_the_backend() -> None:
+    text = (samples.DOCS / PAGE).read_text()
+    section = text[text.index("## Options") : text.index("## What to alarm on")]
+    found = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section, re.MULTILINE))
+    parameters = inspect.signature(Webhook.__init__).parameters
+    assert found == {n: repr(each.default) for n, each in parameters.items() if n != "self"}
+
+
+@database
+@pytest.mark.parametrize(
+    ("status", "headers", "expected"),
+    [
+        (200, {}, ("DONE", 0)),
+        (410, {}, ("DEAD", 0)),
+        (429, {"retry-after": "1800"}, ("RETRY", 1)),
+        (422, {}, ("DEAD", 0)),
+        (500, {}, ("RETRY", 1)),
+    ],
+    ids=lambda each: str(each) if isinstance(each, int) else None,
+)
+def test_the_answers_of_call_a_webhook(
+    receiver: Receiver, settings: Any, monkeypatch: Any, status: int, headers: Any, expected: Any
+) -> None:
+    requests = pytest.importorskip("requests")
+    settings.OUTBOX = {"RETRY": {"policy": "fixed", "delay": 3600}}
+    receiver.answer = lambda path, body: (status, headers, b"no")
+    put = requests.put
+    monkeypatch.setattr(requests, "put", lambda url, **given: put(receiver.url, **given))
+    with samples.modules("how-to/call-a-webhook.md"):
+        with transaction.atomic():
+            event_id = outbox.write("parcel.changed", {"parcel": 3})
+        row = OutboxEvent.objects.get(pk=event_id)
+        assert drained(row) == expected
+    if headers:
+        assert (row.available_at - row.created_at).total_seconds() == pytest.approx(1800, abs=60)
