@@ -423,7 +423,9 @@ def test_what_a_slow_host_leaves_no_time_for_is_put_off(client: Any, receiver: R
 def test_answers_are_read_in_part_and_for_a_short_time(client: Any, receiver: Receiver) -> None:
     """A status of 2xx counts, however long its body is, or if the body does not come."""
     receiver.answer = lambda path, body: (200, {}, b"x" * 5_000_000)
-    assert client().publish(message(receiver.url)) == [None]
+    sender = client()
+    assert sender.publish(message(receiver.url)) == [None]
+    assert sender.backend._connections._idle == []  # closed, instead of reading on
     receiver.answer = lambda path, body: (200, {"content-length": "10"}, b"x")
     began = monotonic()
     assert client().publish(message(receiver.url)) == [None]
@@ -826,13 +828,17 @@ def test_hosts_that_were_away_long_ago_are_forgotten(monkeypatch: pytest.MonkeyP
 
 
 @any_database
-def test_the_rest_of_a_batch_is_not_sent_to_a_host_that_is_away(client: Any) -> None:
-    to = f"http://127.0.0.1:{free_port()}/"
+def test_the_rest_of_a_batch_is_not_sent_to_a_host_that_is_away(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, to = Network(monkeypatch, [PUBLIC]), "http://a.example/"
     messages = [message(to, n) for n in range(100)]
     assert {type(each) for each in client("{headers[url]}").publish(*messages)} == {outbox.Defer}
+    assert len(network.connected) <= 4
     hosts.clear()
-    with pytest.raises(BrokerUnavailable, match="cannot be reached"):
+    with pytest.raises(BrokerUnavailable, match="example:80 cannot be reached: nothing"):
         client(to).publish(*messages)
+    assert len(network.connected) <= 8
 
 
 # --- options --------------------------------------------------------------------------------------
