@@ -1,0 +1,314 @@
+"""``Kafka``: the backend of relays that sends events to Apache Kafka, with confluent-kafka.
+
+Which errors mean the cluster, and which a message:
+
+- The cluster (``BrokerUnavailable``): it cannot be reached, the login fails, no message was
+  confirmed before the deadline, or the idempotent producer has failed for good (fatal error).
+- A message, for good (``Unrecoverable``): it is larger than the client or the topic allows, its
+  topic's name is not valid, a header is not text.
+- A message, by the retry policy (``Refused``): its topic does not exist or takes nothing from
+  this user, and whatever else the broker answers.
+- Not known (``Unconfirmed``): others of the batch were confirmed and this one was not in time, as
+  when one partition has no leader.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any, Final, cast
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from ..clocks import monotonic
+from ..exceptions import BrokerUnavailable, Unrecoverable
+from .backend import Backend, Message, Outcome, Unconfirmed
+from .envelope import JSON_TYPE
+from .kafka_options import UNKNOWN_AFTER, Quiet, configuration
+
+logger = logging.getLogger("django_outbox")
+
+WAIT: Final = 0.01  # seconds; of two threads that wait, one may get the reports of both
+ASK_TIMEOUT: Final = 5.0  # seconds to wait for the cluster's metadata
+LAST_REPORTS: Final = 0.2  # seconds to collect the reports of what was purged
+TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+STRUCTURED: Final = "application/cloudevents+"
+# The broker refuses a batch of messages, of which perhaps only one is at fault.
+OF_BATCH: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD,
+}  # fmt: skip
+HOPELESS: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.TOPIC_EXCEPTION,
+}  # fmt: skip
+UNKNOWN: Final = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+# The client remembers these of a topic and refuses further messages without asking the cluster.
+REMEMBERED: Final = {*UNKNOWN, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+# Given up by the client: after a fatal error, or by the other thread at its deadline.
+PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+# Nothing is said about the message itself: it may have been stored or not.
+UNCERTAIN: Final = PURGED | {
+    KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._DESTROY, KafkaError._FATAL,
+    KafkaError._STATE, KafkaError.REQUEST_TIMED_OUT, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}  # fmt: skip
+NOT_REPORTED: Final = KafkaError(KafkaError._TIMED_OUT)
+
+
+class Refused(Exception):
+    """The broker refused a message; another attempt may succeed."""
+
+
+class Kafka(Backend):
+    """Sends each batch through an idempotent producer and waits for all its delivery reports.
+
+    ``OPTIONS`` are librdkafka's configuration properties, of which ``bootstrap.servers`` is
+    required, and ``timeout``. The key of a record, which chooses its partition, is the event's
+    key, or else the aggregate's id.
+    """
+
+    attribute_prefix = "ce_"  # CloudEvents' binding for Kafka
+
+    def __init__(self, *, timeout: Any = 10.0, **options: Any) -> None:
+        super().__init__(timeout=timeout)
+        self._options = configuration(self.timeout, options)
+        self._producer: Any = None
+        self._missing: set[str] = set()  # topics whose state the client remembers
+        self._fault, self._faulty_at = "", -inf  # the last broken connection, and when (monotonic)
+        self._gave_up = ""  # why the producer must not be used any more
+
+    def open(self) -> None:
+        """Start the client's threads and fetch the cluster's metadata."""
+        options = {"logger": Quiet(), **self._options, "error_cb": self._on_error}
+        self._producer = Producer(options)
+        self.check()
+
+    def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        """Send a batch; return when every message is reported, or purge the rest at the deadline.
+
+        The broker refuses a produce request as a whole, so messages that were refused for their
+        size are sent again in halves, until each was refused by itself.
+        """
+        began = monotonic()
+        if self._gave_up:
+            raise BrokerUnavailable(self._gave_up)
+        self._forget_missing({each.to for each in messages}, deadline)
+        found = self._send(messages, deadline)
+        if all(report is None for report in found):
+            return found
+        self._send_in_halves(messages, found, deadline)
+        return self._outcomes(messages, found, began)
+
+    def check(self) -> None:
+        """Fetch the cluster's metadata; ``BrokerUnavailable`` says why that failed."""
+        if self._gave_up:
+            raise BrokerUnavailable(self._gave_up)
+        began = monotonic()
+        try:
+            self._producer.list_topics(timeout=min(self.timeout, ASK_TIMEOUT))
+        except KafkaException as error:
+            self._collect(self._producer.poll, 0)  # the client says why
+            raise BrokerUnavailable(self._away(began, error.args[0].str())) from None
+
+    def close(self) -> None:
+        """Drop what is unsent and end the client's threads."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            if hasattr(producer, "close"):  # before it came, the last reference ended the threads
+                with suppress(KafkaException):  # a fatal error that no poll has reported
+                    producer.close()
+
+    # --- one batch ---
+
+    def _send(self, messages: Sequence[Message], deadline: float) -> list[Any]:
+        """Return what was reported of each message: None, a ``KafkaError`` or an exception."""
+        found: list[Any] = [NOT_REPORTED] * len(messages)
+        if self._gave_up or monotonic() >= deadline:
+            return found
+
+        def report(index: int, error: Any, _: object = None) -> None:
+            found[index] = error
+
+        wrong = {topic for topic in {each.to for each in messages} if not _is_topic(topic)}
+        produce = self._producer.produce
+        for index, message in enumerate(messages):
+            if message.to in wrong:
+                found[index] = _invalid_topic(message.to)
+                continue
+            try:
+                produce(message.to, message.body, message.group, headers=_headers(message),
+                        on_delivery=partial(report, index))  # fmt: skip
+            except BufferError:
+                self._produce_later(message, partial(report, index), deadline)
+            except (KafkaException, UnicodeError) as error:
+                found[index] = _refused_by_client(error, message)
+        self._await_reports(found, deadline)
+        return found[:]  # a report that comes later is of no use any more
+
+    def _send_in_halves(
+        self, messages: Sequence[Message], found: list[Any], deadline: float
+    ) -> None:
+        """Send what was refused together again, until each message was refused by itself."""
+        parts: list[Sequence[int]] = [range(len(messages))]
+        while parts:
+            part = parts.pop()
+            if len(part) < len(messages):
+                part_of = [messages[index] for index in part]
+                for index, report in zip(part, self._send(part_of, deadline), strict=True):
+                    found[index] = report
+            shared = [index for index in part if _code(found[index]) in OF_BATCH]
+            if len(shared) > 1:
+                half = len(shared) // 2
+                parts += [shared[:half], shared[half:]]
+
+    def _produce_later(self, message: Message, report: Any, deadline: float) -> None:
+        """Wait until the client's queue, which is full, has room for a message."""
+        while monotonic() < deadline:
+            self._flush(WAIT)
+            try:
+                self._producer.produce(
+                    message.to, message.body, message.group,
+                    headers=_headers(message), on_delivery=report,
+                )  # fmt: skip
+                return
+            except BufferError:
+                continue
+            except (KafkaException, UnicodeError) as error:
+                report(_refused_by_client(error, message))
+                return
+
+    def _await_reports(self, found: Sequence[Any], deadline: float) -> None:
+        """Wait until all messages are reported; at the deadline, purge the others.
+
+        The producer's sequence has a gap then, so it is not used again.
+        """
+        while not self._gave_up and (left := deadline - monotonic()) > 0:
+            if not self._flush(min(left, WAIT)) or _is_complete(found):
+                break
+        end = monotonic() + LAST_REPORTS
+        if not _is_complete(found):
+            self._gave_up = self._gave_up or "The Kafka producer was given up at a deadline"
+            self._producer.purge()
+            while not _is_complete(found) and monotonic() < end:
+                self._collect(self._producer.poll, WAIT)
+        elif any(_code(each) in PURGED for each in found):
+            # The client reports a fatal error after the messages that it has purged for it.
+            while not self._gave_up and monotonic() < end:
+                self._collect(self._producer.poll, WAIT)
+
+    def _flush(self, seconds: float) -> int:
+        """Collect reports, and have the client send what it has instead of lingering.
+
+        Return how many messages it still has, those of the other thread included.
+        """
+        return self._collect(self._producer.flush, seconds)
+
+    def _collect(self, method: Any, seconds: float) -> int:
+        try:
+            return int(method(seconds))
+        except KafkaException as error:  # a fatal error of the producer
+            self._on_error(error.args[0])
+            return 0
+
+    def _forget_missing(self, topics: set[str], deadline: float) -> None:
+        """Have the client ask again for topics that it takes for missing or forbidden."""
+        for topic in self._missing & topics:
+            left = deadline - monotonic() - UNKNOWN_AFTER
+            if left > 0:
+                self._missing.discard(topic)
+                try:
+                    self._producer.list_topics(topic, timeout=min(left, UNKNOWN_AFTER))
+                except KafkaException as error:
+                    logger.debug("topic not refreshed topic=%s error=%s", topic, error)
+
+    # --- what it means ---
+
+    def _outcomes(
+        self, messages: Sequence[Message], found: Sequence[Any], began: float
+    ) -> list[Outcome]:
+        away = ""  # what to say of the cluster, if it is taken for away
+        if self._faulty_at >= began or all(report is not None for report in found):
+            away = self._away(began, "it confirmed nothing before the deadline")
+        outcomes = [
+            self._outcome(message, report, away)
+            for message, report in zip(messages, found, strict=True)
+        ]
+        if outcomes and all(isinstance(each, BrokerUnavailable) for each in outcomes):
+            raise BrokerUnavailable(str(outcomes[0]))
+        return outcomes
+
+    def _outcome(self, message: Message, report: Any, away: str) -> Outcome:
+        """Return the outcome of a message: ``report`` is None, an exception or a ``KafkaError``."""
+        if not isinstance(report, KafkaError):
+            return cast("Outcome", report)
+        code, topic = report.code(), message.to
+        if code in REMEMBERED:
+            self._missing.add(topic)
+        if code in UNCERTAIN or report.fatal() or report.retriable():
+            if away:
+                return BrokerUnavailable(away)
+            return Unconfirmed(f"Kafka did not confirm the message for {topic!r}: {report.str()}")
+        if code in HOPELESS:
+            return Unrecoverable(f"Kafka refused the message for {topic!r}: {report.str()}")
+        if code in UNKNOWN:
+            return Refused(
+                f"The topic {topic!r} does not exist, or this user may not see it; create it, or "
+                "grant the permission to describe it."
+            )
+        return Refused(f"Kafka refused the message for {topic!r}: {report.str()}")
+
+    def _away(self, began: float, otherwise: str) -> str:
+        why = self._fault if self._faulty_at >= began else otherwise
+        return f"Kafka at {self._options['bootstrap.servers']} is not available: {why}"
+
+    def _on_error(self, error: Any) -> None:
+        """Remember what the client says about its connections; it reconnects by itself."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._fault:
+            self._fault = error.str()
+        self._faulty_at = monotonic()
+        if error.fatal():
+            self._gave_up = f"The Kafka producer has failed: {error.str()}"
+
+
+def _headers(message: Message) -> Mapping[str, str]:
+    headers = message.headers
+    if message.content_type == JSON_TYPE and "ce_specversion" not in headers:
+        return headers
+    if "ce_specversion" in headers or message.content_type.startswith(STRUCTURED):
+        return {**headers, "content-type": message.content_type}  # as CloudEvents' binding has it
+    return headers
+
+
+def _is_complete(found: Sequence[Any]) -> bool:
+    return all(each is not NOT_REPORTED for each in found)
+
+
+def _code(report: Any) -> int | None:
+    return report.code() if isinstance(report, KafkaError) else None
+
+
+def _is_topic(name: str) -> bool:
+    return name not in (".", "..") and TOPIC.fullmatch(name) is not None
+
+
+def _invalid_topic(topic: str) -> Unrecoverable:
+    return Unrecoverable(
+        f"{topic[:300]!r} is not a name of a Kafka topic; expected 1 to 249 ASCII letters, digits, "
+        "'.', '_' or '-'. Change TO of the relay."
+    )
+
+
+def _refused_by_client(error: Exception, message: Message) -> Any:
+    """Return what stands for an error of ``produce``: an outcome, or a ``KafkaError``."""
+    if isinstance(error, UnicodeError):
+        return Unrecoverable(f"A header or key of the message is not text: {error}")
+    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return error.args[0]
+    return Unrecoverable(
+        f"The message for {message.to!r} has {len(message.body)} bytes, more than the client's "
+        "message.max.bytes; raise it, and the topic's max.message.bytes."
+    )
