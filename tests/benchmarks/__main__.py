@@ -25,7 +25,8 @@ from . import console, machine
 from .scale import FULL, QUICK, Scale
 
 PARTS = (
-    "write writers drain snapshot latency claim processes threads memory keyed queues batches peers"
+    "write writers drain snapshot latency claim processes threads memory keyed queues batches "
+    "relays peers"
 ).split()
 # Left out, unless named, where they would say little that PostgreSQL's figures do not say.
 LEFT_OUT = {"mariadb": {"snapshot", "threads", "memory"},

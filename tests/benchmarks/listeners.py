@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
+
+from django.dispatch import receiver
 
 import django_outbox as outbox
 from django_outbox.conf import current
+from django_outbox.signals import relay_published
 
 from .witness import Testifying
 
@@ -59,3 +63,10 @@ def wait(event: outbox.Event) -> None:
 async def await_(event: outbox.Event) -> None:
     testifying.count()
     await asyncio.sleep(WAIT)
+
+
+@receiver(relay_published)
+def note(*, published: int, **batch: Any) -> None:
+    """Say how many events a broker has confirmed."""
+    if published:
+        testifying.tell(published)

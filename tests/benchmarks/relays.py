@@ -1,0 +1,259 @@
+"""Relays: a worker sends a backlog to each broker; beside it the bare client, and a peer.
+
+Each broker is a private one that stores what it confirms before it does so; Kafka is librdkafka's
+mock cluster, which keeps it in memory. The bare client has as many messages on their way at a time
+as a relay has in a call, and reads nothing from a table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from django.db import connection
+
+from tests import brokers
+
+from . import backlog
+from .contestants.roster import PSYCOPG, Peer
+from .contestants.running import PATIENCE, Running
+from .figures import Figure, in_turn
+from .peers import why
+from .scale import Scale
+from .witness import Witness
+from .workers import WorkerProcess
+
+EVENTS, BATCH = 10_000, 500
+PLACE = "benchmark.relayed"  # the event type, and what it is sent to
+QUEUE = "relay.bench"
+HEADERS = {"event-id": "0" * 26, "event-type": PLACE, "occurred-at": "2026-01-01T00:00:00+00:00"}
+BODY = backlog.TEXT.encode()
+PEER = Peer(
+    name="django-reliable-outbox",
+    module="reliable_outbox_redis",
+    packages=("django-reliable-outbox[psycopg,redis]==0.1.1", "Django==6.0.10", PSYCOPG),
+    rate=1000,
+)
+PEER_EVENTS, PEER_WARM_UP = 2000, 200
+
+Send = Callable[[int], float]  # sends so many messages by the bare client; returns messages/s
+Target = tuple[dict[str, Any], Send]  # the settings of a relay, and the bare client
+
+
+def run(scale: Scale, witness: Witness) -> list[Figure]:
+    targets = {"Redis Streams": redis, "RabbitMQ": rabbitmq, "NATS JetStream": jetstream,
+               "Kafka (mock cluster)": kafka}  # fmt: skip
+    figures = [compared(*each, scale, witness) for each in targets.items()]
+    return [*figures, beside_peer(scale, witness)]
+
+
+def compared(name: str, target: Any, scale: Scale, witness: Witness) -> Figure:
+    title = f"relay of {EVENTS:,} events to {name}, one worker"
+    try:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            target(Path(directory)) as (settings, bare),
+        ):
+            found = in_turn(
+                {"relay": lambda: relay(settings, witness), "bare": lambda: bare(EVENTS)},
+                scale.repeats,
+            )
+    except (ImportError, pytest.skip.Exception, pytest.fail.Exception) as lack:
+        return Figure(name=title, unit="events/s", values=[], failure=str(lack))
+    return Figure(
+        name=title, unit="events/s", values=found["relay"], references=found["bare"],
+        reference=f"the bare client, {BATCH} messages on their way", bar="≥ 0.6",
+    )  # fmt: skip
+
+
+def relay(settings: dict[str, Any], witness: Witness) -> float:
+    """Have a worker send a backlog; return events a second from its first batch to its settles."""
+    fill()
+    witness.clear()
+    own = {"EVENTS": [PLACE], "TO": "{event_type}", **settings}
+    with WorkerProcess(RELAYS={QUEUE.removeprefix("relay."): own}) as worker:
+        end = worker.wait_until_settled()
+    batches = [(int(count), at) for count, at in witness.lines()]
+    first, began = batches[0]
+    assert sum(count for count, _ in batches) == EVENTS, batches
+    return (EVENTS - first) / (end - began)
+
+
+def fill() -> None:
+    backlog.empty()
+    backlog.insert(EVENTS, due=backlog.DUE, event_type=PLACE, text=backlog.TEXT, queue=QUEUE)
+    backlog.analyze()
+
+
+def beside_peer(scale: Scale, witness: Witness) -> Figure:
+    title = "relay to Redis Streams, one worker, beside a peer"
+    if connection.vendor not in PEER.vendors:
+        failure = f"{PEER.name} does not run on {connection.vendor}"
+        return Figure(name=title, unit="events/s", values=[], failure=failure)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            return _beside_peer(title, Path(directory), scale, witness)
+    except (pytest.skip.Exception, pytest.fail.Exception) as lack:
+        return Figure(name=title, unit="events/s", values=[], failure=str(lack))
+    except Exception as error:  # noqa: BLE001 - the other figures stand
+        return Figure(name=title, unit="events/s", values=[], failure=why(error))
+
+
+def _beside_peer(title: str, directory: Path, scale: Scale, witness: Witness) -> Figure:
+    with (
+        redis(directory) as (settings, _),
+        patch.dict(os.environ, OUTBOX_BENCH_STREAMS=settings["OPTIONS"]["url"]),
+    ):
+        peer = Running(PEER)
+        try:
+            measures = {"ours": lambda: relay(settings, witness), "theirs": lambda: drain(peer)}
+            found = in_turn(measures, scale.repeats)
+        finally:
+            peer.close()
+    return Figure(
+        name=title, unit="events/s", values=found["ours"], references=found["theirs"],
+        reference=f"{PEER.name}, its Redis destination", bar="≥ 10",
+    )  # fmt: skip
+
+
+def drain(peer: Running) -> float:
+    """Return what the peer sends a second, by the times at which Redis stored it."""
+    from redis import Redis
+
+    client: Any = Redis.from_url(os.environ["OUTBOX_BENCH_STREAMS"])
+    client.delete("peer")
+    peer.ask("fill", PEER_EVENTS)
+    deadline = time.monotonic() + PATIENCE
+    with peer.working():
+        while client.xlen("peer") < PEER_EVENTS:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{client.xlen('peer')} events after {PATIENCE:g} s")
+            time.sleep(0.05)  # between two looks
+    times = [int(entry.partition(b"-")[0]) for entry, _ in client.xrange("peer")]
+    return 1000 * (PEER_EVENTS - PEER_WARM_UP) / (times[-1] - times[PEER_WARM_UP - 1])
+
+
+# --- the brokers ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def redis(directory: Path) -> Iterator[Target]:
+    """Redis with an append-only file that is synced at every write."""
+    from redis import Redis
+
+    def send(count: int) -> float:
+        client: Any = Redis.from_url(server.url)
+        client.ping()
+        began = time.perf_counter()
+        for _ in range(count // BATCH):
+            pipeline = client.pipeline(transaction=False)
+            for _ in range(BATCH):
+                pipeline.xadd("bare", {**HEADERS, "payload": BODY})
+            pipeline.execute()
+        return count / (time.perf_counter() - began)
+
+    with running(brokers.Redis(directory)) as server:
+        backend = "django_outbox.relays.redis.Stream"
+        yield {"BACKEND": backend, "OPTIONS": {"url": server.url}}, send
+
+
+@contextmanager
+def rabbitmq(directory: Path) -> Iterator[Target]:
+    """RabbitMQ with a durable queue and persistent messages."""
+    import aio_pika
+
+    async def prepare() -> None:
+        async with await aio_pika.connect(server.url) as client:
+            channel = await client.channel()
+            exchange = await channel.declare_exchange("events", "topic", durable=True)
+            await (await channel.declare_queue("events", durable=True)).bind(exchange, "#")
+
+    async def sending(count: int) -> float:
+        async with await aio_pika.connect(server.url) as client:
+            exchange = await (await client.channel()).get_exchange("events")
+            began = time.perf_counter()
+            for _ in range(count // BATCH):
+                messages = [
+                    aio_pika.Message(BODY, headers={**HEADERS}, delivery_mode=2, message_id="0")
+                    for _ in range(BATCH)
+                ]
+                await asyncio.gather(*(exchange.publish(each, PLACE) for each in messages))
+            return count / (time.perf_counter() - began)
+
+    with running(brokers.RabbitMQ(directory)) as server:
+        asyncio.run(prepare())
+        options = {"url": server.url, "exchange": "events"}
+        backend = "django_outbox.relays.rabbitmq.RabbitMQ"
+        yield {"BACKEND": backend, "OPTIONS": options}, lambda n: asyncio.run(sending(n))
+
+
+@contextmanager
+def jetstream(directory: Path) -> Iterator[Target]:
+    """NATS with a JetStream stream on disk."""
+    import nats
+
+    async def prepare() -> None:
+        client = await nats.connect(server.url)
+        await client.jetstream().add_stream(name="events", subjects=[PLACE])
+        await client.close()
+
+    async def sending(count: int) -> float:
+        client = await nats.connect(server.url)
+        stream = client.jetstream()
+        began = time.perf_counter()
+        for _ in range(count // BATCH):
+            sent = [stream.publish(PLACE, BODY, headers={**HEADERS}) for _ in range(BATCH)]
+            await asyncio.gather(*sent)
+        seconds = time.perf_counter() - began
+        await client.close()
+        return count / seconds
+
+    with running(brokers.Nats(directory)) as server:
+        asyncio.run(prepare())
+        backend, options = "django_outbox.relays.nats.JetStream", {"servers": server.url}
+        yield {"BACKEND": backend, "OPTIONS": options}, lambda n: asyncio.run(sending(n))
+
+
+@contextmanager
+def kafka(directory: Path) -> Iterator[Target]:
+    """The mock cluster of librdkafka, with one topic of four partitions."""
+    from confluent_kafka import Producer
+
+    from tests.mock_kafka import MockCluster
+
+    def send(count: int) -> float:
+        own = {"enable.idempotence": True, "acks": "all", "linger.ms": 1}
+        producer = Producer({"bootstrap.servers": cluster.servers, **own})
+        producer.list_topics(timeout=10)
+        began = time.perf_counter()
+        for _ in range(count // BATCH):
+            for _ in range(BATCH):
+                producer.produce(PLACE, BODY, headers=[*HEADERS.items()])
+                producer.poll(0)
+            producer.flush()
+        return count / (time.perf_counter() - began)
+
+    cluster = MockCluster()
+    try:
+        cluster.create(PLACE, 4)
+        options = {"bootstrap.servers": cluster.servers}
+        yield {"BACKEND": "django_outbox.relays.kafka.Kafka", "OPTIONS": options}, send
+    finally:
+        cluster.close()
+
+
+@contextmanager
+def running(server: Any) -> Iterator[Any]:
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
