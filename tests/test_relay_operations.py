@@ -64,6 +64,18 @@ def test_what_relays_have_sent_is_counted(shown: Shown) -> None:
     assert shown("outbox_relay_published_total", relay="hooks") is None
 
 
+def test_what_cannot_be_sent_is_counted_as_refused(shown: Shown, settings: Any) -> None:
+    settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "TO": "{tenant_id}"}}}
+    insert(1, event_type="order.placed")
+    outbox.drain()
+    assert shown("outbox_relay_refused_total", relay="orders") == 1
+    insert(1, event_type="order.placed")
+    insert(1, event_type="order.placed", tenant_id="acme")
+    outbox.drain()
+    assert shown("outbox_relay_refused_total", relay="orders") == 2
+    assert shown("outbox_relay_published_total", relay="orders") == 1
+
+
 def test_an_outage_refuses_nothing(shown: Shown) -> None:
     insert(1, event_type="order.placed")
     BROKER.is_away = True

@@ -93,7 +93,7 @@ class Relay:
                 messages.append(envelope.message(event))
             except Exception as error:  # noqa: BLE001 - of this event alone
                 found[event.event_id] = error
-        outcomes = self._publish(messages, sender=events[0].database) if messages else []
+        outcomes = self._publish(messages, sender=events[0].database, impossible=len(found))
         found |= {each.event_id: outcome for each, outcome in zip(messages, outcomes, strict=True)}
         return [found[event.event_id] for event in events]
 
@@ -109,25 +109,32 @@ class Relay:
         if session is not None:
             session.retire()
 
-    def _publish(self, messages: Sequence[Message], *, sender: str) -> list[Outcome]:
-        began = monotonic()
-        answers: list[Outcome] = []
+    def _publish(
+        self, messages: Sequence[Message], *, sender: str, impossible: int
+    ) -> list[Outcome]:
+        """Publish messages, and report it; ``impossible`` others of the batch could not be made."""
+        began, published, refused = monotonic(), 0, 0
         try:
-            with self._open_session() as session:
-                # A lease is renewed every third of LEASE, so half of it lies inside the lease.
-                deadline = monotonic() + min(session.backend.timeout, current().LEASE / 2)
-                answers = heard(session.publish(messages, deadline))
-                away = [each for each in answers if isinstance(each, BrokerUnavailable)]
-                if away:
-                    session.failed = True
-                if len(away) == len(answers):
-                    raise BrokerUnavailable(str(away[0]))
+            answers = self._exchange(messages) if messages else []
+            published = sum(each is None for each in answers)
+            refused = impossible + sum(map(is_refusal, answers))
         finally:
             announce(
-                relay_published, sender=sender, relay=self.settings.name,
-                published=sum(each is None for each in answers),
-                refused=sum(map(is_refusal, answers)), duration=monotonic() - began,
+                relay_published, sender=sender, relay=self.settings.name, published=published,
+                refused=refused, duration=monotonic() - began,
             )  # fmt: skip
+        return answers
+
+    def _exchange(self, messages: Sequence[Message]) -> list[Outcome]:
+        with self._open_session() as session:
+            # A lease is renewed every third of LEASE, so half of it lies inside the lease.
+            deadline = monotonic() + min(session.backend.timeout, current().LEASE / 2)
+            answers = heard(session.publish(messages, deadline))
+            away = [each for each in answers if isinstance(each, BrokerUnavailable)]
+            if away:
+                session.failed = True
+            if len(away) == len(answers):
+                raise BrokerUnavailable(str(away[0]))
         return answers
 
     def _open_session(self) -> Session:
