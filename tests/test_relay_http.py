@@ -377,6 +377,7 @@ def test_one_host_that_hangs_holds_up_no_other(client: Any, receiver: Receiver) 
         assert monotonic() - began < 4
         assert found[1::2] == [None] * 20
         assert [type(each) for each in found[0::2]] == [WebhookError] * 4 + [outbox.Defer] * 16
+        assert [delay(each) for each in found[8::2]] == [pytest.approx(3, abs=0.5)] * 16
         assert str(found[0]) == f"127.0.0.1:{receiver.port} did not answer in time."
         receiver.hold.set()
         again = sender.publish(message(receiver.url, 77), message(healthy.url, 78))
@@ -495,6 +496,7 @@ def test_headers_that_frame_the_request_or_forge_it_are_left_out(
         "Connection": "close", "Authorization": "Bearer mine", "Cookie": "a=b",
         "Webhook-Id": "forged", "webhook-signature": "v1,forged", "WEBHOOK-TIMESTAMP": "1",
         "Content-Type": "text/html", "Expect": "100-continue", "X-Own": " kept ",
+        "User-Agent": "me",
         "CE-ID": "a b", "ce-id": "c d",
     }  # fmt: skip
     assert client(secret=SECRET).publish(message(receiver.url, headers=forged)) == [None]

@@ -185,10 +185,10 @@ class Webhook(Backend):
             slots = asyncio.Semaphore(self._concurrency_per_host)
             self._host_slots[target.origin] = slots
         async with slots, self._slots:
-            if monotonic() > last_start:
-                return NOT_SENT
             if absence := hosts.absence(target.origin):
                 return self._away(absence)
+            if monotonic() > last_start:
+                return NOT_SENT
             hosts.begin_probe(target.origin, until=deadline)
             headers |= signature_of(headers["webhook-id"], message.body, keys)
             return await self._exchange(message.body, headers, target, deadline)

@@ -31,7 +31,7 @@ ESCAPED: Final = re.compile(r'[^\x21-\x7e]|["%]')
 LEFT_OUT: Final = frozenset((
     "accept-encoding", "authorization", "connection", "content-encoding", "content-length",
     "content-type", "cookie", "expect", "host", "keep-alive", "proxy-authorization",
-    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "webhook-id",
+    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "user-agent", "webhook-id",
     "webhook-signature", "webhook-timestamp",
 ))  # fmt: skip
 
