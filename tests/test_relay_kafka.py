@@ -24,10 +24,11 @@ from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
 from django_outbox.relays.registration import relays
-from tests import brokers, mock_kafka
+from tests import brokers, mock_kafka, samples
 from tests.mock_kafka import MockCluster
 from tests.waiting import wait_until
 
+PAGE = "how-to/relay-to-kafka.md"
 WHY = "confluent-kafka is not installed; it has no wheel for Python 3.15 yet"
 confluent = pytest.importorskip("confluent_kafka", reason=WHY)
 if confluent:  # after the skip
@@ -590,3 +591,41 @@ def test_events_of_a_key_keep_their_order(relay: Any, broker: Any) -> None:
     for n in range(5):
         own = [headers(each)["event-id"] for each in found if each.key() == b"k%d" % n]
         assert own == [row.pk for row in rows[n::5]]
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+@on_the_table
+def test_the_samples_of_the_page(relay: Any, broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the real broker; the secured settings are read, and accepted by the client."""
+    monkeypatch.setenv("KAFKA_PASSWORD", "not-in-use")
+    with samples.modules(PAGE) as made:
+        own = made["settings"].OUTBOX["RELAYS"]["orders"]
+        relay(**{**own, "OPTIONS": {"bootstrap.servers": broker.url}})
+        create(broker.url, "shop.orders")
+        write(), write()
+        outbox.drain()
+        OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
+        OutboxEvent.objects.all().replay()
+        outbox.drain()
+        assert len(records(broker.url, "shop.orders")) == 4
+        consumer = confluent.Consumer(
+            {"bootstrap.servers": broker.url, "group.id": "warehouse", "log_level": 0,
+             "auto.offset.reset": "earliest"}
+        )  # fmt: skip
+        handled: list[Any] = []
+        try:
+            consumer.assign([confluent.TopicPartition("shop.orders", 0, 0)])
+            consume = made["warehouse.consumer"].consume
+
+            def is_read() -> bool:
+                consume(consumer, handled.append)
+                [place] = consumer.position([confluent.TopicPartition("shop.orders", 0)])
+                return bool(place.offset == 4)
+
+            wait_until(is_read)
+        finally:
+            consumer.close()
+        Kafka(**made["settings_secured"].OUTBOX["RELAYS"]["orders"]["OPTIONS"])
+    assert [each["sku"] for each in handled] == ["teapot"] * 2  # each event once

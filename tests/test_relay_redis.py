@@ -21,7 +21,7 @@ from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
 from django_outbox.relays.registration import relays
-from tests import brokers
+from tests import brokers, samples
 from tests.waiting import wait_until
 
 redis = pytest.importorskip("redis")
@@ -408,9 +408,9 @@ def test_a_login_that_fails(start: Any, opened: Any) -> None:
 
 @on_any_database
 def test_a_user_without_permissions(server: Any, client: Any, opened: Any) -> None:
-    client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+ping", "+role"])
+    client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+role"])
     client.acl_setuser("writer", enabled=True, nopass=True, keys=["order*"],
-                       commands=["+ping", "+xadd"])  # fmt: skip
+                       commands=["+xadd"])  # fmt: skip
     address = f"127.0.0.1:{server.port}/0"
     reader = opened(f"redis://reader:x@{address}")
     with pytest.raises(Refused, match="grant the permission \\+xadd"):
@@ -607,3 +607,24 @@ def test_wrong_options_are_found_without_connecting(relay: Any) -> None:
     [each] = [each for each in relays() if each.settings.name == "orders"]
     with pytest.raises(ImproperlyConfigured, match=r"OPTIONS.*nope"):
         each.new_backend()
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+@on_the_table
+def test_the_samples_of_the_page(relay: Any, server: Any, client: Any, settings: Any) -> None:
+    with samples.modules(PAGE) as made:
+        own = made["settings"].OUTBOX["RELAYS"]["orders"]
+        relay(**{**own, "OPTIONS": {**own["OPTIONS"], "url": server.url}})
+        client.xgroup_create("orders", "warehouse", mkstream=True)
+        write(), write()
+        outbox.drain()
+        OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
+        OutboxEvent.objects.all().replay()
+        outbox.drain()
+        assert client.xlen("orders") == 4
+        handled: list[Any] = []
+        made["warehouse.consumer"].consume(client, handled.append)
+    assert [each["sku"] for each in handled] == ["teapot"] * 2  # each event once
+    assert client.xpending("orders", "warehouse")["pending"] == 0
