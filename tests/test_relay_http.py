@@ -22,7 +22,7 @@ from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.clocks import monotonic
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable
 from django_outbox.relays.event_loop import EventLoopThread
 from django_outbox.relays.registration import relays
@@ -51,6 +51,7 @@ database = pytest.mark.django_db(transaction=True)
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # not in use anywhere
 OTHER_SECRET = "whsec_bm90IGluIHVzZSBhbnl3aGVyZSwgZWl0aGVy"
+BUSY = 5  # seconds that a busy machine may take longer
 LOCAL = {"allow_http": True, "allow_private": True}
 
 
@@ -340,6 +341,45 @@ def test_a_mistake_in_the_settings_ends_no_event(
     assert receiver.connections == 0
 
 
+@database
+def test_events_flow_within_5_seconds_of_the_only_host_coming_back(relay: Any) -> None:
+    port = free_port()
+    relay(f"http://127.0.0.1:{port}/hooks")
+    with outbox.Worker():
+        rows = [write() for _ in range(20)]
+        wait_until(OutboxPause.objects.filter(name="relay.hooks", kind="breaker").exists)
+        with receiving(port=port) as receiver:
+            back = monotonic()
+            wait_until(lambda: len(receiver.received) >= 20)
+            assert monotonic() - back < 5 + BUSY
+            wait_until(lambda: not OutboxEvent.objects.exclude(status=OutboxEvent.Status.DONE))
+            assert sorted(receiver.ids()) == sorted(row.pk for row in rows)
+            relays()[0].close()
+    assert {*OutboxEvent.objects.values_list("attempts", flat=True)} == {0}
+
+
+@database
+def test_an_outage_of_one_host_stops_no_other_and_no_queue(relay: Any) -> None:
+    port = free_port()
+    relay("http://127.0.0.1:{tenant_id}/hooks")
+    with receiving() as healthy, outbox.Worker():
+        away = [write(tenant_id=str(port)) for _ in range(20)]
+        for _ in range(3):
+            healthy.received.clear()
+            began = monotonic()
+            for _ in range(5):
+                write(tenant_id=str(healthy.port))
+            wait_until(lambda: len(healthy.received) == 5)
+            assert monotonic() - began < 2 + BUSY
+        assert not OutboxPause.objects.exists()
+        with receiving(port=port) as receiver:
+            wait_until(lambda: len(receiver.received) >= 20)
+            assert sorted(receiver.ids()) == sorted(row.pk for row in away)
+            wait_until(lambda: not OutboxEvent.objects.exclude(status=OutboxEvent.Status.DONE))
+            relays()[0].close()
+    assert {*OutboxEvent.objects.values_list("attempts", flat=True)} == {0}
+
+
 # --- requests -------------------------------------------------------------------------------------
 
 
@@ -459,16 +499,20 @@ def test_a_connection_that_is_cut_is_tried_once_more(client: Any, receiver: Rece
 
 
 @any_database
-def test_a_connection_that_was_closed_while_idle_is_not_missed(client: Any) -> None:
-    port = free_port()
-    sender = client()
+def test_a_connection_that_was_closed_while_idle_is_not_used(
+    client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, post, posts = client(), Webhook._post, []
+
+    def counted(*args: Any) -> Any:
+        posts.append(1)
+        return post(*args)
+
+    monkeypatch.setattr(Webhook, "_post", counted)
     for _ in range(3):
-        with receiving(port=port) as receiver:
-            assert sender.publish(message(receiver.url), message(receiver.url, 1)) == [None] * 2
-            for each in sender.backend._connections._idle:
-                each[1]._connection._network_stream.get_extra_info("socket").shutdown(
-                    socket.SHUT_RDWR
-                )
+        assert sender.publish(message(receiver.url), message(receiver.url, 1)) == [None] * 2
+        receiver.close_connections()
+    assert len(posts) == 6
 
 
 @any_database
