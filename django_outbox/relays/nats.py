@@ -104,8 +104,11 @@ class JetStream(Backend):
                 pending[index] = self._expect(message, headers)
         try:
             await self._send_all([*pending.values()], deadline)
+            silence = self._silence()
             for index, each in pending.items():
-                outcomes[index] = self._outcome(each.answer)
+                outcomes[index] = each.answer.result() if each.answer.done() else silence
+            if any(each is silence for each in outcomes) and self._connection.has_unsent():
+                self._connection.cut()  # nothing may leave any more
         finally:
             for each in pending.values():
                 del self._waiting[each.token]
@@ -156,8 +159,6 @@ class JetStream(Backend):
             (everything, lost), timeout=max(deadline - monotonic(), 0),
             return_when=asyncio.FIRST_COMPLETED,
         )  # fmt: skip
-        if not everything.done() and self._connection.has_unsent():
-            self._connection.cut()  # nothing may leave any more
         sending.cancel()
         await asyncio.wait((sending,), timeout=SETTLE)
 
@@ -230,9 +231,8 @@ class JetStream(Backend):
             )
         return None
 
-    def _outcome(self, answer: asyncio.Future[Outcome]) -> Outcome:
-        if answer.done():
-            return answer.result()
+    def _silence(self) -> Exception:
+        """Return the outcome of messages that got no answer."""
         if self._connection.is_lost:
             return BrokerUnavailable(self._lost())
         return Unconfirmed(f"{self._connection} did not acknowledge the message in time")
@@ -286,6 +286,7 @@ class JetStream(Backend):
         if "authorization" in text.lower() or "authentication" in text.lower():
             return f"{self._connection} refused the login: {text}"
         if isinstance(error, asyncio.TimeoutError):
-            return f"{self._connection} did not answer in time"
+            deaf = self._connection.deaf
+            return f"{self._connection} did not answer in time{deaf and f': {deaf}'}"
         said = self._connection.last_error or text or type(error).__name__
         return f"{self._connection} cannot be reached: {said}"

@@ -44,6 +44,7 @@ class Connection:
         self._client: Any = None
         self.denied: Callable[[str], None] = lambda text: None  # told of a permission's violation
         self.last_error = ""
+        self.deaf = ""  # what the server said if this user may not receive answers
 
     def __str__(self) -> str:
         return f"NATS at {', '.join(map(_shown, self._servers))}"
@@ -108,6 +109,8 @@ class Connection:
         self.last_error = str(error)
         if "permissions violation" in self.last_error.lower():
             self.denied(self.last_error)
+            if "subscription" in self.last_error.lower():
+                self.deaf = self.last_error
 
     async def _closed(self) -> None:
         if not self.lost.done():

@@ -1,0 +1,596 @@
+"""The relay to NATS JetStream, against a real server that refuses, stalls, dies and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.checks import run_checks
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox.exceptions import Unrecoverable
+from django_outbox.models import OutboxEvent
+from django_outbox.relays import BrokerUnavailable
+from tests import brokers
+from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
+
+nats = pytest.importorskip("nats")
+
+from django_outbox.relays.nats import JetStream, NoStream, RefusedMessage  # noqa: E402
+
+direct = pytest.mark.any_database  # of the backend alone
+stored = pytest.mark.django_db(transaction=True)  # by way of the table
+
+LARGEST = 102_400  # bytes of a message that the server takes
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Nats]:
+    broker = brokers.Nats(tmp_path_factory.mktemp("nats"))
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., brokers.Nats]]:
+    """Yield a function that starts a server which the test may restart."""
+    started: list[brokers.Nats] = []
+
+    def start(**options: Any) -> brokers.Nats:
+        started.append(brokers.Nats(tmp_path, **options))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+class Stream:
+    """A stream of one test; it takes in subjects that begin with its name."""
+
+    def __init__(self, url: str, **config: Any) -> None:
+        self.url, self.name = url, f"test-{uuid4()}"
+        config = {"subjects": [f"{self.name}.>"], **config}
+        self.run(lambda context: context.add_stream(name=self.name, **config))
+
+    def run(self, work: Callable[[Any], Any]) -> Any:
+        async def connected() -> Any:
+            client = await nats.connect(self.url)
+            try:
+                return await work(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(connected())
+
+    def count(self) -> int:
+        return int(self.run(lambda context: context.stream_info(self.name)).state.messages)
+
+    def read(self) -> list[Any]:
+        async def work(context: Any) -> Any:
+            count = (await context.stream_info(self.name)).state.messages
+            subscription = await context.pull_subscribe(f"{self.name}.>", stream=self.name)
+            found: list[Any] = []
+            while len(found) < count:
+                found += await subscription.fetch(count - len(found), timeout=20)
+            return found
+
+        found: list[Any] = self.run(work)
+        return found
+
+    def message(self, subject: str = "order.placed", **given: Any) -> Any:
+        return message(f"{self.name}.{subject}", **given)
+
+    def messages(self, count: int, subject: str = "order.placed", **given: Any) -> list[Any]:
+        return messages(count, f"{self.name}.{subject}", **given)
+
+    def backend(self, **options: Any) -> JetStream:
+        return JetStream(**{"servers": self.url, **options})
+
+
+@pytest.fixture
+def stream(broker: brokers.Nats) -> Stream:
+    return Stream(broker.url)
+
+
+def ids(found: list[Any]) -> list[str]:
+    return [each.headers["Nats-Msg-Id"] for each in found]
+
+
+def check(session: Any) -> None:
+    session.run(session.backend.check, timeout=10)
+
+
+# --- by way of the table --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def relay(settings: Any, stream: Stream) -> Callable[..., None]:
+    def configure(**given: Any) -> None:
+        settings.OUTBOX = {
+            "RELAYS": {
+                "orders": {
+                    "BACKEND": "django_outbox.relays.nats.JetStream", "EVENTS": ["order.*"],
+                    "TO": f"{stream.name}.{{event_type}}", "OPTIONS": {"servers": stream.url},
+                    **given,
+                }
+            },
+            "RETRY": {"policy": "fixed", "delay": 3600},
+        }  # fmt: skip
+
+    return configure
+
+
+def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
+    given = {"headers": {"trace": "t1"}, "aggregate_id": "7", "tenant_id": "acme", **fields}
+    with transaction.atomic():
+        event_id = outbox.write(event_type, {"sku": "teapot", "name": "Kännchen"}, **given)
+    return OutboxEvent.objects.get(pk=event_id)
+
+
+TEXT = json.dumps({"sku": "teapot", "name": "Kännchen"}, ensure_ascii=False, separators=(",", ":"))
+
+
+def expect_done(row: OutboxEvent) -> None:
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (OutboxEvent.Status.DONE, 0)
+
+
+@stored
+def test_an_event_becomes_a_message_of_the_stream(relay: Any, stream: Stream) -> None:
+    relay()
+    row = write()
+    assert outbox.drain() == 1
+    (found,) = stream.read()
+    expect_done(row)
+    assert (found.subject, found.data) == (f"{stream.name}.order.placed", TEXT.encode())
+    assert found.headers == {
+        "trace": "t1", "event-id": row.pk, "event-type": "order.placed",
+        "occurred-at": row.occurred_at.isoformat(), "aggregate-id": "7", "tenant-id": "acme",
+        "content-type": "application/json", "Nats-Msg-Id": row.pk,
+    }  # fmt: skip
+
+
+@stored
+def test_cloudevents(relay: Any, stream: Stream) -> None:
+    relay(FORMAT="cloudevents", SOURCE="/shop")
+    row = write(aggregate_id='ä "7"%')
+    assert outbox.drain() == 1
+    (found,) = stream.read()
+    expect_done(row)
+    assert found.data == TEXT.encode()
+    assert found.headers == {
+        "trace": "t1", "content-type": "application/json", "Nats-Msg-Id": row.pk,
+        "ce-specversion": "1.0", "ce-id": row.pk, "ce-source": "/shop", "ce-type": "order.placed",
+        "ce-time": row.occurred_at.isoformat().replace("+00:00", "Z"),
+        "ce-subject": "%C3%A4%20%227%22%25",  # percent-encoded as in HTTP
+        "ce-partitionkey": "%C3%A4%20%227%22%25", "ce-tenantid": "acme", "ce-trace": "t1",
+        "ce-datacontenttype": "application/json",
+    }  # fmt: skip
+
+
+@stored
+def test_structured_cloudevents(relay: Any, stream: Stream) -> None:
+    relay(FORMAT="cloudevents-structured")
+    row = write()
+    assert outbox.drain() == 1
+    (found,) = stream.read()
+    expect_done(row)
+    assert found.headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+    assert json.loads(found.data)["id"] == row.pk
+    assert f'"data":{TEXT}'.encode() in found.data
+
+
+@stored
+def test_an_event_that_no_stream_takes_is_tried_again(relay: Any) -> None:
+    relay(TO="nobody.{event_type}")
+    row = write()
+    assert outbox.drain() == 1
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (OutboxEvent.Status.RETRY, 1)
+    assert "NoStream: No stream of NATS at nats://127.0.0.1:" in row.last_error
+    assert "takes the subject 'nobody.order.placed'; add it" in row.last_error
+
+
+@stored
+def test_an_event_with_an_invalid_subject_is_dead(relay: Any, stream: Stream) -> None:
+    relay(TO=f"{stream.name}.{{aggregate_id}}")
+    row = write(aggregate_id="a b")
+    other = write(aggregate_id="c")
+    assert outbox.drain() == 2
+    row.refresh_from_db()
+    expect_done(other)
+    assert row.status == OutboxEvent.Status.DEAD
+    assert "is not a subject to publish to" in row.last_error
+
+
+@stored
+def test_an_outage_costs_no_attempt(relay: Any) -> None:
+    relay(OPTIONS={"servers": f"nats://shop:secret@127.0.0.1:{brokers.free_port()}"})
+    row = write()
+    outbox.drain()
+    row.refresh_from_db()
+    assert (row.attempts, row.status) == (0, OutboxEvent.Status.NEW)
+    assert "secret" not in (row.last_error or "")
+
+
+# --- acknowledgements -----------------------------------------------------------------------------
+
+
+@direct
+def test_500_messages_are_acknowledged_in_order(stream: Stream) -> None:
+    batch = stream.messages(500)
+    with opened(stream.backend()) as session:
+        assert publish(session, batch) == [None] * 500
+    assert ids(stream.read()) == [each.event_id for each in batch]
+
+
+@direct
+def test_a_repeat_is_confirmed_and_stored_once(stream: Stream) -> None:
+    batch = stream.messages(50)
+    for _ in range(2):
+        with opened(stream.backend()) as session:
+            assert publish(session, batch) == [None] * 50
+    assert stream.count() == 50
+
+
+@direct
+def test_two_threads_publish_at_a_time(stream: Stream) -> None:
+    batches = [stream.messages(300), stream.messages(300)]
+    found: list[Any] = [None, None]
+    with opened(stream.backend()) as session:
+
+        def send(index: int) -> None:
+            found[index] = publish(session, batches[index])
+
+        threads = [threading.Thread(target=send, args=(index,)) for index in (0, 1)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+    assert found == [[None] * 300] * 2
+    read = ids(stream.read())
+    for batch in batches:
+        mine = [each.event_id for each in batch]
+        assert [each for each in read if each in mine] == mine
+
+
+@direct
+def test_a_batch_larger_than_the_clients_buffer(stream: Stream) -> None:
+    batch = stream.messages(100, body=b"x" * 90_000)
+    with opened(stream.backend()) as session:
+        assert publish(session, batch) == [None] * 100
+
+
+@direct
+def test_a_connection_that_is_cut_in_mid_batch(
+    broker: brokers.Nats, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was acknowledged before stays confirmed; the rest may be there or not."""
+    proxy, batch = Proxy(broker.port), stream.messages(500)
+    try:
+        with opened(stream.backend(servers=f"nats://127.0.0.1:{proxy.port}")) as session:
+            proxy.cut_at = 5000  # bytes, of some thirty acknowledgements
+            outcomes = publish(session, batch)
+            with pytest.raises(BrokerUnavailable, match="broke"):
+                publish(session, stream.messages(1))
+    finally:
+        proxy.close()
+    found = kinds(outcomes)
+    assert 1 <= found[""] < 500
+    assert found == {"": found[""], "BrokerUnavailable": 500 - found[""]}
+    confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
+    assert confirmed <= {*ids(stream.read())}
+    assert not caplog.records, "the client logs by itself"
+
+
+@direct
+def test_a_killed_server_comes_back_with_its_messages(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start()
+    stream = Stream(broker.url)
+    with opened(stream.backend()) as session:
+        first = stream.messages(20)
+        assert publish(session, first) == [None] * 20
+        broker.pause()  # so that the kill comes before any answer
+        outcome: list[Any] = []
+
+        def send() -> None:
+            try:
+                publish(session, stream.messages(500))
+            except BrokerUnavailable as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        broker.kill()
+        thread.join(20)
+        assert "NATS at nats://127.0.0.1:" in str(outcome[0])
+        with pytest.raises(BrokerUnavailable):
+            publish(session, stream.messages(1))
+        with pytest.raises(BrokerUnavailable):
+            check(session)
+    with pytest.raises(BrokerUnavailable, match="cannot be reached"), opened(stream.backend()):
+        pass
+    assert not caplog.records, "the client logs by itself"
+    broker.restart()
+    with opened(stream.backend()) as session:
+        check(session)
+        last = stream.message()
+        assert publish(session, [last]) == [None]
+    found = ids(stream.read())
+    assert found[:20] == [each.event_id for each in first]
+    assert found[-1] == last.event_id
+
+
+@direct
+def test_a_server_that_does_not_answer(start: Any) -> None:
+    """Nothing leaves once publish has returned: what is left in the buffers is dropped."""
+    broker = start()
+    stream = Stream(broker.url)
+    with opened(stream.backend()) as session:
+        broker.pause()
+        try:
+            began = time.monotonic()
+            outcomes = publish(session, stream.messages(300, body=b"x" * 90_000), within=1)
+            assert time.monotonic() - began < 3
+        finally:
+            broker.resume()
+        assert kinds(outcomes) == {"Unconfirmed": 300}
+    with opened(stream.backend()) as session:
+        assert publish(session, stream.messages(1)) == [None]
+    assert 1 <= stream.count() < 200
+
+
+@direct
+def test_it_opens_one_of_several_servers(stream: Stream) -> None:
+    servers = [f"nats://127.0.0.1:{brokers.free_port()}", stream.url]
+    for _ in range(5):  # in an order by chance
+        with opened(stream.backend(servers=servers)) as session:
+            assert publish(session, stream.messages(1)) == [None]
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@direct
+def test_messages_that_no_stream_takes_fail_alone(stream: Stream) -> None:
+    batch = [stream.message() if n % 2 else message("nobody.listens") for n in range(500)]
+    with opened(stream.backend()) as session:
+        outcomes = publish(session, batch)
+    assert outcomes[1::2] == [None] * 250
+    assert kinds(outcomes[::2]) == {"NoStream": 250}
+    assert "No stream of NATS at" in str(outcomes[0])
+    assert isinstance(outcomes[0], NoStream)
+    assert stream.count() == 250
+
+
+@direct
+def test_a_stream_that_is_full_refuses(broker: brokers.Nats) -> None:
+    stream = Stream(broker.url, discard="new", max_msgs=10)
+    with opened(stream.backend()) as session:
+        outcomes = publish(session, stream.messages(100))
+        check(session)  # the server itself takes messages
+    found = kinds(outcomes)
+    assert (found, stream.count()) == ({"": 10, "RefusedMessage": 90}, 10)
+    assert isinstance(outcomes[-1], RefusedMessage)
+    assert "maximum" in str(outcomes[-1])
+
+
+@direct
+def test_another_stream_than_expected_refuses(stream: Stream) -> None:
+    with opened(stream.backend(stream=stream.name)) as session:
+        check(session)
+        assert publish(session, stream.messages(1)) == [None]
+    assert stream.read()[0].headers["Nats-Expected-Stream"] == stream.name
+    another = Stream(stream.url)
+    with opened(stream.backend(stream=another.name)) as session:
+        (outcome,) = publish(session, stream.messages(1))
+    assert "expected stream does not match" in str(outcome)
+    assert isinstance(outcome, RefusedMessage)
+
+
+@direct
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"to": "a b"}, "not a subject"),
+        ({"to": "a.*"}, "not a subject"),
+        ({"to": "a.>"}, "not a subject"),
+        ({"to": "a..b"}, "not a subject"),
+        ({"to": ".a"}, "not a subject"),
+        ({"to": "a."}, "not a subject"),
+        ({"to": "a\r\nPUB b 0"}, "not a subject"),
+        ({"to": "a\0b"}, "not a subject"),
+        ({"to": "$JS.API.STREAM.DELETE.orders"}, "not a subject"),
+        ({"to": "a" * 2049}, "more than 2048 bytes"),
+        ({"headers": {"trace": "a\r\nNats-Rollup: all"}}, "header 'trace' cannot be sent"),
+        ({"headers": {"trace": "a\nb"}}, "header 'trace' cannot be sent"),
+        ({"headers": {"a:b": "x"}}, "header 'a:b' cannot be sent"),
+        ({"headers": {"ä": "x"}}, "header 'ä' cannot be sent"),
+        ({"headers": {"": "x"}}, "header '' cannot be sent"),
+        ({"body": b"x" * (LARGEST + 1)}, "max_payload"),
+        ({"body": b"x" * (LARGEST - 100)}, "max_payload"),  # with the headers
+        ({"headers": {"long": "x" * LARGEST}}, "max_payload"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else "-",
+)
+def test_a_message_that_cannot_be_sent_is_dead_alone(
+    stream: Stream, given: dict[str, Any], said: str
+) -> None:
+    bad = message(**{"to": f"{stream.name}.x", **given})
+    with opened(stream.backend()) as session:
+        outcomes = publish(session, [*stream.messages(5), bad, *stream.messages(5)])
+        assert publish(session, stream.messages(1)) == [None]
+    assert isinstance(outcomes[5], Unrecoverable)
+    assert said in str(outcomes[5])
+    assert kinds(outcomes) == {"": 10, "Unrecoverable": 1}
+    assert stream.count() == 11
+
+
+@direct
+def test_the_largest_message_passes(stream: Stream) -> None:
+    largest = stream.message(headers={})
+    headers = (
+        f"NATS/1.0\r\ncontent-type: application/json\r\nNats-Msg-Id: {largest.event_id}\r\n\r\n"
+    )
+    with opened(stream.backend()) as session:
+        body = b"x" * (LARGEST - len(headers))
+        assert publish(session, [stream.message(headers={}, body=body)]) == [None]
+        (outcome,) = publish(session, [stream.message(headers={}, body=body + b"x")])
+    assert isinstance(outcome, Unrecoverable)
+
+
+@direct
+def test_a_message_too_large_for_its_stream_is_dead(broker: brokers.Nats) -> None:
+    stream = Stream(broker.url, max_msg_size=500)
+    with opened(stream.backend()) as session:
+        outcomes = publish(session, [stream.message(), stream.message(body=b"x" * 600)])
+    assert kinds(outcomes) == {"": 1, "Unrecoverable": 1}
+    assert "message size exceeds maximum" in str(outcomes[1])
+
+
+@direct
+def test_a_header_that_is_not_ascii(stream: Stream) -> None:
+    with opened(stream.backend()) as session:
+        assert publish(session, [stream.message(headers={"name": "Kännchen"})]) == [None]
+    assert stream.read()[0].headers["name"] == "Kännchen"
+
+
+# --- permissions, and a server that takes nothing -------------------------------------------------
+
+USERS = """
+authorization {
+  users = [
+    { user: admin, password: admin }
+    { user: shop, password: "s3cret", permissions {
+        publish: ["*.order.>", "$JS.API.INFO"], subscribe: "_INBOX.>" } }
+    { user: deaf, password: "s3cret", permissions { publish: ">", subscribe: "nothing" } }
+    { user: mute, password: "s3cret", permissions { publish: "*.order.>", subscribe: "_INBOX.>" } }
+  ]
+}
+"""
+
+
+@direct
+def test_permissions(start: Any) -> None:
+    broker = start(config=USERS)
+    stream = Stream(broker.url.replace("://", "://admin:admin@"))
+
+    def backend(user: str) -> JetStream:
+        return JetStream(servers=broker.url, user=user, password="s3cret")
+
+    with opened(backend("shop")) as session:
+        check(session)
+        batch = [stream.message("order.placed"), stream.message("invoice.sent")] * 50
+        began = time.monotonic()
+        outcomes = publish(session, batch)
+        assert time.monotonic() - began < 5  # it does not wait for answers that do not come
+        assert kinds(outcomes) == {"": 50, "RefusedMessage": 50}
+        assert "permissions violation" in str(outcomes[1])
+    with opened(backend("mute")) as session:  # it may not ask JetStream anything
+        check(session)
+        outcomes = publish(session, [stream.message("order.placed"), message("no.order.x")])
+        assert kinds(outcomes) == {"": 1, "NoStream": 1}
+    denied = "permissions violation for subscription"
+    with opened(backend("deaf")) as session, pytest.raises(BrokerUnavailable, match=denied):
+        check(session)
+    with (
+        pytest.raises(BrokerUnavailable, match="refused the login") as raised,
+        opened(JetStream(servers=broker.url, user="shop", password="wr0ng")),
+    ):
+        pass
+    assert "wr0ng" not in str(raised.value)
+
+
+@direct
+def test_a_server_without_jetstream(start: Any) -> None:
+    """Its answer to a message is the same as that of one whose stream is missing."""
+    broker = start(jetstream=False)
+    with opened(JetStream(servers=broker.url)) as session:
+        with pytest.raises(BrokerUnavailable, match="has no JetStream; enable it"):
+            publish(session, messages(10))
+        with pytest.raises(BrokerUnavailable, match="has no JetStream"):
+            check(session)
+
+
+@direct
+def test_a_disk_that_is_full(start: Any, tmp_path: Path) -> None:
+    """The server's own limit concerns every message."""
+    broker = start(
+        jetstream=False,
+        config=f'jetstream {{ store_dir: "{tmp_path / "limited"}", max_file_store: 100KB }}',
+    )
+    stream = Stream(broker.url)
+    with opened(stream.backend()) as session:
+        found: list[Any] = []
+        with pytest.raises(BrokerUnavailable, match=r"insufficient|exceeded"):
+            for _ in range(20):
+                found += publish(session, stream.messages(1, body=b"x" * 20_000))
+    assert set(found) == {None}
+
+
+@direct
+def test_a_check_names_what_is_missing(stream: Stream) -> None:
+    with (
+        opened(stream.backend(stream="missing")) as session,
+        pytest.raises(NoStream, match="no stream 'missing'"),
+    ):
+        check(session)
+    fixed = stream.backend()
+    fixed.to = "nobody.listens"
+    with opened(fixed) as session, pytest.raises(NoStream, match=r"'nobody\.listens'"):
+        check(session)
+    for to in (f"{stream.name}.fixed", "{event_type}"):
+        with opened(stream.backend()) as session:
+            session.backend.to = to
+            check(session)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@direct
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"server": "x"}, r"unknown option 'server'; the client's are \['connect_timeout'"),
+        ({"allow_reconnect": True}, "unknown option 'allow_reconnect'"),
+        ({"servers": 4222}, "servers is not a URL such as"),
+        ({"servers": ["http://shop:secret@a"]}, "servers has an invalid URL; expected"),
+        ({"servers": "nats://a:port"}, "servers has an invalid URL"),
+        ({"stream": "a b"}, "stream is 'a b'; expected the name of a stream"),
+        ({"timeout": "soon"}, "timeout is 'soon'"),
+    ],
+    ids=["unknown", "ours", "type", "scheme", "port", "stream", "timeout"],
+)
+def test_wrong_options(options: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error) as raised:
+        JetStream(**options)
+    assert "secret" not in str(raised.value)
+
+
+@direct
+def test_a_system_check_names_options_that_are_wrong(settings: Any) -> None:
+    settings.OUTBOX = {
+        "RELAYS": {
+            "orders": {
+                "BACKEND": "django_outbox.relays.nats.JetStream", "EVENTS": ["order.*"],
+                "OPTIONS": {"subject": "x"},
+            }
+        }
+    }  # fmt: skip
+    assert any("unknown option 'subject'" in each.msg for each in run_checks())
