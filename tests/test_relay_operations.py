@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
+from django_outbox.listeners.outcomes import Status
 from django_outbox.management.commands import outbox_relays
-from django_outbox.models import OutboxPause
+from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import Backend, BrokerUnavailable
 from django_outbox.signals import listener_overdue
 from tests.relay_backend import BROKER
@@ -26,6 +28,7 @@ from tests.table import insert, now
 from tests.test_checks import ours
 from tests.test_dashboard import body, boss, part
 from tests.test_prometheus import Shown, shown
+from tests.waiting import wait_until
 
 __all__ = ["boss", "shown"]  # the fixtures
 
@@ -308,3 +311,32 @@ def test_w017_names_relays_that_hold_up_the_one_stream(settings: Any) -> None:
     [warning] = ours()
     assert warning.id == "django_outbox.W017"
     assert "a relay whose broker is away" in warning.msg
+
+
+# -- drain -----------------------------------------------------------------------------------------
+
+
+class Lost(Backend):
+    """Takes longer to find its broker away than an event waits until its next try."""
+
+    opened: ClassVar[list[float]] = []
+
+    def open(self) -> None:
+        self.opened.append(time.monotonic())
+        wait_until(lambda: time.monotonic() > self.opened[-1] + 1.2)
+        raise BrokerUnavailable("no route to the host")
+
+
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["unkeyed", "keyed"])
+def test_a_drain_ends_though_a_broker_is_away(settings: Any, is_keyed: bool) -> None:
+    lost = {**ORDERS, "BACKEND": f"{__name__}.Lost", "BATCH": 1}
+    settings.OUTBOX = {"RELAYS": {"lost": lost, "hooks": HOOKS}}
+    Lost.opened.clear()
+    with transaction.atomic():
+        for n in range(2):
+            outbox.write("order.placed", key=f"k{n}" if is_keyed else None)
+        outbox.write("hook.called")
+    outbox.drain()
+    assert 1 <= len(Lost.opened) <= 2  # what was claimed before it was known to be away
+    assert [each.event_type for each in BROKER.messages] == ["hook.called"]
+    assert OutboxEvent.objects.filter(status=Status.NEW, attempts=0).count() == 2

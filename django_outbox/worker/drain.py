@@ -21,7 +21,7 @@ from ..delivery.lease import Lease
 from ..delivery.paused import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
-from ..listeners.queues import largest_batch
+from ..listeners.queues import largest_batch, queue_of
 from ..listeners.registry import Listener
 from ..models import OutboxEvent
 from ..sql import dialect_of, engine_connection, is_in_memory
@@ -194,7 +194,7 @@ class _Drain(DrainClaims):
         finally:
             for lease, decision in decided:
                 lease.started_at = monotonic()
-                self._exclude_delayed(lease, decision)
+                self._exclude_delayed(lease, decision, queue_of(listener))
             self.decided += len(decided)
             into += decided
         return sum(_is_delivery(decision) for _, decision in decided)
@@ -236,7 +236,7 @@ class _Drain(DrainClaims):
             raise
         lease.started_at = monotonic()
         self.decided += 1
-        self._exclude_delayed(lease, decision)
+        self._exclude_delayed(lease, decision, lease.queue)
         return decision
 
     def _decision(self, lease: Lease, *, inline: bool) -> Decision:
@@ -265,8 +265,13 @@ class _Drain(DrainClaims):
                 tidy(connection, lease)
         return self.held.is_current(lease)
 
-    def _exclude_delayed(self, lease: Lease, decision: Decision) -> None:
-        """Exclude an event from further claims if it is due at once, paused or due after ``at``."""
+    def _exclude_delayed(self, lease: Lease, decision: Decision, queue: str) -> None:
+        """Exclude an event from further claims if it is due at once, paused or due after ``at``.
+
+        After an outage, exclude its whole queue: its events are due again before the run has ended.
+        """
+        if decision.unavailable:
+            self.away.add(queue)
         if decision.delay is None or decision.outcome == "moved":  # its next listener is due
             return
         event_id = lease.event_id

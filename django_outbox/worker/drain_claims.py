@@ -40,6 +40,7 @@ class DrainClaims:
         self.queues: list[str] = []  # of the claims, in their order
         self.total_delays: dict[str, float] = {}  # seconds, of each event so far
         self.excluded: list[str] = []  # events that this drain does not claim again
+        self.away: set[str] = set()  # queues that this drain leaves alone: their broker is away
         self.in_use = [  # with open transactions of the caller, which must not be closed
             each for each in connections.all(initialized_only=True) if each.in_atomic_block
         ]
@@ -61,7 +62,7 @@ class DrainClaims:
     def accepts(self, queue: str) -> bool:
         """Return whether events of this queue may be started here."""
         served_here = self.only is None or queue in self.only
-        return served_here and queue not in self.known_pauses.closed
+        return served_here and queue not in self.known_pauses.closed and queue not in self.away
 
     # -- claims ----------------------------------------------------------------------------------
 

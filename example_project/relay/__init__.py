@@ -1,1 +1,0 @@
-"""Sends every event on to a message broker or a webhook; off unless ``RELAY_URL`` names one."""
