@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.checks import run_checks
 from django.db import transaction
 
@@ -19,8 +20,9 @@ import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable
-from tests import brokers
+from tests import brokers, samples
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
+from tests.waiting import wait_until
 
 nats = pytest.importorskip("nats")
 
@@ -66,14 +68,14 @@ class Stream:
         self.run(lambda context: context.add_stream(name=self.name, **config))
 
     def run(self, work: Callable[[Any], Any]) -> Any:
-        async def connected() -> Any:
-            client = await nats.connect(self.url)
-            try:
-                return await work(client.jetstream())
-            finally:
-                await client.close()
+        return asyncio.run(self.connected(work))
 
-        return asyncio.run(connected())
+    async def connected(self, work: Callable[[Any], Any]) -> Any:
+        client = await nats.connect(self.url)
+        try:
+            return await work(client.jetstream())
+        finally:
+            await client.close()
 
     def count(self) -> int:
         return int(self.run(lambda context: context.stream_info(self.name)).state.messages)
@@ -224,6 +226,25 @@ def test_an_outage_costs_no_attempt(relay: Any) -> None:
     row.refresh_from_db()
     assert (row.attempts, row.status) == (0, OutboxEvent.Status.NEW)
     assert "secret" not in (row.last_error or "")
+
+
+@stored
+def test_the_consumer_of_the_page_handles_a_repeat_once(broker: brokers.Nats) -> None:
+    stream = Stream(broker.url, duplicate_window=0.1)
+    repeated, handled = stream.message(), list[Any]()
+    with opened(stream.backend()) as session:
+        assert publish(session, [repeated]) == [None]
+        wait_until(lambda: publish(session, [repeated]) == [None] and stream.count() == 2)
+    with samples.modules("how-to/relay-to-nats.md") as made:
+
+        async def consume(context: Any) -> None:
+            subscription = await context.pull_subscribe("", durable="warehouse", stream=stream.name)
+            for each in await subscription.fetch(2, timeout=20):
+                await made["warehouse.consumer"].consume(each, handled.append)
+            assert (await subscription.consumer_info()).num_ack_pending == 0
+
+        async_to_sync(stream.connected)(consume)
+    assert handled == [{"sku": "teapot"}]
 
 
 # --- acknowledgements -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Unconfirmed
-from tests import brokers
+from tests import brokers, samples
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
 from tests.waiting import wait_until
 
@@ -261,6 +261,23 @@ def test_a_killed_broker_comes_back_with_its_messages(
     found = consumer.read(21)  # those confirmed before the kill are all there, in order
     assert ids(found[:20]) == [each.event_id for each in first]
     assert found[20].message_id == last.event_id
+
+
+@stored
+def test_the_consumer_of_the_page_handles_a_repeat_once(consumer: Consumer) -> None:
+    kombu = pytest.importorskip("kombu")
+    repeated = message()
+    with opened(consumer.backend()) as session:
+        assert publish(session, [repeated, repeated]) == [None] * 2
+    handled: list[Any] = []
+    with samples.modules("how-to/relay-to-rabbitmq.md") as made:
+        consume = made["warehouse.consumer"].consume
+        with kombu.Connection(consumer.url) as connection:
+            queue = kombu.Queue(consumer.name)(connection)
+            for _ in range(2):
+                consume(wait_until(queue.get), handled.append)
+            assert queue.get() is None
+    assert handled == [{"sku": "teapot"}]
 
 
 # --- confirmations --------------------------------------------------------------------------------
