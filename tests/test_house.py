@@ -444,8 +444,7 @@ def test_509_every_python_sample_is_run_by_a_test() -> None:
         for page in samples.pages()
         if f'"{page}"' not in tutorials  # in a tutorial, every block is run as a step
         for title, code in samples.blocks(page).items()
-        if not title.startswith("example_project/")  # test_relays compares these with the files
-        and not samples.is_of_settings(title, code)  # test_pages reads these
+        if not samples.is_of_settings(title, code)  # test_pages reads these
         and not any(aim == page and runs(title, code) for aim, runs in runners)
     ] == []
 

@@ -578,20 +578,6 @@ def test_19_the_simplest_webhook() -> None:
     assert row.status == OutboxEvent.Status.DONE
 
 
-def test_9_the_listener_of_the_relays(settings: Any) -> None:
-    """The relay receives every event, in addition to its listeners."""
-    pytest.importorskip("kombu")
-    settings.RELAY_URL = ""
-    sent: list[str] = []
-    rabbit = patch(
-        "example_project.relay.rabbitmq.RabbitMQ", lambda url: lambda _: sent.append(url)
-    )
-    with rabbit, samples.run("how-to/relay-to-a-broker.md", only="PATIENT ="):
-        row = place("whatever.happened")
-    assert sent == ["amqp://guest:guest@127.0.0.1:5672//"]
-    assert row.status == OutboxEvent.Status.DONE
-
-
 # --- queues, circuit breakers --------------------------------------------------------------------
 
 

@@ -349,8 +349,7 @@ def test_the_old_defaults_are_those_of_the_page_about_upgrades() -> None:
 
 @pytest.mark.parametrize(
     ("page", "hours"),
-    [("call-a-webhook", (17.5, 18.5)), ("listen", (17.5, 18.5)), ("retry", (23, 25)),
-     ("relay-to-a-broker", (11, 13))],
+    [("call-a-webhook", (17.5, 18.5)), ("listen", (17.5, 18.5)), ("retry", (23, 25))],
 )  # fmt: skip
 def test_the_patient_policies_of_the_how_tos_last_as_long_as_they_say(
     page: str, hours: tuple[float, float]

@@ -1,0 +1,119 @@
+"""The example shop relays by settings, and the recipe for Celery does what its page says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from django_outbox.relay_settings import relays_fault
+from example_project.broker import relays_from
+from tests import brokers, samples
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+
+once = pytest.mark.any_database
+
+ORDER = """
+import django
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+call_command("seed")
+from example_project.shop.models import Product
+from example_project.shop.ordering import place
+place("Ada", {Product.objects.get(sku="teapot"): 1})
+call_command("outbox_worker", "--once")
+from django_outbox.models import OutboxEvent
+print(*(f"{event.event_type} {event.progress}" for event in OutboxEvent.objects.all()), sep="\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    redis = brokers.Redis(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    yield redis
+    redis.stop()
+
+
+@once
+@pytest.mark.parametrize(
+    "url",
+    ["amqp://a:b@h/", "amqps://h/", "nats://h", "redis://h/1", "kafka://h:9092", "https://h/{x}"],
+)
+def test_each_scheme_is_a_valid_relay(url: str) -> None:
+    found = relays_from(url)
+    assert relays_fault(found) is None
+    assert found["broker"]["EVENTS"] == ["*"]
+
+
+@once
+def test_a_webhook_gets_its_secret_and_its_url() -> None:
+    relay = relays_from("https://h/{x}", secret="whsec_x")["broker"]
+    assert (relay["OPTIONS"]["secret"], relay["TO"].format()) == ("whsec_x", "https://h/{x}")
+
+
+@once
+def test_an_unknown_scheme_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ImproperlyConfigured, match="begins with 'ftp'; expected one of amqp, "):
+        relays_from("ftp://localhost")
+
+
+@once
+@pytest.mark.parametrize("is_on", [False, True], ids=["off", "redis"])
+def test_the_example_relays_if_it_is_told_to(tmp_path: Path, broker: Any, is_on: bool) -> None:
+    """Off by default; with ``RELAY_URL`` every event goes to the relay and its other listeners."""
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "example_project.settings",
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'example.sqlite3'}",
+        "RELAY_URL": broker.url if is_on else "",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", ORDER], cwd=ROOT, env=environment, capture_output=True, text=True,
+        check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("relay.broker") == (3 if is_on else 0), done.stdout
+    if is_on:
+        import redis
+
+        with redis.Redis.from_url(broker.url) as client:
+            sent = [entry for _, entry in client.xrange("events")]
+        assert {entry[b"event-type"] for entry in sent} >= {b"order.placed", b"parcel.requested"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_listener_enqueues_a_task_of_celery(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kombu, celery = pytest.importorskip("kombu"), pytest.importorskip("celery")
+    app = celery.Celery("shop", broker=broker.url, set_as_current=False)
+    app.conf.task_default_queue = f"test-{uuid4()}"
+    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
+    monkeypatch.setitem(sys.modules, "shop.celery", SimpleNamespace(app=app))
+    with samples.run("how-to/relay-to-a-broker.md", only="send_task"):
+        with transaction.atomic():
+            event_id = outbox.write("order.placed", {"sku": "teapot"})
+        outbox.drain()
+        with kombu.Connection(broker.url) as connection:
+            queue = connection.SimpleQueue(app.conf.task_default_queue)
+            message = wait_until(lambda: queue.get(timeout=10))
+            message.ack()
+    assert message.headers["id"] == event_id
+    assert message.headers["task"] == "shop.order.placed"
+    assert message.decode()[1] == {"payload": {"sku": "teapot"}}
+    assert OutboxEvent.objects.get().status == OutboxEvent.Status.DONE
+    app.close()
+    kombu.pools.reset()
