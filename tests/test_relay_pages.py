@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import socket
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.utils.module_loading import import_string
 
 import django_outbox as outbox
 from django_outbox import BrokerUnavailable, Unrecoverable
+from django_outbox.checks.relays import EXTRAS
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.relay_settings import FIELDS, FORMATS, KNOWN, RelaySettings
@@ -195,3 +198,26 @@ def test_the_contract_is_in_the_reference() -> None:
     named = {*re.findall(r"^\| `(\w+)", section, re.MULTILINE)}
     ours = {name for name in dir(Backend) if not name.startswith("_")} | {"__init__"}
     assert named == ours | {each.name for each in fields(Message)}
+
+
+SHOWN_ONCE = "django_outbox.relays.aws.SNS"  # its options are those of SQS
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize("path", EXTRAS)
+def test_a_backend_of_the_package_is_in_the_reference_with_its_options(path: str) -> None:
+    _, _, section = reference().partition(f"\n`{path}`, extra `{EXTRAS[path]}`")
+    assert section
+    section = re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)[0]
+    try:
+        found = import_string(path)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed")
+    assert f"prefix `{found.attribute_prefix}`" in section or path == SHOWN_ONCE
+    rows = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? \|", section, re.MULTILINE))
+    taken = {
+        name: "required" if each.default is each.empty else str(each.default)
+        for name, each in inspect.signature(found).parameters.items()
+        if each.kind is each.KEYWORD_ONLY and name != "timeout"
+    }
+    assert path == SHOWN_ONCE or {name: each.strip('"') for name, each in rows.items()} == taken
