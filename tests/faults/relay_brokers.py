@@ -17,7 +17,8 @@ T = TypeVar("T")
 PLACE = "events"  # the stream, exchange or queue
 READING = 60.0  # seconds without a further message after which a broker is read
 USER = "guest"
-TAKEN, LARGE = 2_000, 5_000  # bytes of the largest message that is taken, and of one that is not
+USUAL, ODD = "fault.relayed", "fault.odd"  # event types; a broker may have no place for the second
+NO_PLACE = "no place"
 
 
 class Broker:
@@ -53,9 +54,9 @@ class Broker:
         """Have it take messages again."""
 
     def refuse(self, why: str) -> None:
-        """Have the broker refuse messages, each by itself."""
+        """Have the broker refuse messages, each by itself: all, or those of ``ODD``."""
 
-    def accept(self) -> None:
+    def accept(self, why: str) -> None:
         """Have it accept them again."""
 
     def read(self) -> list[str]:
@@ -106,7 +107,8 @@ class RabbitMQ(Broker):
         async def declare(channel: Any) -> None:
             exchange = await channel.declare_exchange(PLACE, "topic", durable=True)
             queue = await channel.declare_queue(PLACE, durable=True)
-            await queue.bind(exchange, "#")
+            await queue.bind(exchange, USUAL)
+            await queue.bind(exchange, ODD)
 
         self._ask(declare)
 
@@ -117,11 +119,20 @@ class RabbitMQ(Broker):
         self.server.control("set_vm_memory_high_watermark", "0.6")
 
     def refuse(self, why: str) -> None:
-        policy = '{"max-length": 1, "overflow": "reject-publish"}'
-        self.server.control("set_policy", "full", f"^{PLACE}$", policy, "--apply-to", "queues")
+        async def unbind(channel: Any) -> None:
+            await (await channel.get_queue(PLACE)).unbind(PLACE, ODD)
 
-    def accept(self) -> None:
-        self.server.control("clear_policy", "full")
+        policy = '{"max-length": 1, "overflow": "reject-publish"}'
+        if why == NO_PLACE:
+            self._ask(unbind)
+        else:
+            self.server.control("set_policy", "full", f"^{PLACE}$", policy, "--apply-to", "queues")
+
+    def accept(self, why: str) -> None:
+        if why == NO_PLACE:
+            self.prepare()
+        else:
+            self.server.control("clear_policy", "full")
 
     def read(self) -> list[str]:
         found: list[str] = []
@@ -155,12 +166,12 @@ class RabbitMQ(Broker):
 class Nats(Broker):
     """NATS with one JetStream stream on disk."""
 
-    kind, refusals = brokers.Nats, ("stream full", "too large")
+    kind, refusals = brokers.Nats, (NO_PLACE, "stream full")
 
     def relay(self, port: int) -> dict[str, Any]:
         options = {"servers": f"nats://127.0.0.1:{port}", "timeout": 1.5}
         backend = "django_outbox.relays.nats.JetStream"
-        return {"BACKEND": backend, "TO": PLACE, "OPTIONS": options}
+        return {"BACKEND": backend, "TO": f"{PLACE}.{{event_type}}", "OPTIONS": options}
 
     def prepare(self) -> None:
         async def add(stream: Any) -> None:
@@ -171,15 +182,14 @@ class Nats(Broker):
     def refuse(self, why: str) -> None:
         async def limit(stream: Any) -> None:
             there = (await stream.stream_info(PLACE)).state.messages  # a lower limit drops some
-            full = why == "stream full"
-            limits = {"max_msgs": there} if full else {"max_msg_size": TAKEN}
-            await stream.update_stream(_config(**limits))
+            config = _config(USUAL) if why == NO_PLACE else _config(max_msgs=there)
+            await stream.update_stream(config)
 
         self._ask(limit)
 
-    def accept(self) -> None:
+    def accept(self, why: str) -> None:
         async def lift(stream: Any) -> None:
-            await stream.update_stream(_config(max_msgs=-1, max_msg_size=-1))
+            await stream.update_stream(_config(max_msgs=-1))
 
         self._ask(lift)
 
@@ -187,7 +197,7 @@ class Nats(Broker):
         async def fetch(stream: Any) -> list[str]:
             there = (await stream.stream_info(PLACE)).state.messages
             found: list[str] = []
-            consumer = await stream.pull_subscribe(PLACE, stream=PLACE)
+            consumer = await stream.pull_subscribe(f"{PLACE}.>", stream=PLACE)
             while len(found) < there:
                 messages = await consumer.fetch(min(500, there - len(found)), timeout=READING)
                 found += [message.headers["event-id"] for message in messages]
@@ -210,9 +220,10 @@ class Nats(Broker):
         return asyncio.run(ask())
 
 
-def _config(**limits: int) -> Any:
+def _config(*types: str, **limits: int) -> Any:
     from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
     return StreamConfig(
-        name=PLACE, subjects=[PLACE], storage=StorageType.FILE, discard=DiscardPolicy.NEW, **limits
+        name=PLACE, subjects=[f"{PLACE}.{each}" for each in types or (USUAL, ODD)],
+        storage=StorageType.FILE, discard=DiscardPolicy.NEW, **limits,
     )  # fmt: skip
