@@ -125,12 +125,6 @@ def receiving(**options: Any) -> Iterator[Receiver]:
         thread.join()
 
 
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def certificate(directory: Path, *, host: str) -> tuple[Path, Path]:
     """Write a self-signed certificate for a host; return its file and the key's."""
     from cryptography import x509

@@ -26,6 +26,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
 from django_outbox.relays.registration import relays
 from tests import samples
+from tests.brokers import free_port
 from tests.waiting import wait_until
 
 boto3 = pytest.importorskip("boto3")
@@ -290,9 +291,9 @@ def test_a_queue_that_is_missing_costs_an_attempt_and_the_check_says_so(relay: A
 @database
 def test_an_endpoint_that_is_away_costs_no_attempt(settings: Any, relay: Any) -> None:
     """It comes back on the same port, and the next delivery sends."""
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    port = free_port()
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     server.start()
-    _, port = server.get_host_and_port()
     endpoint = f"http://127.0.0.1:{port}"
     client = boto3.client("sqs", endpoint_url=endpoint, **ACCESS)
     url = queue(client)

@@ -27,7 +27,8 @@ from django_outbox.relays import BrokerUnavailable
 from django_outbox.relays.event_loop import EventLoopThread
 from django_outbox.relays.registration import relays
 from tests import samples
-from tests.receiver import Receiver, certificate, free_port, receiving
+from tests.brokers import free_port
+from tests.receiver import Receiver, certificate, receiving
 from tests.waiting import wait_until
 
 httpcore = pytest.importorskip("httpcore")
@@ -392,7 +393,7 @@ def test_concurrency_is_limited_and_connections_are_kept(client: Any, receiver: 
     assert receiver.most <= 3
     assert receiver.connections <= 6
     with receiving() as second:
-        both = [message(each.url, n) for n in range(50) for each in (receiver, second)]
+        both = [message(each.url, n) for each in (receiver, second) for n in range(50)]
         receiver.hold.clear()
         second.hold.clear()
         future = asyncio.run_coroutine_threadsafe(
