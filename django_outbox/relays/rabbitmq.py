@@ -31,6 +31,7 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
     PublishError,
 )
+from pamqp.exceptions import PAMQPException
 
 from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
@@ -45,7 +46,8 @@ HEADER_ROOM: Final = 4096  # bytes of a header frame for all that is not the eve
 OPEN_TIMEOUT: Final = 5.0  # seconds
 PROBE_TIMEOUT: Final = 5.0  # seconds that the broker may take to answer a check
 SETTLE: Final = 0.1  # seconds for tasks to see that their channel has closed
-BROKEN: Final = (AMQPError, OSError, RuntimeError)  # what a connection that breaks raises
+# What a connection that breaks, or is refused, raises.
+BROKEN: Final = (AMQPError, PAMQPException, OSError, RuntimeError)
 
 
 class UnroutableMessage(Exception):

@@ -14,6 +14,7 @@ import aiormq
 from aio_pika.connection import make_url
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory
 from aiormq.exceptions import AMQPError
+from pamqp.exceptions import PAMQPException
 
 from .event_loop import THREAD_NAME
 
@@ -42,7 +43,8 @@ class Address:
         self.url = make_url(**place) if place else make_url(url or DEFAULT_URL)
         if self.url.scheme not in ("amqp", "amqps") or not self.url.host:
             raise ValueError('url is not an AMQP URL; expected "amqp://user:password@host:5672/".')
-        self.manner = {name: options[name] for name in MANNER if name in options}
+        self.ssl_context = options.get("ssl_context")
+        self.client_properties = options.get("client_properties")
 
     def __str__(self) -> str:
         shown = self.url.with_user(None).with_query(None)
@@ -70,8 +72,11 @@ class Connection:
 
     async def open(self) -> None:
         _silence_client()
-        self._client = aio_pika.Connection(self._address.url, **self._address.manner)
-        self._client.kwargs["transport_factory"] = self._transports
+        address = self._address
+        self._client = aio_pika.Connection(address.url, ssl_context=address.ssl_context)
+        self._client.kwargs |= {
+            "transport_factory": self._transports, "client_properties": address.client_properties,
+        }  # fmt: skip
         await self._client.connect()
         self.channel = await self.new_channel()
 
@@ -90,7 +95,7 @@ class Connection:
         try:
             if self._client is not None and not self._transports.is_cut:
                 await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
-        except (AMQPError, OSError, RuntimeError, asyncio.TimeoutError):
+        except (AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError):
             pass
         finally:
             self._transports.cut()
@@ -111,25 +116,24 @@ class _Transports(aiormq.TransportFactory):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.is_cut = False
-        self._transport: Any = None
+        self._writer: Any = None  # asyncio's, which complains of a transport that nothing closed
 
     async def create(self, url: Any, **kwargs: Any) -> Any:
         factory = TLSTransportFactory() if url.scheme == "amqps" else TCPTransportFactory()
-        reader, writer = await factory.create(url, **kwargs)
-        self._transport = writer.transport
-        return reader, writer
+        reader, self._writer = await factory.create(url, **kwargs)
+        return reader, self._writer
 
     def cut(self) -> None:
         """Drop what the process and its kernel have not sent, and close the socket."""
-        if self._transport is None or self.is_cut:
+        if self._writer is None or self.is_cut:
             return
         self.is_cut = True
-        if not self._transport.is_closing():
+        transport = self._writer.transport
+        if not transport.is_closing():
             now = struct.pack("ii", 1, 0)  # linger for 0 seconds
-            self._transport.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, now
-            )
-        self._transport.abort()
+            found = transport.get_extra_info("socket")
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+        transport.abort()
 
 
 class _OfOthers(logging.Filter):
