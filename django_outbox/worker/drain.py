@@ -21,7 +21,7 @@ from ..delivery.lease import Lease
 from ..delivery.paused import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
-from ..listeners.queues import largest_batch
+from ..listeners.queues import batch_room
 from ..listeners.registry import Listener
 from ..models import OutboxEvent
 from ..sql import dialect_of, engine_connection, is_in_memory
@@ -74,7 +74,7 @@ def drain(
 class _Drain(DrainClaims):
     def run(self, limit: int | None, *, inline: bool) -> int:
         if inline:
-            chunk = max(map(largest_batch, self.settings.queues))
+            chunk = max(map(batch_room, self.settings.queues))
             return self._deliver_all(connections[self.alias], limit, chunk=chunk, inline=True)
         own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
         beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, worker_row=None,
