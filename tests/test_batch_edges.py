@@ -449,6 +449,23 @@ def test_a_failing_key_opens_the_breaker(settings: Any) -> None:
         wait_until(lambda: OutboxPause.objects.filter(kind="breaker").exists())
 
 
+@outside
+def test_an_unrecoverable_error_does_not_open_the_breaker(settings: Any) -> None:
+    """The partner has answered, even if it is not known yet which event it refuses."""
+    settings.OUTBOX = {"QUEUES": {"default": {"BREAKER": {"failures": 1, "pause": 60}}}}
+    ids = write(4)
+
+    def work(events: list[outbox.Event]) -> None:
+        if ids[1] in ids_of(events):
+            raise outbox.Unrecoverable("no")
+
+    bulk = Bulk(work)
+    with listening(bulk, batch=4, within=1.0), working():
+        wait_until(lambda: {*statuses().values()} == {Status.DONE, Status.DEAD})
+    assert bulk.sizes == [4, 2, 2, 1, 1]
+    assert not OutboxPause.objects.exists()
+
+
 # -- atomic listeners ------------------------------------------------------------------------------
 
 

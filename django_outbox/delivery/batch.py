@@ -216,7 +216,7 @@ class Batch:
         is_shared = len(call.part) > 1
         if isinstance(answer, BaseException) and is_shared:
             is_split = not isinstance(answer, FOR_ALL)
-            self._report(self._verdicts.shared_failure(call.part[0], answer))
+            self._report(self._verdicts.own(call.part[0], answer))  # Unrecoverable is no failure
             if is_split:
                 self._renew(call.part)
                 self._halving.note(call.part, answer)
