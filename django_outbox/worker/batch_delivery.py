@@ -83,6 +83,7 @@ class BatchDelivery:
         """Wait until the last batch of a thread is settled."""
         for lease in place.batch:
             self._held.wait_settled(lease, self._is_stopping)
+        place.batch = []  # not to be kept in memory
 
     def _start(self, place: Place, leases: list[Lease]) -> list[Lease]:
         """Start those events of a batch that may start; return them."""

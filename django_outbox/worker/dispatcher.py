@@ -104,7 +104,7 @@ class Dispatcher:
         """Wait for running listeners, except abandoned ones; return whether all ended."""
         while self._is_busy() and not give_up():
             time.sleep(0.005)
-        for lease in self._ready.take_all(len(self._ready)):
+        for lease in self._ready.take_all():
             self._pools.take_back(lease)
         return not self._is_busy()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from sys import maxsize
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
@@ -112,11 +113,11 @@ class Ready:
             for each in unripe:
                 self._queue.put(each)
 
-    def take_all(self, most: int) -> list[Lease]:
-        """Return the events that wait now, at most ``most``, without waiting."""
+    def take_all(self) -> list[Lease]:
+        """Return the events that wait now, without waiting."""
         found: list[Lease] = []
-        for each in self._queue.take_all(most + len(self._lanes)):
-            found += [each] if isinstance(each, Lease) else each.take(most, most_bytes=1 << 62)
+        for each in self._queue.take_all(maxsize):
+            found += [each] if isinstance(each, Lease) else each.take(maxsize, maxsize)
         return found
 
     def wake(self, takers: int = 1) -> None:
