@@ -143,6 +143,7 @@ def poisoned_batches(rig: Rig) -> None:
     rig.heal()
     rig.settle_down()
     rig.nothing_disturbed()
+    rig.measure("settles that were refused", len(rig.logged("settles refused")), most=0)
     measure_poison(rig, until)
 
 
