@@ -81,8 +81,7 @@ class BatchDelivery:
 
     def wait_settled(self, place: Place) -> None:
         """Wait until the last batch of a thread is settled."""
-        for lease in place.batch:
-            self._held.wait_settled(lease, self._is_stopping)
+        self._held.wait_settled(place.batch, self._is_stopping)
         place.batch = []  # not to be kept in memory
 
     def _start(self, place: Place, leases: list[Lease]) -> list[Lease]:

@@ -236,7 +236,7 @@ class Dispatcher:
                     follower = None
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
-                    self._held.wait_settled(lease, self._stopping.is_set)
+                    self._held.wait_settled([lease], self._stopping.is_set)
                     ahead = 0.0
             else:
                 self._pools.take_back(lease)
@@ -258,7 +258,7 @@ class Dispatcher:
             decision = deferred_after_error()
         seat.lease = None
         if not self._pass_on(lease, decision, cleanup):
-            self._held.wait_settled(lease, self._stopping.is_set)
+            self._held.wait_settled([lease], self._stopping.is_set)
 
     def _pass_on(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> bool:
         """Have a decision settled; return whether the event was handed over instead."""

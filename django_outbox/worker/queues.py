@@ -274,12 +274,13 @@ class Held:
                 self.changed.wait(0.1)
         return False
 
-    def wait_settled(self, lease: Lease, give_up: Callable[[], bool]) -> None:
-        """Wait until the lease is settled or ``give_up()`` is true."""
+    def wait_settled(self, leases: Iterable[Lease], give_up: Callable[[], bool]) -> None:
+        """Wait until the leases are settled or ``give_up()`` is true."""
         with self.changed:
             self.settle_waiters += 1
-            while self.has(lease) and not give_up():
-                self.changed.wait(0.1)
+            for lease in leases:
+                while self.has(lease) and not give_up():
+                    self.changed.wait(0.1)
             self.settle_waiters -= 1
 
     def wait_empty(self, timeout: float) -> bool:
