@@ -49,6 +49,7 @@ def batches(rig: Rig) -> None:
         slow=0.05, work=(0.0, 0.004),
     )  # fmt: skip
     rig.luck.shuffle(strikes)
+    strikes += ["theft"] * (thefts > 0)  # no later kill ends what comes of it
     taken, failing = 0, cycle((True, False))
     for number in rig.schedule(len(strikes), pace):
         if strikes[number] == "kill":
