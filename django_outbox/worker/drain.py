@@ -267,7 +267,7 @@ class _Drain(DrainClaims):
 
     def _exclude_delayed(self, lease: Lease, decision: Decision) -> None:
         """Exclude an event from further claims if it is due at once, paused or due after ``at``."""
-        if decision.delay is None or decision.outcome == "moved":  # its next listener is due
+        if decision.delay is None or decision.elsewhere:  # another listener of it is due
             return
         event_id = lease.event_id
         self.total_delays[event_id] = self.total_delays.get(event_id, 0.0) + decision.delay
@@ -294,4 +294,4 @@ class _Drain(DrainClaims):
 
 def _is_delivery(decision: Decision) -> bool:
     """Return whether an event's listeners were called, and none of them is due any more."""
-    return decision is not PAUSED and decision.outcome != "moved"
+    return decision is not PAUSED and not decision.elsewhere
