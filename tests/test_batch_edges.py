@@ -18,7 +18,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.signals import events_claimed
 from django_outbox.worker.drain import _Drain
-from tests.table import PLACED, keyed, listening, now, row, write
+from tests.table import PLACED, insert, keyed, listening, now, row, write
 from tests.test_batches import (
     AT_ONCE,
     FAR,
@@ -99,6 +99,42 @@ def test_a_batch_does_not_wait_for_the_listeners_of_another_queue(settings: Any)
 
 
 @outside
+def test_a_backlog_of_two_listeners_comes_in_whole_batches() -> None:
+    """Each lane is filled, though the events of the other listener are claimed with its own."""
+    one, two = Bulk(), Bulk()
+    for _ in range(40):
+        insert(5, event_type="one")
+        insert(5, event_type="two")
+    with (
+        listening(one, "one", batch=100, within=1.0),
+        listening(two, "two", batch=100, within=1.0),
+        working(),
+    ):
+        wait_until(all_are(Status.DONE))
+    assert one.sizes == two.sizes == [100, 100]
+
+
+@outside
+def test_an_awaited_batch_grows_while_all_places_are_taken(settings: Any) -> None:
+    settings.OUTBOX = {"ASYNC_CONCURRENCY": 1}
+    sizes, over = list[int](), threading.Event()
+
+    async def work(events: list[outbox.Event]) -> None:
+        sizes.append(len(events))
+        await asyncio.to_thread(over.wait, 30)
+
+    with listening(work, batch=10), working():
+        write(1)
+        wait_until(lambda: sizes == [1])
+        for leased in range(2, 7):
+            write(1)
+            wait_until(lambda: OutboxEvent.objects.exclude(locked_by=None).count() == leased)  # noqa: B023
+        over.set()
+        wait_until(all_are(Status.DONE))
+    assert sizes == [1, 5]
+
+
+@outside
 def test_a_lane_whose_listener_is_gone_keeps_its_events() -> None:
     """The events wait for more when their listener is removed, as a test may do."""
     bulk, other = Bulk(), Bulk()
@@ -127,7 +163,7 @@ def test_a_returned_exception_is_not_an_answer(run: str, kind: str) -> None:
 
     ids = write(3)
     call = awaited if kind == "async" else bulk
-    with listening(call, batch=3, retry=FAR, atomic=kind == "atomic"):
+    with listening(call, batch=3, within=1.0, retry=FAR, atomic=kind == "atomic"):
         deliver(run, all_are(Status.RETRY))
     assert bulk.sizes == [3]
     assert "answered ValueError" in (row(ids[0]).last_error or "")
@@ -228,7 +264,7 @@ def test_a_small_batch_in_an_outage_counts_one_attempt(run: str, count: int) -> 
 
     bulk = Bulk(work)
     write(count)
-    with listening(bulk, batch=10, retry=FAR):
+    with listening(bulk, batch=count, within=1.0, retry=FAR):
         deliver(run, all_are(Status.RETRY))
     assert len(bulk.sizes) <= 3
     assert {*attempts().values()} == {1}
@@ -274,7 +310,7 @@ def test_a_second_call_that_hangs_fails_alone() -> None:
             over.wait(30)
 
     bulk = Bulk(work)
-    with listening(bulk, batch=8, timeout=0.3, retry=FAR), working():
+    with listening(bulk, batch=8, within=1.0, timeout=0.3, retry=FAR), working():
         wait_until(nothing_is_new)
         over.set()
     assert bulk.sizes == [8, 4, 4]
@@ -299,7 +335,7 @@ def test_an_interceptor_that_fails_at_its_begin_fails_the_call(run: str, setting
     settings.OUTBOX = {"INTERCEPTORS": [f"{__name__}.failing"]}
     write(4)
     bulk = Bulk()
-    with listening(bulk, batch=4, retry=FAR):
+    with listening(bulk, batch=4, within=1.0, retry=FAR):
         deliver(run, all_are(Status.DONE))
     assert bulk.sizes == [2, 2]
 
@@ -411,6 +447,23 @@ def test_a_failing_key_opens_the_breaker(settings: Any) -> None:
     bulk = Bulk(lambda events: [ConnectionError("away")] * len(events))
     with listening(bulk, batch=3, per_key=3, retry=FAR), working():
         wait_until(lambda: OutboxPause.objects.filter(kind="breaker").exists())
+
+
+@outside
+def test_an_unrecoverable_error_does_not_open_the_breaker(settings: Any) -> None:
+    """The partner has answered, even if it is not known yet which event it refuses."""
+    settings.OUTBOX = {"QUEUES": {"default": {"BREAKER": {"failures": 1, "pause": 60}}}}
+    ids = write(4)
+
+    def work(events: list[outbox.Event]) -> None:
+        if ids[1] in ids_of(events):
+            raise outbox.Unrecoverable("no")
+
+    bulk = Bulk(work)
+    with listening(bulk, batch=4, within=1.0), working():
+        wait_until(lambda: {*statuses().values()} == {Status.DONE, Status.DEAD})
+    assert bulk.sizes == [4, 2, 2, 1, 1]
+    assert not OutboxPause.objects.exists()
 
 
 # -- atomic listeners ------------------------------------------------------------------------------

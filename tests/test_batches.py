@@ -230,7 +230,7 @@ def test_each_event_gets_its_own_answer(run: str) -> None:
 def test_another_answer_fails_all_and_is_not_split(run: str, answer: object) -> None:
     ids = write(4)
     bulk = Bulk(lambda events: answer)
-    with listening(bulk, batch=4, retry=FAR):
+    with listening(bulk, batch=4, within=1.0, retry=FAR):
         deliver(run, all_are(Status.RETRY))
     assert bulk.sizes == [4]
     assert all((row(each).last_error or "").startswith(
@@ -264,7 +264,7 @@ def poisoned(*bad: str) -> Bulk:
 def test_one_bad_event_is_found_by_halves(run: str, atomic: bool) -> None:
     ids = write(500)
     bulk = poisoned(ids[123])
-    with listening(bulk, batch=500, retry=FAR, atomic=atomic):
+    with listening(bulk, batch=500, within=1.0, retry=FAR, atomic=atomic):
         deliver(run, lambda: Status.NEW not in statuses().values())
     assert len(bulk.sizes) <= 21
     assert statuses()[ids[123]] == Status.RETRY
@@ -290,7 +290,7 @@ def test_in_an_outage_a_batch_is_called_three_times(run: str) -> None:
 
     bulk = Bulk(work)
     write(40)
-    with listening(bulk, batch=40, retry=FAR):
+    with listening(bulk, batch=40, within=1.0, retry=FAR):
         deliver(run, all_are(Status.RETRY))
         assert bulk.sizes == [40, 20, 20]
         assert {*attempts().values()} == {1}
@@ -312,7 +312,7 @@ def test_no_event_dies_of_a_shared_call(run: str) -> None:
     """With one execution, each event has one that it shares and, after that, one of its own."""
     ids = write(8)
     bulk = Bulk(lambda events: [LookupError("no")] * len(events))
-    with listening(bulk, batch=8, retry=outbox.Fixed(0, max_attempts=1)):
+    with listening(bulk, batch=8, within=1.0, retry=outbox.Fixed(0, max_attempts=1)):
         deliver(run, all_are(Status.DEAD))
     assert bulk.sizes == [8] + [1] * 8
     assert attempts() == dict.fromkeys(ids, 2)
@@ -324,7 +324,7 @@ def test_what_is_not_to_be_retried_still_gets_its_own_call(run: str) -> None:
     ids = write(4)
     policy = outbox.Fixed(0, max_attempts=2, give_up_on=(LookupError,))
     bulk = Bulk(lambda events: [LookupError("no")] * len(events))
-    with listening(bulk, batch=4, retry=policy):
+    with listening(bulk, batch=4, within=1.0, retry=policy):
         deliver(run, all_are(Status.DEAD))
     assert bulk.sizes == [4, 1, 1, 1, 1]
     assert attempts() == dict.fromkeys(ids, 2)
@@ -349,7 +349,7 @@ def test_retry_after_holds_for_all(run: str) -> None:
 
     bulk = Bulk(work)
     write(8)
-    with listening(bulk, batch=8, retry=AT_ONCE):
+    with listening(bulk, batch=8, within=1.0, retry=AT_ONCE):
         deliver(run, all_are(Status.RETRY))
     assert bulk.sizes == [8]
     assert {*attempts().values()} == {1}
@@ -363,7 +363,7 @@ def test_a_defer_counts_no_attempt(run: str) -> None:
 
     bulk = Bulk(work)
     write(3)
-    with listening(bulk, batch=3):
+    with listening(bulk, batch=3, within=1.0):
         deliver(run, all_are(Status.DONE))
     assert bulk.sizes == [3, 3]
     assert {*attempts().values()} == {0}
@@ -402,7 +402,7 @@ def test_a_batch_that_exceeds_its_timeout_is_not_split() -> None:
 
     bulk = Bulk(work)
     write(20)
-    with listening(bulk, batch=20, timeout=0.3, retry=AT_ONCE), working():
+    with listening(bulk, batch=20, within=1.0, timeout=0.3, retry=AT_ONCE), working():
         wait_until(lambda: {*statuses().values()} == {Status.DONE})
         over.set()
     assert bulk.sizes == [20, 5, 5, 5, 5]
@@ -419,7 +419,7 @@ def test_an_awaited_batch_is_cancelled_after_its_timeout() -> None:
             await asyncio.sleep(60)
 
     write(8)
-    with listening(work, batch=8, timeout=0.3, retry=AT_ONCE), working():
+    with listening(work, batch=8, within=1.0, timeout=0.3, retry=AT_ONCE), working():
         wait_until(lambda: {*statuses().values()} == {Status.DONE})
     assert sizes == [8, 2, 2, 2, 2]
 
@@ -494,7 +494,7 @@ def test_signals_tell_of_each_event_and_of_each_call(run: str) -> None:
     batch_called.connect(called)
     event_decided.connect(each_decided)
     try:
-        with listening(Bulk(), batch=3):
+        with listening(Bulk(), batch=3, within=1.0):
             deliver(run)
     finally:
         batch_called.disconnect(called)
@@ -530,7 +530,7 @@ def test_only_marked_interceptors_are_entered_with_the_events(run: str, settings
     entered.clear()
     bulk = Bulk()
     write(3)
-    with listening(bulk, batch=3):
+    with listening(bulk, batch=3, within=1.0):
         deliver(run)
     assert entered == [bulk.batches[0]]
 
@@ -589,7 +589,7 @@ def keys_of(batch: list[outbox.Event]) -> list[str | None]:
 def test_events_of_a_key_keep_their_order(run: str, per_key: int) -> None:
     ids = {key: keyed(key, 20) for key in "abcd"}
     bulk = Bulk()
-    with listening(bulk, batch=10, per_key=per_key):
+    with listening(bulk, batch=40, per_key=per_key):
         deliver(run, all_are(Status.DONE))
     for key, expected in ids.items():
         seen = [each.event_id for batch in bulk.batches for each in batch if each.key == key]
@@ -681,7 +681,7 @@ def test_a_batch_that_lost_an_event_is_called_again_without_it() -> None:
         note_all(events)
 
     bulk = Bulk(work)
-    with listening(bulk, batch=4, atomic=True), working():
+    with listening(bulk, batch=4, within=1.0, atomic=True), working():
         wait_until(lambda: [*statuses().values()].count(Status.DONE) == 3)
     assert bulk.sizes == [4, 3]
     assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted({*ids} - {ids[1]})

@@ -164,6 +164,25 @@ def test_defer_of_nought_does_not_loop(outside: bool) -> None:
 
 
 @both
+def test_a_failure_does_not_keep_the_event_from_its_batch_listener(outside: bool) -> None:
+    """It is called in the same run, as an ordinary second listener is."""
+    seen: list[str] = []
+
+    def fail(event: outbox.Event) -> None:
+        raise ConnectionError
+
+    def note(events: list[outbox.Event]) -> None:
+        seen.extend(each.event_id for each in events)
+
+    with listening(fail), listening(note, name="bulk", batch=10):
+        [event_id] = write()
+        assert outbox.drain() == 1
+    assert seen == [event_id]
+    row = OutboxEvent.objects.get(pk=event_id)
+    assert (row.status, row.attempts) == (Status.RETRY, 1)
+
+
+@both
 def test_j4_an_event_that_fails_ends_dead(outside: bool) -> None:
     def fails(event: outbox.Event) -> None:
         raise ValueError("never works")

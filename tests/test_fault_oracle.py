@@ -467,7 +467,35 @@ ILL["the second of a key before the first one's second listener"] = (
 )  # fmt: skip
 
 
-LEDGER = {"intents": [intent(kind="ledger")]}
+def called(
+    since: float, outcome: str, *ids: str, attempts: int = 0, pid: int = ONE
+) -> list[Line]:  # fmt: skip
+    """Return what the events of one call of a batch listener say."""
+    said = [("start", since, since), (outcome, since + 0.1, 0.0)]
+    return [
+        Line(id=each, attempts=attempts, phase=phase, pid=pid, thread=1, at=at, since=began)
+        for phase, at, began in said for each in ids
+    ]  # fmt: skip
+
+
+AB: dict[str, Any] = {
+    "intents": [intent(), intent("b")], "rows": [row(), row("b")], "faults": [stop(1, 3, TWO)],
+}  # fmt: skip
+WELL["stopped on the way into a batch"] = evidence(
+    called(0.5, "end", "c", pid=TWO), called(2, "end", "a", "b"),
+    called(3.1, "end", "a", "b", pid=TWO),
+    intents=[*AB["intents"], intent("c")], rows=[*AB["rows"], row("c")], faults=AB["faults"],
+)  # fmt: skip
+ILL["a half that is called although the lease was lost before"] = (
+    evidence(
+        called(0.9, "shared", "a", "b", pid=TWO)[:2], called(2, "end", "a", "b"),
+        called(3.2, "end", "a", "b", pid=TWO), ran(0.9, 3.1, event_id="c", pid=TWO),
+        intents=[*AB["intents"], intent("c")], rows=[*AB["rows"], row("c")], faults=AB["faults"],
+    ),
+    {"unexplained": 2},
+)  # fmt: skip
+
+LEDGER: dict[str, Any] = {"intents": [intent(kind="ledger")]}
 WELL["booked once by a batch"] = evidence(ran(1, 2), bookings={"a": 1}, **LEDGER)
 WELL["a batch whose leases were taken over in mid call"] = evidence(
     ran(1, 2), ran(4, 5), rows=[row(rescues=1)], bookings={"a": 1}, **LEDGER,
@@ -484,15 +512,6 @@ ILL["a booking of an event that was never committed"] = (
     evidence(ran(1, 2), bookings={"b": 1}),
     {"ghosts": 1},
 )
-
-
-def called(since: float, outcome: str, *ids: str, attempts: int = 0) -> list[Line]:
-    """Return what the events of one call of a batch listener say."""
-    said = [("start", since, since), (outcome, since + 0.1, 0.0)]
-    return [
-        Line(id=each, attempts=attempts, phase=phase, pid=ONE, thread=1, at=at, since=began)
-        for phase, at, began in said for each in ids
-    ]  # fmt: skip
 
 
 def test_calls_are_put_together_to_batches_that_no_attempt_divides() -> None:

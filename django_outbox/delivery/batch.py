@@ -56,6 +56,7 @@ class Batch:
         self._verdicts = Verdicts(listener, self._settings)
         self._between, self._escaping = between, escaping
         self._scope = scope.of_batch(listener.title)
+        self._began_at = monotonic()
         self._by_key: dict[str, list[Member]] = {}
         members = self._members(leases)
         self._halving = Halving(members)
@@ -139,7 +140,7 @@ class Batch:
         if isinstance(listeners, Decision):
             self.decided.append((lease, listeners))
             return None
-        lease.waited = lease.waited or monotonic() - lease.claimed_at
+        lease.waited = lease.waited or self._began_at - lease.claimed_at
         fan_out = None
         event = lease.event
         event.set_listener(listener.title, self._alias)
@@ -216,7 +217,7 @@ class Batch:
         is_shared = len(call.part) > 1
         if isinstance(answer, BaseException) and is_shared:
             is_split = not isinstance(answer, FOR_ALL)
-            self._report(self._verdicts.shared_failure(call.part[0], answer))
+            self._report(self._verdicts.own(call.part[0], answer))  # Unrecoverable is no failure
             if is_split:
                 self._renew(call.part)
                 self._halving.note(call.part, answer)

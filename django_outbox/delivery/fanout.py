@@ -98,12 +98,12 @@ class FanOut:
             queue = queue_of(listener)
             delay = 0.0 if at is None else max((at - progress.now).total_seconds(), 0.0)
         decision = progress.decision(self._lease.event.attempts, delay=delay, queue=queue)
-        is_elsewhere = following is not None and not self._scope.includes(following[0])
-        if decision.delay == 0 and is_elsewhere and not self._has_failed:
-            return replace(decision, outcome="moved")
         if self._unavailable and decision.outcome == "deferred":
-            return replace(decision, unavailable=self._unavailable)
-        return decision
+            decision = replace(decision, unavailable=self._unavailable)
+        if decision.delay != 0 or following is None or self._scope.includes(following[0]):
+            return decision
+        outcome = decision.outcome if self._has_failed else "moved"
+        return replace(decision, outcome=outcome, elsewhere=True)
 
     def _call(self, listener: Listener) -> Call:
         attempts = self._progress.attempts(listener.title)

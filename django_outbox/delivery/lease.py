@@ -121,11 +121,13 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         Every delivery needs it, so it converts the row's values only if they cannot be subtracted.
         """
         due, now = self.row[self.positions["due_at"]], self.row[self.positions["now"]]
-        if isinstance(now, str):  # SQLite's clock
+        if isinstance(now, str):  # SQLite's times are text
             now = datetime.fromisoformat(now)
+        if isinstance(due, str):
+            due = datetime.fromisoformat(due)
         try:
             return (now - due).total_seconds()  # type: ignore[no-any-return]
-        except TypeError:  # the claim of a stream has made one of them aware, or one is text
+        except TypeError:  # the claim of a stream has made one of them aware
             return (self.now - self.due_at).total_seconds()
 
     @property
@@ -146,9 +148,13 @@ def lease_from_row(
     *,
     deadline: float,
     me: str,
+    claimed_at: float | None = None,
     hot: Event | None = None,
 ) -> Lease:
-    """Create the lease of a claimed row; a hot event supplies its payload itself."""
+    """Create the lease of a row claimed now, or at ``claimed_at`` (monotonic).
+
+    A hot event supplies its payload itself.
+    """
     previous_owner = row[-2]
     if hot is not None:
         row = (*row, *[getattr(hot, name) for name in HOT_COLUMNS.values()], "hot")
@@ -168,6 +174,7 @@ def lease_from_row(
         queue_in_row=row[positions["queue"]],
         key=row[positions["key"]] if "key" in positions else None,
         deadline=deadline,
+        claimed_at=monotonic() if claimed_at is None else claimed_at,
         payload_bytes=len(row[positions["payload"]]),
     )
 

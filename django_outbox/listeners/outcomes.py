@@ -72,6 +72,7 @@ class Decision:
     progress: str | None = None  # fan-out: JSON per listener; None keeps the row's progress
     queue: str | None = None  # where the row waits from now on; None keeps its queue
     outcome: str = "done"  # done · retry · deferred · moved · dead · lost: for signals and logs
+    elsewhere: bool = False  # the listener that is due now is called by others, or in a batch
     written: bool = False  # already committed, with the changes of an atomic listener
     unavailable: str = ""  # why what it sends to cannot be reached: the breaker opens at once
 

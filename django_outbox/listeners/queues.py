@@ -61,11 +61,11 @@ def only_batch_listener(aggregate_type: str, event_type: str) -> Listener | None
 
 
 @lru_cache(maxsize=64)
-def largest_batch(queue: str) -> int:
-    """Return the largest batch of the listeners in a queue; 1 if none is a batch listener."""
+def batch_room(queue: str) -> int:
+    """Return how many events make a whole batch for each batch listener of a queue, at least 1."""
     sizes = [each.batching.size for each in registry.listeners()
              if each.batching and queue_of(each) == queue]  # fmt: skip
-    return max(sizes, default=1)
+    return max(sum(sizes), 1)
 
 
 @lru_cache(maxsize=4096)
@@ -129,7 +129,7 @@ def _ranks() -> Mapping[str, int]:
 
 def _forget() -> None:
     for each in (
-        route_is_async, may_be_batched, only_batch_listener, largest_batch, queues_of, _ranks,
+        route_is_async, may_be_batched, only_batch_listener, batch_room, queues_of, _ranks,
     ):  # fmt: skip
         each.cache_clear()
 

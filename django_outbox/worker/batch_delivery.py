@@ -17,7 +17,6 @@ from ..delivery.fallbacks import Fallback, call_fallback
 from ..delivery.lease import Lease
 from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import DONE, Decision, Status
-from ..listeners.queues import can_be_awaited
 from ..listeners.registry import Listener
 from .connection_cleanup import ConnectionCleanup
 from .pools import Pool, Pools
@@ -47,13 +46,15 @@ class BatchDelivery:
     ) -> None:  # fmt: skip
         self._alias, self._pool, self._pools = alias, pool, pools
         self._held, self._streams, self._is_stopping = held, streams, is_stopping
-        self._most_bytes = current().BATCH_BYTES
 
     def deliver(
         self, place: Place, lane: Lane, cleanup: ConnectionCleanup, between: Between
     ) -> float:
         """Deliver a lane's next batch; return the seconds of it that are not settled yet."""
-        place.batch = self._start(place, self._take(lane))
+        if lane.is_awaited:
+            self._pool.lane_to_loop(lane)
+            return 0.0
+        place.batch = self._start(place, next_batch(lane, self._pool, self._streams))
         if not place.batch:
             return 0.0
         batch = None
@@ -80,22 +81,8 @@ class BatchDelivery:
 
     def wait_settled(self, place: Place) -> None:
         """Wait until the last batch of a thread is settled."""
-        for lease in place.batch:
-            self._held.wait_settled(lease, self._is_stopping)
-
-    def _take(self, lane: Lane) -> list[Lease]:
-        """Return the next batch for this thread; pass one for the event loop on to that."""
-        most = 1 if self._pool.is_probing else lane.size
-        leases = lane.take(most, self._most_bytes)
-        self._pool.ready.put_back(lane)
-        if leases:
-            leases = with_followers(
-                lane.listener, leases, self._streams, most=most, most_bytes=self._most_bytes
-            )
-        if leases and can_be_awaited(lane.listener):
-            self._pool.batch_to_loop(lane.listener, leases)
-            return []
-        return leases
+        self._held.wait_settled(place.batch, self._is_stopping)
+        place.batch = []  # not to be kept in memory
 
     def _start(self, place: Place, leases: list[Lease]) -> list[Lease]:
         """Start those events of a batch that may start; return them."""
@@ -165,6 +152,14 @@ class BatchDelivery:
             if not self._pools.pass_on(lease, decision):
                 place.batch.append(lease)
             cleanup.after(lease)
+
+
+def next_batch(lane: Lane, pool: Pool, streams: Streams) -> list[Lease]:
+    """Take the next batch from a lane."""
+    most, most_bytes = 1 if pool.is_probing else lane.size, current().BATCH_BYTES
+    heads = lane.take(most, most_bytes)
+    pool.ready.put_back(lane)
+    return with_followers(lane.listener, heads, streams, most=most, most_bytes=most_bytes)
 
 
 def with_followers(

@@ -104,7 +104,7 @@ class Dispatcher:
         """Wait for running listeners, except abandoned ones; return whether all ended."""
         while self._is_busy() and not give_up():
             time.sleep(0.005)
-        for lease in self._ready.take_all(len(self._ready)):
+        for lease in self._ready.take_all():
             self._pools.take_back(lease)
         return not self._is_busy()
 
@@ -236,7 +236,7 @@ class Dispatcher:
                     follower = None
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
-                    self._held.wait_settled(lease, self._stopping.is_set)
+                    self._held.wait_settled([lease], self._stopping.is_set)
                     ahead = 0.0
             else:
                 self._pools.take_back(lease)
@@ -258,7 +258,7 @@ class Dispatcher:
             decision = deferred_after_error()
         seat.lease = None
         if not self._pass_on(lease, decision, cleanup):
-            self._held.wait_settled(lease, self._stopping.is_set)
+            self._held.wait_settled([lease], self._stopping.is_set)
 
     def _pass_on(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> bool:
         """Have a decision settled; return whether the event was handed over instead."""

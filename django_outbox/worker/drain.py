@@ -21,7 +21,7 @@ from ..delivery.lease import Lease
 from ..delivery.paused import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
-from ..listeners.queues import largest_batch, queue_of
+from ..listeners.queues import batch_room, queue_of
 from ..listeners.registry import Listener
 from ..models import OutboxEvent
 from ..sql import dialect_of, engine_connection, is_in_memory
@@ -74,7 +74,7 @@ def drain(
 class _Drain(DrainClaims):
     def run(self, limit: int | None, *, inline: bool) -> int:
         if inline:
-            chunk = max(map(largest_batch, self.settings.queues))
+            chunk = max(map(batch_room, self.settings.queues))
             return self._deliver_all(connections[self.alias], limit, chunk=chunk, inline=True)
         own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
         beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, worker_row=None,
@@ -272,7 +272,7 @@ class _Drain(DrainClaims):
         """
         if decision.unavailable:
             self.away.add(queue)
-        if decision.delay is None or decision.outcome == "moved":  # its next listener is due
+        if decision.delay is None or decision.elsewhere:  # another listener of it is due
             return
         event_id = lease.event_id
         self.total_delays[event_id] = self.total_delays.get(event_id, 0.0) + decision.delay
@@ -299,4 +299,4 @@ class _Drain(DrainClaims):
 
 def _is_delivery(decision: Decision) -> bool:
     """Return whether an event's listeners were called, and none of them is due any more."""
-    return decision is not PAUSED and decision.outcome != "moved"
+    return decision is not PAUSED and not decision.elsewhere

@@ -50,13 +50,14 @@ class EventClaims:
         deadline = self._held.deadline(monotonic())
         connection = self._connect()
         found = dialect_of(connection).claim(connection, claim)
-        by_id = hot or {}
+        by_id, now = hot or {}, monotonic()
         leases = [
             lease_from_row(
-                row, claim.columns, deadline=deadline, me=self._me, hot=by_id.get(row[0])
+                row, claim.columns, deadline=deadline, me=self._me, claimed_at=now,
+                hot=by_id.get(row[0]),
             )
             for row in found.rows
-        ]
+        ]  # fmt: skip
         if hot is None:
             self._note_sizes(leases)
         if self._several:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from django.db import connections
@@ -22,23 +22,17 @@ from ..delivery.fallbacks import acall_fallback
 from ..delivery.lease import Lease
 from ..listeners.registry import Listener
 from .async_connections import DeliveryThread, Slots
-from .batch_delivery import settle_batch, settle_rest
+from .batch_delivery import next_batch, settle_batch, settle_rest
 from .blocked_loop import BlockedLoopWatch
 from .pools import Pool, Pools
 from .queues import AsyncLoad, Held
+from .ready import Lane
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
 # What the current task delivers; inherited by the tasks that a listener creates.
 CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
-
-
-class _Gathered(NamedTuple):
-    """A batch that waits for a place."""
-
-    listener: Listener
-    leases: list[Lease]
 
 
 class EventLoop:
@@ -56,7 +50,7 @@ class EventLoop:
         self._slots = pool.settings.ASYNC_CONCURRENCY
         self._connections = Slots(pool.settings.ASYNC_CONNECTIONS)
         self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
-        self._waiting: deque[Lease | _Gathered] = deque()  # bounded like all that is claimed
+        self._waiting: deque[Lease | Lane] = deque()  # bounded like all that is claimed
         self._running: dict[asyncio.Task[None], Lease] = {}
         self._cancelled: dict[str, str] = {}  # titles of listeners, by event id
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
@@ -79,16 +73,19 @@ class EventLoop:
     @property
     def waiting(self) -> int:
         """Return how many leases wait for one of the ``ASYNC_CONCURRENCY`` places."""
-        return sum(1 if isinstance(each, Lease) else len(each.leases) for each in self._waiting)
+        waiting = [*self._waiting]  # the same lane may be in it twice
+        lanes = {each for each in waiting if isinstance(each, Lane)}
+        leases = sum(isinstance(each, Lease) for each in waiting)
+        return leases + sum(len(each.leases) for each in lanes)
 
     def put(self, lease: Lease) -> None:
         """Queue a lease for delivery. Any thread may call it."""
         self._waiting.append(lease)
         self._loop.call_soon_threadsafe(self._fill)
 
-    def put_batch(self, listener: Listener, leases: list[Lease]) -> None:
-        """Queue a batch for delivery. Any thread may call it."""
-        self._waiting.append(_Gathered(listener, leases))
+    def put_lane(self, lane: Lane) -> None:
+        """Queue the next batch of a lane, which grows until it has a place. For any thread."""
+        self._waiting.append(lane)
         self._loop.call_soon_threadsafe(self._fill)
 
     def stop(self) -> None:
@@ -150,8 +147,10 @@ class EventLoop:
             found = self._waiting.popleft()
             if isinstance(found, Lease):
                 lease, delivery = found, self._deliver(found)
-            else:
-                lease, delivery = found.leases[0], self._deliver_batch(*found)
+            elif leases := next_batch(found, self._pool, self._streams):
+                lease, delivery = leases[0], self._deliver_batch(found.listener, leases)
+            else:  # a full lane is queued a second time
+                continue
             task = self._loop.create_task(delivery, name=lease.event_id)
             self._running[task] = lease
             task.add_done_callback(self._finished)

@@ -96,7 +96,7 @@ class Parts:
         for pool in self._pools:
             loop = EventLoop(pool=pool, stuck_after=stuck_after, streams=self._streams, **parts)
             pool.async_load, pool.to_loop = loop.load, loop.put
-            pool.batch_to_loop = loop.put_batch
+            pool.lane_to_loop = loop.put_lane
             self._event_loops.append(loop)
             self._dispatchers.append(
                 Dispatcher(

@@ -10,7 +10,7 @@ from ..delivery.lease import Lease
 from ..delivery.scope import Scope
 from ..events import Event
 from ..listeners.outcomes import Decision
-from ..listeners.queues import first_queue
+from ..listeners.queues import can_be_awaited, first_queue
 from ..listeners.registry import Listener
 from ..queue_settings import DEFAULT_QUEUE, QueueSettings
 from ..sql.values import Pauses
@@ -18,7 +18,7 @@ from .breaker import Breaker
 from .pauses import KnownPauses
 from .queues import AsyncLoad, Decisions, Held, Offers
 from .rate import RateLimit
-from .ready import Ready
+from .ready import Lane, Ready
 from .wakeup import Wakeup
 
 RECENT = 0.05  # seconds; a queue whose last start is longer ago waits for slow listeners
@@ -30,7 +30,7 @@ class Pool:
     # Set while the parts of a worker are connected:
     async_load: Callable[[], AsyncLoad]  # how busy its event loop is
     to_loop: Callable[[Lease], None]  # has its event loop deliver a lease
-    batch_to_loop: Callable[[Listener, list[Lease]], None]  # the same, with a batch
+    lane_to_loop: Callable[[Lane], None]  # the same, with the next batch of a lane
 
     def __init__(
         self, settings: QueueSettings, *, offers: Offers, breaker: Breaker | None,
@@ -93,7 +93,7 @@ class Pool:
         listener = self._batch_listener(lease)
         if listener is not None and listener.batching is not None and listener.batching.within:
             return False
-        if listener is None and is_async(lease):
+        if is_async(lease) if listener is None else can_be_awaited(listener):
             load = self.async_load()
             return not load.is_full and not load.waiting
         return self.ready.idle > len(self.ready)

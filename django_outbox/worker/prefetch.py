@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..conf import Settings
-from ..listeners.queues import largest_batch
+from ..listeners.queues import batch_room
 from ..queue_settings import QueueSettings
 from .queues import Held
 from .ready import Ready
@@ -42,8 +42,8 @@ class Prefetch:
 
     @property
     def _min_size(self) -> int:
-        """The smallest limit: two events for each thread, or a whole batch."""
-        least = max(MIN_PER_THREAD * self._queue.WORKERS, largest_batch(self._queue.name))
+        """The smallest limit: two events for each thread, or a whole batch for each listener."""
+        least = max(MIN_PER_THREAD * self._queue.WORKERS, batch_room(self._queue.name))
         return min(least, self._max_size)
 
     def adapt(self, *, backlog: bool) -> None:

@@ -188,6 +188,7 @@ class Held:
         was dropped.
         """
         new = []
+        load, queue = None, ""  # of the lease before
         with self.changed:
             for lease in leases:
                 known = self._leases.get(lease.event_id)
@@ -195,7 +196,8 @@ class Held:
                     if known is not None:
                         self.load(known.queue).count(known, -1)
                     self._leases[lease.event_id] = lease
-                    load = self.load(lease.queue)
+                    if load is None or lease.queue != queue:
+                        load, queue = self.load(lease.queue), lease.queue
                     load.held += 1
                     load.payload_bytes += lease.payload_bytes
                     new.append(lease)
@@ -207,10 +209,11 @@ class Held:
     def drop(self, leases: Iterable[Lease]) -> None:
         """Remove leases that are settled, released or lost; a newer one of the same event stays."""
         with self.changed:
+            held, loads = self._leases, self._loads
             for lease in leases:
-                if self.has(lease):
-                    del self._leases[lease.event_id]
-                    load = self._loads[lease.queue]
+                if held.get(lease.event_id) is lease:
+                    del held[lease.event_id]
+                    load = loads[lease.queue]
                     load.held -= 1
                     load.payload_bytes -= lease.payload_bytes
             self.changed.notify_all()
@@ -235,15 +238,18 @@ class Held:
     def start(self, lease: Lease) -> bool:
         """Start a lease if it is current; return whether it was. Then it is no longer released."""
         with self.changed:
-            if not self.is_current(lease):
-                return False
-            load = self._loads[lease.queue]
-            lease.started_at = load.last_start = now = monotonic()
-            wait = now - (lease.handed_out_at or lease.claimed_at)
-            load.started += 1
-            if wait > load.longest_wait:
-                load.longest_wait = wait
-            return True
+            return self._start(lease, monotonic())
+
+    def _start(self, lease: Lease, now: float) -> bool:
+        if self._leases.get(lease.event_id) is not lease or now >= lease.deadline:
+            return False
+        load = self._loads[lease.queue]
+        lease.started_at = load.last_start = now
+        wait = now - (lease.handed_out_at or lease.claimed_at)
+        load.started += 1
+        if wait > load.longest_wait:
+            load.longest_wait = wait
+        return True
 
     def start_all(self, leases: Iterable[Lease]) -> None:
         """Start those leases that are current; the others keep a ``started_at`` of 0.
@@ -252,8 +258,9 @@ class Held:
         """
         held_up: set[str] = set()  # keys
         with self.changed:
+            now = monotonic()
             for lease in leases:
-                if lease.key in held_up or self.start(lease):
+                if lease.key in held_up or self._start(lease, now):
                     continue
                 if lease.key is not None:
                     held_up.add(lease.key)
@@ -267,12 +274,13 @@ class Held:
                 self.changed.wait(0.1)
         return False
 
-    def wait_settled(self, lease: Lease, give_up: Callable[[], bool]) -> None:
-        """Wait until the lease is settled or ``give_up()`` is true."""
+    def wait_settled(self, leases: Iterable[Lease], give_up: Callable[[], bool]) -> None:
+        """Wait until the leases are settled or ``give_up()`` is true."""
         with self.changed:
             self.settle_waiters += 1
-            while self.has(lease) and not give_up():
-                self.changed.wait(0.1)
+            for lease in leases:
+                while self.has(lease) and not give_up():
+                    self.changed.wait(0.1)
             self.settle_waiters -= 1
 
     def wait_empty(self, timeout: float) -> bool:

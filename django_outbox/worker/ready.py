@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from sys import maxsize
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
+from ..listeners.queues import can_be_awaited
 from ..listeners.registry import Listener
 from .queues import BlockingQueue
 
@@ -18,6 +20,7 @@ class Lane:
         assert listener.batching is not None
         self.listener, self.size = listener, size
         self.within = listener.batching.within  # seconds
+        self.is_awaited = can_be_awaited(listener)  # on the event loop
         self.leases: deque[Lease] = deque()  # its methods are atomic
         self.is_queued = False  # a thread finds it in the queue, or has it
 
@@ -54,10 +57,10 @@ class Ready:
         self._lanes: dict[tuple[str, int], Lane] = {}
 
     def __len__(self) -> int:
-        """Return how many events wait; a lane in the queue may count as one more."""
+        """Return how many events wait for a thread; a lane in the queue may count as one more."""
         if not self._lanes:
             return len(self._queue)
-        lanes = [*self._lanes.values()]
+        lanes = [each for each in [*self._lanes.values()] if not each.is_awaited]
         return max(len(self._queue) - sum(each.is_queued for each in lanes), 0) + sum(
             len(each.leases) for each in lanes
         )
@@ -110,11 +113,11 @@ class Ready:
             for each in unripe:
                 self._queue.put(each)
 
-    def take_all(self, most: int) -> list[Lease]:
-        """Return the events that wait now, at most ``most``, without waiting."""
+    def take_all(self) -> list[Lease]:
+        """Return the events that wait now, without waiting."""
         found: list[Lease] = []
-        for each in self._queue.take_all(most + len(self._lanes)):
-            found += [each] if isinstance(each, Lease) else each.take(most, most_bytes=1 << 62)
+        for each in self._queue.take_all(maxsize):
+            found += [each] if isinstance(each, Lease) else each.take(maxsize, maxsize)
         return found
 
     def wake(self, takers: int = 1) -> None:

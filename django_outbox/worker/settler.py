@@ -125,9 +125,13 @@ class Settler:
         self._streams.renew(connections[self._alias], streams)
 
     def _finish(self, part: Settled) -> None:
-        written = {lease.event_id for lease, _ in part}
-        self._unsettled = [each for each in self._unsettled if each[0].event_id not in written]
-        self._streams.settled(part)
+        if len(part) == len(self._unsettled):
+            self._unsettled = []
+        else:
+            written = {lease.event_id for lease, _ in part}
+            self._unsettled = [each for each in self._unsettled if each[0].event_id not in written]
+        if part[0][0].kind is LeaseKind.STREAM:
+            self._streams.settled(part)
         self._held.drop(lease for lease, _ in part)
         self.settled += len(part)
         delays = [each.delay for lease, each in part if each.delay is not None and not lease.key]
@@ -148,10 +152,11 @@ def split_by_kind(batch: Settled) -> list[Settled]:
     First come decisions that an atomic listener has committed, then plain DONE, then the rest. This
     keeps the order of a stream, where no decision follows one that is not a plain DONE.
     """
-    kinds: dict[tuple[int, LeaseKind], Settled] = {}
-    for lease, decision in batch:
-        kind = 0 if decision.written else 1 if decision is DONE else 2
-        kinds.setdefault((kind, lease.kind), []).append((lease, decision))
+    kinds: dict[tuple[int, bool], Settled] = {}
+    for each in batch:
+        lease, decision = each
+        kind = 1 if decision is DONE else 0 if decision.written else 2
+        kinds.setdefault((kind, lease.key is None), []).append(each)
     return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
 
 

@@ -49,14 +49,16 @@ class Statistics:
         """Count what was just settled, all of it into the current minute."""
         now = monotonic()
         with self._lock:
-            minute = None
+            minute, event_type = None, ""
+            counts: list[int] = []  # of the type
             for lease, decision in settled:
-                if decision.outcome in ("lost", "moved"):  # the next delivery counts it
+                if decision.outcome not in PLACES:  # lost or moved: the next delivery counts it
                     continue
-                minute = minute or _minute(lease.now.timestamp() + now - lease.claimed_at)
-                counts = self._new_counts.get((minute, lease.event_type))
-                if counts is None:
-                    counts = self._new_counts[minute, lease.event_type] = [0] * len(COUNTS)
+                if minute is None:
+                    minute = _minute(lease.now.timestamp() + now - lease.claimed_at)
+                if lease.event_type != event_type:
+                    event_type = lease.event_type
+                    counts = self._new_counts.setdefault((minute, event_type), [0] * len(COUNTS))
                 _count(counts, lease, decision)
 
     def measure_lag(self) -> float:

@@ -38,7 +38,9 @@ PART_LIMIT = 900.0  # seconds
 def main() -> int:
     options = arguments()
     scale = FULL if options.full else QUICK
-    given = {"repeats": options.repeats, "events": options.events}
+    given: dict[str, Any] = {
+        "repeats": options.repeats, "events": options.events, "reference": options.reference
+    }  # fmt: skip
     scale = replace(scale, **{name: value for name, value in given.items() if value})
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
     os.environ["OUTBOX_TEST_DURABLE"] = "1"
@@ -69,6 +71,11 @@ def arguments() -> argparse.Namespace:
     size.add_argument("--full", action="store_true", help="what is published; half an hour")
     parser.add_argument("--repeats", type=int, help="rounds; medians are of these")
     parser.add_argument("--events", type=int, help="events of a backlog")
+    parser.add_argument(
+        "--reference",
+        choices=["best", "same"],
+        help="statements that a drain is compared with; batches: best, drain: same",
+    )
     parser.add_argument("--on", action="append", metavar="DATABASE",
                         help="postgres, mariadb, mysql, sqlite or a URL; repeatable")  # fmt: skip
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"))

@@ -14,20 +14,22 @@ WARM_UP = 200  # events that no contestant is timed for
 
 
 def run(scale: Scale, witness: Witness) -> list[Figure]:
+    reference = scale.reference or "same"
+
     def by_worker() -> float:
         backlog.fill(scale.events)
         return drain(scale.events, witness)
 
     def by_driver() -> float:
         backlog.fill(scale.events)
-        return raw.drain(scale.events)
+        return raw.drain(scale.events, reference)
 
     found = in_turn({"worker": by_worker, "driver": by_driver}, scale.repeats)
     return [
         Figure(
             name=f"drain of {scale.events:,} events, one worker", unit="events/s",
             values=found["worker"], references=found["driver"],
-            reference="the same statements on the bare driver",
+            reference=raw.REFERENCES[reference],
             bar="" if connection.vendor == "sqlite" else "≥ 0.8",
         )
     ]  # fmt: skip

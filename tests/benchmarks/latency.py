@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 
 from django.db import transaction
 
@@ -58,21 +59,22 @@ def percentiles(name: str, found: list[Measured], *, p50: str = "", p99: str = "
 
 def measure(
     events: int, witness: Witness, pause: Callable[[], float], *, key: str | None = None,
-    event_type: str = "benchmark.tell", beside: bool = False,
+    event_type: str | Sequence[str] = "benchmark.tell", beside: bool = False,
 ) -> Measured:  # fmt: skip
     """Write events one by one; return milliseconds from each commit to its listener's start.
 
-    ``beside`` what the table has already.
+    ``beside`` what the table has already. Several types take turns, the first one first.
     """
+    types = cycle([event_type] if isinstance(event_type, str) else event_type)
     if not beside:
         empty()
     witness.clear()
-    write(0, key, event_type)
+    write(0, key, next(types))
     wait_until(lambda: len(witness) > 0, within=PATIENCE, what="the worker's first call")
     committed = {}
     for number in range(1, WARM_UP + events + 1):
         time.sleep(pause())  # the system is idle between two events
-        committed[str(number)] = write(number, key, event_type)
+        committed[str(number)] = write(number, key, next(types))
     wait_until(lambda: len(witness) > WARM_UP + events, within=PATIENCE, what="the last call")
     started = dict(witness.lines())
     return [

@@ -34,6 +34,12 @@ def tell(event: outbox.Event) -> None:
     testifying.tell(event.aggregate_id)
 
 
+@outbox.listener("benchmark.tell_all", batch=500)
+def tell_all(events: list[outbox.Event]) -> None:
+    for event in events:
+        testifying.tell(event.aggregate_id)
+
+
 if "slow" in (current().QUEUES or {}):  # the part about queues has it
 
     @outbox.listener("benchmark.hang", queue="slow")

@@ -201,15 +201,22 @@ def enter(events: list[outbox.Event]) -> None:
 
 @outbox.listener("fault.sifted.*", batch=500)
 def sift(events: list[outbox.Event]) -> None:
-    """Fail for all if one of them is bad, or if the target is away."""
+    """Fail for all if one of them is bad."""
     say_all(events, "start", clock.now())
     kinds = {event.event_type for event in events}
-    if any(map(fails, events)):
-        say_failed(events)
-        raise ConnectionError("the target is away")
     if bad := kinds & {"fault.sifted.bad", "fault.sifted.fatal"}:
         say_failed(events)
         raise outbox.Unrecoverable if "fault.sifted.fatal" in bad else ValueError("bad")
+    say_all(events, "end")
+
+
+@outbox.listener("fault.away", batch=500, retry=outbox.Fixed(delay=0.2, max_attempts=200))
+def reach(events: list[outbox.Event]) -> None:
+    """Call a partner who is away until everything is to end."""
+    say_all(events, "start", clock.now())
+    if not is_healed():
+        say_failed(events)
+        raise ConnectionError("the partner is away")
     say_all(events, "end")
 
 

@@ -485,7 +485,7 @@ MUTANTS = (
     Mutant(
         name="a batch that is settled twice",
         without="what was decided before a batch was cut off is not decided once more",
-        database="postgres", scenario="batches",
+        database="postgres", scenario="poisoned_batches",
         edits=[
             (
                 "delivery/batch.py",

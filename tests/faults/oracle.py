@@ -203,12 +203,15 @@ def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
     runs: defaultdict[str, list[Run]] = defaultdict(list)
     running: dict[tuple[int, int, str], Run] = {}
     said: dict[tuple[int, int], float] = {}  # by process and thread
+    silent: dict[tuple[int, int, float], float] = {}  # as above, and when a batch's call began
     for line in evidence.lines:
         if line.pid not in evidence.pids:
             verdict.count("foreign", f"pid {line.pid}")
         place = (line.pid, line.thread, line.id)
         if line.phase == "start":
-            since = line.since or said.get(place[:2], 0.0)
+            since = said.get(place[:2], 0.0)
+            if line.since:  # what other events of the same call have said does not count
+                since = silent.setdefault((*place[:2], line.since), min(since, line.since))
             run = Run(id=line.id, attempts=line.attempts, pid=line.pid, start=line.at,
                       silent_since=since, listener=line.listener)  # fmt: skip
             runs[line.id].append(run)

@@ -41,7 +41,9 @@ FAULTS = {
 NOT_RUN = "no run is published yet"
 
 # What a first reader asks about; the page has them all.
-ASKED = ("kill", "pause", "restart", "terminate", "poison", "ordered")
+ASKED = (
+    "kill", "pause", "restart", "terminate", "poison", "ordered", "batches", "poisoned_batches",
+)  # fmt: skip
 
 Line = dict[str, Any]
 

@@ -32,13 +32,15 @@ class Settling(EventLeases):
         A group commit needs no ``as_read``: the decision of an abandoned thread never leaves it.
         An atomic listener needs it: its own transaction could still commit after that.
         """
-
-        def ends(decision: Decision) -> bool:
-            """Return whether only the row's end is to be written, or the row is deleted."""
-            return decision is DONE or (delete_done and decision.status is Status.DONE)
-
-        done = [event_id for event_id, decision in decisions if ends(decision)]
-        others = [each for each in decisions if not ends(each[1])]
+        # Of ``done``, only the rows' ends are to be written, or the rows are deleted.
+        done: list[str] = []
+        others: list[tuple[str, Decision]] = []
+        for each in decisions:
+            decision = each[1]
+            if decision is DONE or (delete_done and decision.status is Status.DONE):
+                done.append(each[0])
+            else:
+                others.append(each)
         count = 0
         if done and delete_done:
             count = self.delete_done(connection, me=me, ids=done, kind=kind, as_read=as_read)

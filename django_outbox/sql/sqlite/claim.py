@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...events import stored_instant
 from ..base.claim import EventLeases
 from ..values import (
+    INSTANTS,
     QUEUE,
     SQL,
     Claim,
@@ -44,8 +45,10 @@ class SQLiteEventLeases(EventLeases):
         self, connection: BaseDatabaseWrapper, claim: Claim
     ) -> tuple[list[Row], set[str]]:
         """Return the due rows, and of which queues only some."""
+        # The plus keeps the driver from parsing each time, most of which nobody reads.
+        columns = ", ".join(f"+{name}" if name in INSTANTS else name for name in claim.columns)
         sql, params = union([
-            (f"""SELECT {", ".join(claim.columns)}, available_at AS due_at, locked_by, {self.now}
+            (f"""SELECT {columns}, +available_at AS due_at, locked_by, {self.now}
             FROM {self._event(connection)} WHERE {where}""", given)
             for where, given in self._branches(connection, claim)
         ])  # fmt: skip

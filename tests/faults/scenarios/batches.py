@@ -9,12 +9,14 @@ from itertools import cycle
 from math import ceil, log2
 
 from django.db import transaction
+from django.db.models import Min
 
 from tests.faults import clock
 from tests.faults.calls import Batch, calls, crowded
 from tests.faults.calls import batches as batches_of
 from tests.faults.rig import Rig
 from tests.faults.scenarios.registry import ALL, scenario
+from tests.waiting import wait_until
 
 KINDS = ("bulk", "answered", "staged", "gathered", "ledger", "ledger")
 PER_KEY = {"bulk": 3, "staged": 3}  # events of a key in a call, at most; others: one
@@ -23,8 +25,8 @@ HELD = 1.0  # seconds that a call takes in which a worker is struck
 IN_CALL = 8  # events that such a call has, at least
 
 SIZE = 500  # of the batches of ``sifted``
-EXECUTIONS, DELAY = 5, 0.2  # what their retry policy gives, and seconds in between
-AWAY = 0.6  # seconds: three of the five
+EXECUTIONS = 5  # that their retry policy gives
+TRIED = 2  # attempts that each event spends in an outage, at least
 BAD = ("sifted.bad", "sifted.fatal")
 
 
@@ -47,6 +49,7 @@ def batches(rig: Rig) -> None:
         slow=0.05, work=(0.0, 0.004),
     )  # fmt: skip
     rig.luck.shuffle(strikes)
+    strikes += ["theft"] * (thefts > 0)  # no later kill ends what comes of it
     taken, failing = 0, cycle((True, False))
     for number in rig.schedule(len(strikes), pace):
         if strikes[number] == "kill":
@@ -63,7 +66,7 @@ def batches(rig: Rig) -> None:
             fail_together(rig)
     rig.wait_for_writers()
     rig.settle_down()
-    rig.nothing_disturbed()
+    rig.nothing_disturbed(locked=True)  # by an atomic listener
     if thefts:
         rig.measure("leases taken over in mid call", taken, least=1)
     measure_ledger(rig)
@@ -127,7 +130,7 @@ def poisoned_batches(rig: Rig) -> None:
     """One event in a hundred is bad for its batch of 500; then all fail for a while."""
     rig.backlog, rig.mortal = True, BAD
     rig.outbox["LEASE"] = 30.0  # nothing crashes
-    rig.outbox["RETRY"] = {"policy": "fixed", "delay": DELAY, "max_attempts": EXECUTIONS}
+    rig.outbox["RETRY"] = {"policy": "fixed", "delay": 0.2, "max_attempts": EXECUTIONS}
     rig.patience *= rig.pick(ci=1, full=5)
     ids = rig.put(rig.pick(ci=3000, full=100_000), "sifted.good")
     bad = rig.luck.sample(ids, len(ids) // 100)
@@ -135,18 +138,28 @@ def poisoned_batches(rig: Rig) -> None:
         rig.turn_into(kind, bad[number :: len(BAD)])
     rig.start_workers(2)
     rig.settle_down()
-    until = clock.now() + AWAY
-    rig.put(rig.pick(ci=1000, full=5000), "sifted.away", {"until": until})
+    rig.put(rig.pick(ci=1000, full=5000), "away")
+    wait_until(lambda: fewest_attempts("away") >= TRIED, within=60, what="attempts in the outage")
+    until = clock.now()
+    rig.heal()
     rig.settle_down()
     rig.nothing_disturbed()
+    rig.measure("settles that were refused", len(rig.logged("settles refused")), most=0)
     measure_poison(rig, until)
+
+
+def fewest_attempts(kind: str) -> int:
+    from django_outbox.models import OutboxEvent
+
+    found = OutboxEvent.objects.filter(event_type=f"fault.{kind}").aggregate(least=Min("attempts"))
+    return int(found["least"])
 
 
 def measure_poison(rig: Rig, until: float) -> None:
     evidence = rig.evidence()
     found = batches_of(calls(evidence.lines))
     of = {kind: {each.event_id for each in evidence.intents.values() if each.kind == kind}
-          for kind in ("sifted.good", "sifted.away", *BAD)}  # fmt: skip
+          for kind in ("sifted.good", "away", *BAD)}  # fmt: skip
     good, bad = of["sifted.good"], of["sifted.bad"] | of["sifted.fatal"]
     ends: Counter[str] = Counter()
     lasts: dict[str, str] = {}  # how its last call ended, by event
@@ -179,7 +192,7 @@ def measure_poison(rig: Rig, until: float) -> None:
 
     rig.measure("bad events not dead after the executions due", count(bad, survived), most=0)
     measure_splits(rig, found, good, bad)
-    measure_outage(rig, [each for each in found if each.events.keys() <= of["sifted.away"]], until)
+    measure_outage(rig, [each for each in found if each.events.keys() <= of["away"]], until)
 
 
 def measure_splits(rig: Rig, found: list[Batch], good: set[str], bad: set[str]) -> None:
