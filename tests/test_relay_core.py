@@ -1,4 +1,4 @@
-"""Relays, whatever the broker: registration, envelopes, outcomes, outages; with a broker in memory."""
+"""Relays, whatever the broker: registration, envelopes, outcomes and outages."""
 
 from __future__ import annotations
 

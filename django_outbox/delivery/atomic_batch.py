@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from django.db import connections
 
@@ -14,9 +13,7 @@ from ..models import OutboxEvent, OutboxStream
 from ..sql import dialect_of
 from ..sql.values import LeaseKind
 from .lease import Lease
-
-if TYPE_CHECKING:
-    from .batch_call import Member
+from .member import Member
 
 
 def settle_together(

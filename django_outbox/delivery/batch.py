@@ -17,7 +17,7 @@ from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
 from .answers import WrongAnswer
 from .atomic_batch import owned, settle_together
-from .batch_call import BatchCall, Member, NotBegun, Verdict
+from .batch_call import BatchCall
 from .call import Call
 from .decide import deferred_after_error, describe
 from .deliver import in_queue_of, is_single, routed
@@ -26,9 +26,10 @@ from .fanout import FanOut
 from .halves import Halving
 from .interceptors import Escaping
 from .lease import Lease
+from .member import Member, NotBegun, Verdict
 from .scope import Scope
 from .timeouts import TimedCall
-from .verdicts import Verdicts
+from .verdicts import Verdicts, for_breaker
 
 # What a call raises for all of its events; it is not split.
 FOR_ALL = (RetryAfter, BrokerUnavailable, ListenerTimeout, WrongAnswer, NotBegun)
@@ -195,7 +196,7 @@ class Batch:
         for each in part:
             others = self._by_key.get(each.lease.key or "", [])
             before = others[: others.index(each)] if others else []
-            if all(id(one) in inside or _is_done(one) for one in before):
+            if all(id(one) in inside or one.is_done for one in before):
                 kept.append(each)
             else:
                 inside.discard(id(each))
@@ -228,7 +229,7 @@ class Batch:
         answers = [answer] if isinstance(answer, BaseException) else answer
         self._record_all(call.verdicts or self._verdicts.of(call.part, answers))
         decisions = [each.decision for each in call.part if each.decision is not LOST]
-        self._report(_of_call([each or LOST for each in decisions]))
+        self._report(for_breaker([each or LOST for each in decisions]))
         self._halving.note(call.part, answer if isinstance(answer, BaseException) else None)
 
     def _record_all(self, verdicts: list[Verdict]) -> None:
@@ -333,18 +334,6 @@ class Batch:
                 self._record(each, LOST)
         self._renew(rest)
         self._halving.again(rest)
-
-
-def _of_call(decisions: list[Decision]) -> Decision:
-    """Return the decision that counts for the circuit breaker: a failure only if all failed."""
-    for each in decisions:
-        if each.unavailable:
-            return each
-    return next((each for each in decisions if not each.spent), next(iter(decisions), LOST))
-
-
-def _is_done(member: Member) -> bool:
-    return member.decision is not None and member.decision.status is Status.DONE
 
 
 def finish_batch(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Batch:

@@ -14,40 +14,20 @@ from .. import hooks
 from ..clocks import monotonic
 from ..conf import Settings
 from ..events import Event
-from ..listeners.outcomes import Decision
 from ..listeners.registry import Listener
 from ..signals import announce, batch_called
 from ..sql import dialect_of
 from .answers import checked
-from .fanout import FanOut
 from .interceptors import Escaping, intercept
 from .invocation import Invocation, Rollback
 from .lease import Lease
+from .member import Member, NotBegun, Verdict
 from .timeouts import CallAbandoned, TimedCall, report_timeout
 
 if TYPE_CHECKING:
     from .batch import Batch
 
 logger = logging.getLogger("django_outbox")
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One event of a batch."""
-
-    lease: Lease
-    event: Event
-    attempts: int  # executions of this listener before
-    fan_out: FanOut | None = None  # set if the event has several listeners
-    decision: Decision | None = None  # of this listener; None: not decided yet
-
-
-# An event, the answer to it, and the decision; None: it is to be repeated, uncounted.
-Verdict = tuple[Member, Any, Decision | None]
-
-
-class NotBegun(Exception):
-    """The transaction of a call could not begin, so that the listener was not called."""
 
 
 @dataclass(slots=True)

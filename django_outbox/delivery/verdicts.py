@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .. import hooks
 from ..conf import Settings
 from ..exceptions import PayloadError, Unrecoverable
-from ..listeners.outcomes import DONE, Decision, Done, Status
+from ..listeners.outcomes import DONE, LOST, Decision, Done, Status
 from ..listeners.registry import Listener
-from .batch_call import Member, NotBegun, Verdict
 from .decide import decide, deferred_after_error, failed_together
+from .member import Member, NotBegun, Verdict
 
 # What an event dies of at once, even if only the answer to a shared call names it.
 FATAL = (Unrecoverable, PayloadError)
@@ -64,3 +65,14 @@ class Verdicts:
             return deferred_after_error()
         policy = self._listener.retry or hooks.retry_policy()
         return failed_together(error, member.attempts + 1, policy, self._settings.MAX_ATTEMPTS)
+
+
+def for_breaker(decisions: Sequence[Decision]) -> Decision:
+    """Return the decision on a call that its queue's circuit breaker counts.
+
+    A call has failed if all its events have, and has not reached anything if one says so.
+    """
+    for each in decisions:
+        if each.unavailable:
+            return each
+    return next((each for each in decisions if not each.spent), next(iter(decisions), LOST))

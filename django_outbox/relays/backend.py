@@ -18,8 +18,8 @@ Outcome = BaseException | Defer | Dead | None
 class Unconfirmed(Exception):
     """The broker did not confirm a message before the deadline; whether it has it is not known.
 
-    If no later message of the batch was answered either, the relay takes the broker for unavailable.
-    Otherwise it costs the event an attempt.
+    If no later message of the batch was answered either, the relay takes the broker for
+    unavailable. Otherwise it costs the event an attempt.
     """
 
 

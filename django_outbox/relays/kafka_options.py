@@ -52,7 +52,7 @@ def _defaults(milliseconds: int, options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "enable.idempotence": True,
         "acks": "all",
-        "linger.ms": LINGER,
+        "linger.ms": min(LINGER, milliseconds // 2),  # the client wants it below the timeout
         "socket.timeout.ms": max(milliseconds, 10),
         "topic.metadata.propagation.max.ms": min(int(UNKNOWN_AFTER * 1000), milliseconds // 2),
     }

@@ -1,0 +1,34 @@
+"""``Member``: one event of a batch, and what was decided on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..events import Event
+from ..listeners.outcomes import Decision, Status
+from .fanout import FanOut
+from .lease import Lease
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One event of a batch."""
+
+    lease: Lease
+    event: Event
+    attempts: int  # executions of this listener before
+    fan_out: FanOut | None = None  # set if the event has several listeners
+    decision: Decision | None = None  # of this listener; None: not decided yet
+
+    @property
+    def is_done(self) -> bool:
+        return self.decision is not None and self.decision.status is Status.DONE
+
+
+# An event, the answer to it, and the decision; None: it is to be repeated, uncounted.
+Verdict = tuple[Member, Any, Decision | None]
+
+
+class NotBegun(Exception):
+    """The transaction of a call could not begin, so that the listener was not called."""
