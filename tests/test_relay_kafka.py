@@ -451,6 +451,8 @@ def test_options_that_are_wrong(options: dict[str, Any], expected: str, capfd: A
 @on_any_database
 def test_options_of_librdkafka_are_passed_on(mock: Any, opened: Any, capfd: Any) -> None:
     Kafka(**{"bootstrap.servers": "127.0.0.1:1"})  # connects to nothing
+    Kafka(**{"bootstrap.servers": "127.0.0.1:1", "timeout": 0.05})
+    Kafka(**{"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 50})
     own = {"enable.idempotence": False, "acks": "1", "delivery.timeout.ms": 3000, "linger.ms": 0}
     assert opened(mock.servers, **own).publish([message()], within(10)) == [None]
     lines = logging.getLogger("tests.kafka")

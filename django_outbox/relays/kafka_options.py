@@ -13,6 +13,7 @@ logger = logging.getLogger("django_outbox")
 LINGER: Final = 100  # milliseconds in which a batch is certainly queued; then it is flushed
 # Seconds after which a topic that the cluster does not know is taken for missing.
 UNKNOWN_AFTER: Final = 2.0
+TIMEOUTS: Final = ("message.timeout.ms", "delivery.timeout.ms")  # two names of one property
 OURS: Final = {
     "error_cb": "the relay reports errors itself",
     "on_delivery": "the relay collects the reports itself",
@@ -34,7 +35,7 @@ def configuration(timeout: float, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in OURS.keys() & options.keys():
         raise ValueError(f"{name} cannot be set: {OURS[name]}.")
     milliseconds = max(int(timeout * 1000), 10)
-    for name in ("message.timeout.ms", "delivery.timeout.ms"):
+    for name in TIMEOUTS:
         if name in options and not 0 < float(options[name]) <= milliseconds:
             raise ValueError(
                 f"{name} is {options[name]!r}; expected at most timeout, {milliseconds} ms."
@@ -49,10 +50,11 @@ def configuration(timeout: float, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults(milliseconds: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    shortest = int(min(float(options.get(name, milliseconds)) for name in TIMEOUTS))
     found: dict[str, Any] = {
         "enable.idempotence": True,
         "acks": "all",
-        "linger.ms": min(LINGER, milliseconds // 2),  # the client wants it below the timeout
+        "linger.ms": min(LINGER, shortest // 2),  # the client wants it below the timeout
         "socket.timeout.ms": max(milliseconds, 10),
         "topic.metadata.propagation.max.ms": min(int(UNKNOWN_AFTER * 1000), milliseconds // 2),
     }
