@@ -371,6 +371,8 @@ def test_a_server_that_does_not_answer(start: Any) -> None:
         finally:
             broker.resume()
         assert kinds(outcomes) == {"Unconfirmed": 300}
+        with pytest.raises(BrokerUnavailable, match="broke"):  # it was cut off
+            publish(session, stream.messages(1))
     with opened(stream.backend()) as session:
         assert publish(session, stream.messages(1)) == [None]
     assert 1 <= stream.count() < 200
