@@ -323,7 +323,7 @@ def test_500_messages_are_50_calls_and_some_cannot_be_sent(
     backend: Any, sqs: Any, moto: str
 ) -> None:
     url, calls = queue(sqs), []
-    sender = backend(SQS, moto)
+    sender = backend(SQS, moto, timeout=60)  # moto is slow on a busy machine
     sender._client.meta.events.register(
         "before-call.sqs.SendMessageBatch",
         lambda params, **_: calls.append(len(json.loads(params["body"])["Entries"])),
