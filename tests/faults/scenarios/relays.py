@@ -166,7 +166,7 @@ def outage(
         time.sleep(seconds)  # how long the fault lasts
         lines = [each for each in rig.log.read_bytes()[size:].decode().splitlines()
                  if not OF_WORKERS.search(each)]  # fmt: skip
-        waiting = write(rig, 20)
+        waiting = [*write(rig, 20), *oldest(20)]  # after two minutes there are many thousands
         come()
     found.lines.append(len(lines) / max(seconds / 60, 1))
     came = clock.now()
@@ -211,6 +211,14 @@ def write(rig: Rig, count: int) -> list[str]:
                    at=clock.now()) for each in ids
         )  # fmt: skip
     return [each for each in ids if each]
+
+
+def oldest(count: int) -> list[str]:
+    """Return the ids of the first events that wait."""
+    from django_outbox.models import OutboxEvent
+
+    rows = OutboxEvent.objects.pending().filter(event_type__in=(USUAL, ODD)).order_by("event_id")
+    return [*rows.values_list("pk", flat=True)[:count]]
 
 
 def flowed(least: int, ids: list[str] | None = None) -> bool:
