@@ -193,14 +193,14 @@ class JetStream(Backend):
                     each.answer.set_result(refused)
 
     def _headers(self, message: Message) -> dict[str, str]:
-        # CloudEvents: attributes are percent-encoded as in HTTP.
-        headers = {
-            name: quote(value, safe=VISIBLE) if name.startswith(self.attribute_prefix) else value
-            for name, value in message.headers.items()
-        }
-        headers |= {"content-type": message.content_type, "Nats-Msg-Id": message.event_id}
-        if "ce-specversion" in headers:
+        headers = dict(message.headers)
+        if "ce-specversion" in headers:  # attributes are percent-encoded as in HTTP
+            for name, value in message.headers.items():
+                if name.startswith(self.attribute_prefix):
+                    headers[name] = quote(value, safe=VISIBLE)
             headers["ce-datacontenttype"] = message.content_type
+        headers["content-type"] = message.content_type
+        headers["Nats-Msg-Id"] = message.event_id
         if self._stream is not None:
             headers["Nats-Expected-Stream"] = self._stream
         return headers

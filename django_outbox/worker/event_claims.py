@@ -43,7 +43,6 @@ class EventClaims:
         self._held, self._decisions, self._pools = held, decisions, pools
         self._intakes, self._known_pauses, self._connect = intakes, known_pauses, connect
         self._several = len(settings.queues) > 1  # otherwise, all events belong to default
-        self._puts = {pool.name: pool.put for pool in pools}
 
     def claim(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Claimed:
         """Make a claim; ``hot`` has the events that this process offered, by id."""
@@ -65,19 +64,22 @@ class EventClaims:
         new = self._held.add(leases)
         for queue, count in self._count(new).items():
             self._intakes[queue].count(count)
-        for lease in new:
-            if lease.rescued:
-                report_rescue(self._alias, lease)
-            if lease.rescues >= self._settings.MAX_RESCUES:
-                lease.decided = True
-                self._decisions.put((lease, dead_after_rescues(lease.rescues)))
-            else:
-                self._puts[lease.queue](lease)
+        self._pools.put_all([each for each in new if not self._ends(each)])
         if len(new) < SMALL_CLAIM:
             time.sleep(0)  # let the threads that wait for them run first
         source = "cold" if hot is None else "hot"
         announce(events_claimed, sender=self._alias, count=len(new), source=source)
         return found
+
+    def _ends(self, lease: Lease) -> bool:
+        """Report an event of a lost worker; return whether it has lost too many, and is dead."""
+        if lease.rescued:
+            report_rescue(self._alias, lease)
+        if lease.rescues < self._settings.MAX_RESCUES:
+            return False
+        lease.decided = True
+        self._decisions.put((lease, dead_after_rescues(lease.rescues)))
+        return True
 
     def _count(self, leases: list[Lease]) -> Mapping[str, int]:
         if self._several:

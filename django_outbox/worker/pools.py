@@ -98,13 +98,22 @@ class Pool:
             return not load.is_full and not load.waiting
         return self.ready.idle > len(self.ready)
 
-    def put(self, lease: Lease) -> None:
-        """Have its threads or its event loop deliver a lease, alone or in a batch."""
-        listener = self._batch_listener(lease)
-        if listener is None:
-            self.ready.put(lease)
-        else:
-            self.ready.put_in_lane(lease, listener, batch_size(listener, lease))
+    def put(self, *leases: Lease) -> None:
+        """Have its threads or its event loop deliver leases, alone or in batches.
+
+        Lanes are offered at the end, so that no thread takes the first event of a batch alone.
+        """
+        lanes: set[Lane] = set()
+        for lease in leases:
+            listener = self._batch_listener(lease)
+            if listener is None:
+                self.ready.put(lease)
+                continue
+            lane = self.ready.lane(listener, batch_size(listener, lease))
+            lane.leases.append(lease)
+            lanes.add(lane)
+        for lane in lanes:
+            self.ready.offer(lane)
 
     def batches(self, lease: Lease) -> bool:
         """Return whether a batch listener is to be called next with this event."""
@@ -189,6 +198,11 @@ class Pools:
     def put(self, lease: Lease) -> None:
         """Queue a lease for the threads of its queue."""
         self._pools[lease.queue].put(lease)
+
+    def put_all(self, leases: list[Lease]) -> None:
+        """Queue leases for the threads of their queues."""
+        for name in {each.queue for each in leases}:
+            self._pools[name].put(*[each for each in leases if each.queue == name])
 
     def pass_on(self, lease: Lease, decision: Decision) -> bool:
         """Have a decision settled, or other threads go on with the event's next listener at once.

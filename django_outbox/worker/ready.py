@@ -74,13 +74,16 @@ class Ready:
         """Have a thread deliver an event by itself."""
         self._queue.put(lease)
 
-    def put_in_lane(self, lease: Lease, listener: Listener, size: int) -> None:
-        """Have a thread deliver an event in a batch of up to ``size``."""
+    def lane(self, listener: Listener, size: int) -> Lane:
+        """Return the lane of a batch listener with batches of up to ``size`` events."""
         lane = self._lanes.get((listener.title, size))
         if lane is None or lane.listener is not listener:
             lane = self._lanes[listener.title, size] = Lane(listener, size)
-        lane.leases.append(lease)
-        if not lane.is_queued or len(lane.leases) == size:
+        return lane
+
+    def offer(self, lane: Lane) -> None:
+        """Have a thread deliver a lane to which events were added."""
+        if lane.leases and (not lane.is_queued or len(lane.leases) >= lane.size):
             self._queue_lane(lane)
 
     def put_back(self, lane: Lane) -> None:
