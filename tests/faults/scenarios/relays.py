@@ -35,19 +35,19 @@ OF_WORKERS = re.compile(r"INFO |rescued |worker ")
 
 @scenario(*ALL, small=SMALL)
 def relays_redis(rig: Rig) -> None:
-    """Redis Streams are killed, stopped, cut off, full; workers are killed and paused."""
+    """A relay to Redis, which is killed, stopped, cut off, full; workers are killed and paused."""
     play(rig, Redis(rig.place))
 
 
 @scenario(*ALL, small=SMALL)
 def relays_rabbitmq(rig: Rig) -> None:
-    """RabbitMQ is killed, stopped, cut off, short of memory, full; workers are killed, paused."""
+    """A relay to RabbitMQ, which is killed, stopped, cut off, full; workers are killed, too."""
     play(rig, RabbitMQ(rig.place))
 
 
 @scenario(*ALL, small=SMALL)
 def relays_nats(rig: Rig) -> None:
-    """JetStream is killed, stopped, cut off, full; workers are killed and paused."""
+    """A relay to JetStream, which is killed, stopped, cut off, full; workers are killed and paused."""
     play(rig, Nats(rig.place))
 
 
