@@ -35,19 +35,19 @@ OF_WORKERS = re.compile(r"INFO |rescued |worker ")
 
 @scenario(*ALL, small=SMALL)
 def relays_redis(rig: Rig) -> None:
-    """A relay to Redis, which is killed, stopped, cut off, full; workers are killed and paused, too."""
+    """A relay to Redis, which is killed, stopped, cut off, full; workers are killed."""
     play(rig, Redis(rig.place))
 
 
 @scenario(*ALL, small=SMALL)
 def relays_rabbitmq(rig: Rig) -> None:
-    """A relay to RabbitMQ, which is killed, stopped, cut off, full; workers are killed and paused, too."""
+    """A relay to RabbitMQ, which is killed, stopped, cut off, full; workers are killed."""
     play(rig, RabbitMQ(rig.place))
 
 
 @scenario(*ALL, small=SMALL)
 def relays_nats(rig: Rig) -> None:
-    """A relay to JetStream, which is killed, stopped, cut off, full; workers are killed and paused, too."""
+    """A relay to JetStream, which is killed, stopped, cut off, full; workers are killed."""
     play(rig, Nats(rig.place))
 
 
