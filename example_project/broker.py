@@ -38,7 +38,5 @@ def relays_from(url: str, *, secret: str = "") -> dict[str, Any]:
         options = {option: url.removeprefix("kafka://")}
     else:
         expected = ", ".join([*BROKERS, "http", "https"])
-        raise ImproperlyConfigured(
-            f"RELAY_URL begins with {scheme!r}; expected one of {expected}."
-        )
+        raise ImproperlyConfigured(f"RELAY_URL begins with {scheme!r}; expected one of {expected}.")
     return {"broker": {"BACKEND": backend, "EVENTS": ["*"], "TO": to, "OPTIONS": options}}

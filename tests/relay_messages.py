@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
-from django_outbox.clocks import monotonic
 from django_outbox.events.ids import new_id
 from django_outbox.relays import Backend, Message, Outcome
 from django_outbox.relays.relay import Session

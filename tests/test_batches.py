@@ -670,6 +670,28 @@ def test_an_atomic_batch_that_raises_leaves_nothing(run: str) -> None:
 
 @outside
 @pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time")
+def test_an_event_that_ended_elsewhere_is_not_called_again() -> None:
+    """A keyed event may have ended while its stream was another worker's for a while."""
+    ids = write(4)
+
+    def finish() -> None:
+        OutboxEvent.objects.filter(pk=ids[1]).update(status=Status.DONE, available_at=None)
+        connection.close()
+
+    def work(events: list[outbox.Event]) -> None:
+        if len(bulk.batches) == 1:
+            thread = threading.Thread(target=finish)
+            thread.start()
+            thread.join()
+
+    bulk = Bulk(work)
+    with listening(bulk, batch=4, within=1.0, atomic=True), working():
+        wait_until(all_are(Status.DONE), within=4)  # less than a delay after an error
+    assert bulk.sizes == [4, 3]
+
+
+@outside
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time")
 def test_a_batch_that_lost_an_event_is_called_again_without_it() -> None:
     ids = write(4)
 

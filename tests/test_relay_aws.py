@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +22,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 import django_outbox as outbox
-from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
 from django_outbox.relays.registration import relays

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from email.utils import formatdate
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
@@ -21,7 +22,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 import django_outbox as outbox
-from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable
 from django_outbox.relays.event_loop import EventLoopThread

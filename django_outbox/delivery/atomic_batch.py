@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.db import connections
 
 from ..conf import Settings
-from ..listeners.outcomes import Decision
+from ..listeners.outcomes import UNSETTLED, Decision
 from ..listeners.registry import Listener
 from ..models import OutboxEvent, OutboxStream
 from ..sql import dialect_of
@@ -48,7 +48,8 @@ def settle_together(
 def owned(leases: Sequence[Lease], *, alias: str) -> set[str]:
     """Return the ids of the events whose leases this worker still has, with the rows as read."""
     me = leases[0].owner
-    rows = OutboxEvent.objects.using(alias).filter(pk__in=[each.event_id for each in leases])
+    ids = [each.event_id for each in leases]
+    rows = OutboxEvent.objects.using(alias).filter(pk__in=ids, status__in=UNSETTLED)
     found = {pk: (owner, attempts) for pk, owner, attempts
              in rows.values_list("pk", "locked_by", "attempts")}  # fmt: skip
     keys = [each.key for each in leases if each.kind is LeaseKind.STREAM]

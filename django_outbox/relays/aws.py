@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from time import monotonic
 from typing import Any, ClassVar, Final
 
 import boto3
@@ -26,7 +27,6 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
-from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
 from .aws_messages import (

@@ -17,6 +17,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 from weakref import WeakValueDictionary
@@ -24,7 +25,6 @@ from weakref import WeakValueDictionary
 import httpcore
 import httpx
 
-from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
 from .backend import Backend, Message, Outcome
@@ -104,7 +104,7 @@ class Webhook(Backend):
         self._network = CheckedNetwork(allow_private=self._allow_private, threads=self._concurrency)
         self._tls = _tls_context(self._verify)
         self._connections = Connections(self._network, self._tls, max_idle=self._concurrency)
-        self._answered: dict[str, float] = {}  # clocks.monotonic of a host's latest answer
+        self._answered: dict[str, float] = {}  # time.monotonic of a host's latest answer
         self._slots = asyncio.Semaphore(self._concurrency)
         # Of hosts that have requests at present; their tasks hold them.
         self._host_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()

@@ -7,9 +7,8 @@ for a pause; then one message tries whether it is back.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import monotonic
 from typing import Final
-
-from ..clocks import monotonic
 
 MIN_PAUSE: Final = 3.0  # seconds
 MAX_PAUSE: Final = 60.0  # seconds; a receiver's Retry-After counts up to this
@@ -24,8 +23,8 @@ class Absence:
     """Since when a host has been away, and when it may be tried again."""
 
     reason: str  # shown with the breaker and in logs
-    since: float  # clocks.monotonic
-    until: float  # clocks.monotonic
+    since: float  # time.monotonic
+    until: float  # time.monotonic
     is_unreachable: bool  # it does not accept connections, so one that it accepts ends this
     is_probed: bool = False  # a message is on its way to it
 

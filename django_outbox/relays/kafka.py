@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
+from time import monotonic
 from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Unconfirmed
 from .envelope import JSON_TYPE

@@ -17,12 +17,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import quote
 
 import nats.errors
 
-from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Unconfirmed
 from .nats_connection import DEFAULT_SERVER, FAULTS, Connection

@@ -15,6 +15,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
@@ -33,7 +34,6 @@ from aiormq.exceptions import (
 )
 from pamqp.exceptions import PAMQPException
 
-from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Unconfirmed
 from .rabbitmq_connection import Address, Connection

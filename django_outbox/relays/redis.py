@@ -17,6 +17,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
@@ -35,7 +36,6 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
 
-from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Unconfirmed
 

@@ -8,12 +8,12 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ..clocks import monotonic
 from ..conf import current
 from ..events import Event
 from ..exceptions import BrokerUnavailable, Unrecoverable
