@@ -131,8 +131,8 @@ class Relay:
             deadline = monotonic() + min(session.backend.timeout, current().LEASE / 2)
             answers = heard(session.publish(messages, deadline))
             away = [each for each in answers if isinstance(each, BrokerUnavailable)]
-            if away:
-                session.failed = True
+            if away or any(isinstance(each, Unconfirmed) for each in answers):
+                session.failed = True  # nothing that is still in it may be sent later
             if len(away) == len(answers):
                 raise BrokerUnavailable(str(away[0]))
         return answers
