@@ -12,8 +12,9 @@ import pytest
 from django.db import connection
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.signals import breaker_closed, breaker_opened
+from django_outbox.worker.pools import Pool
 from tests.table import insert, keyed, listening, now, statuses, write
 from tests.waiting import wait_until
 
@@ -249,3 +250,27 @@ def test_a_shared_event_waits_with_its_progress_while_the_breaker_is_open() -> N
         end_pause()
         wait_until(lambda: statuses() == {"DONE": 30})
     assert Counter(seen) == Counter(ids)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 10}], ids=["single", "batch"])
+def test_a_lost_stream_that_a_closed_queue_turned_away_is_delivered(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue was closed for the moment in which a thread took the stream's first event."""
+    may_start, turned_away = Pool.may_start, list[str]()
+
+    def closed_once(pool: Pool, lease: Any) -> bool:
+        if turned_away:
+            return may_start(pool, lease)
+        turned_away.append(lease.event_id)
+        with monkeypatch.context() as patch:
+            patch.setattr(Pool, "is_closed", True)
+            return may_start(pool, lease)
+
+    monkeypatch.setattr(Pool, "may_start", closed_once)
+    ids = keyed("order-7", 3, event_type=SENT, queue="hooks")
+    lost = {"locked_by": "lost", "due_at": now() - timedelta(seconds=1), "queue": "hooks"}
+    OutboxStream.objects.filter(key="order-7").update(**lost)
+    with listening(lambda event: None, SENT, queue="hooks", **options), outbox.Worker():
+        wait_until(lambda: statuses() == {"DONE": 3})
+    assert turned_away == ids[:1]

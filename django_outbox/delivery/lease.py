@@ -51,6 +51,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     handed_out_at: float = 0.0  # monotonic; only of a stream's head; 0: not yet
     payload_bytes: int = 0  # of the payload's text; really characters, nearly all of them ASCII
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
+    turned_away: bool = False  # by the thread that took it, because its queue was closed
     decided: bool = False  # without a start: too many workers were lost with it
     waited: float = 0.0  # seconds from its claim to its start
     duration: float = 0.0  # seconds in listeners

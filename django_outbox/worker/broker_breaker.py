@@ -25,7 +25,7 @@ from .breaker import Breaker, report_closed, report_opened
 logger = logging.getLogger("django_outbox")
 
 CHECK_INTERVAL = 3.0  # seconds between two checks of a broker that is away
-CHECK_LEASE = 15.0  # seconds; if a check takes longer, its worker is lost
+CHECK_LEASE = 4.0  # seconds; after it another worker checks, for this one may have been lost
 # Seconds. A broker that answers, but takes nothing, opens and closes its breaker all the time: one
 # pair of lines in so long.
 LOG_INTERVAL = 120.0

@@ -64,10 +64,13 @@ class Pool:
         return self.name in self._known_pauses.closed
 
     def may_start(self, lease: Lease) -> bool:
-        """Return whether an event may start: the queue is open, or the event is its probe."""
-        if self.breaker is None:
-            return self.name not in self._known_pauses.closed
-        return self.breaker.is_probe(lease) or not self.is_closed
+        """Return whether an event may start: the queue is open, or the event is its probe.
+
+        Otherwise, note that: the thread drops the event, and the claimer releases it.
+        """
+        is_probe = self.breaker is not None and self.breaker.is_probe(lease)
+        lease.turned_away = self.is_closed and not is_probe
+        return not lease.turned_away
 
     def scope(self, lease: Lease) -> Scope:
         """Return which listeners the threads of this queue may call."""

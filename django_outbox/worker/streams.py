@@ -302,11 +302,12 @@ class Streams(LeasedStreams):
         """Release streams whose first event has waited for a thread since before ``before``.
 
         ``before`` is monotonic, ``queue`` that of the event. Return whether there were any.
+        Streams of lost workers are kept, unless a thread has turned their first event away.
         """
         with self._changed:
             late = [each for each in self._streams.values()
-                    if each.handed_out and not each.careful
-                    and each.handed_out[0].queue == queue
+                    if each.handed_out and each.handed_out[0].queue == queue
+                    and (each.handed_out[0].turned_away or not each.careful)
                     and each.handed_out[0].handed_out_at < before
                     and all(lease.is_waiting for lease in each.handed_out)]  # fmt: skip
             for stream in late:
