@@ -122,10 +122,12 @@ class RabbitMQ(Broker):
         async def unbind(channel: Any) -> None:
             await (await channel.get_queue(PLACE)).unbind(PLACE, ODD)
 
-        policy = '{"max-length": 1, "overflow": "reject-publish"}'
         if why == NO_PLACE:
             self._ask(unbind)
-        else:
+            return
+        # In this order: a limit drops what is beyond it while the overflow is still to drop.
+        for policy in ('{"overflow": "reject-publish"}',
+                       '{"max-length": 1, "overflow": "reject-publish"}'):  # fmt: skip
             self.server.control("set_policy", "full", f"^{PLACE}$", policy, "--apply-to", "queues")
 
     def accept(self, why: str) -> None:
