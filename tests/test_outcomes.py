@@ -102,6 +102,7 @@ TREE: dict[type[Exception], tuple[type[Exception], ...]] = {
     outbox.OutboxError: (Exception,),
     outbox.RetryAfter: (Exception,),
     outbox.Unrecoverable: (Exception,),
+    outbox.BrokerUnavailable: (Exception,),
 }
 
 

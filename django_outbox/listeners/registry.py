@@ -54,6 +54,7 @@ class Listener:
     patterns: tuple[str, ...] = ()  # given: several types or patterns; the title is the name then
     check: Callable[[], None] | None = None  # raises while what it sends to cannot be reached
     is_async: bool = field(init=False)
+    types: tuple[str, ...] = field(init=False)  # and patterns that it listens to
     title: str = field(init=False)  # its key in stored progress: must not change in a deploy
 
     @property
@@ -64,7 +65,7 @@ class Listener:
         kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
         title = self.name if self.patterns else f"{self.event_type}{kind} {self.name}".rstrip()
         object.__setattr__(self, "title", title)
-        object.__setattr__(self, "patterns", self.patterns or (self.event_type,))
+        object.__setattr__(self, "types", self.patterns or (self.event_type,))
         object.__setattr__(self, "is_async", is_async(self.call))
 
     @property
@@ -243,7 +244,7 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
 
 def similar_types(event_type: str) -> list[str]:
     """Return registered event types like this one, nearest first, for an error message."""
-    known = sorted({pattern for each in listeners() for pattern in each.patterns})
+    known = sorted({pattern for each in listeners() for pattern in each.types})
     return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
 
 
@@ -321,7 +322,7 @@ def _matches(each: Listener, aggregate_type: str, event_type: str) -> bool:
         return False
     return any(
         pattern == event_type or ("*" in pattern and bool(_pattern(pattern).fullmatch(event_type)))
-        for pattern in each.patterns
+        for pattern in each.types
     )
 
 

@@ -24,8 +24,8 @@ OURS: Final = {
 class Quiet:
     """Takes the client's own log: on its default, stderr, each failed reconnect is a line."""
 
-    def log(self, level: int, *args: Any) -> None:
-        logger.debug(*args)
+    def log(self, level: int, text: str, *values: Any) -> None:
+        logger.debug("kafka client text=%s", text % values)
 
 
 def configuration(timeout: float, options: Mapping[str, Any]) -> dict[str, Any]:

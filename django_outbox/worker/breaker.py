@@ -178,14 +178,16 @@ class Breaker:
 
 
 def report_opened(
-    alias: str, queue: str, pause: float, reason: str, *, level: int = logging.WARNING
+    alias: str, queue: str, pause: float, reason: str, *, is_logged: bool = True
 ) -> None:
-    logger.log(level, "breaker opened queue=%s pause=%.0fs reason=%s", queue, pause, reason)
+    if is_logged:
+        logger.warning("breaker opened queue=%s pause=%.0fs reason=%s", queue, pause, reason)
     announce(breaker_opened, sender=alias, queue=queue, pause=pause, reason=reason)
 
 
-def report_closed(alias: str, queue: str, *, level: int = logging.WARNING) -> None:
-    logger.log(level, "breaker closed queue=%s", queue)
+def report_closed(alias: str, queue: str, *, is_logged: bool = True) -> None:
+    if is_logged:
+        logger.warning("breaker closed queue=%s", queue)
     announce(breaker_closed, sender=alias, queue=queue)
 
 

@@ -44,8 +44,8 @@ class BrokerBreaker(Breaker):
         self._check = check
         self._is_checking = False
         self._succeeded: bool | None = None  # once a check has ended; set by its thread
-        self._logged_at = -inf  # monotonic; when "breaker opened" was logged last
-        self._is_logged = False  # of the present time that it is open
+        # When (monotonic) each line was logged last: another process may have logged the other one.
+        self._logged_at = {"opened": -inf, "closed": -inf}
 
     def write(self, connection: BaseDatabaseWrapper) -> bool:
         """Write what has changed, as ``Breaker.write`` does; or that a check has ended."""
@@ -59,7 +59,7 @@ class BrokerBreaker(Breaker):
                 connection, queue=self._queue, pause=CHECK_INTERVAL, kept=0.0
             )
         elif dialect_of(connection).close_breaker(connection, queue=self._queue):
-            report_closed(self._alias, self._queue, level=self._level(self._is_logged))
+            report_closed(self._alias, self._queue, is_logged=self._is_to_be_logged("closed"))
         return True
 
     def begin_check(self, connection: BaseDatabaseWrapper, pause: float) -> bool:
@@ -86,15 +86,15 @@ class BrokerBreaker(Breaker):
         self._wakeup.poll()
 
     def _report_opened(self, pause: float, reason: str) -> None:
-        now = monotonic()
-        self._is_logged = bool(pause) or now >= self._logged_at + LOG_INTERVAL
-        if self._is_logged:
-            self._logged_at = now
-        report_opened(self._alias, self._queue, pause, reason, level=self._level(self._is_logged))
+        is_logged = self._is_to_be_logged("opened") or bool(pause)
+        report_opened(self._alias, self._queue, pause, reason, is_logged=is_logged)
 
-    @staticmethod
-    def _level(is_logged: bool) -> int:
-        return logging.WARNING if is_logged else logging.DEBUG
+    def _is_to_be_logged(self, line: str) -> bool:
+        now = monotonic()
+        if now < self._logged_at[line] + LOG_INTERVAL:
+            return False
+        self._logged_at[line] = now
+        return True
 
 
 def breaker_of(queue: str, settings: BreakerSettings, **parts: Any) -> Breaker:
