@@ -301,7 +301,7 @@ def test_in_an_outage_a_batch_is_called_three_times(run: str) -> None:
 def test_the_next_batch_after_a_failure_is_smaller(run: str) -> None:
     insert(40, attempts=1, status=Status.RETRY)
     bulk = Bulk()
-    with listening(bulk, batch=40, retry=AT_ONCE):
+    with listening(bulk, batch=40, within=1.0, retry=AT_ONCE):
         deliver(run)
     assert bulk.sizes == [10, 10, 10, 10]
 

@@ -68,6 +68,12 @@ def batch_room(queue: str) -> int:
     return max(sum(sizes), 1)
 
 
+@lru_cache(maxsize=64)
+def has_only_batches(queue: str) -> bool:
+    """Return whether all listeners of a queue are batch listeners."""
+    return all(each.batching for each in registry.listeners() if queue_of(each) == queue)
+
+
 @lru_cache(maxsize=4096)
 def queues_of(aggregate_type: str, event_type: str) -> tuple[str, ...]:
     """Return the queues of an event's listeners, the one to begin with first.
@@ -129,7 +135,8 @@ def _ranks() -> Mapping[str, int]:
 
 def _forget() -> None:
     for each in (
-        route_is_async, may_be_batched, only_batch_listener, batch_room, queues_of, _ranks,
+        route_is_async, may_be_batched, only_batch_listener, batch_room, has_only_batches,
+        queues_of, _ranks,
     ):  # fmt: skip
         each.cache_clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..conf import Settings
-from ..listeners.queues import batch_room
+from ..listeners.queues import batch_room, has_only_batches
 from ..queue_settings import QueueSettings
 from .queues import Held
 from .ready import Ready
@@ -42,8 +42,14 @@ class Prefetch:
 
     @property
     def _min_size(self) -> int:
-        """The smallest limit: two events for each thread, or a whole batch for each listener."""
-        least = max(MIN_PER_THREAD * self._queue.WORKERS, batch_room(self._queue.name))
+        """The smallest limit: two events for each thread, or a whole batch for each listener.
+
+        In a queue with other listeners, too, only those count that have had events: a backlog of
+        the others may be slow, and is to be shared.
+        """
+        name = self._queue.name
+        batches = batch_room(name) if has_only_batches(name) else self._ready.batch_room
+        least = max(MIN_PER_THREAD * self._queue.WORKERS, batches)
         return min(least, self._max_size)
 
     def adapt(self, *, backlog: bool) -> None:
@@ -52,6 +58,7 @@ class Prefetch:
         The first ones start at once, however long their listeners take.
         """
         load = self._load
+        self.size = max(self.size, self._min_size)
         waited = load.longest_wait
         if load.started <= self._queue.WORKERS and waited <= SHRINK_ABOVE:
             return

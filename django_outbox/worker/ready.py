@@ -66,6 +66,12 @@ class Ready:
         )
 
     @property
+    def batch_room(self) -> int:
+        """Return how many events make a whole batch for each batch listener that had some."""
+        listeners = {each.listener.title: each.listener for each in [*self._lanes.values()]}
+        return sum(each.batching.size for each in listeners.values() if each.batching)
+
+    @property
     def idle(self) -> int:
         """Return how many threads wait for an event."""
         return self._queue.idle

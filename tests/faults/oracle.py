@@ -276,6 +276,7 @@ def _judge_death(
 
 def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
     struck, replays = Struck(evidence.faults, evidence.lease), evidence.done_to("replay")
+    calls = _calls(runs)
     for event_id, each in runs.items():
         for before, after in pairwise(each):  # whichever listeners they are of
             if after.start < struck.end_of(before) and not struck.during(before, after):
@@ -290,8 +291,32 @@ def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
                 ):
                     should = [run for run in should if run is not before]
                 verdict.repeats += bool(should)
+                if _without_the_lost(before, after, evidence, calls):
+                    continue
                 if not all(struck.explains(run, after, each) for run in should):
                     verdict.count("unexplained", f"{event_id} {before} {after}")
+
+
+def _calls(runs: Mapping[str, Sequence[Run]]) -> Mapping[tuple[int, float], set[str]]:
+    """Return the events of each call of a batch listener, by process and when the call began."""
+    found: defaultdict[tuple[int, float], set[str]] = defaultdict(set)
+    for event_id, each in runs.items():
+        for run in each:
+            found[run.pid, run.silent_since].add(event_id)
+    return found
+
+
+def _without_the_lost(
+    before: Run, after: Run, evidence: Evidence, calls: Mapping[tuple[int, float], set[str]]
+) -> bool:
+    """Say whether an atomic batch that lost events was undone and called again without them.
+
+    The events that it lost were another process's fault; what it left is compared by itself.
+    """
+    intent = evidence.intents.get(after.id)
+    if intent is None or intent.kind != "ledger" or before.pid != after.pid:
+        return False
+    return calls[after.pid, after.silent_since] < calls[before.pid, before.silent_since]
 
 
 def _should_have_been_last(earlier: Sequence[Run], after: Run, evidence: Evidence) -> list[Run]:
