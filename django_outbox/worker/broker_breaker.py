@@ -26,8 +26,8 @@ logger = logging.getLogger("django_outbox")
 
 CHECK_INTERVAL = 3.0  # seconds between two checks of a broker that is away
 CHECK_LEASE = 4.0  # seconds; after it another worker checks, for this one may have been lost
-# Seconds between two lines of a kind: a broker that answers, but takes no messages, opens and closes
-# its breaker all the time.
+# Seconds between two lines of a kind: a broker that answers, but takes no messages, opens and
+# closes its breaker all the time.
 LOG_INTERVAL = 120.0
 
 
