@@ -144,7 +144,7 @@ class Settings:
     UNROUTABLE: str = setting("dead", one_of("dead", "retry", "ignore"))
     UNROUTABLE_GRACE: float = setting(600.0, number(0))
     DOORBELL: Any = setting("auto", doorbell)
-    DOORBELL_INTERVAL: float = setting(0.01, number(0))
+    DOORBELL_INTERVAL: float = setting(0.005, number(0))
     ORDERING: str = setting("aggregate", one_of("aggregate", "global"))
     STOP_ON_FIRST_FAILURE: bool = setting(True, flag)
     ON_DEAD: str = setting("continue", one_of("continue", "block"))

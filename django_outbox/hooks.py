@@ -22,7 +22,13 @@ logger = logging.getLogger("django_outbox")
 
 
 class JSON:
-    """The default serializer, to JSON text; other serializers may build on it."""
+    """The default serializer, to JSON text; other serializers may build on it.
+
+    Example::
+
+        text = JSON.dumps({"order": 7})
+        assert JSON.loads(text, dict[str, int]) == {"order": 7}
+    """
 
     dumps = staticmethod(events.encode)
     loads = staticmethod(events.decode)

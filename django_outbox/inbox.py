@@ -26,8 +26,19 @@ def once(source: str, message_id: Any, *, using: str | None = None) -> Iterator[
     error that leaves the block undoes both, and nothing else in the transaction. If two consumers
     receive the same message, the second waits until the first one has ended.
 
-    Before any SQL, raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, and
-    ``InvalidEvent`` (a ``ValueError``) for a name that cannot be stored.
+    Raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, and ``InvalidEvent`` (a
+    ``ValueError``) for a name that cannot be stored; both before any SQL.
+
+    Example::
+
+        def receive(message):
+            with transaction.atomic(), outbox.inbox.once("payments", message["id"]) as is_new:
+                if is_new:
+                    outbox.write("order.paid", message)
+            return is_new
+
+
+        assert [receive({"id": 1}), receive({"id": 1})] == [True, False]
     """
     source = _checked("source", source)
     message_id = _checked("message_id", identity(message_id))

@@ -21,7 +21,16 @@ GRACE = 5.0  # seconds that all threads left by a test may take to end
 
 @pytest.fixture
 def outbox_events() -> Iterator[Written]:
-    """Capture the test's events that are not rolled back, in order, as listeners see them."""
+    """Capture the test's events that are not rolled back, in order, as listeners see them.
+
+    Example::
+
+        @pytest.mark.django_db
+        def test_what_is_written(outbox_events):
+            with transaction.atomic():
+                outbox.write("order.placed", {"order": 7})
+            assert [event.event_type for event in outbox_events] == ["order.placed"]
+    """
     from .testing import capture_events
 
     with capture_events() as events:
@@ -30,7 +39,15 @@ def outbox_events() -> Iterator[Written]:
 
 @pytest.fixture
 def outbox_worker(transactional_db: None) -> Iterator[Worker]:
-    """Run a worker during the test, which commits for real."""
+    """Run a worker during the test, which commits for real.
+
+    Example::
+
+        def test_a_worker_delivers_it(outbox_worker):
+            with transaction.atomic():
+                event_id = outbox.write("order.placed", {"order": 7})
+            wait_until(OutboxEvent.objects.done().filter(pk=event_id).exists)
+    """
     from .testing import running_worker
 
     with running_worker() as worker:

@@ -10,18 +10,26 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.test import override_settings
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
 from django.urls import reverse
 
 import django_outbox as outbox
 from django_outbox.admin import editing, redaction
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
-from tests.table import listening, now
-from tests.test_admin import PAGE, body, checksum, make, press, said, traces, url_of, visitor
+from tests.table import keyed, listening, now
+from tests.test_admin import LIST, PAGE, body, checksum, make, press, said, traces, url_of, visitor
 
 pytestmark = pytest.mark.django_db
 
+GROUPS, STREAMS, STREAM, DASHBOARD = (
+    f"admin:django_outbox_{page}"
+    for page in (
+        "outboxevent_groups", "outboxstream_changelist", "outboxstream_change",
+        "outboxstatistics_changelist",
+    )
+)  # fmt: skip
 HIDING = {"REDACT": ["password", "Customer.Email", "x-api-key"]}
 SECRETS = (
     '{"price":1.10,"Password":"s3cret1","customer":{"email":"s3cret2","name":"Ann"},'
@@ -61,6 +69,58 @@ def test_a_long_text_is_hidden_before_it_is_cut() -> None:
     page = body(visitor("view"), reverse(PAGE, args=[make(payload=text).pk]))
     assert "s3cret" not in page
     assert len(page) < 100_000
+
+
+@override_settings(OUTBOX=HIDING)
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no password=s3cret, region=eu", "no password=•••, region=eu"),
+        ("PASSWORD: s3cret; region: eu", "PASSWORD: •••; region: eu"),
+        ("{'password': 's3\\'cret x', 'a': 1}", "{'password': •••, 'a': 1}"),
+        ('{"email": "s3cret", "name": "Ann"}', '{"email": •••, "name": "Ann"}'),
+        ("password={'deep': 's3cret', 'b': 's3cret'}\nnext", "password=•••\nnext"),
+        ("X-Api-Key: Bearer s3cret", "X-Api-Key: •••"),
+        ("[('x-api-key', 's3cret x'), ('a', 1)]", "[('x-api-key', •••), ('a', 1)]"),
+        ("password=b's3cret x'", "password=•••"),
+        ('{"password": "cut s3cret', '{"password": •••'),
+        ("the password is wrong", "the password is wrong"),
+        ("my_password=shown", "my_password=shown"),
+    ],
+)
+def test_a_named_value_is_hidden_in_a_text(text: str, shown: str) -> None:
+    assert redaction.hide_in_text(text) == shown
+
+
+def test_without_names_a_text_stays() -> None:
+    assert redaction.hide_in_text("password=s3cret") == "password=s3cret"
+
+
+@override_settings(OUTBOX=HIDING)
+def test_no_page_shows_a_hidden_value_of_an_error(admin_user: User) -> None:
+    error = 'HTTPError: 400 {"password": "s3cret"}\nHTTPError: password=s3cret'
+    progress = {"order.placed mail": {"state": "dead", "attempts": 1, "error": error}}
+    keyed("k", event_type="order.placed", last_error=error, status=Status.RETRY, attempts=1)
+    event = make(last_error=error, status=Status.DEAD, progress=json.dumps(progress))
+    client = Client()
+    client.force_login(admin_user)
+    pages = (
+        reverse(PAGE, args=[event.pk]), f"{reverse(LIST)}?state=dead", reverse(GROUPS),
+        f"{reverse(STREAMS)}?state=all", reverse(STREAM, args=["k"]), reverse(DASHBOARD),
+    )  # fmt: skip
+    for url in pages:
+        page = body(client, url)
+        assert "s3cret" not in page, url
+        assert "HTTPError" in page, url
+
+
+@pytest.mark.parametrize("lookup", ["last_error", "last_error__startswith", "last_error__contains"])
+def test_no_filter_guesses_a_hidden_value_of_an_error(lookup: str) -> None:
+    make(last_error="HTTPError: password=s3cret", status=Status.DEAD)
+    client, url = visitor("view"), f"{reverse(LIST)}?{lookup}=HTTPError: password=s3cret"
+    assert client.get(url).status_code == 200
+    with override_settings(OUTBOX=HIDING):
+        assert client.get(url).headers["Location"].endswith("?e=1")
 
 
 @pytest.mark.parametrize(
@@ -246,4 +306,14 @@ def test_the_page_tells_who_holds_an_event_and_whether_it_lives() -> None:
         assert "The worker is alive: host, process 17" in body(client, page)
     OutboxWorker.objects.update(heartbeat_at=now() - timedelta(hours=1))
     for page in pages:
-        assert "The worker is lost: silent for" in body(client, page)
+        assert "The worker is lost: no heartbeat for" in body(client, page)
+
+
+def test_a_sequence_number_and_a_missing_aggregate_are_no_noise() -> None:
+    plain = make(aggregate_type="__GLOBAL__", aggregate_id=None)
+    [pk] = keyed("k", event_type="order.placed")
+    client = visitor("view")
+    page = body(client, reverse(PAGE, args=[plain.pk]))
+    assert "__GLOBAL__" not in page
+    assert "field-seq" not in page
+    assert "field-seq" in body(client, reverse(PAGE, args=[pk]))

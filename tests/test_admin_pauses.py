@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import ADDITION, DELETION, LogEntry
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.test import Client
@@ -15,7 +17,7 @@ from django.urls import reverse
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.models import OutboxEvent, OutboxPause
-from tests.table import insert, keyed
+from tests.table import insert, keyed, listening
 
 pytestmark = pytest.mark.django_db
 
@@ -23,7 +25,11 @@ LIST, ADD, PAGE, RESUME = (
     f"admin:django_outbox_outboxpause_{page}" for page in ("changelist", "add", "change", "resume")
 )
 SENT = "parcel.sent"
-FORM = {"kind": "event_type", "name": SENT, "reason": "carrier down"}
+FORM = {"kind": "event_type", "name": SENT, "reason": "carrier down", "force": "on"}
+
+
+def hear(event: outbox.Event) -> None:
+    """Do nothing."""
 
 
 def visitor(*codenames: str, **user: Any) -> Client:
@@ -73,12 +79,31 @@ def test_the_form_pauses(boss: Client, admin_user: User) -> None:
     assert "carrier down" in entry.get_change_message()
 
 
-def test_the_form_warns_of_a_name_that_nobody_knows(boss: Client) -> None:
-    assert f"No event type {SENT!r}" in said(boss.post(reverse(ADD), FORM))
+def test_the_form_refuses_an_unknown_name_unless_it_is_forced(boss: Client) -> None:
     insert(event_type="seen.before")
-    told = said(boss.post(reverse(ADD), {**FORM, "name": "seen.before"}))
-    assert "No event type 'seen.before'" not in told
-    assert "Paused: event type seen.before." in told
+    given = {**FORM, "name": "seen.befroe", "force": ""}
+    page = boss.post(reverse(ADD), given).content.decode()
+    assert "No event type &#x27;seen.befroe&#x27;" in page
+    assert "Did you mean &#x27;seen.before&#x27;?" in page
+    assert not OutboxPause.objects.exists()
+    assert "Paused: event type seen.before." in said(
+        boss.post(reverse(ADD), {**given, "name": "seen.before"})
+    )
+    assert "Paused: event type seen.befroe." in said(
+        boss.post(reverse(ADD), {**given, "force": "on"})
+    )
+
+
+def test_the_form_offers_the_names_that_are_known(boss: Client) -> None:
+    insert(event_type="seen.before")
+    with listening(hear, "order.placed", name="mail"), listening(hear, "stock.*"):
+        names = text(boss, reverse(ADD)).partition('<datalist id="outbox-names">')[2]
+    found = re.findall(r'<option value="(.*?)">(.*?)</option>', names.partition("</datalist>")[0])
+    assert ("seen.before", "event type") in found
+    assert ("order.placed", "event type") in found
+    assert ("order.placed mail", "listener") in found
+    assert ("default", "queue") in found
+    assert ("stock.*", "event type") not in found  # a pause is of exactly one type
 
 
 @pytest.mark.parametrize(
@@ -111,6 +136,40 @@ def test_a_link_may_fill_the_form(boss: Client) -> None:
     assert 'value="Order:1"' in page
     assert '<option value="stream" selected>' in page
     assert "mallory" not in page
+
+
+EVENT, GROUPS, STREAM = (
+    f"admin:django_outbox_{page}"
+    for page in ("outboxevent_change", "outboxevent_groups", "outboxstream_change")
+)
+
+
+def pause_links(client: Client, url: str) -> list[str]:
+    block = text(client, url).partition('<p class="outbox-pauses">')[2].partition("</p>")[0]
+    return [unescape(each) for each in re.findall(r'href="([^"]*)"', block)]
+
+
+def test_an_event_a_stream_and_an_error_are_paused_from_their_pages(boss: Client) -> None:
+    [pk] = keyed("Order 7&8", event_type=SENT)
+    insert(event_type=SENT, status=OutboxEvent.Status.DEAD)
+    links = pause_links(boss, reverse(EVENT, args=[pk]))
+    assert links == [
+        f"{reverse(ADD)}?kind=event_type&name={SENT}",
+        f"{reverse(ADD)}?kind=queue&name=default",
+        f"{reverse(ADD)}?kind=stream&name=Order+7%268",
+    ]
+    assert pause_links(boss, reverse(GROUPS)) == links[:1]
+    assert pause_links(boss, reverse(STREAM, args=[quote("Order 7&8")])) == links[2:]
+    page = text(boss, links[2])
+    assert 'value="Order 7&amp;8"' in page
+    assert '<option value="stream" selected>' in page
+
+
+def test_a_link_to_pause_needs_the_permission() -> None:
+    [pk] = insert(event_type=SENT)
+    assert pause_links(visitor("view_outboxevent"), reverse(EVENT, args=[pk])) == []
+    pauser = visitor("view_outboxevent", "pause_outboxpause")
+    assert len(pause_links(pauser, reverse(EVENT, args=[pk]))) == 2
 
 
 def test_the_list_shows_who_when_why_and_how_much_waits(boss: Client) -> None:

@@ -189,7 +189,7 @@ def test_a_waiting_head_is_skipped(boss: Client) -> None:
 def test_what_a_worker_has_is_left(boss: Client) -> None:
     head = blocked()
     OutboxStream.objects.update(locked_by="w1")
-    why = "it has no key, is finished, or is held by a worker"
+    why = "it has no key, is finished, or is leased by a worker"
     assert f"0 events were skipped. 1 was skipped because {why}" in act(boss, "skip", "k")
     assert row(head).status == RETRY
     assert not LogEntry.objects.exists()

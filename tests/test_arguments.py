@@ -19,6 +19,8 @@ from django_outbox.management.arguments import (
     non_negative_int,
     positive_duration,
     positive_int,
+    retention,
+    share,
 )
 
 pytestmark = pytest.mark.any_database
@@ -63,9 +65,14 @@ def test_a_duration_is_the_sum_of_its_parts(d: int, h: int, m: int, s: int) -> N
     ).total_seconds()  # fmt: skip
 
 
+PARSERS: list[Callable[[str], object]] = [
+    duration, positive_duration, retention, instant, positive_int, non_negative_int, share,
+]  # fmt: skip
+
+
 @given(st.text(max_size=20))
 def test_any_text_is_a_duration_or_an_argument_error(text: str) -> None:
-    for parse in (duration, positive_duration, instant, positive_int, non_negative_int):
+    for parse in PARSERS:
         try:
             parse(text)
         except ArgumentTypeError as error:
@@ -86,7 +93,7 @@ def test_a_pause_is_above_zero() -> None:
         ("2026-03-01 08:30:15", datetime(2026, 3, 1, 2, 45, 15, tzinfo=timezone.utc)),
         ("2026-03-01T08:30Z", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
         ("2026-03-01T08:30+02:00", datetime(2026, 3, 1, 6, 30, tzinfo=timezone.utc)),
-        ("2h", timedelta(hours=2)), ("7d", timedelta(days=7)), ("60", timedelta(minutes=1)),
+        ("2h", timedelta(hours=2)), ("7d", timedelta(days=7)), ("60s", timedelta(minutes=1)),
     ],
     ids=str,
 )  # fmt: skip
@@ -112,6 +119,30 @@ def test_what_is_no_instant_is_told(text: str) -> None:
 def test_what_is_no_count_is_told(parse: Callable[[str], int], text: str, expected: str) -> None:
     with pytest.raises(ArgumentTypeError, match=expected):
         parse(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1d", 86_400.0), ("90m", 5400.0), ("0", 0.0)])
+def test_a_retention_has_a_unit(text: str, seconds: float) -> None:
+    assert retention(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["1", "0.5", " 30 "])
+def test_a_retention_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="has no unit"):
+        retention(text)
+    with pytest.raises(ArgumentTypeError, match="not an instant"):
+        instant(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("10", 0.1), ("0.5%", 0.005), ("100 %", 1.0)])
+def test_a_share_is_given_in_percent(text: str, expected: float) -> None:
+    assert share(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["101", "-1", "", "a tenth"])
+def test_what_is_no_percentage_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="not a percentage"):
+        share(text)
 
 
 def test_counts_and_limits() -> None:

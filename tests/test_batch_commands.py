@@ -78,6 +78,9 @@ def test_j21_only_dead_events_are_replayed() -> None:
     assert row(done).status == DONE
     assert (row(waits).status, row(waits).attempts) == (RETRY, 2)
     assert replay("--all") == "replayed 0"
+    for ids in ([done], ["nowhere", waits]):
+        with pytest.raises(CommandError, match=rf"^replayed 0; {len(ids)} of the given ids"):
+            replay(*ids, "--limit", "5")
 
 
 @pytest.fixture(params=["", "NO_BACKSLASH_ESCAPES"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.benchmarks import console, report
+from tests.benchmarks import charts, console, report
 from tests.benchmarks.figures import Figure, Spread, in_turn, percentile, short
 
 pytestmark = pytest.mark.any_database
@@ -99,8 +100,8 @@ def test_a_terminal_shows_verdicts_and_what_is_missing() -> None:
         figure(name="peer", values=[], failure="not installed").as_dict(),
     ]
     text = console.as_text(result(figures=figures))
-    assert "ratio: 1.00 (1.00 to 1.00); asked ≥ 0.8: reached" in text
-    assert "slow: 2.00 (1.00 to 3.00) events/s; asked ≥ 9: MISSED" in text
+    assert "ratio: 1.00 (1.00 to 1.00); target ≥ 0.8: met" in text
+    assert "slow: 2.00 (1.00 to 3.00) events/s; target ≥ 9: MISSED" in text
     assert "peer: NOT MEASURED: not installed" in text
 
 
@@ -111,10 +112,10 @@ def test_a_part_that_failed_is_a_line() -> None:
 
 
 def test_marked_blocks_are_replaced_and_nothing_else() -> None:
-    page = "before\n<!-- benchmarks: asked -->\nold\n<!-- end of benchmarks -->\nafter\n"
+    page = "before\n<!-- benchmarks: targets -->\nold\n<!-- end of benchmarks -->\nafter\n"
     found = report.filled(page, run(result(figures=[figure(bar="≤ 9").as_dict()])))
     row = "| SQLite | drain |  | ≤ 9 | 2.00 (1.00 to 3.00) events/s | yes |"
-    assert found.startswith("before\n<!-- benchmarks: asked -->\n| database |")
+    assert found.startswith("before\n<!-- benchmarks: targets -->\n| database |")
     assert found.endswith(f"{row}\n<!-- end of benchmarks -->\nafter\n")
     assert report.filled(found, run()) != found
 
@@ -134,7 +135,50 @@ def test_the_shortlist_has_a_column_for_each_database_that_ran() -> None:
     ]
     text = report.shortlist(run(*found))
     assert "|  | PostgreSQL | MySQL | SQLite |" in text
-    assert "| drain, beside x | 2.00 events/s (2.00 ×) |  | 2.00 events/s |" in text
+    assert "| drain, compared with x | 2.00 events/s (2.00 ×) |  | 2.00 events/s |" in text
+
+
+def test_the_shortlist_counts_the_misses() -> None:
+    figures = [figure(bar=bar).as_dict() for bar in ("≤ 9", "≥ 9", "")]
+    made = run(result(figures=figures))
+    assert "1 of 2 targets were missed; [all of them]" in report.shortlist(made)
+    row = "| SQLite | drain |  | ≥ 9 | 2.00 (1.00 to 3.00) events/s |"
+    assert report.missed(made).splitlines()[0] == "1 of 2 targets were missed."
+    assert report.missed(made).splitlines()[4:] == [row]
+
+
+# --- charts -------------------------------------------------------------------------------------
+
+
+def beside(peer: str, ours: float, theirs: float) -> dict[str, Any]:
+    name = f"drain, one worker process, compared with {peer}"
+    return figure(name=name, values=[ours], references=[theirs], reference=peer).as_dict()
+
+
+def test_a_chart_has_a_bar_for_us_and_each_peer_on_one_scale() -> None:
+    peers = [beside("slow & old", 400.0, 100.0), beside("fast", 400.0, 200.0)]
+    (svg,) = charts.rendered([result("peers", "postgres", figures=peers)]).values()
+    root = ET.fromstring(svg)
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    widths = [float(each.get("width", "")) for each in root.findall("svg:rect", space)]
+    assert widths == [400.0, 100.0, 200.0]
+    texts = [each.text for each in root.findall("svg:text", space)]
+    assert {"django_outbox", "slow & old", "fast", "400 events/s", "100 events/s"} <= {*texts}
+
+
+def test_there_is_no_chart_without_peers() -> None:
+    missing = figure(
+        name="drain, one worker process, compared with x", values=[], failure="no"
+    ).as_dict()
+    assert charts.rendered([result("peers", "postgres", figures=[missing]), result()]) == {}
+
+
+def test_the_published_charts_are_those_of_the_kept_run() -> None:
+    expected = charts.rendered(json.loads(report.KEPT.read_text())["results"])
+    assert expected
+    for name, svg in expected.items():
+        assert (report.PAGE.parent / f"{name}.svg").read_text() == svg
+        assert f"({name}.svg)" in report.PAGE.read_text()
 
 
 @pytest.mark.parametrize(("load", "told"), [(0.9, False), (1.0, True)])
@@ -145,7 +189,7 @@ def test_a_busy_machine_is_told(load: float, told: bool) -> None:
         assert ("busy" in block(made)) is told
 
 
-@pytest.mark.parametrize("page", [report.PAGE, report.README], ids=["page", "readme"])
+@pytest.mark.parametrize("page", report.PAGES, ids=[each.stem for each in report.PAGES])
 def test_the_published_figures_are_those_of_the_kept_run(page: Any) -> None:
     text = page.read_text()
     assert report.BLOCK.search(text)

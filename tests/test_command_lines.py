@@ -56,6 +56,31 @@ def test_there_are_command_lines() -> None:
     assert len(FOUND) > 5
 
 
+COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_outbox")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_ends_with_examples_that_it_takes(name: str) -> None:
+    parser = load_command_class("django_outbox", name).create_parser("manage.py", name)
+    listed = parser.format_help().rpartition("Examples:\n")[2].splitlines()
+    assert len(listed) >= 2
+    assert all(line.startswith("  # ") for line in listed[::2])
+    for line in listed[1::2]:
+        program, command, *arguments = shlex.split(line)
+        assert (program, command) == ("manage.py", name)
+        parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_explained(name: str) -> None:
+    parsers = [load_command_class("django_outbox", name).create_parser("manage.py", name)]
+    for parser in parsers:
+        for action in parser._actions:
+            assert action.help, action.option_strings or action.dest
+            if isinstance(action.choices, dict):  # parsers of its actions
+                parsers.extend(action.choices.values())
+
+
 @pytest.mark.parametrize(("age", "is_young"), [(0, True), (300, False)], ids=["young", "old"])
 def test_the_exec_probe_of_the_how_to(tmp_path: Path, age: float, is_young: bool) -> None:
     """The line for Kubernetes and for Docker, with a file of our own."""

@@ -56,7 +56,7 @@ DEFAULTS: dict[str, Any] = {
     "UNROUTABLE": "dead",
     "UNROUTABLE_GRACE": 600,
     "DOORBELL": "auto",
-    "DOORBELL_INTERVAL": 0.01,
+    "DOORBELL_INTERVAL": 0.005,
     "ORDERING": "aggregate",
     "STOP_ON_FIRST_FAILURE": True,
     "ON_DEAD": "continue",

@@ -18,6 +18,7 @@ import django_outbox as outbox
 from django_outbox.admin.charts import PERIODS, format_value
 from django_outbox.inspection import overview
 from django_outbox.inspection.overview import load_overview
+from django_outbox.inspection.rates import rates
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
     OutboxEvent,
@@ -156,10 +157,27 @@ def test_41_a_silent_worker_is_named(boss: Client, settings: Any) -> None:
     alive(age=10)
     alive(age=25, hostname="web-2")
     text = body(boss)
-    assert verdict(text)[1:] == ["1 worker is silent."]
+    assert verdict(text)[1:] == ["No heartbeat from 1 worker."]
     assert re.search(
         r"web-2 process 17 2\d s ago .* web-1 process 17 1\d s ago", part(text, "workers")
     )
+
+
+def test_rates_of_the_last_minutes_decide_the_verdict(boss: Client) -> None:
+    alive()
+    minute(1, done=90, dead=10)
+    assert verdict(body(boss)) == ["All is well"]
+    minute(2, dead=1, owner="another", rescued=3)
+    assert verdict(body(boss)) == [
+        "Events are not delivered as they should be",
+        "A worker was lost: 3 of its events were rescued in the last 5 minutes.",
+        "11 of the 101 events that ended in the last 5 minutes are dead.",
+    ]
+    OutboxStatistics.objects.all().delete()
+    minute(1, retry=2)
+    assert verdict(body(boss))[1:] == [
+        "No event was done in the last 5 minutes; 2 executions failed."
+    ]
 
 
 @pytest.mark.parametrize("info", [None, "{}", "damaged"])
@@ -375,7 +393,7 @@ def test_41_it_costs_few_queries(
     boss: Client, setting: str, django_assert_max_num_queries: Any
 ) -> None:
     getattr(scene, setting)()
-    with django_assert_max_num_queries(22):
+    with django_assert_max_num_queries(23):
         body(boss)
 
 
@@ -403,6 +421,7 @@ def test_41_every_look_uses_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
         "backlog": lambda: overview._backlog("default", clock),
         "dead": lambda: overview._dead("default"),
         "blocked": lambda: overview._blocked("default"),
+        "rates": lambda: rates("default", clock),
     }
     steps = large_steps(works)
     # MariaDB's plan does not show that a LIMIT ends a scan of the primary key.

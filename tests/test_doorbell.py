@@ -211,7 +211,8 @@ def test_488_slow_rings_come_seldom(
 ) -> None:
     """Notifications take a twentieth of a writer's time; the pause is at most MAX_INTERVALS."""
     monkeypatch.setattr(Slow, "rings", 0)
-    for interval, least in ((0.01, 0.04), (0.08, 0.2), (1.0, 1.0)):
+    monkeypatch.setattr(doorbell, "BURST", 0.0)
+    for interval in (0.01, 0.08, 1.0):
         settings.OUTBOX = {
             "DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": interval,
         }  # fmt: skip
@@ -219,8 +220,66 @@ def test_488_slow_rings_come_seldom(
         assert notifier is not None
         before = time.monotonic()
         write()
-        assert before + least <= notifier._not_before <= time.monotonic() + MAX_INTERVALS * interval
+        assert notifier._not_before >= before + MAX_INTERVALS * interval
+        assert notifier._not_before <= time.monotonic() + MAX_INTERVALS * interval
+    write()
     assert Slow.rings == 3
+
+
+def test_488_rings_that_wait_take_a_twentieth_of_the_time(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
+) -> None:
+    settings.OUTBOX = {"DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": 0.06}
+    monkeypatch.setattr(doorbell, "BURST", 10.0)
+    notifier = doorbell._notifier("default")
+    assert notifier is not None
+    before = time.monotonic()
+    write()
+    assert before + 0.2 <= notifier._spent_until <= time.monotonic() + MAX_INTERVALS * 0.06
+
+
+def test_488_commits_that_come_close_together_ring_each(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
+) -> None:
+    """At random moments some do; only a steady load is announced at the interval."""
+    monkeypatch.setattr(doorbell, "LOOP_COMMITS", 1000)
+    now = time.monotonic()
+    monkeypatch.setattr("django_outbox.doorbell.time.monotonic", lambda: now)
+    settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 0.03}
+
+    def write_some() -> None:
+        for _ in range(20):
+            write()
+
+    with an_ear(bells) as rings:
+        write_some()
+        assert rings() == 4  # the last is more than 0.1 s ahead
+        now += 0.11
+        write_some()
+        assert rings() == 4  # a steady load gathers for four intervals
+        now += 0.02
+        write_some()
+        assert rings() == 5  # and for as many again
+        now += 1.0
+        write_some()
+        assert rings() == 9  # it was over
+
+
+def test_488_a_loop_of_commits_rings_seldom(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
+) -> None:
+    """A notification costs as much as the event, so a loop must not pay for each."""
+    now = time.monotonic()
+    monkeypatch.setattr("django_outbox.doorbell.time.monotonic", lambda: now)
+    settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 0.005}
+    with an_ear(bells) as rings:
+        for _ in range(20):
+            now += 0.001
+            write()
+        assert rings() == 4  # three, until it is known for a loop; then one after two intervals
+        now += 0.0025
+        write()
+        assert rings() == 5  # it is over
 
 
 def test_488_what_slow_rings_keep_quiet_about_is_not_missed(

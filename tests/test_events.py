@@ -164,6 +164,7 @@ def test_str_names_the_event_in_one_line_without_payload() -> None:
     event = Event(event_type="t", payload="secret", event_id="01", aggregate_type="a",
                   aggregate_id="7")  # fmt: skip
     assert str(event) == "t 01 (a 7)"
+    assert str(Event(event_type="t", event_id="01")) == "t 01"
 
 
 # --- aggregate ------------------------------------------------------------------------------

@@ -850,4 +850,4 @@ def test_the_samples_of_the_how_to(outside: bool) -> None:
     cancelled = OutboxEvent.objects.get(event_type="order.cancelled")
     assert "the card is blocked" in cancelled.payload
     pager.send.assert_called_once_with("parcel.requested failed 1 times: no such street")
-    assert "somebody was told" in str(OutboxEvent.objects.dead().get().last_error)
+    assert "the team was alerted" in str(OutboxEvent.objects.dead().get().last_error)

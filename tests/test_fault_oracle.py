@@ -219,6 +219,20 @@ WELL["stopped on the way into the listener that ran first"] = evidence(
 WELL["a server away for so long that leases end"] = evidence(
     ran(1, 2), ran(4, 5, pid=TWO), faults=[Fault(kind="restart kill", at=2.1, until=3.9)]
 )
+WELL["a claim that a crash of the server lost"] = evidence(
+    ran(1, 1.02), ran(2.5, 2.6), faults=[Fault(kind="restart immediate", at=1.1, until=2.2)]
+)
+WELL["a claim that a crash lost, of an event that started while the server was away"] = evidence(
+    ran(1.2, 1.3), ran(2.5, 2.6), faults=[Fault(kind="restart immediate", at=1.1, until=2.2)]
+)
+ILL["a claim that was on disk when the server crashed"] = (
+    evidence(ran(1, 1.1), ran(4, 4.1), faults=[Fault(kind="restart immediate", at=2.5, until=3)]),
+    {"unexplained": 1},
+)
+ILL["a claim that a server lost which was stopped in order"] = (
+    evidence(ran(1, 1.02), ran(2.5, 2.6), faults=[Fault(kind="restart fast", at=1.1, until=2.2)]),
+    {"unexplained": 1},
+)
 ILL["a server back before leases end"] = (
     evidence(ran(1, 2), ran(4, 5, pid=TWO), faults=[Fault(kind="restart kill", at=2.1, until=3)]),
     {"unexplained": 1},
@@ -494,6 +508,27 @@ ILL["a half that is called although the lease was lost before"] = (
     ),
     {"unexplained": 2},
 )  # fmt: skip
+
+WELL["a kill while a later part of the batch runs"] = evidence(
+    called(1, "shared", "a", "b"), called(1.2, "end", "a"), called(4, "end", "b"),
+    ran(7, 8, pid=TWO), ran(7, 8, event_id="b", pid=TWO), faults=[kill(4.5)],
+    intents=AB["intents"], rows=AB["rows"],
+)  # fmt: skip
+ILL["a kill while the next batch runs"] = (
+    evidence(
+        called(1, "end", "a"), called(4, "end", "b"),
+        ran(7, 8, pid=TWO), ran(7, 8, event_id="b", pid=TWO), faults=[kill(4.5)],
+        intents=AB["intents"], rows=AB["rows"],
+    ),
+    {"unexplained": 1},
+)  # fmt: skip
+WELL["stopped on the way into a run that another process has begun meanwhile"] = evidence(
+    ran(2, 3.5), ran(3.1, 3.2, pid=TWO), faults=[stop(1, 3, TWO)]
+)
+ILL["begun beside another run, long after it was stopped"] = (
+    evidence(ran(2, 5.5), ran(5.1, 5.2, pid=TWO), faults=[stop(0.5, 1, TWO)]),
+    {"unexplained": 1, "overlaps": 1},
+)
 
 LEDGER: dict[str, Any] = {"intents": [intent(kind="ledger")]}
 WELL["booked once by a batch"] = evidence(ran(1, 2), bookings={"a": 1}, **LEDGER)

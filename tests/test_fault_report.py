@@ -1,4 +1,4 @@
-"""The reliability page: what stands there is what the kept lines of runs say."""
+"""The reliability pages: their tables and sums are what the kept lines of runs say."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Any
 
 import pytest
 
-from tests.faults import report
+from tests.faults import kept, report
 from tests.faults.mutants import MUTANTS
 from tests.faults.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.any_database
 
-LINE: report.Line = {
+LINE: kept.Line = {
     "scenario": "kill", "title": "Workers are killed", "db": "postgres", "seed": 1, "size": "ci",
     "revision": "abc", "made_on": "here", "date": "today", "faults": {"kill": 3}, "events": 1200,
-    "runs": 1210, "repeats": 4, "dead": 0, **dict.fromkeys(report.COUNTED, 0), "holds": True,
+    "runs": 1210, "repeats": 4, "dead": 0, **dict.fromkeys(kept.COUNTED, 0), "holds": True,
     "figures": [
         {"name": "recovery, s", "value": 2.5, "most": 3, "least": None, "judged": True,
          "holds": True},
     ],
 }  # fmt: skip
-MUTANT: report.Line = {
+MUTANT: kept.Line = {
     "mutant": "no fence", "without": "a safeguard", "db": "postgres", "scenario": "pause",
     "seed": 1, "caught": True, "by": {"unexplained": 3},
 }  # fmt: skip
 
 
-def line(**given: Any) -> report.Line:
+def line(**given: Any) -> kept.Line:
     return {**LINE, **given}
 
 
 def test_the_latest_of_the_same_counts() -> None:
     first, other, second = line(events=1), line(db="sqlite"), line(events=2)
-    assert report.latest([first, other, second, MUTANT]) == [second, other, MUTANT]
+    assert kept.latest([first, other, second, MUTANT]) == [second, other, MUTANT]
 
 
 def test_a_full_size_counts_more_than_a_small_one() -> None:
@@ -47,43 +47,81 @@ def test_what_is_wrong_is_shown() -> None:
     found = report.shortlist([line(lost=2, holds=False)])
     assert "**2 lost**" in found
     assert "2 lost, 0 ghosts" in found.splitlines()[0]
+    assert "| 3 | 1,200 | 4 | 2 | 0 |" in report.outcome([line(lost=2, holds=False)])
     assert "**no**" in report.counted([line(lost=2, holds=False)])
     slow = {"name": "way back, s", "value": 7.25, "most": 3.0, "least": None, "holds": False}
     found = report.shortlist([line(holds=False, figures=[slow])])
-    assert "**1 of 1 runs missed a bar: kill on PostgreSQL.**" in found.splitlines()[0]
+    assert "**1 of 1 runs missed a target: kill on PostgreSQL.**" in found.splitlines()[0]
     assert "missed" not in report.shortlist([line(size="full")])
-    assert "0 lost, nothing unexplained; **missed: way back, s 7.25, asked ≤ 3**" in found
+    assert "0 lost, nothing unexplained; **missed: way back, s 7.25, target ≤ 3**" in found
     ended = report.shortlist([line(holds=False, error="AssertionError: no line")])
-    assert "**it did not come to its end**" in ended
+    assert "**it was not completed**" in ended
     assert "**no**" in report.mutants([{**MUTANT, "caught": False, "by": {}}])
 
 
 def test_blocks_are_filled_in_and_the_rest_stays() -> None:
     page = "before\n<!-- faults: mutants -->\nold\n<!-- end of faults -->\nafter\n"
     found = report.filled(page, [MUTANT])
-    assert found.startswith("before\n<!-- faults: mutants -->\n| the engine with |")
+    assert found.startswith("before\n<!-- faults: mutants -->\n| modification |")
     assert found.endswith("\n<!-- end of faults -->\nafter\n")
     assert "unexplained repeats: 3" in found
 
 
-@pytest.mark.parametrize("page", [report.PAGE, report.README], ids=["page", "readme"])
+def test_soaks_and_runs_without_faults_are_not_in_the_sum_of_the_faults() -> None:
+    lines = [
+        line(), line(scenario="leaks", events=360_000, faults={}),
+        line(scenario="bloat", events=900_000, faults={"snapshot": 1}),
+        line(scenario="calm", events=500, faults={}),
+    ]  # fmt: skip
+    said = report.summary(lines)
+    assert "1 run with faults: 1,200 events and 3 faults, 0 lost" in said
+    assert "1 run without faults: 500 events, 0 lost" in said
+    assert "2 soak runs: 1,260,000 events, 0 lost" in said
+    rows = report.outcome(lines).splitlines()[2:]
+    assert rows[0].startswith("| runs with faults | 1 | 3 | 1,200 |")
+    assert rows[1].startswith("| runs without faults | 1 | – | 500 |")
+    assert rows[2].startswith("| soak runs | 2 | – | 1,260,000 |")
+
+
+def test_every_fault_of_the_sum_is_in_one_row_of_the_table_of_faults() -> None:
+    lines = kept.read(report.KEPT)
+    rows = [row.split(" | ")[1:] for row in report.broken(lines).splitlines()[2:]]
+    cells = [cell.strip(" |").replace(",", "") for row in rows for cell in row]
+    assert sum(int(cell) for cell in cells if cell != "–") == sum(
+        map(kept.struck, kept.grouped(lines)[kept.WITH_FAULTS])
+    )
+
+
+def test_only_the_largest_run_counts_as_small_or_full() -> None:
+    assert report.small([line(size="full"), line()]) == ""
+    assert report.small([line(), line(scenario="term")]) == "- PostgreSQL: `kill`, `term`\n"
+    most = [line(), line(scenario="term"), line(scenario="calm", size="full")]
+    assert report.small(most) == "- PostgreSQL: all runs except `calm`\n"
+
+
+def test_copies_that_were_not_caught_are_admitted() -> None:
+    lines = [MUTANT, {**MUTANT, "mutant": "another", "caught": False}]
+    assert report.noticed(lines) == "1 of 2 modified copies were caught.\n"
+
+
+@pytest.mark.parametrize("page", report.PAGES, ids=["page", "runs", "readme"])
 def test_the_published_figures_are_those_that_were_kept(page: Any) -> None:
-    text, lines = page.read_text(), report.read(report.KEPT)
+    text, lines = page.read_text(), kept.read(report.KEPT)
     assert report.BLOCK.search(text)
     assert report.filled(text, lines) == text
 
 
 def test_every_mutant_that_is_published_was_caught() -> None:
-    mutants = [each for each in report.read(report.KEPT) if "mutant" in each]
+    mutants = [each for each in kept.read(report.KEPT) if "mutant" in each]
     assert {each["mutant"] for each in mutants} <= {each.name for each in MUTANTS}
     assert all(each["caught"] for each in mutants)
-    text = report.PAGE.read_text()
+    text = report.RUNS.read_text()
     assert [each.name for each in MUTANTS if f"| {each.name} |" not in text] == []
 
 
 def test_every_scenario_is_listed() -> None:
-    found = {each["scenario"] for each in report.runs(report.read(report.KEPT))}
-    names = re.findall(r"^- `(\w+)`", report.PAGE.read_text(), re.MULTILINE)
+    found = {each["scenario"] for each in kept.runs(kept.read(report.KEPT))}
+    names = re.findall(r"^- `(\w+)`", report.RUNS.read_text(), re.MULTILINE)
     assert found <= {*SCENARIOS} == {*names}
 
 

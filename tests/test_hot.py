@@ -483,6 +483,7 @@ def test_under_a_steady_load_events_are_claimed_some_at_a_time(
     """After a claim of few events the next claim waits briefly, so that it finds more."""
     monkeypatch.setattr(throttle, "CLAIM_INTERVAL", 2.0)
     monkeypatch.setattr(throttle, "BURST", 0.0)
+    monkeypatch.setattr(throttle, "GATHER_TIME", 2.0)
     counts: list[int] = []
 
     def note(count: int, **more: Any) -> None:

@@ -7,7 +7,6 @@ import configparser
 import dataclasses
 import importlib
 import inspect
-import operator
 import pkgutil
 import re
 import shutil
@@ -365,22 +364,6 @@ def test_the_options_of_a_command_are_those_of_the_reference(name: str) -> None:
     plain = BaseCommand().create_parser("manage.py", "any")
     ours = {*parser._option_string_actions} - {*plain._option_string_actions}
     assert {*re.findall(r"--[a-z-]+", rows)} == ours - {"--skip-checks"}
-
-
-HEADINGS = re.findall(r"^### .*$", text_of("api.md"), re.MULTILINE)
-CALLS = re.findall(r"`([\w.]+)(\([^`…]*\))", "".join(HEADINGS))
-
-
-@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
-def test_the_arguments_of_a_call_are_those_of_the_reference(name: str, arguments: str) -> None:
-    [call] = ast.parse(f"def call{arguments}: ...").body
-    assert isinstance(call, ast.FunctionDef)
-    shown = [each.arg for each in [*call.args.args, *call.args.kwonlyargs]]
-    taken = inspect.signature(operator.attrgetter(name)(outbox)).parameters.values()
-    assert shown == [each.name for each in taken]
-    assert {each.arg for each in call.args.kwonlyargs} == {
-        each.name for each in taken if each.kind is each.KEYWORD_ONLY
-    }
 
 
 def test_the_arguments_of_write_are_those_of_the_reference() -> None:

@@ -184,7 +184,7 @@ def test_a_failure_lists_what_was_written() -> None:
             f"  order.placed {kettle} (testapp.Order {order.pk}): payload={{'sku': 'kettle'}}, "
             "headers={'locale': 'de'} (differs in payload, headers)"
         ),
-        f"  order.paid {paid} (__GLOBAL__ None): payload={{'cents': 480}}",
+        f"  order.paid {paid}: payload={{'cents': 480}}",
     ]
 
 

@@ -581,7 +581,7 @@ def test_the_databases_now_is_utc_whatever_the_settings_say(use_tz: bool, settin
 
 def test_a_row_is_named_in_one_line_without_payload() -> None:
     found = row("01", aggregate_id="7", payload='"secret"')
-    assert str(found) == "x 01 (__GLOBAL__ 7)"
+    assert str(found) == "x 01 (7)"
 
 
 def test_tables_that_are_there_are_not_missing() -> None:

@@ -158,20 +158,6 @@ def test_508_the_outbox_has_neither_ghost_nor_loss() -> None:
     assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": event.pk})]
 
 
-# --- the README ----------------------------------------------------------------------------------
-
-
-def test_511_the_sample_of_the_readme() -> None:
-    warehouse = Recorder()
-    given = {"INSTALLED_APPS": [], "warehouse": warehouse, **SHOP}
-    with samples.run("../README.md", **given) as names:
-        assert names["INSTALLED_APPS"] == ["django_outbox"]
-        assert outbox.drain() == 1
-    row = OutboxEvent.objects.get()
-    assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": row.pk})]
-    assert (row.aggregate_type, row.aggregate_id) == ("testapp.Order", str(names["order"].pk))
-
-
 # --- what is guaranteed --------------------------------------------------------------------------
 
 
@@ -468,6 +454,7 @@ def test_469_the_alert_of_the_signals_page_links_to_the_event(settings: Any) -> 
             row = kill()
         finally:
             event_dead.disconnect(names["tell_us"])
+            names["chat"].shutdown()  # waits for the message
     [(request, timeout)] = said
     text = json.loads(request.data)["text"]
     assert f"https://shop.example/admin/django_outbox/outboxevent/{row.pk}/change/" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import StringIO
 from typing import Any
 
@@ -85,23 +86,34 @@ def test_what_waits_is_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_all_is_resumed_with_all() -> None:
-    run("outbox_pause", "--event-type", "a", "--event-type", "b", "--stream", "k")
+    run("outbox_pause", "--event-type", "a", "--event-type", "b", "--stream", "k", "--force")
     run("outbox_resume", "--all")
     assert not OutboxPause.objects.exists()
     assert run("outbox_resume", "--all") == ("", "")
 
 
-def test_a_name_that_nobody_knows_is_paused_with_a_warning() -> None:
-    """A name may come with the next deploy, so an unknown one is only warned about."""
-    with listening(hear, SENT, name="mail"):
-        _, err = run("outbox_pause", "--event-type", "parcel.snt")
-        assert "No event type 'parcel.snt'" in err
-        assert f"Did you mean '{SENT}'" in err
-        _, err = run("outbox_pause", "--listener", SENT)
-        assert f"Did you mean '{SENT} mail'" in err
-        _, err = run("outbox_pause", "--stream", "nobody")
-        assert "No event with the key 'nobody'" in err
-    assert OutboxPause.objects.count() == 3
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--event-type", "parcel.snt"], f"No event type 'parcel.snt'.* Did you mean '{SENT}'"),
+        (["--event-type", "stock.*"], r"No event type 'stock\.\*'"),
+        (["--listener", SENT], f"Did you mean '{SENT} mail'"),
+        (["--listener", "mail"], f"Did you mean '{SENT} mail'"),
+        (["--listener", f"{hear.__module__}.hear"], f"Did you mean '{SENT} mail', 'stock.*'"),
+        (["--stream", "nobody"], "No event with the key 'nobody'"),
+    ],
+    ids=["type", "pattern", "its-type", "its-name", "its-function", "stream"],
+)
+def test_an_unknown_name_is_refused_unless_it_is_forced(arguments: list[str], says: str) -> None:
+    """A mistyped pause would hold nothing back; a name may come with the next deploy."""
+    with listening(hear, SENT, name="mail"), listening(hear, "stock.*"):
+        with pytest.raises(CommandError, match=says) as caught:
+            run("outbox_pause", "--event-type", SENT, *arguments)
+        assert "Nothing was paused. To pause an unknown name, add --force." in str(caught.value)
+        assert not OutboxPause.objects.exists()
+        _, err = run("outbox_pause", *arguments, "--force")
+    assert re.match(f"warning: .*{says}", err)
+    assert OutboxPause.objects.get().name == arguments[-1]
 
 
 def test_a_type_that_was_seen_is_known() -> None:
@@ -110,6 +122,7 @@ def test_a_type_that_was_seen_is_known() -> None:
 
 
 def test_what_is_paused_already_stays_as_it_is() -> None:
+    insert(event_type=SENT)
     run("outbox_pause", "--event-type", SENT, "--reason", "first", "--by", "ada")
     out, _ = run("outbox_pause", "--event-type", SENT, "--reason", "second")
     assert out.startswith(f"event type {SENT} is paused since ")
@@ -122,12 +135,21 @@ def test_what_is_paused_already_stays_as_it_is() -> None:
     [
         ("outbox_pause", [], "Say what to pause"),
         ("outbox_pause", ["--list", "--stream", "k"], "or --list alone"),
+        ("outbox_pause", ["--list", "--force"], "or --list alone"),
         ("outbox_pause", ["--event-type", "ok", "--stream", ""], "expected 1 to 255 characters"),
         ("outbox_resume", [], "Say what to resume"),
         ("outbox_resume", ["--all", "--stream", "k"], "or --all alone"),
         ("outbox_resume", ["--event-type", "x"], "Not paused: event type 'x'"),
     ],
-    ids=["pause-nothing", "list-and-name", "unfit", "resume-nothing", "all-and-name", "not-paused"],
+    ids=[
+        "pause-nothing",
+        "list-and-name",
+        "list-forced",
+        "unfit",
+        "resume-nothing",
+        "all-and-name",
+        "not-paused",
+    ],
 )
 def test_what_cannot_be_done_is_said(command: str, arguments: list[str], says: str) -> None:
     with pytest.raises(CommandError, match=says):

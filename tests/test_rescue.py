@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from django_outbox.signals import event_rescued
 from django_outbox.worker.queues import Held
 from django_outbox.worker.suspects import Trial
 from tests.fleet import POISONED, Fleet, children
-from tests.table import insert, keyed, listening, row, statuses, write
+from tests.table import insert, keyed, listening, now, row, statuses, write
 from tests.waiting import Gate, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -337,6 +338,71 @@ def test_a_lease_that_ends_while_a_worker_is_idle_is_noticed_at_once(settings: A
         insert(due=0.5, locked_by="a lost worker")
         worker.poll()
         wait_until(lambda: not pending(), what="the lost worker's event")
+
+
+class Calls:
+    """A listener whose first two calls wait for their gates; the first then asks for a retry."""
+
+    def __init__(self) -> None:
+        self.begun, self.gates = list[int](), [threading.Event(), threading.Event()]
+
+    def __call__(self, event: outbox.Event) -> None:
+        number = len(self.begun)
+        self.begun.append(number)
+        if number < len(self.gates):
+            self.gates[number].wait(60)
+        if number == 0:
+            raise outbox.RetryAfter(0)
+
+    def end(self) -> None:
+        for gate in self.gates:
+            gate.set()
+
+
+def test_an_event_claimed_back_from_a_lost_worker_is_not_called_next_to_the_call_that_runs(
+    settings: Any,
+) -> None:
+    settings.OUTBOX = OUTBOX
+    calls = Calls()
+    with listening(calls), outbox.Worker(workers=2):
+        try:
+            (event_id,) = write()
+            wait_until(lambda: calls.begun == [0])
+            OutboxEvent.objects.update(locked_by="another", available_at=now())  # which died
+            wait_until(lambda: row(event_id).rescues == 1)
+            insert(3, event_type="nobody.listens")  # claims that would start it
+            wait_until(lambda: OutboxEvent.objects.filter(locked_by=None).count() == 3)
+            assert calls.begun == [0]
+            calls.gates[0].set()
+            wait_until(lambda: calls.begun == [0, 1], what="calls, the second after the first")
+        finally:
+            calls.end()
+        wait_until(lambda: row(event_id).status == Status.DONE)
+    assert calls.begun == [0, 1]
+    assert (row(event_id).attempts, row(event_id).rescues) == (1, 0)
+
+
+def test_a_call_on_a_lost_lease_does_not_release_the_event_that_this_worker_runs_anew(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = OUTBOX
+    calls = Calls()
+    with listening(calls), outbox.Worker(workers=2):
+        try:
+            (event_id,) = write()
+            wait_until(lambda: calls.begun == [0])
+            # Another worker had it, counted a failure, leased it again and died.
+            OutboxEvent.objects.update(locked_by="another", available_at=now(), attempts=1)
+            wait_until(lambda: calls.begun == [0, 1], what="calls, one of them anew")
+            calls.gates[0].set()
+            wait_until(lambda: "settles refused" in caplog.text)
+            assert calls.begun == [0, 1]
+            assert row(event_id).locked_by
+        finally:
+            calls.end()
+        wait_until(lambda: not pending())
+    assert calls.begun == [0, 1]
+    assert row(event_id).status == Status.DONE
 
 
 # -- counting --------------------------------------------------------------------------------------

@@ -26,7 +26,13 @@ from django_outbox.inspection import status as outbox_status
 from django_outbox.inspection.status import status
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management.deadline import call_with_timeout
-from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream, OutboxWorker
+from django_outbox.models import (
+    OutboxEvent,
+    OutboxPause,
+    OutboxStatistics,
+    OutboxStream,
+    OutboxWorker,
+)
 from django_outbox.sql import dialect_of
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
@@ -73,6 +79,7 @@ def test_an_empty_outbox() -> None:
         "leased": 0,
         "oldest_pending_age": None,
         "dead": [],
+        "rates": {"seconds": 300, "done": 0, "retry": 0, "dead": 0, "rescued": 0},
         "paused": [],
         "streams": {"due": 0, "leased": 0, "blocked": 0, "heads": []},
         "queues": {"default": {"due": 0, "oldest_due_age": None, "workers": 0, "unserved": True}},
@@ -270,7 +277,7 @@ def test_45_the_table_says_the_same() -> None:
 def test_45_a_sound_outbox_passes_every_check() -> None:
     insert(1)
     worker()
-    limits = ["--max-age=300", "--max-due=1", "--max-dead=0", "--max-blocked=0", "--min-workers=1"]
+    limits = ["--max-age=5m", "--max-due=1", "--max-dead=0", "--max-blocked=0", "--min-workers=1"]
     assert check(*limits) == 0
 
 
@@ -283,12 +290,13 @@ def test_45_a_sound_outbox_passes_every_check() -> None:
 )  # fmt: skip
 def test_45_beyond_a_limit_the_code_is_1(limit: str, well: str) -> None:
     """That makes the command usable as a health probe."""
-    insert(2, due=-100)
+    insert(2, due=-40)
     insert(1, due=None, status=DEAD)
     put("k", due_at=in_ten_minutes())
     assert check(well) == 0
     assert check(limit) == 1
-    assert run(limit)  # without --check nothing is compared
+    with pytest.raises(CommandError, match=r"^--m.*: expected together with --check"):
+        run(limit)
 
 
 def test_45_a_lost_worker_does_not_count() -> None:
@@ -296,15 +304,63 @@ def test_45_a_lost_worker_does_not_count() -> None:
     worker("host-1", heartbeat_at=now() - timedelta(seconds=29))
     assert check("--min-workers=1") == 0
     OutboxWorker.objects.update(heartbeat_at=now() - timedelta(seconds=31))
-    assert check("--min-workers=1") == 1
+    assert "workers: 0, at least 1 expected" in reasons("--min-workers=1")
     assert len(ask()["workers"]) == 1
 
 
-def test_45_an_event_that_waits_for_five_minutes_is_too_much_by_default() -> None:
-    insert(1, due=-299)
+def test_45_an_event_that_waits_for_a_minute_is_too_much_by_default() -> None:
+    insert(1, due=-50)
     assert check() == 0
-    insert(1, due=-301)
+    assert check("--max-age=40") == 1
+    insert(1, due=-61)
     assert check() == 1
+    assert check("--max-age=5m") == 0
+
+
+def settled(back: int = 1, **counts: int) -> None:
+    """Store what a worker settled in the minute that began ``back`` minutes ago."""
+    start = now().replace(second=0, microsecond=0) - timedelta(minutes=back)
+    OutboxStatistics.objects.create(
+        span=60, started_at=start, owner=f"worker-{back}", event_type="order.placed", **counts
+    )
+
+
+def reasons(*arguments: str) -> str:
+    with pytest.raises(CommandError) as raised:
+        run("--check", *arguments)
+    return str(raised.value)
+
+
+def test_more_than_a_tenth_dead_in_five_minutes_is_too_much() -> None:
+    settled(1, done=60, dead=5)
+    settled(3, done=30, dead=5)
+    settled(6, dead=1000)  # too long ago
+    assert ask()["rates"] == {"seconds": 300, "done": 90, "retry": 0, "dead": 10, "rescued": 0}
+    assert check() == 0
+    assert check("--max-dead-share=9.5%") == 1
+    settled(2, dead=1)
+    lately = "dead events in the last 5 minutes"
+    assert reasons() == f"default: {lately}: 11 of the 101 that ended, at most 10 % expected"
+    assert check("--max-dead-share=20") == 0
+
+
+def test_retries_without_any_event_done_are_too_much() -> None:
+    settled(2, retry=7)
+    assert "done events in the last 5 minutes: 0, at least 1 expected; 7 executions" in reasons()
+    settled(1, done=1)
+    assert check() == 0
+
+
+def test_a_lost_worker_fails_the_check(settings: Any) -> None:
+    settled(1, done=5, rescued=2)
+    assert "events rescued from lost workers in the last 5 minutes: 2, 0 expected" in reasons()
+    OutboxStatistics.objects.all().delete()
+    worker("host-1", heartbeat_at=now() - timedelta(seconds=31))
+    assert "workers without a heartbeat for more than a lease: 1, 0 expected" in reasons()
+    OutboxWorker.objects.all().delete()
+    settled(1, retry=1, dead=1, rescued=1)
+    settings.OUTBOX = {"MODE": "writer_only"}  # others deliver its events
+    assert check() == 0
 
 
 def test_45_the_reasons_are_named() -> None:

@@ -350,3 +350,16 @@ def test_a_second_signal_hurries_a_child(fleet: Fleet, to: str) -> None:
     assert wait_for_end_of(supervisor) == 1
     assert facts(event_id) == HANDED_BACK
     assert not fleet.logged("rescued")
+
+
+def test_a_signal_to_all_processes_at_once_is_one_signal(fleet: Fleet) -> None:
+    """So systemd and a terminal send it; the supervisor passes it on besides."""
+    supervisor = fleet.start("--processes", "2", "--workers", "1", "--drain-timeout", "30")
+    wait_until(lambda: len(fleet.logged("INFO worker started")) == 2, what="two workers")
+    (event_id,) = write(1, payload={"seconds": 2})
+    wait_for_start(fleet, event_id)
+    for each in (supervisor, *children(supervisor)):
+        each.terminate()
+    assert wait_for_end_of(supervisor) == 0
+    assert row(event_id).status == Status.DONE
+    assert len(starts(fleet, event_id)) == 1

@@ -115,8 +115,8 @@ def test_a_catalogue_holds_no_dates_or_places_that_change_by_themselves(language
 
 
 PAGES = {  # texts of each page: title, column, state, action
-    "de": (["Outbox-Ereignisse", "Versuche", "tot", "Tote erneut zustellen"], "Nutzdaten"),
-    "zh-hans": (["发件箱事件", "尝试次数", "死信", "重新投递死信"], "载荷"),
+    "de": (["Outbox-Ereignisse", "Fehlversuche", "tot", "Tote erneut zustellen"], "Nutzdaten"),
+    "zh-hans": (["发件箱事件", "失败次数", "死信", "重新投递死信"], "载荷"),
 }
 
 

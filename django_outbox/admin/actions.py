@@ -117,9 +117,9 @@ SKIP: Final = EventAction(
     log_message=_("Skipped."),
     result_message=ngettext_lazy("%d event was skipped.", "%d events were skipped."),
     skipped_message=ngettext_lazy(
-        "%(count)d was skipped because it has no key, is finished, or is held by a worker: "
+        "%(count)d was skipped because it has no key, is finished, or is leased by a worker: "
         "%(states)s.",
-        "%(count)d were skipped because they have no key, are finished, or are held by a worker: "
+        "%(count)d were skipped because they have no key, are finished, or are leased by a worker: "
         "%(states)s.",
         "count",
     ),

@@ -16,6 +16,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import current
 from ..listeners import registry
 from ..models import OutboxEvent, OutboxQuerySet
 from .date_hierarchy import WrittenFilter, span_of
@@ -55,9 +56,10 @@ class EventList(ChangeList):
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject lookups that guess hidden values letter by letter, or that break the query."""
+        hidden = (*LONG_TEXTS, "last_error") if current().REDACT else LONG_TEXTS
         for name in self.get_filters_params():
             column, _sep, lookup = name.partition("__")
-            if column in LONG_TEXTS or lookup not in ALLOWED_LOOKUPS:
+            if column in hidden or lookup not in ALLOWED_LOOKUPS:
                 raise IncorrectLookupParameters(name)
         return super().get_filters(request)
 

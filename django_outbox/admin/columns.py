@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from ..events import GLOBAL
 from ..listeners.outcomes import UNSETTLED
 from ..models import OutboxEvent
 from ..models.stream_queryset import MAX_BACKLOG
@@ -19,9 +20,9 @@ from . import display, event_timeline
 Column = Callable[[Any], Any]  # takes an event; __name__ is the field that it shows, if any
 
 
-def column(name: str, show: Callable[[Any], Any]) -> Column:
-    """Return a column that formats a field with ``show``, under the field's title."""
-    title = OutboxEvent._meta.get_field(name).verbose_name  # type: ignore[union-attr]
+def column(name: str, show: Callable[[Any], Any], title: Any = None) -> Column:
+    """Return a column that formats a field with ``show``, by default under the field's title."""
+    title = title or OutboxEvent._meta.get_field(name).verbose_name  # type: ignore[union-attr]
 
     @admin.display(description=title)
     def show_field(event: OutboxEvent) -> Any:
@@ -85,6 +86,7 @@ def timeline(event: Any) -> str:
 
 
 queue: Final = column("queue", str)
+attempts: Final = column("attempts", int, _("failed attempts"))
 
 # Only functions: a field's name would be sortable, and only the primary key has an index.
 LIST_COLUMNS: Final[list[str | Column]] = [
@@ -93,7 +95,7 @@ LIST_COLUMNS: Final[list[str | Column]] = [
     queue,
     status,
     timing,
-    column("attempts", int),
+    attempts,
     column("last_error", display.first_line),
 ]
 # The page of one event: sections, each a list of lines of columns.
@@ -109,9 +111,9 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
     (
         _("Delivery"),
         [
-            (status_and_timing, "attempts", "rescues", "queue"),
+            (status_and_timing, attempts, "rescues", "queue"),
             (lease,),
-            (column("last_error", display.preformatted),),
+            (column("last_error", display.error),),
             (column("progress", display.progress),),
         ],
     ),
@@ -134,9 +136,10 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
-    if column is stream or column is events_ahead:
+    if column in (stream, events_ahead, "seq"):
         return event.key is None
     if column is lease:
         return not event_timeline.lease(event)
     name = column if isinstance(column, str) else column.__name__
-    return getattr(event, name, True) in (None, "")
+    value = getattr(event, name, True)
+    return value in (None, "") or (name == "aggregate_type" and value == GLOBAL)

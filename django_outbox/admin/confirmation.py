@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -14,7 +15,7 @@ from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from ..models import OutboxEvent
+from ..models import OutboxEvent, OutboxPause
 from .actions import ActionResult, EventAction, apply_in_batches
 from .changelist import LONG_TEXTS
 from .read_only import ReadOnlyAdmin, may
@@ -88,6 +89,17 @@ class ConfirmationAdmin(ReadOnlyAdmin):
     def require_permission(self, request: HttpRequest, action: EventAction) -> None:
         if not (self.has_view_or_change_permission(request) and may(request, action.permission)):
             raise PermissionDenied
+
+    def pause_links(self, request: HttpRequest, **names: str) -> list[dict[str, str]]:
+        """Return links to the form that pauses each kind by name; none without the permission."""
+        if not request.user.has_perm("django_outbox.pause_outboxpause"):
+            return []
+        url = reverse("admin:django_outbox_outboxpause_add", current_app=self.admin_site.name)
+        return [
+            {"label": f"{OutboxPause.Kind(kind).label} {name}",
+             "url": f"{url}?{urlencode({'kind': kind, 'name': name})}"}
+            for kind, name in names.items()
+        ]  # fmt: skip
 
     def url(self, request: HttpRequest, page: str, *arguments: str) -> str:
         """Return the URL of a page, with the list's filters preserved."""

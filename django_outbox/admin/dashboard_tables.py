@@ -18,6 +18,7 @@ from django.utils.translation import ngettext
 from ..conf import current
 from ..inspection.listeners import listener_options
 from ..inspection.overview import DEAD_SCAN_LIMIT, MAX_BLOCKED_COUNTED, Cause, Overview, TypeBacklog
+from ..inspection.rates import MAX_DEAD_SHARE, Rates
 from ..inspection.workers import WorkerInfo
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from ..models.stream_queryset import MAX_BACKLOG
@@ -52,6 +53,10 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
         return  # its events do not wait for a worker
     if not overview.alive:
         yield Problem(text=_("No worker is alive."), section="workers", is_bad=True)
+    if count := len(overview.workers) - overview.alive:
+        text = ngettext("No heartbeat from %d worker.", "No heartbeat from %d workers.", count)
+        yield Problem(text=text % count, section="workers", is_bad=True)
+    yield from _bad_rates(overview.rates)
     if overview.backlog.lag > display.LATE_AFTER:
         text = _("The oldest due event has waited for %s.") % display.duration(overview.backlog.lag)
         yield Problem(text=text, section="backlog", is_bad=True)
@@ -60,10 +65,20 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
         yield Problem(text=text, section="queues", is_bad=True)
 
 
+def _bad_rates(lately: Rates) -> Iterator[Problem]:
+    if lately.rescued:
+        text = _("A worker was lost: %d of its events were rescued in the last 5 minutes.")
+        yield Problem(text=text % lately.rescued, section="workers", is_bad=True)
+    if lately.dead_share > MAX_DEAD_SHARE:
+        text = _("%(dead)d of the %(ended)d events that ended in the last 5 minutes are dead.")
+        counts = {"dead": lately.dead, "ended": lately.done + lately.dead}
+        yield Problem(text=text % counts, section="dead", is_bad=True)
+    if lately.is_stalled:
+        text = _("No event was done in the last 5 minutes; %d executions failed.")
+        yield Problem(text=text % lately.retry, section="types", is_bad=True)
+
+
 def _minor_problems(overview: Overview) -> Iterator[Problem]:
-    if count := len(overview.workers) - overview.alive:
-        text = ngettext("%d worker is silent.", "%d workers are silent.", count)
-        yield Problem(text=text % count, section="workers", is_bad=False)
     if count := len(overview.pauses):
         text = ngettext("%d pause is active.", "%d pauses are active.", count)
         yield Problem(text=text % count, section="paused", is_bad=False)
@@ -104,7 +119,7 @@ def workers(overview: Overview, needs_attention: bool) -> Section:
     return Section(
         name="workers",
         title=_("Workers"),
-        columns=[_("process"), _("last heartbeat"), _("since"), "#" + _("holds"), _("runs")],
+        columns=[_("process"), _("last heartbeat"), _("since"), "#" + _("leased"), _("running")],
         rows=[_worker(each, overview.now) for each in overview.workers],
         empty=_("No worker is running. Start one: manage.py outbox_worker"),
         needs_attention=needs_attention,
@@ -196,7 +211,7 @@ def _cause(cause: Cause, count: int, last: datetime | None, now: datetime) -> Ce
 
 
 def backlog(overview: Overview, needs_attention: bool) -> Section:
-    columns = [_("event type"), "#" + _("due"), "#" + _("held"), "#" + _("retrying"),
+    columns = [_("event type"), "#" + _("due"), "#" + _("leased"), "#" + _("retrying"),
                "#" + _("scheduled"), "#" + _("in streams"), _("oldest due")]  # fmt: skip
     found = sorted(overview.backlog.by_type.items(), key=lambda each: (-each[1].total, each[0]))
     note = _("There are more: only those due first are counted.")

@@ -13,7 +13,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from ..conf import current
-from ..events import GLOBAL
+from ..events import aggregate_label
 from ..listeners.outcomes import UNSETTLED, Status
 from ..listeners.progress import Entry, entries
 from ..models import OutboxEvent
@@ -90,14 +90,18 @@ def exact(instant: datetime | None) -> str:
 
 def aggregate(event: OutboxEvent) -> str:
     """Return the aggregate's type and id; empty for an event without an aggregate."""
-    kind = "" if event.aggregate_type == GLOBAL else event.aggregate_type
-    return f"{kind} {event.aggregate_id or ''}".strip()
+    return aggregate_label(event.aggregate_type, event.aggregate_id)
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of an error, shortened; the rest is the traceback."""
+    """Return the first line of an error, shortened; the rest is the traceback. REDACT applies."""
     lines = (text or "").strip().splitlines()
-    return Truncator(lines[0]).chars(MAX_LINE_LENGTH) if lines else ""
+    return Truncator(redaction.hide_in_text(lines[0])).chars(MAX_LINE_LENGTH) if lines else ""
+
+
+def error(text: str | None) -> str | SafeString:
+    """Return an error with its traceback as HTML; REDACT hides values."""
+    return preformatted(redaction.hide_in_text(text) if text else text)
 
 
 def pretty(text: str | None) -> str | SafeString:
@@ -139,7 +143,14 @@ def progress(text: str | None) -> str | SafeString:
 def _progress_row(title: str, entry: Entry) -> tuple[Any, ...]:
     name = "retry" if entry.failed else "new" if entry.state == "due" else entry.state
     label = dict(OutboxEvent.Status.choices)[Status[name.upper()]]
-    return title, name, label, entry.attempts, exact(entry.at), entry.error
+    return (
+        title,
+        name,
+        label,
+        entry.attempts,
+        exact(entry.at),
+        redaction.hide_in_text(entry.error),
+    )
 
 
 def preformatted(text: str | None) -> str | SafeString:

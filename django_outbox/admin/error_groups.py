@@ -19,7 +19,7 @@ from ..inspection.status import ERROR_LENGTH, error_class
 from ..listeners.progress import entries
 from ..models import OutboxEvent
 from ..models.fields import begins_with
-from . import state_filter
+from . import redaction, state_filter
 
 BATCH_SIZE: Final = 1000  # events per query
 MAX_NAMES: Final = 3  # listeners named in one line
@@ -54,7 +54,8 @@ class Group:
         """Count one more event; events must come newest first."""
         self.count += 1
         if not self.example:
-            self.example = (line or "").partition("\n")[0].removeprefix(f"{self.error}:").strip()
+            first_line = (line or "").partition("\n")[0].removeprefix(f"{self.error}:")
+            self.example = redaction.hide_in_text(first_line.strip())
         if at is not None:
             self.newest = max(self.newest or at, at)
             self.oldest = min(self.oldest or at, at)

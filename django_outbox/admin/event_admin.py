@@ -207,6 +207,7 @@ class OutboxEventAdmin(ConfirmationAdmin):
                 "group": each,
                 "newest": display.since(gettext("%s ago"), each.newest, now),
                 "oldest": display.since(gettext("%s ago"), each.oldest, now),
+                "pauses": self.pause_links(request, event_type=each.event_type),
             }
             for each in found
         ]
@@ -250,6 +251,10 @@ class OutboxEventAdmin(ConfirmationAdmin):
         if is_dead and may(request, EDIT.permission) and editing.can_be_edited(event):
             url = self.url(request, EDIT.name, quote(event.pk))
             context["outbox_actions"].insert(1, {"action": EDIT, "url": url})
+        stream = {} if event.key is None else {"stream": event.key}
+        context["outbox_pauses"] = self.pause_links(
+            request, event_type=event.event_type, queue=event.queue, **stream
+        )
         return super().render_change_form(request, context, *args, **options)
 
 

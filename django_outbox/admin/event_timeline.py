@@ -92,12 +92,12 @@ def _owner_status(owner: str, event: Any) -> SafeString | str:
     """Judge by the worker's heartbeat; only its lease decides what happens to the event."""
     worker = OutboxWorker.objects.using(event._state.db).filter(pk=owner).first()
     if worker is None:
-        return _("No live worker has this name; the lease will run out.")
+        return _("No live worker has this name; the lease ends by itself.")
     silence = event.seen_at - worker.heartbeat_at
     ago = display.duration(max(silence.total_seconds(), 0))
     if silence <= timedelta(seconds=current().LEASE):
         return _("The worker is alive: %(host)s, process %(pid)s, last seen %(ago)s ago.") % {
             "host": worker.hostname, "pid": worker.pid, "ago": ago,
         }  # fmt: skip
-    text = _("The worker is lost: silent for %s. The event is due again when the lease ends.")
+    text = _("The worker is lost: no heartbeat for %s. The event is due again when the lease ends.")
     return format_html('<strong class="outbox-late">{}</strong>', text % ago)

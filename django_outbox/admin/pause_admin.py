@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from .. import doorbell
-from ..inspection.pauses import backlogs, unknown_name
+from ..inspection.pauses import backlogs, known_names, unknown_name
 from ..models import OutboxPause, PauseQuerySet
 from ..models.fields import DatabaseNow
 from ..models.pause_queryset import pause_error, settable_kinds
@@ -31,6 +31,12 @@ from .read_only import ReadOnlyAdmin
 class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
     """Form to pause an event type, a listener, a stream or a queue."""
 
+    force = forms.BooleanField(
+        required=False,
+        label=_("Pause an unknown name"),
+        help_text=_("For a name that comes with the next deploy."),
+    )
+
     class Meta:
         model = OutboxPause
         fields = ("kind", "name", "reason")
@@ -41,7 +47,10 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
                 "queue: its name."
             )
         }
-        widgets = {"reason": forms.Textarea(attrs={"rows": 3, "cols": 60})}
+        widgets = {
+            "name": forms.TextInput(attrs={"class": "vTextField", "list": "outbox-names"}),
+            "reason": forms.Textarea(attrs={"rows": 3, "cols": 60}),
+        }
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -55,6 +64,11 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
         kind, name = given.get("kind"), given.get("name")
         if kind and name and (fault := pause_error(kind, name)):
             raise ValidationError({"name": fault})
+        if kind and name and not given.get("force"):
+            alias = router.db_for_write(OutboxPause)
+            if fault := unknown_name(alias, kind, name):
+                hint = gettext("Tick “Pause an unknown name” if it is right.")
+                raise ValidationError({"name": f"{fault} {hint}"})
         return given
 
 
@@ -150,7 +164,7 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
-            return ["kind", "name", "reason"]
+            return ["kind", "name", "reason", "force"]
         times = (since, "paused_by") if obj.until is None else (since, until)
         return ["kind", name, "reason", times, waiting]
 
@@ -168,8 +182,6 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
         found = pauses.get(kind=obj.kind, name=obj.name)
         obj.pk, obj.paused_at, obj.paused_by = found.pk, found.paused_at, found.paused_by
         obj._state.adding = False
-        if warning := unknown_name(pauses.db, obj.kind, obj.name):
-            self.message_user(request, warning, messages.WARNING)
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
         return super().log_addition(request, obj, gettext("Paused. %s") % obj.reason)
@@ -222,7 +234,10 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
     ) -> HttpResponse:
         pause = context["original"]
-        if pause is not None and self.has_resume_permission(request):
+        if pause is None:
+            found = known_names(self._pauses().db).items()
+            context["outbox_names"] = {OutboxPause.Kind(kind).label: each for kind, each in found}
+        elif self.has_resume_permission(request):
             context["outbox_resume"] = self._url("resume", quote(pause.pk))
         return super().render_change_form(request, context, *args, **options)
 

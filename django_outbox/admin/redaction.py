@@ -1,4 +1,4 @@
-"""Hide the values that OUTBOX["REDACT"] names, anywhere in payload and headers.
+"""Hide the values that OUTBOX["REDACT"] names, anywhere in payload, headers and errors.
 
 Parsing and dumping change nothing else: numbers keep their digits, and repeated keys stay.
 """
@@ -13,6 +13,12 @@ from typing import Any, Final, NoReturn
 from ..conf import current
 
 MASK: Final = "•••"
+# What follows a name in plain text: an opened bracket with the rest of its line, a quoted text,
+# which may have been cut off, or what precedes the next delimiter, such as "Bearer abc".
+VALUE: Final = (
+    r"""(['"]?\s*[:=]\s*|['"]\s*,\s*)"""
+    r"""([\[{(].*|\w?"(?:[^"\\]|\\.)*(?:"|\Z)|\w?'(?:[^'\\]|\\.)*(?:'|\Z)|[^\n,;&)}\]]+)"""
+)
 NUMBERED: Final = re.compile(rf"{MASK}(\d*)", re.ASCII)
 
 
@@ -59,6 +65,18 @@ def is_hidden(path: Path) -> bool:
     """Return whether the path ends with a name or dotted path of REDACT, ignoring case."""
     dotted = f".{'.'.join(path)}".casefold()
     return bool(path) and any(dotted.endswith(f".{each.casefold()}") for each in current().REDACT)
+
+
+def hide_in_text(text: str) -> str:
+    """Return plain text, such as an error, with a mask in place of what follows a hidden name.
+
+    It knows ``name=value``, ``name: value``, ``'name', value`` and the same with quotes; if in
+    doubt, it hides more. Text has no paths, so only the last part of a dotted path counts.
+    """
+    if not (names := {each.rpartition(".")[2] for each in current().REDACT}):
+        return text
+    either = "|".join(map(re.escape, sorted(names)))
+    return re.sub(rf"(?<!\w)({either}){VALUE}", rf"\1\2{MASK}", text, flags=re.IGNORECASE)
 
 
 def hide(value: Any) -> Any:

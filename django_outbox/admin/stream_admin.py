@@ -94,7 +94,7 @@ def status(stream: Any) -> str:
     return "" if event is None else display.badge(event)
 
 
-@admin.display(description=_("attempts"))
+@admin.display(description=_("failed attempts"))
 def attempts(stream: Any) -> Any:
     event = stream.summary.head
     return "" if event is None else event.attempts
@@ -191,6 +191,12 @@ class OutboxStreamAdmin(ConfirmationAdmin):
     ) -> tuple[Any, bool]:
         term = search_term.strip()
         return (queryset.filter(pk=term) if term else queryset), False
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        context["outbox_pauses"] = self.pause_links(request, stream=context["original"].key)
+        return super().render_change_form(request, context, *args, **options)
 
     @admin.action(permissions=["replay"], description=_("Replay the dead head"))
     def replay(self, request: HttpRequest, queryset: StreamQuerySet) -> HttpResponse | None:

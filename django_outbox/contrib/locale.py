@@ -17,7 +17,13 @@ LANGUAGE, ZONE = "language", "timezone"  # names of headers
 
 
 def remember() -> dict[str, str]:
-    """Return the current language, and the time zone if it has a name, as headers."""
+    """Return the current language, and the time zone if it has a name, as headers.
+
+    Example::
+
+        with translation.override("de"):
+            assert locale.remember()["language"] == "de"
+    """
     found = {
         LANGUAGE: translation.get_language(),
         ZONE: getattr(timezone.get_current_timezone(), "key", None),
@@ -27,7 +33,14 @@ def remember() -> dict[str, str]:
 
 @contextmanager
 def restore(event: Event) -> Iterator[None]:
-    """Activate the headers' language and time zone during a call; ignore unknown ones."""
+    """Activate the headers' language and time zone during a call; ignore unknown ones.
+
+    Example::
+
+        event = outbox.Event(event_type="order.placed", headers={"language": "de"})
+        with locale.restore(event):
+            assert translation.get_language() == "de"
+    """
     language, zone = event.headers.get(LANGUAGE, ""), event.headers.get(ZONE, "")
     with ExitStack() as stack:
         if translation.check_for_language(language):

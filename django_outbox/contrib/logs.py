@@ -39,7 +39,13 @@ def _structlog() -> Any:
 
 @contextmanager
 def context(**values: object) -> Iterator[None]:
-    """Add these values to every log line of the block, and to every event written in it."""
+    """Add these values to every log line of the block, and to every event written in it.
+
+    Example::
+
+        with logs.context(request_id="r-7"), transaction.atomic():
+            outbox.write("order.placed", {"order": 7})
+    """
     texts = {name: str(value) for name, value in values.items()}
     with ExitStack() as stack:
         token = _context.set({**(_context.get() or {}), **texts})
@@ -50,7 +56,13 @@ def context(**values: object) -> Iterator[None]:
 
 
 def remember() -> dict[str, str]:
-    """Return the current context as headers."""
+    """Return the current context as headers.
+
+    Example::
+
+        with logs.context(request_id="r-7"):
+            assert logs.remember()["log.request_id"] == "r-7"
+    """
     structlog = _structlog()
     bound = structlog.get_contextvars() if structlog is not None else {}
     values = {**bound, **(_context.get() or {})}
@@ -61,7 +73,14 @@ def remember() -> dict[str, str]:
 
 @contextmanager
 def restore(event: Event) -> Iterator[None]:
-    """Add the writer's context, the event and the listener to the log lines of a call."""
+    """Add the writer's context, the event and the listener to the log lines of a call.
+
+    Example::
+
+        event = outbox.Event(event_type="order.placed", headers={"log.request_id": "r-7"})
+        with logs.restore(event):
+            assert logs.remember()["log.request_id"] == "r-7"
+    """
     values = {
         name.removeprefix(PREFIX): value
         for name, value in event.headers.items()
@@ -76,6 +95,13 @@ class ContextFilter(logging.Filter):
     """Sets ``outbox`` on every ``LogRecord``: the context as ``key=value …`` text, maybe empty.
 
     ``outbox_context`` has the values as a dict, for formatters that write JSON.
+
+    Example::
+
+        record = logging.makeLogRecord({"msg": "stock is low"})
+        with logs.context(request_id="r-7"):
+            logs.ContextFilter().filter(record)
+        assert record.outbox == "request_id=r-7"
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -91,6 +117,12 @@ class JSONFormatter(logging.Formatter):
     Members are ``time`` (UTC), ``level``, ``logger``, ``event`` (the constant words of the line),
     each ``name=value`` of the line (numbers stay numbers), the context, and ``exception`` (the
     traceback, if any). If a line has no such fields, ``event`` is the whole line.
+
+    Example::
+
+        record = logging.makeLogRecord({"msg": "stock is low sku=%s", "args": ("teapot",)})
+        line = json.loads(logs.JSONFormatter().format(record))
+        assert (line["event"], line["sku"]) == ("stock is low", "teapot")
     """
 
     def format(self, record: logging.LogRecord) -> str:

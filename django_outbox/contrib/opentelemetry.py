@@ -36,6 +36,10 @@ def remember() -> dict[str, str]:
     """Return the writer's span as the headers ``traceparent`` and, if there is one, ``tracestate``.
 
     Outside a span there are no headers.
+
+    Example::
+
+        assert opentelemetry.remember() == {}
     """
     headers: dict[str, str] = {}
     _trace_context.inject(headers)
@@ -43,7 +47,12 @@ def remember() -> dict[str, str]:
 
 
 def remember_baggage() -> dict[str, str]:
-    """Return the baggage as the header ``baggage``. It is stored with the event, so opt in."""
+    """Return the baggage as the header ``baggage``. It is stored with the event, so opt in.
+
+    Example::
+
+        assert opentelemetry.remember_baggage() == {}
+    """
     headers: dict[str, str] = {}
     _baggage.inject(headers)
     return headers
@@ -55,6 +64,12 @@ def restore(event: Event | list[Event]) -> Iterator[None]:
 
     The call of a batch listener gets one span with a link for each of its events, and no baggage.
     The span has only the class of an error, because an error's text may contain private data.
+
+    Example::
+
+        event = outbox.Event(event_type="order.placed", payload={"order": 7})
+        with opentelemetry.restore(event):
+            pass  # the listener is called here
     """
     with _delivery_span(event) as span:
         try:
@@ -69,7 +84,14 @@ def restore(event: Event | list[Event]) -> Iterator[None]:
 
 @contextmanager
 def restore_telling_errors(event: Event | list[Event]) -> Iterator[None]:
-    """Do as ``restore``, and add an error's message and traceback to the span."""
+    """Do as ``restore``, and add an error's message and traceback to the span.
+
+    Example::
+
+        event = outbox.Event(event_type="order.placed", payload={"order": 7})
+        with opentelemetry.restore_telling_errors(event):
+            pass  # the listener is called here
+    """
     with _delivery_span(event) as span:
         try:
             yield

@@ -25,7 +25,7 @@ def settle_together(
     plain: dict[tuple[LeaseKind, int], list[tuple[str, Decision]]] = {}
     for member, decision in ends:
         lease, fan_out = member.lease, member.fan_out
-        attempts = lease.row[lease.positions["attempts"]]
+        attempts = lease.attempts
         if fan_out is None:
             group = plain.setdefault((lease.kind, attempts), [])
             group.append((lease.event_id, decision))
@@ -60,5 +60,5 @@ def owned(leases: Sequence[Lease], *, alias: str) -> set[str]:
         for each in leases
         if each.event_id in found
         and (found[each.event_id][0] == me if each.key is None else each.key in streams)
-        and found[each.event_id][1] == each.row[each.positions["attempts"]]
+        and found[each.event_id][1] == each.attempts
     }

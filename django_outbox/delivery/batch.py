@@ -145,7 +145,7 @@ class Batch:
         fan_out = None
         event = lease.event
         event.set_listener(listener.title, self._alias)
-        attempts: int = lease.row[lease.positions["attempts"]]
+        attempts = lease.attempts
         if not is_single(lease, listeners, scope):
             fan_out = FanOut(
                 lease, listeners, settings, self._alias, self._between, self._escaping, scope
@@ -218,7 +218,7 @@ class Batch:
         is_shared = len(call.part) > 1
         if isinstance(answer, BaseException) and is_shared:
             is_split = not isinstance(answer, FOR_ALL)
-            self._report(self._verdicts.own(call.part[0], answer))  # Unrecoverable is no failure
+            self._report(self._verdicts.own(call.part[0], answer))  # Unrecoverable does not count
             if is_split:
                 self._renew(call.part)
                 self._halving.note(call.part, answer)

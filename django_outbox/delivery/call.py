@@ -49,7 +49,7 @@ class Call(Invocation):
     between: Callable[[Lease], Any]  # cleans up before the next listener or fallback
     escaping: Escaping = ()
     fan_out: FanOut | None = None  # set if the event has several listeners
-    report: Callable[[Listener, Decision], None] | None = None  # is told what is decided
+    report: Callable[[Listener, Decision], None] | None = None  # called with each decision
     duration_before: float = 0.0  # seconds that earlier listeners of the event took
     failure: Failure | None = None  # what the fallback is called with, once it is called
     failed: Decision = LOST  # the decision that led to the fallback
@@ -135,7 +135,8 @@ class Call(Invocation):
 
     def begin(self) -> None:
         """Announce that the listener is called."""
-        announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
+        if event_started.receivers:
+            announce(event_started, sender=self.alias, event=self.event, listener=self.listener)
         self.duration_before = self.lease.duration
 
     def announce_decided(self, decision: Decision) -> Decision:

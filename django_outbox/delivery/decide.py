@@ -95,7 +95,7 @@ def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
 
 
 def deferred_after_error() -> Decision:
-    """Decide on a delivery that failed before or beside its listener: defer it, uncounted."""
+    """Decide on a delivery that failed outside its listener: defer it, uncounted."""
     return Decision(status=Status.NEW, delay=ERROR_DELAY, outcome="deferred")
 
 

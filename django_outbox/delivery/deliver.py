@@ -62,8 +62,9 @@ def deliver(
     if is_single(lease, listeners, scope):
         event = lease.event
         event.set_listener(listeners[0].title, alias)
+        attempts = lease.attempts
         call = Call(
-            lease, listeners[0], event, event.attempts, settings, alias, between, escaping,
+            lease, listeners[0], event, attempts, settings, alias, between, escaping,
             report=scope.report,
         )  # fmt: skip
         if call.timeout is None:
@@ -149,7 +150,7 @@ def batch_size(listener: Listener, lease: Lease) -> int:
     assert listener.batching is not None
     if lease.rescues:  # it may have killed a worker
         return 1
-    attempts: int = lease.row[lease.positions["attempts"]]
+    attempts = lease.attempts
     if attempts and lease.progress is not None:
         attempts = (entries(lease.progress) or {}).get(listener.title, NEW_ENTRY).attempts
     if not attempts:

@@ -71,6 +71,12 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return self._event
 
     @property
+    def attempts(self) -> int:
+        """The event's attempts at the claim."""
+        found: int = self.row[self.positions["attempts"]]
+        return found
+
+    @property
     def is_waiting(self) -> bool:
         """Return whether it may be released: it is neither started nor decided."""
         return not (self.started_at or self.decided)

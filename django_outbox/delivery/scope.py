@@ -16,7 +16,7 @@ NO_PAUSES: Pauses = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The listeners that one pool may call, and who is told what each call decided."""
+    """The listeners that one pool may call, and what receives the decision of each call."""
 
     queues: frozenset[str] | None = None  # only the listeners of these; None: of all queues
     pauses: Pauses = NO_PAUSES

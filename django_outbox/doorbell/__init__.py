@@ -17,15 +17,20 @@ from .selection import create_doorbell
 
 logger = logging.getLogger("django_outbox")
 
-SLOW_FRACTION = 0.1  # fraction of DOORBELL_INTERVAL; a notification that takes longer is slow
-MAX_TIME_SHARE = 0.05  # fraction of a writer's time that slow notifications may take
+BURST = 0.1  # seconds by which notifications may be ahead of their average
+LOOP_GAP = 0.002  # seconds; a loop commits again sooner than that
+LOOP_COMMITS = 3  # consecutive commits within LOOP_GAP that count as a loop
+MAX_TIME_SHARE = 0.05  # fraction of a writer's time that waiting for their answers may take
 BACKOFF = (1.0, 60.0)  # seconds without a notification after the first failure, and at most
 
 
 def ring(connection: BaseDatabaseWrapper) -> None:
-    """Wake the workers of this database, at most once per ``DOORBELL_INTERVAL``; never raise.
+    """Wake the workers of this database, once per ``DOORBELL_INTERVAL`` on average; never raise.
 
-    If notifications wait long for their answer, send fewer: see ``MAX_TIME_SHARE``.
+    Commits at random moments sometimes come close together. So notifications may be ``BURST`` ahead
+    of the average, except in a loop of commits, which notifies every two intervals. Under a
+    steady load, or if answers take long (see ``MAX_TIME_SHARE``), they are up to ``MAX_INTERVALS``
+    times as rare.
     """
     if (notifier := _notifier(connection.alias)) is not None:
         notifier.notify(connection)
@@ -47,24 +52,40 @@ class _Notifier:
         self.doorbell = doorbell
         self._interval = interval
         self._not_before = 0.0  # monotonic
+        self._spent_until = 0.0  # monotonic; when the notifications so far are within the average
         self._failures = 0  # consecutive
+        self._committed_at = self._notified_at = 0.0  # monotonic; the last time of each
+        self._quick_commits = 0  # consecutive
 
     def notify(self, connection: BaseDatabaseWrapper) -> None:
         if connection.in_atomic_block:
             return  # a TestCase holds it open: nothing was committed
         now = time.monotonic()
-        if now < self._not_before:
+        is_quick, self._committed_at = now < self._committed_at + LOOP_GAP, now
+        self._quick_commits = self._quick_commits + 1 if is_quick else 0
+        if now < self._not_before or (
+            self._quick_commits >= LOOP_COMMITS and now < self._notified_at + 2 * self._interval
+        ):
             return  # workers poll again once this writer may notify again
-        self._not_before = now + self._interval
+        self._notified_at = now
+        self._spend(now, self._interval)
         try:
             self.doorbell.ring(connection)
         except Exception as error:  # noqa: BLE001 - the commit is done; only latency is lost
             self._back_off(now, error)
         else:
             self._failures = 0
-            took = time.monotonic() - now
-            if getattr(self.doorbell, "waits", False) and took > SLOW_FRACTION * self._interval:
-                self._not_before = now + min(took / MAX_TIME_SHARE, MAX_INTERVALS * self._interval)
+            if getattr(self.doorbell, "waits", False):
+                took = time.monotonic() - now
+                pause = min(took / MAX_TIME_SHARE, MAX_INTERVALS * self._interval)
+                self._spend(now, max(pause - self._interval, 0.0))
+
+    def _spend(self, now: float, seconds: float) -> None:
+        """Count a notification as ``seconds`` of the average; pause once ``BURST`` is used up."""
+        self._spent_until = max(self._spent_until, now) + seconds
+        if self._spent_until > now + BURST:  # a steady load: let more commits share a notification
+            self._not_before = now + MAX_INTERVALS * self._interval
+            self._spent_until = self._not_before + BURST
 
     def _back_off(self, now: float, error: Exception) -> None:
         if not self._failures:

@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
 
-MAX_INTERVALS = 4  # of DOORBELL_INTERVAL that a writer waits after a slow notification, at most
+MAX_INTERVALS = 4  # of DOORBELL_INTERVAL that a writer stays quiet after a notification, at most
 
 
 class Ear(Protocol):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..exceptions import InvalidEvent
 from . import validation
+from .ids import new_id
 from .typed import Declaration
 from .validation import GLOBAL
 
@@ -58,6 +59,18 @@ def fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any)
     kind, pk = validation.aggregate(instance)
     put("aggregate_type", kind)
     put("aggregate_id", pk)
+
+
+def fill_identity(put: Callable[[str, Any], None], event: Event) -> str:
+    """Fill the id, and take id and key as text; return the id that was generated, or ""."""
+    generated = (event._generated or ("",))[0]
+    if event.event_id in ("", None):
+        put("event_id", generated := new_id())
+    elif event.event_id is not generated:
+        put("event_id", validation.identity(event.event_id))
+    if event.key is not None:
+        put("key", validation.stream_key(event.key))
+    return generated
 
 
 def fill_times(

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from ..exceptions import InvalidEvent, PayloadError
 from . import arguments, validation
 from .arguments import ABSENT
-from .ids import new_id
 from .json_text import check, decode, decode_headers, fit
 from .typed import declared
 from .validation import GLOBAL, LENGTHS, NO_HEADERS
@@ -25,6 +24,11 @@ T = TypeVar("T")
 class Event:
     """One event; immutable, validated when created, its payload decoded at first access.
 
+    It has the fields that ``write`` takes as arguments. A stored or delivered event also has
+    ``attempts``, ``seq``, ``created_at``, ``deliver_at``, ``first_due_at``, ``source`` (``"hot"``
+    or ``"cold"``), ``listener`` (the title of the listener that is called with it) and
+    ``database`` (the alias that it came from).
+
     It can be pickled and copied, and hashes by its id. ``dataclasses.replace`` of an event that is
     not stored yet keeps all other fields, the id too. Of a stored or delivered event it makes a
     new one to write: type, aggregate, tenant, payload, headers and key carry over; the id,
@@ -32,6 +36,11 @@ class Event:
 
     Raises ``InvalidEvent`` for values that the databases would not all store alike, and
     ``TypeError`` for an explicit ``None`` as a due time.
+
+    Example::
+
+        event = outbox.Event(event_type="order.placed", payload={"order": 7}, key="order 7")
+        assert event.payload_as(dict[str, int]) == {"order": 7}
     """
 
     event_type: str
@@ -71,22 +80,20 @@ class Event:
         put = object.__setattr__.__get__(self)
         if self._origin is not None:
             _reset_stored_fields(put, self, self._origin)
-        if type(self.event_type) is not str and (found := declared(type(self.event_type))):
-            arguments.fill_declared(put, self, found, aggregate)
-        put("event_type", validation.type_name(self.event_type, "event_type"))
+        if type(self.event_type) is not str:
+            if found := declared(type(self.event_type)):
+                arguments.fill_declared(put, self, found, aggregate)
+            put("event_type", validation.type_name(self.event_type, "event_type"))
         if self.aggregate_type is not GLOBAL:
             put("aggregate_type", validation.type_name(self.aggregate_type, "aggregate_type"))
         if aggregate is not None:
             arguments.fill_aggregate(put, self, aggregate)
-        generated_id = (self._generated or ("",))[0]
-        if self.event_id in ("", None):
-            put("event_id", generated_id := new_id())
-        put("event_id", validation.identity(self.event_id))
-        put("key", validation.stream_key(self.key))
+        generated_id = arguments.fill_identity(put, self)
         for name, most in LENGTHS.items():
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None and value is not GLOBAL:
                 put(name, validation.exact_text(name, value, most=most))
-        put("headers", validation.read_only_headers(self.headers))
+        if self.headers is not NO_HEADERS:
+            put("headers", validation.read_only_headers(self.headers))
         put("_generated", (generated_id, arguments.fill_times(put, self, deliver_after)))
         if self.key is not None and (self.deliver_at is not None or self._delay is not None):
             raise InvalidEvent(
@@ -146,7 +153,7 @@ class Event:
         return _restored, (fields, row, self._payload_text)
 
     def __str__(self) -> str:
-        return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
+        return validation.event_label(self)
 
     @property
     def _id_was_given(self) -> bool:

@@ -87,7 +87,20 @@ def event(
 
     ``key``, ``aggregate_id`` and the values of ``headers`` are attribute paths (``"order.id"``) or
     callables that get the instance. ``aliases`` are former names of the type: events stored under
-    them are still read. Raises ``InvalidEvent`` for values that no event can have.
+    them are still read.
+
+    Raises ``InvalidEvent`` for values that no event can have.
+
+    Example::
+
+        @outbox.event("order.placed", key="order", headers={"currency": "currency"})
+        class OrderPlaced(msgspec.Struct):  # or a dataclass, an attrs class, a pydantic model
+            order: int
+            currency: str = "EUR"
+
+
+        with transaction.atomic():
+            outbox.write(OrderPlaced(order=7))
     """
     declaration = Declaration(
         event_type=event_type,

@@ -34,6 +34,8 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 def exact_text(name: str, given: Any, *, most: int) -> str:
     """Return text that every database stores unchanged; refuse text that some change or reject."""
+    if _is_usual(given, most):
+        return given  # type: ignore[no-any-return]
     if not isinstance(given, str):
         raise InvalidEvent(f"{name} is {given!r}; expected a str.")
     value = plain_str(given)
@@ -51,6 +53,14 @@ def exact_text(name: str, given: Any, *, most: int) -> str:
     return value
 
 
+def _is_usual(given: Any, most: int) -> bool:
+    """Return whether it is plain text that passes every test, as nearly all does."""
+    return (
+        type(given) is str and given[-1:] not in ("", " ") and len(given) <= most
+        and given.isascii() and given.isprintable()
+    )  # fmt: skip
+
+
 def identity(value: Any) -> Any:
     """Return an int or UUID as text, others unchanged; so is a bool, which is refused later."""
     return str(value) if isinstance(value, (int, UUID)) and not isinstance(value, bool) else value
@@ -62,6 +72,18 @@ def stream_key(value: Any) -> Any:
     if value == SINGLE_NODE_KEY:
         raise InvalidEvent(f"key is {value!r}, which the outbox itself uses; choose another.")
     return value
+
+
+def aggregate_label(aggregate_type: str, aggregate_id: str | None) -> str:
+    """Return an aggregate as people read it: ``shop.Order 7``; empty if there is none."""
+    kind = "" if aggregate_type == GLOBAL else aggregate_type
+    return f"{kind} {aggregate_id or ''}".strip()
+
+
+def event_label(event: Any) -> str:
+    """Return type, id and aggregate of an event or a row: ``order.placed 01K… (shop.Order 7)``."""
+    about = aggregate_label(event.aggregate_type, event.aggregate_id)
+    return f"{event.event_type} {event.event_id}" + (f" ({about})" if about else "")
 
 
 def aggregate_key(aggregate_type: str, aggregate_id: str | None) -> str:

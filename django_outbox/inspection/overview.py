@@ -20,6 +20,7 @@ from ..models.stream_queryset import StreamSummary
 from ..sql import dialect_of
 from .listeners import UnroutedType, describe_listeners, unrouted_types
 from .queues import QueueState, queue_states, unserved_queues
+from .rates import Rates, rates
 from .status import error_class
 from .workers import WorkerInfo, workers
 
@@ -89,6 +90,7 @@ class Overview:
     now: datetime  # by the database's clock
     workers: Sequence[WorkerInfo]  # silent ones first
     backlog: BacklogByType
+    rates: Rates
     dead: DeadEvents
     blocked: BlockedStreams
     unrouted: Sequence[UnroutedType]
@@ -115,6 +117,7 @@ def load_overview(alias: str) -> Overview:
         workers=sorted(known, key=lambda each: not each.is_silent),
         queues=queue_states(alias, known),
         backlog=_backlog(alias, now),
+        rates=rates(alias, now),
         dead=_dead(alias),
         blocked=_blocked(alias),
         unrouted=unrouted_types(alias, limit=UNROUTED_SCAN_LIMIT),

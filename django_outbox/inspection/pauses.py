@@ -1,4 +1,4 @@
-"""Backlog of each pause, and a warning for unknown names; all queries are bounded."""
+"""Backlog of each pause, which names are known, and which are not; all queries are bounded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Final
 from django.db import connections
 from django.utils.translation import gettext
 
+from ..conf import current
 from ..listeners import registry
 from ..listeners.outcomes import UNSETTLED
-from ..listeners.queues import queue_of
+from ..listeners.registry import qualified_name
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.stream_queryset import MAX_BACKLOG
 from ..sql import dialect_of
@@ -110,29 +111,44 @@ def _count_heads(alias: str) -> tuple[EventCounts, bool]:
     return Counter(rows.values_list("event_type", "aggregate_type")), len(keys) <= MAX_STREAMS
 
 
+def known_names(alias: str) -> dict[str, list[str]]:
+    """Return the event types, listeners and queues that are registered or seen lately, by kind."""
+    found = registry.listeners()
+    return {
+        "event_type": sorted(_known_types(alias)),
+        "listener": sorted(each.title for each in found),
+        "queue": sorted(current().queues),
+    }
+
+
+def _known_types(alias: str) -> set[str]:
+    newest = OutboxEvent.objects.using(alias).order_by("-pk").values_list("event_type", flat=True)
+    registered = (each for listener in registry.listeners() for each in listener.types)
+    return {*newest[:MAX_EVENTS], *(each for each in registered if "*" not in each)}
+
+
 def unknown_name(alias: str, kind: str, name: str) -> str | None:
-    """Return a warning if the name is not registered and was not seen; it may still appear."""
+    """Return why the name is not known: neither registered nor seen. It may still appear."""
     if kind == "stream":
         known = OutboxStream.objects.using(alias).filter(pk=name).exists()
         message = gettext("No event with the key %(name)r was written lately.")
         return None if known else message % {"name": name}
     if kind == "listener":
+        found = registry.listeners()
         message = gettext("No listener %(name)r is registered here.")
-        return _warning_unless_known(name, [each.title for each in registry.listeners()], message)
-    if kind in CLOSING_KINDS:
-        known = any(queue_of(each) == name for each in registry.listeners())
-        message = gettext("No listener of the queue %(name)r is registered here.")
-        return None if known else message % {"name": name}
-    types = {each.event_type for each in registry.listeners()}
-    newest = OutboxEvent.objects.using(alias).order_by("-pk").values_list("event_type", flat=True)
-    types.update(newest[:MAX_EVENTS])
+        named = [each.title for each in found if name in (each.name, qualified_name(each.call))]
+        return _fault_unless_known(name, [each.title for each in found], message, named)
+    if kind in CLOSING_KINDS:  # pause_error() knows the queues
+        return None
     message = gettext("No event type %(name)r is registered here or was seen lately.")
-    return _warning_unless_known(name, sorted(types), message)
+    return _fault_unless_known(name, sorted(_known_types(alias)), message)
 
 
-def _warning_unless_known(name: str, known: list[str], message: str) -> str | None:
+def _fault_unless_known(
+    name: str, known: list[str], message: str, near: list[str] | None = None
+) -> str | None:
     if name in known:
         return None
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = [gettext("Did you mean %s?") % ", ".join(map(repr, near))] if near else []
     return " ".join([message % {"name": name}, *hint])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from ..queue_settings import DEFAULT_QUEUE
 from ..sql import dialect_of
 from .counts import counts
 from .queues import QueueState, queue_states
+from .rates import MAX_DEAD_SHARE, PERIOD, Rates, rates
 from .workers import WorkerInfo, workers
 
 COUNT_LIMIT: Final = 10_000  # due, leased and blocked rows that are counted
@@ -36,6 +37,7 @@ class Limits:
     """Limits of a healthy outbox; None: not checked."""
 
     max_age: float | None = None  # seconds that the oldest due event has waited
+    max_dead_share: float | None = MAX_DEAD_SHARE  # of the events that ended lately, 0 to 1
     max_due: int | None = None
     max_dead: int | None = None
     max_blocked: int | None = None
@@ -61,6 +63,7 @@ def status(alias: str) -> Report:
         "leased": capped_count(events.leased()) + streams_leased,
         "oldest_pending_age": None if oldest is None else round(oldest, 3),
         "dead": _dead(events.filter(pk__in=found.dead)),
+        "rates": {"seconds": PERIOD, **asdict(rates(alias, now))},
         "streams": {
             "due": streams_due,
             "leased": streams_leased,
@@ -95,14 +98,36 @@ def violations(report: Report, limits: Limits) -> list[str]:
         for what, value, limit in maximums
         if limit is not None and value > limit
     ]
+    if current().MODE != "writer_only":
+        found += _bad_rates(report["rates"], limits)
     lease = current().LEASE  # a lost worker's row stays for ten leases
     live = sum(each["heartbeat_age"] <= lease for each in report["workers"])
+    if lost := len(report["workers"]) - live:
+        found.append(f"workers without a heartbeat for more than a lease: {lost}, 0 expected")
     minimum = limits.min_workers
     if minimum is not None and live < minimum:
         found.append(f"workers: {live}, at least {minimum} expected")
     if live:  # without any worker, delivery may be up to "outbox_worker --once"
         found += _unserved_queues(report["queues"])
     return found
+
+
+def _bad_rates(found: dict[str, int], limits: Limits) -> Iterator[str]:
+    """Yield a sentence for each rate of the last minutes that shows that delivery fails."""
+    counts = {name: found[name] for name in Rates.__dataclass_fields__}
+    lately, period = Rates(**counts), f"in the last {PERIOD // 60} minutes"
+    if limits.max_dead_share is not None and lately.dead_share > limits.max_dead_share:
+        yield (
+            f"dead events {period}: {lately.dead} of the {lately.done + lately.dead} that ended, "
+            f"at most {100 * limits.max_dead_share:g} % expected"
+        )
+    if lately.is_stalled:
+        yield (
+            f"done events {period}: 0, at least 1 expected; {lately.retry} executions failed and "
+            "will be repeated"
+        )
+    if lately.rescued:
+        yield f"events rescued from lost workers {period}: {lately.rescued}, 0 expected"
 
 
 def _unserved_queues(queues: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -23,7 +23,14 @@ UNSETTLED = (Status.NEW, Status.RETRY)
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The event is done; the same as returning ``None``."""
+    """The event is done; the same as returning ``None``.
+
+    Example::
+
+        @outbox.listener("order.packed")
+        def count_parcels(event):
+            return outbox.Done()
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,12 @@ class Defer:
     """Deliver the event again after ``delay`` (seconds or timedelta). Costs no attempt.
 
     Raises ``ValueError`` unless the delay is a finite duration of zero or more.
+
+    Example::
+
+        @outbox.listener("order.paid")
+        def ship(event):
+            return outbox.Defer(timedelta(hours=1))  # not in stock yet
     """
 
     delay: float | timedelta  # seconds once constructed
@@ -41,7 +54,16 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Give up: the event is dead at once. Costs no attempt; ``reason`` is stored as its error."""
+    """Give up: the event is dead at once. Costs no attempt; ``reason`` is stored as its error.
+
+    Raises ``ValueError`` for a reason that is not a str.
+
+    Example::
+
+        @outbox.listener("letter.written")
+        def post(event):
+            return outbox.Dead("the address does not exist")
+    """
 
     reason: str = ""
 
@@ -52,7 +74,24 @@ class Dead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a listener has failed for good; passed to its fallback."""
+    """How a listener has failed for good; passed to its fallback after the event.
+
+    - ``listener``: the listener's title: event type and name.
+    - ``attempts``: executions of the listener, the last one included.
+    - ``exception``: what the last execution raised.
+    - ``text``: class, message and the end of the traceback, at most 4000 characters.
+
+    Example::
+
+        @outbox.listener("card.charged")
+        def send_receipt(event):
+            raise outbox.Unrecoverable("no address")
+
+
+        @send_receipt.fallback
+        def alert(event, failure):
+            print(f"{failure.listener} failed {failure.attempts} times: {failure.exception}")
+    """
 
     listener: str  # the listener's title: event type and name
     attempts: int  # executions of the listener, the last one included

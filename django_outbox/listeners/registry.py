@@ -130,18 +130,29 @@ def listener(
 ) -> Callable[[Callable[P, T_co]], Listening[P, T_co]]:
     """Register a function, method, callable object or ``async def`` for an event type.
 
-    ``event_type`` may be a pattern (``"order.*"``, ``"*"``), or a class declared with ``@event``;
-    ``event.payload`` is then an instance of it. There is one listener per (aggregate type, event
-    type, name): give each further listener a ``name``, and it gets the event too.
-    ``@that_listener.fallback`` registers what is called when the listener has failed for good.
-    ``queue`` is a name in ``OUTBOX["QUEUES"]``: the threads of that queue call the listener.
+    - ``event_type``: a type, a pattern (``"order.*"``, ``"*"``), or a class declared with
+      ``@event``; ``event.payload`` is then an instance of it.
+    - ``aggregate_type``, ``name``: a further listener of the same types needs a name of its own.
+    - ``retry``: a retry policy; default: ``OUTBOX["RETRY"]``.
+    - ``timeout``: seconds; default: ``OUTBOX["LISTENER_TIMEOUT"]``. It cancels an ``async def``
+      (a wait for ``ASYNC_CONNECTIONS`` does not count). The worker abandons any other's thread.
+    - ``atomic``: commit what the listener writes together with the event's DONE.
+    - ``queue``: one of ``OUTBOX["QUEUES"]``; its threads call the listener.
+    - ``batch``: each call gets a list of 1 to ``batch`` events (500 at most), and returns None or
+      a list with one answer for each: what a listener may return, or an exception.
+    - ``within``: seconds (1 at most) that the first event of a batch may wait for more.
+    - ``per_key``: how many consecutive events of one key a batch may contain.
 
-    With ``batch``, each call gets a list of 1 to ``batch`` events (500 at most), and returns None
-    or one answer for each. The first may wait up to ``within`` seconds (1 at most) for more, and
-    ``per_key`` consecutive events of one key may be in a call; without it, one.
+    ``@that_listener.fallback`` registers what is called once when the listener has failed for good.
 
-    Raises ``ListenerAlreadyRegistered`` for a second listener with the same three. Raises
-    ``ValueError`` for a type that no event can have, or options that fail at the first event.
+    Raises ``ListenerAlreadyRegistered`` for a second listener with the same types and name, and
+    ``ValueError`` for a type or an option that cannot work.
+
+    Example::
+
+        @outbox.listener("order.placed", timeout=10)
+        def reserve_stock(event):
+            print(event.payload)
     """
     if retry is not None:
         checked(retry)

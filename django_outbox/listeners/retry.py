@@ -17,7 +17,22 @@ MAX_RETRY_DELAY = 365 * 86400.0  # seconds; later due times overflow some databa
 
 @runtime_checkable
 class RetryPolicy(Protocol):
-    """The interface of a retry policy."""
+    """The interface of a retry policy; write a class of your own with these three members.
+
+    Example::
+
+        class OfficeHours:
+            max_attempts = 10
+
+            def should_retry(self, exc):
+                return not isinstance(exc, LookupError)
+
+            def delay(self, attempt):
+                return 3600.0  # seconds
+
+
+        assert isinstance(OfficeHours(), outbox.RetryPolicy)
+    """
 
     @property
     def max_attempts(self) -> int | None:
@@ -54,7 +69,20 @@ class _BasePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponential(_BasePolicy):
-    """min(cap, base × multiplier^(attempt − 1)), times a random factor; may exceed the cap."""
+    """Wait min(cap, base × multiplier^(attempt − 1)), times a random factor; may exceed the cap.
+
+    ``base`` and ``cap`` are seconds, ``jitter`` the range of the factor. ``max_attempts`` counts
+    the first execution, too; None: ``OUTBOX["MAX_ATTEMPTS"]``. Errors in ``give_up_on`` are never
+    retried. If ``retry_on`` is not empty, only errors in it are. An error matches if it or one of
+    its causes (``raise … from cause``) does. All policies of the package take these three options.
+
+    Raises ``ValueError`` for an option that it cannot use.
+
+    Example::
+
+        @outbox.listener("order.imported", retry=outbox.Exponential(base=60, cap=3600))
+        def import_order(event): ...
+    """
 
     base: float = 0.2  # seconds
     cap: float = 600.0  # seconds
@@ -73,10 +101,17 @@ class Exponential(_BasePolicy):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Fixed(_BasePolicy):
-    """The same delay every time: ``Fixed(3)``.
+    """Wait the same time after every failure: ``delay`` seconds, 5 by default.
 
     The field is called ``wait``, because ``delay`` is a method; ``dataclasses.replace`` takes
-    either.
+    either. The other options are those of ``Exponential``.
+
+    Raises ``ValueError`` for an option that it cannot use.
+
+    Example::
+
+        policy = outbox.Fixed(3, max_attempts=5, give_up_on=(LookupError,))
+        assert policy.delay(attempt=4) == 3
     """
 
     wait: float  # seconds
@@ -101,7 +136,17 @@ class Fixed(_BasePolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(_BasePolicy):
-    """step × attempt, at most ``cap``."""
+    """Wait ``step`` × attempt seconds, at most ``cap``.
+
+    The other options are those of ``Exponential``.
+
+    Raises ``ValueError`` for an option that it cannot use.
+
+    Example::
+
+        policy = outbox.Linear(step=10, cap=25)
+        assert [policy.delay(attempt) for attempt in (1, 2, 3)] == [10, 20, 25]
+    """
 
     step: float = 5.0  # seconds
     cap: float = 300.0  # seconds
@@ -112,7 +157,15 @@ class Linear(_BasePolicy):
 
 @dataclass(frozen=True, slots=True)
 class Jittered:
-    """Another policy's delay plus a random number of seconds, at most ``jitter``."""
+    """Wait as another policy does, plus a random number of seconds, at most ``jitter``.
+
+    Raises ``ValueError`` for a policy or a jitter that it cannot use.
+
+    Example::
+
+        policy = outbox.Jittered(outbox.Fixed(30), jitter=5)
+        assert 30 <= policy.delay(attempt=1) <= 35
+    """
 
     policy: RetryPolicy
     jitter: float = 0.5  # seconds

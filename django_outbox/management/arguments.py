@@ -42,6 +42,19 @@ def duration(text: str) -> float:
     return seconds
 
 
+def retention(text: str) -> float:
+    """Return the seconds of a duration that has a unit, or of ``0``.
+
+    Raises ``ArgumentTypeError`` for a plain number, which may have been meant as days.
+    """
+    seconds, given = duration(text), text.strip()
+    if seconds and re.fullmatch(NUMBER, given):
+        raise ArgumentTypeError(
+            f"{text!r} has no unit; expected, for example, {given}d or {given}s."
+        )
+    return seconds
+
+
 def positive_duration(text: str) -> float:
     """Return the seconds of a duration above zero."""
     if not (seconds := duration(text)):
@@ -64,7 +77,7 @@ def instant(text: str) -> datetime | timedelta:
     if found is not None:
         return make_aware(found) if is_naive(found) else found
     try:
-        return timedelta(seconds=duration(text))
+        return timedelta(seconds=retention(text))
     except ArgumentTypeError as error:
         raise ArgumentTypeError(
             f"{text!r} is not an instant; expected 2026-03-01, 2026-03-01T08:30 (with an offset if "
@@ -84,6 +97,14 @@ def non_negative_int(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ArgumentTypeError(f"{text!r} is not a limit; expected a whole number of at least 0.")
     return int(text)
+
+
+def share(text: str) -> float:
+    """Return a share from 0 to 1, given in percent: ``10``, ``0.5`` or ``10%``."""
+    given = text.strip().removesuffix("%").strip()
+    if not re.fullmatch(NUMBER, given) or float(given) > 100:
+        raise ArgumentTypeError(f"{text!r} is not a percentage; expected a number from 0 to 100.")
+    return float(given) / 100
 
 
 def host_and_port(text: str) -> tuple[str, int]:

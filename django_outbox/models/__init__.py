@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import index_name, table_name
-from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS
+from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS, event_label
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
@@ -127,7 +127,7 @@ class OutboxEvent(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.event_type} {self.event_id} ({self.aggregate_type} {self.aggregate_id})"
+        return event_label(self)
 
 
 def missing_table(alias: str | None) -> str | None:

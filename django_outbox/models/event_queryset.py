@@ -29,12 +29,19 @@ BATCH_SIZE: Final = 500  # events per transaction: limits how long rows stay loc
 
 
 class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
-    """Filters, bulk changes and counts of events, all by the database's clock."""
+    """Filters, bulk changes and counts of events, all by the database's clock.
+
+    Example::
+
+        for row in OutboxEvent.objects.dead()[:10]:
+            print(row.event_type, row.last_error)
+        count = OutboxEvent.objects.filter(event_type="order.placed").replay()
+    """
 
     table = "outbox_event"
 
     def pending(self) -> OutboxQuerySet:
-        """Return events that are not finished."""
+        """Return events that are not finished: NEW or RETRY."""
         return self.filter(status__in=UNSETTLED)
 
     def leased(self) -> OutboxQuerySet:
@@ -42,7 +49,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return self.filter(LEASED)
 
     def due(self) -> OutboxQuerySet:
-        """Return events to claim next, oldest first; those with a key are due by their stream."""
+        """Return events that the next claim may take, oldest first; keyed ones by their stream."""
         return self.filter(available_at__lte=DatabaseNow()).order_by(*CLAIM_ORDER)
 
     def waiting(self) -> OutboxQuerySet:
@@ -67,6 +74,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return self._due_later().filter(status=Status.RETRY)
 
     def done(self) -> OutboxQuerySet:
+        """Return delivered events."""
         return self.filter(status=Status.DONE)
 
     def dead(self) -> OutboxQuerySet:
@@ -95,7 +103,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def replay_batches(self, *, size: int = BATCH_SIZE) -> Iterator[int]:
         """Replay the dead events among these; yield the count of each batch, which may be 0.
 
-        Batches are those of ``dead_batches``. Each commits by itself to keep locks short.
+        A batch has at most ``size`` events. Each commits by itself to keep locks short.
         """
         return (batch._replay_dead() for batch in self.dead_batches(size=size))
 
@@ -104,7 +112,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return sum(self.discard_batches())
 
     def discard_batches(self, *, size: int = BATCH_SIZE) -> Iterator[int]:
-        """Delete the dead events among these; yield the count of each batch, which may be 0."""
+        """Delete the dead events among these, as ``replay_batches`` replays them."""
         return (batch._discard_dead() for batch in self.dead_batches(size=size))
 
     def dead_batches(

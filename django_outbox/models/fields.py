@@ -181,7 +181,7 @@ class AddColumn(AddField):
     """Adds a column with a constant default, without copying the table on SQLite either.
 
     Django copies it there for every column that is not nullable. That took minutes for ten million
-    rows, and nobody could write meanwhile.
+    rows, and blocked every writer meanwhile.
     """
 
     def database_forwards(

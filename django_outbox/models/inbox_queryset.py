@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class InboxQuerySet(TableQuerySet["OutboxInbox"]):
-    """Received messages, by the database's clock."""
+    """Received messages, by the database's clock.
+
+    Example::
+
+        OutboxInbox.objects.filter(source="payments").count()
+        OutboxInbox.objects.purge()
+    """
 
     table = "outbox_inbox"
 

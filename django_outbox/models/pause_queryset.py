@@ -41,7 +41,14 @@ class Resumed:
 
 
 class PauseQuerySet(TableQuerySet["OutboxPause"]):
-    """``pause`` adds a pause, ``resume`` ends these; workers apply both within about a second."""
+    """``pause`` adds a pause, ``resume`` ends these; workers apply both within about a second.
+
+    Example::
+
+        OutboxPause.objects.pause("event_type", "order.placed", reason="stocktaking", by="ada")
+        resumed = OutboxPause.objects.filter(kind="event_type", name="order.placed").resume()
+        print(resumed.events, resumed.streams)  # how many were made due
+    """
 
     def pause(self, kind: str, name: str, *, reason: str = "", by: str = "") -> bool:
         """Pause an event type, a listener, a stream or a queue; return False if it is paused.

@@ -40,6 +40,12 @@ def quantile(counts: Sequence[int], part: float) -> float | None:
     """Estimate the quantile ``part`` (0 to 1) in seconds from bucket counts; None if all are 0.
 
     The error is at most the width of a bucket. Beyond the last bound, return that bound.
+
+    Example::
+
+        counts = [0] * 17
+        counts[3] = 100  # all took more than 10 ms and at most 25 ms
+        assert 0.010 < quantile(counts, 0.95) <= 0.025
     """
     rank, below = part * sum(counts), 0
     if not rank:
@@ -53,7 +59,14 @@ def quantile(counts: Sequence[int], part: float) -> float | None:
 
 
 class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
-    """Sums over the rows of many workers, computed by the database."""
+    """Sums over the rows of many workers, computed by the database.
+
+    Example::
+
+        an_hour_ago = timezone.now() - timedelta(hours=1)
+        for minute in OutboxStatistics.objects.since(an_hour_ago, span=60).over_time():
+            print(minute["started_at"], minute["done"], minute["dead"])
+    """
 
     table = "outbox_statistics"
 

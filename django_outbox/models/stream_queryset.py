@@ -38,12 +38,19 @@ class StreamSummary:
 
 
 class StreamQuerySet(TableQuerySet["OutboxStream"]):
-    """Filters and bulk changes of streams, all by the database's clock."""
+    """Filters and bulk changes of streams, all by the database's clock.
+
+    Example::
+
+        blocked = [stream.key for stream in OutboxStream.objects.blocked()[:10]]
+        for key, summary in OutboxStream.objects.summaries(blocked).items():
+            print(key, summary.head, summary.backlog)
+    """
 
     table = "outbox_stream"
 
     def due(self) -> StreamQuerySet:
-        """Return streams to claim next, oldest first."""
+        """Return streams that the next claim may take, oldest first."""
         return self.streams_only().filter(due_at__lte=DatabaseNow()).order_by("due_at")
 
     def leased(self) -> StreamQuerySet:
@@ -124,7 +131,11 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         return None
 
     def summaries(self, keys: Sequence[str]) -> dict[str, StreamSummary]:
-        """Return head and backlog of these streams, in a few queries however long they are."""
+        """Return the first event (``head``) and the number of pending events of each stream.
+
+        That number, ``backlog``, counts up to 1000. It takes a few queries, however long the
+        streams are.
+        """
         from . import OutboxEvent
 
         alias = self._write_alias()

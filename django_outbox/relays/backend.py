@@ -16,16 +16,36 @@ Outcome = BaseException | Defer | Dead | None
 
 
 class Unconfirmed(Exception):
-    """The broker did not confirm a message before the deadline; whether it has it is not known.
+    """The broker did not confirm a message before the deadline; the message may have been sent.
 
-    If no later message of the batch was answered either, the relay takes the broker for
+    If no later message of the batch was answered either, the relay treats the broker as
     unavailable. Otherwise it costs the event an attempt.
+
+    Example::
+
+        class Silent(Backend):
+            def publish(self, messages, deadline):
+                return [Unconfirmed("no answer before the deadline") for _ in messages]
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is sent of one event."""
+    """The message that is sent for one event.
+
+    - ``to``: topic, routing key, subject, stream, queue or URL: ``TO`` with the fields filled in.
+    - ``body``: bytes: the stored JSON, or the structured CloudEvent.
+    - ``content_type``: that of the body.
+    - ``headers``: the event's own and those of ``FORMAT``.
+    - ``event_id``: the same each time; use it as the protocol's message or deduplication id.
+    - ``event_type``, ``key``, ``event``: the event, its type, and its ordering key or None.
+    - ``group``: chooses a partition: the key, else the aggregate's id, else None.
+
+    Example::
+
+        def as_line(message: Message) -> bytes:
+            return message.event_id.encode() + b" " + message.body
+    """
 
     to: str  # topic, routing key, subject, stream, queue or URL, from TO
     body: bytes  # the stored JSON, or the structured CloudEvent
@@ -41,10 +61,36 @@ class Message:
 class Backend:
     """Sends messages to a broker. Subclass it for a broker of your own.
 
-    An object is made when a process has its first event, opened once, and closed once: when the
-    process ends, or after it has raised ``BrokerUnavailable``; a new one takes its place.
+    A process creates an object when it has its first event, opens it once, and closes it once: when
+    the process ends, or after ``BrokerUnavailable``; then it creates a new one.
     ``publish`` may be called by several threads at a time. Each method may be ``async def``; those
     of a relay then run on one event loop, in a thread of its own.
+
+    - ``to``: ``TO`` as the settings have it; set before ``open``.
+    - ``timeout``: seconds that a call of ``publish`` may take.
+    - ``per_key``: consecutive events of one key that may be in a call; 1.
+    - ``attribute_prefix``: prefix of CloudEvents attributes among the headers; ``"ce-"``.
+
+    Example::
+
+        class Log(Backend):
+            def __init__(self, *, path, timeout=10.0):
+                super().__init__(timeout=timeout)
+                self.path = path
+
+            def open(self):
+                try:
+                    self.file = open(self.path, "ab")
+                except OSError as error:
+                    raise BrokerUnavailable(f"{self.path} cannot be written") from error
+
+            def publish(self, messages, deadline):
+                self.file.writelines(message.body + b"\\n" for message in messages)
+                self.file.flush()
+                return [None for _ in messages]
+
+            def close(self):
+                self.file.close()
     """
 
     # Consecutive events of one key that may be in a call. More than 1 only if the broker refuses
@@ -77,14 +123,14 @@ class Backend:
         raise NotImplementedError
 
     def check(self) -> Any:
-        """Look whether the broker, opened before, takes messages.
+        """Check that the broker, opened before, takes messages; called every 3 s during an outage.
 
         Raises ``BrokerUnavailable`` if it does not answer, and any other error for what is wrong
-        with it: a stream that is missing, a permission. It is asked every 3 s during an outage.
+        with it: a stream that is missing, a permission.
         """
 
     def close(self) -> Any:
-        """Close the connection without waiting for a broker that is away."""
+        """Close the connection without waiting for a broker that is unavailable."""
 
     @staticmethod
     def quote(value: str) -> str:

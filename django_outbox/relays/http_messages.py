@@ -27,7 +27,7 @@ CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no header's val
 # CloudEvents' HTTP binding, 3.1.3.2: all but printable ASCII, and of that space, '"' and '%'.
 ESCAPED: Final = re.compile(r'[^\x21-\x7e]|["%]')
 # Names that an event's headers do not set: they frame the request, choose where it goes, or belong
-# to whoever wrote the event and not to the receiver. They are left out.
+# to the writer of the event and not to the receiver. They are left out.
 LEFT_OUT: Final = frozenset((
     "accept-encoding", "authorization", "connection", "content-encoding", "content-length",
     "content-type", "cookie", "expect", "host", "keep-alive", "proxy-authorization",

@@ -67,7 +67,7 @@ class Connection:
 
     @property
     def frame_max(self) -> int:
-        """Bytes; 0 is no limit."""
+        """Bytes; 0 means no limit."""
         return int(self._client.transport.connection.connection_tune.frame_max)
 
     async def open(self) -> None:

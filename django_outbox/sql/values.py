@@ -43,7 +43,7 @@ class RescueState(Enum):
 
 
 Pauses = frozenset[tuple[str, str]]  # kind and name of each
-CLOSING_KINDS = ("queue", "breaker")  # kinds of pauses during which nobody claims from a queue
+CLOSING_KINDS = ("queue", "breaker")  # kinds of pauses that close a queue to claims
 
 # Seconds by which a paused event is postponed each time. After an interrupted resume, events are
 # late by this much at most.

@@ -27,6 +27,12 @@ class Written(Sequence[Event]):
     """The events written during a capture, in order, as their listeners see them.
 
     Each access queries the table. Events that were rolled back, also to a savepoint, are left out.
+    ``capture_events`` and the pytest fixture ``outbox_events`` yield it.
+
+    Example::
+
+        def types(events: Written) -> list[str]:
+            return [event.event_type for event in events]
     """
 
     def __init__(self, using: str | None) -> None:
@@ -77,6 +83,14 @@ def capture_events(using: str | None = None) -> Iterator[Written]:
     """Capture the events that are written within the block, in any thread of this process.
 
     ``using`` is a database alias; default: all of them.
+
+    Example::
+
+        def test_an_order_is_written():
+            with capture_events() as events:
+                with transaction.atomic():
+                    outbox.write("order.placed", {"order": 7})
+            assert [event.payload for event in events] == [{"order": 7}]
     """
     written = Written(using)
     event_written.connect(written._on_written)
@@ -100,6 +114,16 @@ def assert_event_written(
     ``fields`` are attributes of ``Event``, and ``aggregate``, a model instance. Values may be given
     as they were written or as a listener sees them. ``among`` are captured events; default: the
     whole table of the alias ``using``. ``event_type`` may be a class declared with ``@event``.
+
+    Raises ``AssertionError`` if no event matches, and ``TypeError`` for an unknown field.
+
+    Example::
+
+        def test_the_order_is_delayed():
+            with transaction.atomic():
+                outbox.write("order.placed", {"order": 7}, deliver_after=60)
+            event = assert_event_written("order.placed", payload={"order": 7})
+            assert event.is_delayed
     """
     expected = _expected_columns(fields)
     declaration = declared(event_type)
@@ -163,7 +187,14 @@ def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:
 
     ``fields`` are those of ``Event``. ``event_type`` may be an instance of a class declared with
     ``@event``; the payload is then such an instance, too.
+
     Raises ``InvalidEvent`` if the event could not be written.
+
+    Example::
+
+        def test_the_listener():
+            event = make_event("order.placed", {"order": 7}, attempts=2)
+            assert (event.payload["order"], event.attempts) == (7, 2)
     """
     event = Event(event_type=event_type, payload=payload, **fields)
     serializer = hooks.serializer()

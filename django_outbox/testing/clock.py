@@ -20,7 +20,16 @@ T = TypeVar("T")
 
 
 def wait_until(fact: Callable[[], T], *, within: float = 10.0, what: str = "") -> T:
-    """Return the first truthy result of ``fact``; fail if there is none ``within`` seconds."""
+    """Return the first truthy result of ``fact``; fail if there is none ``within`` seconds.
+
+    Raises ``AssertionError`` then; its message begins with ``what``.
+
+    Example::
+
+        def test_time_passes():
+            start = time.monotonic()
+            wait_until(lambda: time.monotonic() > start, what="the clock")
+    """
     deadline = time.monotonic() + within
     while not (answer := fact()):
         if time.monotonic() > deadline:
@@ -33,6 +42,16 @@ def pass_time(delta: float | timedelta, *, using: str | None = None) -> None:
     """Shift the times in the outbox's tables as if ``delta`` (seconds or timedelta) had passed.
 
     Due times, retries, ages and retention shift; clocks, ``occurred_at`` and leases do not.
+
+    Raises ``ValueError`` unless ``delta`` is a finite duration of zero or more.
+
+    Example::
+
+        def test_a_reminder_is_due_a_day_later():
+            with transaction.atomic():
+                event_id = outbox.write("reminder.due", deliver_after=timedelta(days=1))
+            pass_time(timedelta(days=1))
+            assert OutboxEvent.objects.due().filter(pk=event_id).exists()
     """
     alias = using or router.db_for_write(OutboxEvent)
     delta = timedelta(seconds=seconds(delta, of="pass_time"))

@@ -24,7 +24,17 @@ def drain(
     using: str | None = None, limit: int | None = None, at: datetime | None = None, *,
     queues: Collection[str] | None = None,
 ) -> int:  # fmt: skip
-    """Deliver like ``outbox.drain``, but fail the test, with the errors, if a delivery fails."""
+    """Deliver like ``outbox.drain``, but fail the test, with the errors, if a delivery fails.
+
+    Raises ``AssertionError`` if a delivery fails, and the errors of ``outbox.drain``.
+
+    Example::
+
+        def test_every_listener_succeeds():
+            with transaction.atomic():
+                outbox.write("order.placed", {"order": 7})
+            assert drain() == 1
+    """
     with _fail_if_delivery_failed(_alias(using)):
         return _drain(using, limit, at, queues=queues)
 
@@ -34,8 +44,18 @@ def immediate_delivery(using: str | None = None) -> Iterator[None]:
     """Deliver events written within the block at their commit, in the same thread.
 
     In a ``TestCase`` nothing commits. Delivery then happens when ``captureOnCommitCallbacks``
-    executes the on-commit callbacks, or at the latest at the end of the block. At the end of the
-    block, failed deliveries fail the test, with their errors.
+    executes the on-commit callbacks, or at the latest at the end of the block.
+
+    Raises ``AssertionError`` at the end of the block if a delivery failed, with its error, and
+    ``RuntimeError`` if a worker of this process delivers already.
+
+    Example::
+
+        def test_the_event_is_delivered_at_once():
+            with immediate_delivery():
+                with transaction.atomic():
+                    event_id = outbox.write("order.placed", {"order": 7})
+            assert OutboxEvent.objects.done().filter(pk=event_id).exists()
     """
     alias = _alias(using)
     if alias in hot_queues.by_alias:
@@ -98,7 +118,15 @@ def _fail_if_delivery_failed(alias: str) -> Iterator[None]:
 
 @contextmanager
 def accept_test_transaction() -> Iterator[None]:
-    """Count the block that a ``TestCase`` opens as a transaction that allows writing events."""
+    """Count the block that a ``TestCase`` opens as a transaction that allows writing events.
+
+    Example::
+
+        class Tests(TestCase):
+            def test_without_a_transaction_of_its_own(self):
+                with accept_test_transaction():
+                    outbox.write("order.placed", {"order": 7})
+    """
     token = transactions.test_blocks_count.set(True)
     try:
         yield
@@ -112,6 +140,18 @@ def running_worker(using: str | None = None) -> Iterator[Worker]:
 
     Its threads see only committed rows: use a ``TransactionTestCase`` (in pytest the fixture
     ``transactional_db``), and a database that is not in memory.
+
+    Raises ``RuntimeError`` if a transaction is open, and ``AssertionError`` for the listener that
+    still runs at the end.
+
+    Example::
+
+        class WorkerTests(TransactionTestCase):
+            def test_a_worker_delivers(self):
+                with running_worker():
+                    with transaction.atomic():
+                        event_id = outbox.write("order.placed", {"order": 7})
+                    wait_until(OutboxEvent.objects.done().filter(pk=event_id).exists)
     """
     worker = Worker(using=using, purge=False)
     if connections[worker.alias].in_atomic_block:

@@ -21,7 +21,13 @@ Failure = BaseException | type[BaseException]
 class Relayed(Mapping[str, Sequence[Message]]):
     """The messages that relays would have sent, in order, by the name of the relay.
 
-    ``fail_with`` may be changed within the block: ``None`` ends an outage.
+    ``capture_relayed`` yields it. ``fail_with`` may be changed within the block: ``None`` ends an
+    outage.
+
+    Example::
+
+        def bodies(relayed: Relayed, name: str) -> list[bytes]:
+            return [message.body for message in relayed[name]]
     """
 
     def __init__(self, fail_with: Failure | None) -> None:
@@ -62,6 +68,24 @@ def capture_relayed(fail_with: Failure | None = None) -> Iterator[Relayed]:
 
     Each message counts as confirmed; with ``fail_with``, an exception or its class, each fails with
     that. ``BrokerUnavailable`` is an outage. The client of the backend need not be installed.
+
+    Example::
+
+        RELAY = {
+            "BACKEND": "django_outbox.relays.kafka.Kafka",
+            "EVENTS": ["order.*"],
+            "TO": "shop.orders",
+            "OPTIONS": {"bootstrap.servers": "kafka:9092"},
+        }
+
+
+        @override_settings(OUTBOX={"RELAYS": {"orders": RELAY}})
+        def test_an_order_is_sent():
+            with transaction.atomic():
+                outbox.write("order.placed", {"order": 7})
+            with capture_relayed() as relayed:
+                drain()
+            assert [message.to for message in relayed["orders"]] == ["shop.orders"]
     """
     relayed = Relayed(fail_with)
     before = Relay.find_class

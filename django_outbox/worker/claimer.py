@@ -179,7 +179,7 @@ class Claimer:
             self._wakeup.poll_wanted = True  # the poll postpones what is paused
         if not events:
             return
-        if len(events) < SMALL_CLAIM:
+        if len(events) < SMALL_CLAIM and not any(len(each.pool.offers) for each in open_ones):
             self._throttle.count()
         try:
             self._events.claim(Claim(me=self.me, lease=self.held.lease, ids=[*events]), events)

@@ -16,7 +16,7 @@ from .pauses import READ_INTERVAL, KnownPauses
 from .strays import Strays
 from .stream_claims import StreamClaims
 
-RETRY_PROBE = 1.0  # seconds until the next look at a queue that had nothing to probe with
+RETRY_PROBE = 1.0  # seconds until a queue that had nothing to probe with is probed again
 
 
 class ClosedQueues:

@@ -55,7 +55,8 @@ class ConnectionCleanup:
                 tidy(connection, lease)
             except Exception:  # noqa: BLE001 - too broken to be checked
                 abandon(connection)
-        self._remove_closed()
+        if self._connections:
+            self._remove_closed()
         self._last_end = monotonic()
 
     def close(self) -> None:

@@ -271,10 +271,11 @@ class Dispatcher:
     def _may_start(self, lease: Lease) -> bool:
         if not self._pool.may_start(lease):
             return False  # the claimer releases it
-        if not self._held.is_current(lease):
-            self._held.wait_current(lease, self._stopping.is_set)
-        if self._stopping.is_set() or not self._held.start(lease):
+        if self._stopping.is_set():
             return False
+        while not self._held.start(lease):
+            if not self._held.wait_current(lease, self._stopping.is_set):
+                return False
         lease.handed_over = None
         return True
 

@@ -65,6 +65,7 @@ def run(
     output.open()
     if processes == 1:
         return serve(aliases, signals, output, metrics=metrics, **options)
+    signals.install_passed_on()
     connections.close_all()  # a fork must not share database connections
 
     def deliver(pipe: HealthPipe) -> int:

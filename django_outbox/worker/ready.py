@@ -100,8 +100,14 @@ class Ready:
 
     def take(self, timeout: float) -> Lease | Lane | None:
         """Return the next event or ripe lane, or None after ``timeout`` seconds or when woken."""
-        unripe: list[Lane] = []
-        until = monotonic() + timeout
+        found = self._queue.take(timeout)
+        if not isinstance(found, Lane) or found.ripe_at <= monotonic():
+            return found
+        return self._take_beside(found, monotonic() + timeout)
+
+    def _take_beside(self, lane: Lane, until: float) -> Lease | Lane | None:
+        """Return what is ripe first by ``until`` (monotonic): ``lane``, or anything else."""
+        unripe = [lane]
         try:
             while True:
                 soonest = min([until, *[each.ripe_at for each in unripe]])

@@ -73,6 +73,9 @@ class Settler:
             self._unsettled = [first]
             self._gather()
         self._unsettled += self._decisions.take_all(MAX_BATCH - len(self._unsettled))
+        self._unsettled = [
+            each if each[1] is DONE else self._if_ours(*each) for each in self._unsettled
+        ]
         locked: OperationalError | None = None
         for part in split_by_kind(self._unsettled):
             locked = self._settle(part) or locked
@@ -91,6 +94,19 @@ class Settler:
             if len(self._decisions) >= GATHER_COUNT:
                 break
             time.sleep(0.001)
+
+    def _if_ours(self, lease: Lease, decision: Decision) -> tuple[Lease, Decision]:
+        """Return a decision as it is to be written: one on a lost lease must not release the event.
+
+        The row has this worker's name again once it has claimed the event anew, and may run it.
+        """
+        if (
+            decision.status is Status.DONE
+            or decision.written
+            or not self._held.is_superseded(lease)
+        ):
+            return lease, decision
+        return lease, LOST
 
     def _settle(self, part: Settled) -> OperationalError | None:
         """Write decisions of one kind; if only some rows are locked, skip those, return the error.

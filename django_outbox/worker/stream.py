@@ -56,7 +56,7 @@ class LeasedStreams:
     ) -> None:  # fmt: skip
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._pools, self._wakeup = held, pools, wakeup
-        self._changed = held.changed
+        self._lock = held.lock
         self._streams: dict[str, Stream] = {}
         self._to_release: list[Stream] = []
         self._rescues_to_undo: list[str] = []  # events whose counted rescue is to be undone
@@ -69,7 +69,7 @@ class LeasedStreams:
     @property
     def followers(self) -> int:
         """Return how many events wait behind those that were handed out."""
-        with self._changed:
+        with self._lock:
             return sum(len(each.waiting) for each in self._streams.values())
 
     def excluded_keys(self, now: float) -> list[str]:
@@ -77,7 +77,7 @@ class LeasedStreams:
 
         These are streams of ours whose leases may have ended, and those left to other workers.
         """
-        with self._changed:
+        with self._lock:
             left = self._left_to_others
             self._left_to_others = {key: until for key, until in left.items() if until > now}
             outdated = [key for key, each in self._streams.items() if each.deadline < now]
@@ -85,22 +85,22 @@ class LeasedStreams:
 
     def next_exclusion_end(self) -> float:
         """Return when (monotonic) a claim may include streams again that were left to others."""
-        with self._changed:
+        with self._lock:
             return min(self._left_to_others.values(), default=inf)
 
     def next_read(self) -> float:
         """Return when (monotonic) the next stream is to be read."""
-        with self._changed:
+        with self._lock:
             return min((each.read_at for each in self._streams.values()), default=inf)
 
     def to_read(self, now: float, most: int) -> list[Stream]:
-        with self._changed:
+        with self._lock:
             return [each for each in self._streams.values() if each.read_at <= now][:most]
 
     def to_renew(self, now: float) -> list[Stream]:
         """Return the streams whose leases are older than a third of their length."""
         limit = self._held.deadline(now) - self._held.lease / 3
-        with self._changed:
+        with self._lock:
             return [each for each in self._streams.values() if each.deadline <= limit]
 
     def get(self, key: str | None) -> Stream | None:
@@ -108,7 +108,7 @@ class LeasedStreams:
 
     def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
         """Hand out the event behind the last one of its stream that was, if it ``fits``."""
-        with self._changed:
+        with self._lock:
             stream = self.get(lease.key)
             if stream is None or not stream.waiting or stream.handed_out[-1:] != [lease]:
                 return None
@@ -120,7 +120,7 @@ class LeasedStreams:
 
     def wait_again(self, leases: Sequence[Lease]) -> None:
         """Let events wait again, unstarted, behind one of their key that is not done."""
-        with self._changed:
+        with self._lock:
             for lease in reversed(leases):
                 lease.started_at = 0.0
                 stream = self.get(lease.key)

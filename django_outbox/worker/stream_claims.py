@@ -54,7 +54,7 @@ class StreamClaims:
         self.streams, self._known_pauses, self._may_try = streams, known_pauses, may_try
         self._watermarks: dict[str, ScanningWatermark] = {}  # by queue
         self._scans = Throttle(scan_factor)
-        self._count = count  # is told of each event
+        self._count = count  # called for each event
         self._at = at  # instead of the database's now, for drain()
         self.exclude: list[str] = []  # keys that are not claimed again
         self.postponed = 0  # streams so far whose first events are paused

@@ -38,7 +38,7 @@ class Streams(LeasedStreams):
     def claimed(self, streams: Iterable[Stream]) -> list[str]:
         """Add claimed streams; return the keys of the new ones. A known one was only renewed."""
         new = []
-        with self._changed:
+        with self._lock:
             for stream in streams:
                 known = self._streams.setdefault(stream.key, stream)
                 if known is stream:
@@ -49,7 +49,7 @@ class Streams(LeasedStreams):
 
     def add_events(self, stream: Stream, seq: int, leases: Sequence[Lease], due: float) -> None:
         """Add the events read of a stream and hand out the first; without any, release it."""
-        with self._changed:
+        with self._lock:
             stream.seq, stream.due, stream.read_at, stream.released_to_others = seq, due, inf, False
             for lease in leases:
                 lease.deadline = stream.deadline
@@ -65,7 +65,7 @@ class Streams(LeasedStreams):
 
     def add_decided(self, stream: Stream, seq: int, lease: Lease, due: float) -> None:
         """Add an event that was decided without being run."""
-        with self._changed:
+        with self._lock:
             stream.seq, stream.due, stream.read_at = seq, due, inf
             self._held.add([lease])
             lease.decided = True
@@ -73,12 +73,12 @@ class Streams(LeasedStreams):
 
     def keep_for_suspect(self, stream: Stream, seq: int, due: float) -> None:
         """Keep a stream, with its lease renewed, until its suspect may run."""
-        with self._changed:
+        with self._lock:
             stream.seq, stream.due, stream.read_at = seq, due, inf
 
     def drop_lost(self, streams: Iterable[Stream]) -> None:
         """Drop streams that other workers own; settles of their running events will be refused."""
-        with self._changed:
+        with self._lock:
             lost = [each for each in streams if self._streams.get(each.key) is each]
             for stream in lost:
                 del self._streams[stream.key]
@@ -96,9 +96,9 @@ class Streams(LeasedStreams):
         Only a plain DONE may run ahead of its settle. Any other decision is settled first, to keep
         the order, and so is every decision before an atomic listener, which commits its own.
         """
-        if decision is not DONE:
+        if decision is not DONE or lease.key is None:
             return None
-        with self._changed:
+        with self._lock:
             stream = self.get(lease.key)
             if stream is None or not stream.waiting:
                 return None
@@ -115,7 +115,7 @@ class Streams(LeasedStreams):
 
     def settled(self, batch: Iterable[tuple[Lease, Decision]]) -> None:
         """Continue streams whose decisions are settled; mark finished ones for release."""
-        with self._changed:
+        with self._lock:
             for lease, decision in batch:
                 stream = self.get(lease.key)
                 if stream is None or lease not in stream.handed_out:
@@ -162,7 +162,7 @@ class Streams(LeasedStreams):
 
     def leave_to(self, stream: Stream, queue: str) -> None:
         """Release a stream to the workers of another queue, to which its first event belongs."""
-        with self._changed:
+        with self._lock:
             self._leave_to(stream, queue)
 
     def _leave_to(self, stream: Stream, queue: str) -> None:
@@ -184,7 +184,7 @@ class Streams(LeasedStreams):
                 connection, me=self._me, streams=releases
             )
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._to_release += [each for each in finished if self._put_back(each)]
             raise
         soonest = min(self._finish_release(each, each.key in freed) for each in finished)
@@ -195,7 +195,7 @@ class Streams(LeasedStreams):
 
     def _remove_finished(self, now: float) -> list[Stream]:
         """Remove the streams to be released, so that a claim right afterwards adds them as new."""
-        with self._changed:
+        with self._lock:
             finished, self._to_release = self._to_release, []
             finished = [each for each in finished if self._streams.get(each.key) is each]
             for stream in finished:
@@ -206,7 +206,7 @@ class Streams(LeasedStreams):
 
     def _finish_release(self, stream: Stream, freed: bool) -> float:
         """Note that a stream was released or must be read again; return when due (monotonic)."""
-        with self._changed:
+        with self._lock:
             if freed:
                 return max(stream.due, self._left_to_others.get(stream.key, 0.0))
             stream.read_at = monotonic() + stream.pause
@@ -219,7 +219,7 @@ class Streams(LeasedStreams):
 
         Return how many were released. Locked streams stay for the next call.
         """
-        with self._changed:
+        with self._lock:
             for stream in self._streams.values():
                 stream.careful = 0  # it is not read again
                 self._release_to_others(stream)
@@ -237,14 +237,14 @@ class Streams(LeasedStreams):
                     break
                 time.sleep(0.01 if left else 0)
         finally:
-            with self._changed:
+            with self._lock:
                 for stream in left.values():
                     self._put_back(stream)
         return count - len(left)
 
     def hand_back(self, connection: BaseDatabaseWrapper, *, after: float | None) -> int:
         """Give back running streams, too, whose settles will be refused; return how many."""
-        with self._changed:
+        with self._lock:
             keys = [*self._streams]
             self._plan_undo(each for stream in self._streams.values() for each in stream.handed_out)
         self._undo_rescue_counts(connection)
@@ -259,7 +259,7 @@ class Streams(LeasedStreams):
 
     def _undo_rescue_counts(self, connection: BaseDatabaseWrapper) -> None:
         """Undo the rescues that were counted before events started, while we own their streams."""
-        with self._changed:
+        with self._lock:
             ids, self._rescues_to_undo = self._rescues_to_undo, []
         try:
             if ids:
@@ -277,10 +277,10 @@ class Streams(LeasedStreams):
             renewed, mine = dialect_of(connection).renew_streams(
                 connection, me=self._me, keys=[*some], lease=self._held.lease
             )
-            with self._changed:
+            with self._lock:
                 for key in renewed:
                     self._set_deadline(some[key], deadline)
-                self._changed.notify_all()
+                self._held.changed.notify_all()
             self.drop_lost(each for key, each in some.items() if key not in mine)
 
     def release_surplus(self, others: Sequence[int]) -> None:
@@ -289,7 +289,7 @@ class Streams(LeasedStreams):
         A running event goes on, and its stream is released once the event is settled. So a new
         worker gets its share, however long the events take that this worker has read.
         """
-        with self._changed:
+        with self._lock:
             kept = [each for each in self._streams.values() if not each.released_to_others]
             fair = ceil((len(kept) + sum(others)) / (len(others) + 1))
             able = [each for each in kept if not each.careful and unstarted(each)]
@@ -304,7 +304,7 @@ class Streams(LeasedStreams):
         ``before`` is monotonic, ``queue`` that of the event. Return whether there were any.
         Streams of lost workers are kept, unless a thread has turned their first event away.
         """
-        with self._changed:
+        with self._lock:
             late = [each for each in self._streams.values()
                     if each.handed_out and each.handed_out[0].queue == queue
                     and (each.handed_out[0].turned_away or not each.careful)

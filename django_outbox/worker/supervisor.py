@@ -18,18 +18,22 @@ from .health import SILENCE_LIMIT, Health, HealthOutput, HealthPipe, combine
 logger = logging.getLogger("django_outbox")
 
 BACKOFF = (0.1, 30.0)  # seconds before a dead process is replaced: at first, and at most
+PASSED_ON = signal.SIGUSR2  # from a supervisor to its children: stop
 HEALTHY_AFTER = 10.0  # seconds after which a process counts as successfully started
 
 
 class Signals:
     """Counts SIGTERM and SIGINT: the first asks for a graceful stop, the second for a quick one.
 
+    A supervisor passes requests on to its children by another signal, which is counted separately:
+    if systemd has sent SIGTERM to every process, the two must not count as two requests.
+
     ``receive`` runs between two bytecodes of the main thread, perhaps inside the code of a lock. So
-    it uses only a number and a queue that is safe to re-enter.
+    it uses only numbers and a queue that is safe to re-enter.
     """
 
     def __init__(self) -> None:
-        self.received = 0
+        self._direct = self._passed_on = 0
         self._wakeups: SimpleQueue[None] = SimpleQueue()
 
     def install(self, *, ignore_interrupt: bool = False) -> None:
@@ -39,9 +43,22 @@ class Signals:
             # Ctrl-C reaches every process of the terminal, but the parent signals its children.
             signal.signal(signal.SIGINT, signal.SIG_IGN if ignore_interrupt else self.receive)
 
+    def install_passed_on(self) -> None:
+        """Install the handler of what a supervisor passes on, which its children inherit."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(PASSED_ON, self.receive)
+
     def receive(self, number: int = 0, frame: FrameType | None = None) -> None:
-        self.received += 1
+        if number == PASSED_ON:
+            self._passed_on += 1
+        else:
+            self._direct += 1
         self._wakeups.put(None)
+
+    @property
+    def received(self) -> int:
+        """How many requests to stop have come."""
+        return max(self._direct, self._passed_on)
 
     def wait(self, timeout: float) -> bool:
         """Wait for the first signal, at most ``timeout`` seconds; return whether it came."""
@@ -71,13 +88,13 @@ class Supervisor:
         self._draining = True
         for slot in self._slots:
             slot.code = 0  # earlier exit codes are logged already
-            slot.send_signal(signal.SIGTERM)
+            slot.pass_on()
         while any(slot.is_alive() for slot in self._slots):
             time.sleep(0.02)
             output.publish(self.health)
             if signals.hurry():  # repeatedly, because two at once arrive as one
                 for slot in self._slots:
-                    slot.send_signal(signal.SIGTERM)
+                    slot.pass_on()
         return 1 if any(slot.code for slot in self._slots) else 0
 
     def health(self) -> Health:
@@ -130,9 +147,10 @@ class _Slot:
             report = self._last_report
         return report.prefixed(f"process {self._pid}")
 
-    def send_signal(self, number: int) -> None:
+    def pass_on(self) -> None:
+        """Pass a signal to stop on to the process."""
         if self._pid:
-            os.kill(self._pid, number)
+            os.kill(self._pid, PASSED_ON)
 
     def _fork(self) -> None:
         self._started_at = self._reported_at = time.monotonic()

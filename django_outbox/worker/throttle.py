@@ -10,8 +10,9 @@ from ..clocks import monotonic
 FULL_SCAN_FACTOR = 50.0  # a full scan is followed by a pause that many times as long
 LONGEST_PAUSE = 300.0  # seconds after a full scan
 
-CLAIM_INTERVAL = 0.005  # seconds for each small claim, on average: a load arrives a few at a time
+CLAIM_INTERVAL = 0.005  # seconds for each small claim, on average
 BURST = 0.1  # seconds by which small claims may be ahead of that average
+GATHER_TIME = 0.02  # seconds in which a steady load gathers for its next claim
 LONGEST_WAIT = 0.2  # seconds that one poll may delay the next, however many workers there are
 
 
@@ -41,8 +42,9 @@ class Throttle:
 class ClaimThrottle:
     """Spaces out claims of few events, and staggers polls between workers.
 
-    A small claim costs a writer on this machine as much as several events do. One notification
-    wakes all workers, but only about one at a time should poll.
+    A small claim costs a writer on this machine as much as several events do, so what arrives
+    steadily is claimed together, and what arrives at random moments at once. One notification wakes
+    all workers, but only about one at a time should poll.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class ClaimThrottle:
         return self._turn - BURST
 
     def wait(self) -> None:
-        """Sleep before the next claim if many small ones preceded it."""
-        ahead = self._claims_end - monotonic() - BURST
-        if ahead > 0:
-            time.sleep(ahead)
+        """Sleep before the next claim if small ones came without a pause."""
+        if self._claims_end - monotonic() > BURST:
+            time.sleep(GATHER_TIME)
+            self._claims_end = max(self._claims_end, monotonic() + BURST)  # the load goes on

@@ -148,10 +148,11 @@ class Worker(Parts):
     def stop(
         self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Call ``finish`` for at most ``timeout`` seconds or until ``hurry()``, then ``hand_back``.
+        """Stop claiming, wait for running listeners, then hand back what has not ended.
 
-        Return whether nothing had to be handed back. No thread can be interrupted, so an event
-        whose listener still runs becomes due when its lease ends.
+        Wait for at most ``timeout`` seconds (default: ``DRAIN_TIMEOUT``), or until ``hurry()`` is
+        true. Return whether nothing had to be handed back. No thread can be interrupted, so a
+        listener may run on: its event becomes due when its lease ends, and its result is refused.
         """
         until = time.monotonic() + (self.settings.DRAIN_TIMEOUT if timeout is None else timeout)
         finished = self.finish(lambda: hurry() or time.monotonic() > until)

@@ -21,9 +21,19 @@ class OutboxSignal(Signal):
     ``key``, ``aggregate_id`` and the values of ``headers`` and ``payload`` are paths or callables.
     A path begins with the name of an argument (``"order.id"``); a callable gets the dict of
     arguments. Without ``payload`` the arguments are the payload. ``using`` is the database alias.
+    ``use_caching`` is Django's own argument.
 
-    Every send method raises what ``write`` raises, before any receiver is called. With
-    ``OUTBOX["SIGNAL_BRIDGE"] = False`` the receivers are called and nothing is written.
+    With ``OUTBOX["SIGNAL_BRIDGE"] = False`` the receivers are called and nothing is written.
+
+    Raises ``InvalidEvent`` for values that no event can have. Every send method raises what
+    ``write`` raises, before any receiver is called.
+
+    Example::
+
+        order_shipped = outbox.OutboxSignal("order.shipped", key="order")
+
+        with transaction.atomic():
+            order_shipped.send(sender=None, order=7)
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from datetime import datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from asgiref.sync import sync_to_async
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..models import OutboxEvent
 
 Row = tuple[Event, str, str | None]  # event, payload text, headers text
+DUE_TIMES = ("available_at", "deliver_after")
 
 
 def write(
@@ -44,14 +46,32 @@ def write(
 ) -> str | None:
     """Write one event in the current transaction; return its id, or None if a hook suppressed it.
 
-    ``event_type`` is a str, an enum member, an ``Event``, or an instance of a class declared with
-    ``@event``, which supplies payload, key and headers. ``deliver_after`` is seconds or a
-    timedelta. ``using`` is the database alias; default: the router's for ``OutboxEvent``.
+    - ``event_type``: a str, an enum member, an instance of a class declared with ``@event``, which
+      supplies payload, key and headers, or an ``Event``, which supplies all other fields.
+    - ``payload``: any JSON-serializable value.
+    - ``aggregate``: a saved model instance; fills the next two arguments.
+    - ``aggregate_type``, ``aggregate_id``: default: ``GLOBAL`` and None.
+    - ``tenant_id``: the tenant that the event is about.
+    - ``headers``: a mapping of str to str.
+    - ``key``: a str, int or UUID: the stream in which the event is delivered in order. It cannot be
+      combined with a delay.
+    - ``event_id``: your own id, up to 36 characters; default: a ULID.
+    - ``occurred_at``: default: now.
+    - ``available_at``: the event is not delivered before it.
+    - ``deliver_after``: seconds or a timedelta that have to pass before the delivery.
+    - ``unique_key``: rejects a second event with the same unique key.
+    - ``on_duplicate``: ``"ignore"``: return the id of the existing event instead of raising.
+    - ``using``: the database alias; default: the one that the router chooses for ``OutboxEvent``.
 
-    Before any SQL, raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, and
-    ``InvalidEvent`` (or its subclass ``PayloadTooLarge``) if the event cannot be stored. Raises
-    ``DuplicateEvent`` if the ``event_id`` or ``unique_key`` exists; with ``on_duplicate="ignore"``
-    returns the existing event's id instead. The transaction stays usable after each of them.
+    Raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, and ``InvalidEvent`` (or its
+    subclass ``PayloadTooLarge``) if the event cannot be stored; both before any SQL. Raises
+    ``DuplicateEvent`` if the ``event_id`` or ``unique_key`` exists. The transaction stays usable
+    after each of them. Raises ``TypeError`` for an explicit None as a due time.
+
+    Example::
+
+        with transaction.atomic():
+            outbox.write("order.placed", {"order": 7}, deliver_after=timedelta(minutes=5))
     """
     if on_duplicate not in ("raise", "ignore"):
         raise ValueError(f"on_duplicate is {on_duplicate!r}; expected 'raise' or 'ignore'.")
@@ -69,7 +89,16 @@ def write_many(events: Iterable[Any], *, using: str | None = None) -> list[str]:
     """Write events in the current transaction, all or none; return their ids in order.
 
     Pass ``Event`` instances, or instances of classes declared with ``@event``. Uses one INSERT (in
-    parts of at most 4 MB) and one on-commit callback. Raises the same errors as ``write``.
+    parts of at most 4 MB) and one on-commit callback.
+
+    Raises the same errors as ``write``.
+
+    Example::
+
+        teapots = outbox.Event(event_type="stock.counted", payload={"sku": "teapot"})
+        kettles = outbox.Event(event_type="stock.counted", payload={"sku": "kettle"})
+        with transaction.atomic():
+            outbox.write_many([teapots, kettles])
     """
     return _write([_as_event(each) for each in events], using, "raise")
 
@@ -101,6 +130,7 @@ def _connection(using: str | None) -> BaseDatabaseWrapper:
     return connections[router.db_for_write(_model()) if using is None else using]
 
 
+@cache
 def _model() -> type[OutboxEvent]:
     # Imported here, because users import write in their own models.py, while apps load.
     from ..models import OutboxEvent
@@ -110,11 +140,8 @@ def _model() -> type[OutboxEvent]:
 
 def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
     """Create an event from the arguments that were given; for a due time, None counts as given."""
-    given = {
-        name: value
-        for name, value in fields.items()
-        if value is not (ABSENT if name in ("available_at", "deliver_after") else None)
-    }
+    given = {name: value for name, value in fields.items()
+             if value is not ABSENT and (value is not None or name in DUE_TIMES)}  # fmt: skip
     if not isinstance(event_type, Event):
         return Event(event_type=event_type, **given)
     if given:

@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--reference",
         choices=["best", "same"],
-        help="statements that a drain is compared with; batches: best, drain: same",
+        help="statements that a drain is compared with; both unless given",
     )
     parser.add_argument("--on", action="append", metavar="DATABASE",
                         help="postgres, mariadb, mysql, sqlite or a URL; repeatable")  # fmt: skip

@@ -37,4 +37,4 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    return f"; asked {figure.bar}: {'reached' if figure.reached else 'MISSED'}" * bool(figure.bar)
+    return f"; target {figure.bar}: {'met' if figure.reached else 'MISSED'}" * bool(figure.bar)

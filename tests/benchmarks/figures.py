@@ -11,15 +11,15 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Values, those of the reference from the same rounds, and the bar that was asked.
+    """Values, those of the reference from the same rounds, and the target.
 
-    A bar ("≥ 0.8") is one on the ratio where there is a reference, else on the value.
+    A target ("≥ 0.8") is one for the ratio where there is a reference, else for the value.
     """
 
     name: str
     unit: str
     values: list[float]
-    reference: str = ""  # what stands beside it
+    reference: str = ""  # what it is compared with
     references: list[float] = field(default_factory=list)
     bar: str = ""
     failure: str = ""  # why there are no values
@@ -33,12 +33,12 @@ class Figure:
 
     @property
     def judged(self) -> list[float]:
-        """What the bar is laid on."""
+        """What the target is for."""
         return self.ratios or self.values
 
     @property
     def reached(self) -> bool | None:
-        """Whether the median reaches the bar; None without a bar."""
+        """Whether the median meets the target; None without one."""
         if not self.bar or not self.values:
             return None
         sign, limit = self.bar.split()

@@ -41,10 +41,10 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
         with outbox.Worker(purge=False):
             embedded.append(measure(scale.latencies, witness, lambda: APART))
     return [
-        *percentiles("separate worker", separate, p50="≤ 1.5", p99="≤ 5"),
+        *percentiles("separate worker", separate, p50="≤ 1.2", p99="≤ 4"),
         *percentiles("separate worker, events of one key", keyed),
-        *percentiles("separate worker, events at random", at_random),
-        *percentiles("embedded worker", embedded, p50="≤ 1"),
+        *percentiles("separate worker, events at random", at_random, p99="≤ 5"),
+        *percentiles("embedded worker", embedded, p50="≤ 0.8"),
     ]
 
 

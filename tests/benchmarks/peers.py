@@ -88,19 +88,19 @@ class Contest:
 
     def figures(self) -> list[Figure]:
         return [
-            *self._beside("write", "a transaction with an order and a job", "µs",
+            *self._compared("write", "a transaction with an order and a job", "µs",
                           dict.fromkeys(self._found, "≤ 0.75")),
-            *self._beside("drain", "drain, one worker process", "jobs/s", DRAIN_BARS),
-            *self._beside("p50", "commit to listener, p50", "ms",
+            *self._compared("drain", "drain, one worker process", "jobs/s", DRAIN_BARS),
+            *self._compared("p50", "commit to listener, p50", "ms",
                           dict.fromkeys(self._found, "≤ 1")),
-            *self._beside("p99", "commit to listener, p99", "ms", {}),
+            *self._compared("p99", "commit to listener, p99", "ms", {}),
         ]  # fmt: skip
 
-    def _beside(self, what: str, name: str, unit: str, bars: dict[str, str]) -> list[Figure]:
+    def _compared(self, what: str, name: str, unit: str, bars: dict[str, str]) -> list[Figure]:
         ours = self._found[self._ours.name][what]
         return [
             Figure(
-                name=f"{name}, beside {peer.name}", unit=unit, bar=bars.get(peer.name, ""),
+                name=f"{name}, compared with {peer.name}", unit=unit, bar=bars.get(peer.name, ""),
                 **self._pairs(ours, peer.name, what),
             )
             for peer in PEERS

@@ -19,6 +19,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
         Figure(
             name=f"drain of {scale.events:,} events, {number} processes", unit="events/s",
             values=found[number], references=found["1"], reference="one process",
+            bar="≥ 1.6" if number == "2" else "",
         )
         for number in ("2", "4")
     ]  # fmt: skip

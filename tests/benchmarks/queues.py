@@ -44,7 +44,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
             alone.append(one_by_one(scale, witness))
             shared.append(one_by_one(scale, witness, event_type="benchmark.shared"))
     return [
-        compared("beside hung listeners and a backlog in another queue", hung, undisturbed),
+        compared("while another queue has hung listeners and a backlog", hung, undisturbed),
         compared("of an event shared with a slow listener of another queue", shared, alone),
         *rates(scale, witness),
     ]

@@ -52,7 +52,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     targets = {"Redis Streams": redis, "RabbitMQ": rabbitmq, "NATS JetStream": jetstream,
                "Kafka (mock cluster)": kafka}  # fmt: skip
     figures = [compared(*each, scale, witness) for each in targets.items()]
-    return [*figures, beside_peer(scale, witness)]
+    return [*figures, compared_with_peer(scale, witness)]
 
 
 def compared(name: str, target: Any, scale: Scale, witness: Witness) -> Figure:
@@ -93,21 +93,21 @@ def fill() -> None:
     backlog.analyze()
 
 
-def beside_peer(scale: Scale, witness: Witness) -> Figure:
-    title = "relay to Redis Streams, one worker, beside a peer"
+def compared_with_peer(scale: Scale, witness: Witness) -> Figure:
+    title = "relay to Redis Streams, one worker, compared with a peer"
     if connection.vendor not in PEER.vendors:
         failure = f"{PEER.name} does not run on {connection.vendor}"
         return Figure(name=title, unit="events/s", values=[], failure=failure)
     try:
         with tempfile.TemporaryDirectory() as directory:
-            return _beside_peer(title, Path(directory), scale, witness)
+            return _compared_with_peer(title, Path(directory), scale, witness)
     except (pytest.skip.Exception, pytest.fail.Exception) as lack:
         return Figure(name=title, unit="events/s", values=[], failure=str(lack))
     except Exception as error:  # noqa: BLE001 - the other figures stand
         return Figure(name=title, unit="events/s", values=[], failure=why(error))
 
 
-def _beside_peer(title: str, directory: Path, scale: Scale, witness: Witness) -> Figure:
+def _compared_with_peer(title: str, directory: Path, scale: Scale, witness: Witness) -> Figure:
     with (
         redis(directory) as (settings, _),
         patch.dict(os.environ, OUTBOX_BENCH_STREAMS=settings["OPTIONS"]["url"]),

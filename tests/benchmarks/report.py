@@ -1,7 +1,7 @@
 """``python -m tests.benchmarks.report FILE…``: put the figures of a run into the documentation.
 
 Several files are one run measured in parts; of a part that is in two, the later file counts. The
-JSON is kept beside the page, and the marked blocks of page and README are what it renders to.
+JSON is kept next to the page. The marked blocks of ``PAGES`` are rendered from it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from . import charts
 from .console import heading
 from .figures import Figure, Spread, short
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 KEPT = PAGE.with_suffix(".json")
+FIGURES = PAGE.with_name("performance-figures.md")
 README = ROOT / "README.md"
+PAGES = (PAGE, FIGURES, README)
 BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
 DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
-SHORTLIST = (("write", 0), ("drain", 0), ("latency", 0), ("latency", 1), ("latency", 4))
+SHORTLIST = (("write", 0), ("drain", 0), ("latency", 0), ("latency", 5), ("latency", 6))
+
+TARGETS = "docs/explanation/performance-figures.md#targets-and-results"  # as the README links it
+
+JUDGED = ["database", "what", "compared with", "target", "measured"]
 
 Run = dict[str, Any]
 
@@ -30,7 +37,8 @@ Run = dict[str, Any]
 def main(paths: Iterable[Path]) -> None:
     run = merged([json.loads(path.read_text()) for path in paths])
     KEPT.write_text(json.dumps(run, indent=1) + "\n")
-    for page in (PAGE, README):
+    charts.write(run["results"], KEPT.parent)
+    for page in PAGES:
         page.write_text(filled(page.read_text(), run))
 
 
@@ -49,7 +57,7 @@ def filled(text: str, run: Run) -> str:
 
 
 def made_on(run: Run) -> str:
-    """On what the run was made: hardware, versions, servers."""
+    """The machine, the versions and the servers of the run."""
     servers = {each["database"]: each["server"] for each in run["results"] if "server" in each}
     lines = [f"- {heading(run)}", f"- {run['scale']['repeats']} rounds{busy(run)}"]
     for database, server in servers.items():
@@ -61,15 +69,29 @@ def made_on(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def asked(run: Run) -> str:
-    """What was asked and what was reached."""
+def targets(run: Run) -> str:
+    """The figures with a target, and whether it was met."""
     rows = [
-        [DATABASES[database], figure.name, figure.reference, figure.bar,
-         str(Spread.of(figure.judged)) + (" ×" if figure.references else f" {figure.unit}"),
-         "yes" if figure.reached else "**no**"]
+        [*judged(database, figure), "yes" if figure.reached else "**no**"]
         for database, figure in figures(run) if figure.reached is not None
     ]  # fmt: skip
-    return table(["database", "what", "beside", "asked", "reached", ""], rows)
+    return table([*JUDGED, "met"], rows)
+
+
+def missed(run: Run) -> str:
+    """The figures that missed their target, and how many there are."""
+    found = [each for each in figures(run) if each[1].reached is False]
+    return f"{misses(run)}\n\n" + table(JUDGED, [judged(*each) for each in found])
+
+
+def misses(run: Run) -> str:
+    met = [each.reached for _, each in figures(run) if each.reached is not None]
+    return f"{met.count(False)} of {len(met)} targets were missed."
+
+
+def judged(database: str, figure: Figure) -> list[str]:
+    value = str(Spread.of(figure.judged)) + (" ×" if figure.references else f" {figure.unit}")
+    return [DATABASES[database], figure.name, figure.reference, figure.bar, value]
 
 
 def measured(run: Run) -> str:
@@ -80,7 +102,7 @@ def measured(run: Run) -> str:
          str(Spread.of(figure.ratios)) if figure.references else ""]
         for database, figure in figures(run) if not figure.failure
     ]  # fmt: skip
-    text = table(["database", "what", "median (lowest to highest)", "beside", "ratio"], rows)
+    text = table(["database", "what", "median (lowest to highest)", "compared with", "ratio"], rows)
     missing = [
         f"- {DATABASES[database]}, {figure.name}: {figure.failure}"
         for database, figure in figures(run) if figure.failure
@@ -102,7 +124,7 @@ def shortlist(run: Run) -> str:
     rows = []
     for part, number in SHORTLIST:
         cells = [found.get((part, number, database)) for database in databases]
-        names = [f"{each.name}, beside {each.reference}".removesuffix(", beside ")
+        names = [f"{each.name}, compared with {each.reference}".removesuffix(", compared with ")
                  for each in cells if each]  # fmt: skip
         if names:
             rows.append([names[0], *(brief(each) if each else "" for each in cells)])
@@ -114,7 +136,8 @@ def shortlist(run: Run) -> str:
         for each in peers if not each.failure
     ]  # fmt: skip
     head = [DATABASES[database] for database in databases]
-    return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows)
+    count = misses(run).removesuffix(".") + f"; [all of them]({TARGETS})."
+    return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows) + f"\n{count}\n"
 
 
 def busy(run: Run) -> str:
@@ -124,7 +147,7 @@ def busy(run: Run) -> str:
         return ""
     return (
         f". **The machine was busy with other work** (a load of {load:g} on {cores} cores before "
-        "the run): ratios are rough and absolute figures low"
+        "the run): ratios are rough, and absolute figures low"
     )
 
 
@@ -135,7 +158,7 @@ def brief(figure: Figure) -> str:
 
 
 BLOCKS: dict[str, Callable[[Run], str]] = {
-    each.__name__: each for each in (made_on, asked, measured, shortlist)
+    each.__name__: each for each in (made_on, targets, missed, measured, shortlist)
 }
 
 

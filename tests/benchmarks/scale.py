@@ -13,7 +13,7 @@ class Scale:
     transactions: int = 500  # a repeat
     seconds: float = 2.0  # that a measurement by time takes
     keyed_events: int = 20_000
-    reference: str = ""  # what a drain is compared with; empty: what its part takes by itself
+    reference: str = ""  # what a drain is compared with; empty: both
     due_rows: int = 200_000
     in_flight: int = 50_000
     future_rows: int = 1_000_000

@@ -48,7 +48,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
 
     added = in_blocks([nothing, plain_row, event], scale.transactions, scale.repeats)
     many = in_blocks([write_many, bulk_create], max(10, scale.transactions // 10), scale.repeats)
-    most = "≤ 1.5" if connection.vendor == "sqlite" else "≤ 1.10"
+    most = "≤ 1.10"
     return [
         figure("with write", added["event"], "with one more plain row", added["plain_row"], most),
         figure("with write", added["event"], "without it", added["nothing"]),

@@ -60,12 +60,12 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
         }, scale.repeats)  # fmt: skip
     return [
         Figure(
-            name=f"{SEVERAL} writers with the doorbell, which somebody hears",
+            name=f"{SEVERAL} writers with the doorbell, and a worker that listens for it",
             unit="transactions/s", values=found["heard"], bar="≥ 0.95",
             reference="without a doorbell", references=found["quiet"],
         ),
         Figure(
-            name=f"{SEVERAL} writers with the doorbell, a worker that delivers beside them",
+            name=f"{SEVERAL} writers with the doorbell, and a worker that delivers",
             unit="transactions/s", values=found["bell"],
             reference="without a doorbell, five deliveries a second",
             references=found["silent"],

@@ -211,10 +211,10 @@ def test_all_that_match_are_replayed_page_by_page(
     assert asked(driver) == ["Replay 5 events?"]
     press(driver, "Yes: Replay")
     pages = 0
-    while not scripts and "Go on" in shown(driver):
+    while not scripts and "Continue" in shown(driver):
         pages += 1
         assert len(driver.find_elements(By.TAG_NAME, "progress")) == 1
-        press(driver, "Go on")
+        press(driver, "Continue")
     wait_until(lambda: messages(driver) == ["5 events were replayed."])
     assert pages == (0 if scripts else 3)
     assert statuses() == {"NEW": 5, "DEAD": 1}
@@ -266,6 +266,9 @@ def test_an_event_type_is_paused_and_resumed(
     Select(driver.find_element(By.NAME, "kind")).select_by_value("event_type")
     fill(driver, "name", PLACED)
     fill(driver, "reason", "the carrier is down")
+    press(driver, "Save")
+    assert f"No event type '{PLACED}'" in shown(driver)  # nothing here listens to it, or wrote it
+    driver.find_element(By.NAME, "force").click()
     press(driver, "Save")
     assert any(each.startswith("Paused: ") for each in messages(driver))
     assert "the carrier is down" in shown(driver)

@@ -241,7 +241,7 @@ MUTANTS = (
         ],
     ),
     Mutant(
-        name="a written-off thread that is heard",
+        name="a written-off thread whose result is used",
         without="what a thread says after its call was written off is ignored",
         database="postgres", scenario="hung",
         edits=[
@@ -349,7 +349,7 @@ MUTANTS = (
         name="a clock that stands still in a suspended machine",
         without="the age of a lease counts the time for which the machine was suspended",
         database="postgres", scenario="suspended",
-        edits=[("clocks.py", 'if hasattr(time, "CLOCK_BOOTTIME"):', "if False:")],
+        edits=[("clocks.py", 'if hasattr(time, "CLOCK_BOOTTIME")', "if False")],
     ),
     Mutant(
         name="a hand-over to a queue whose threads are busy",
@@ -389,7 +389,7 @@ MUTANTS = (
         ],
     ),
     Mutant(
-        name="events of unknown queues that nobody adopts",
+        name="events of unknown queues that no worker adopts",
         without="what waits in a queue that is not configured is moved to default",
         database="postgres", scenario="queues",
         edits=[
@@ -414,7 +414,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a breaker that is open for its own process only",
-        without="nobody claims from a queue whose breaker is open",
+        without="no worker claims from a queue whose breaker is open",
         database="postgres", scenario="breaker",
         edits=[
             (

@@ -24,6 +24,8 @@ from tests.faults.witness import Line
 
 WAKING = 1.0  # seconds in which a thread that goes on is past the look at its lease
 LEFT = 2 / 3  # of a lease, at least, whenever a server goes away: it is renewed each third
+# Seconds in which PostgreSQL flushes a claim, which does not wait for that: a crash may lose it.
+UNFLUSHED = 1.0
 WATCHED = 1.0  # seconds from the moment in which a call is written off to the line that says so
 HANDED_OVER = 1.0  # seconds until the next listener of an event starts that is handed over
 
@@ -89,6 +91,14 @@ class Deed:
 
 
 @dataclass(kw_only=True)
+class Delivery:
+    """The calls in which a thread delivered one batch; they are settled when the last has ended."""
+
+    ids: set[str] = field(default_factory=set)
+    until: float = 0.0  # monotonic; when it last said something
+
+
+@dataclass(kw_only=True)
 class Run:
     """One execution of a listener, as the witness saw it."""
 
@@ -102,6 +112,7 @@ class Run:
     outcome: str = ""
     silent_since: float = 0.0  # monotonic; when its thread had said something before
     listener: str = ""  # its title
+    delivery: Delivery | None = field(default=None, repr=False)  # of a batch
 
 
 @dataclass(kw_only=True)
@@ -204,20 +215,28 @@ def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
     running: dict[tuple[int, int, str], Run] = {}
     said: dict[tuple[int, int], float] = {}  # by process and thread
     silent: dict[tuple[int, int, float], float] = {}  # as above, and when a batch's call began
+    deliveries: defaultdict[tuple[int, int], Delivery] = defaultdict(Delivery)  # the latest
     for line in evidence.lines:
         if line.pid not in evidence.pids:
             verdict.count("foreign", f"pid {line.pid}")
         place = (line.pid, line.thread, line.id)
         if line.phase == "start":
-            since = said.get(place[:2], 0.0)
-            if line.since:  # what other events of the same call have said does not count
-                since = silent.setdefault((*place[:2], line.since), min(since, line.since))
             run = Run(id=line.id, attempts=line.attempts, pid=line.pid, start=line.at,
-                      silent_since=since, listener=line.listener)  # fmt: skip
+                      silent_since=said.get(place[:2], 0.0), listener=line.listener)  # fmt: skip
+            if line.since:
+                call, delivery = (*place[:2], line.since), deliveries[place[:2]]
+                if call not in silent and line.id not in delivery.ids:  # no part of the one before
+                    delivery = deliveries[place[:2]] = Delivery()
+                delivery.ids.add(line.id)
+                run.delivery = delivery
+                # What other events of the same call have said does not count.
+                run.silent_since = silent.setdefault(call, min(run.silent_since, line.since))
             runs[line.id].append(run)
             running[place] = run
         elif run := running.pop(place, None):
             run.end, run.outcome = line.at, line.phase
+            if run.delivery is not None:
+                run.delivery.until = line.at
         said[place[:2]] = line.at
     for each in runs.values():
         each.sort(key=lambda run: run.start)
@@ -343,6 +362,7 @@ class Struck:
             fault for fault in faults
             if fault.kind.startswith("restart") and fault.until - fault.at >= LEFT * lease
         ]  # fmt: skip
+        self._crashes = [fault for fault in faults if fault.kind == "restart immediate"]
         for fault in faults:
             for pid in fault.pids:
                 self._by_pid[pid].append(fault)
@@ -353,14 +373,21 @@ class Struck:
         So it can if either began without a lease: stopped for longer than that on the way.
         ``runs`` are all of the event's, in the order of their starts.
         """
-        end = written_with(before, after, runs).end
-        last = after.start if end is None else end  # it may have gone on till then
+        final = written_with(before, after, runs)
+        last = after.start if final.end is None else final.end  # it may have gone on till then
+        if final.delivery is not None:
+            last = max(last, final.delivery.until)
         return (
             self.woke(before)
             or self.woke(after)
             or any(
                 fault.until >= before.start and fault.at <= min(last + self._lease, after.start)
                 for fault in (*self._of(before), *self._outages)
+            )
+            or any(  # its claim was not on disk yet
+                before.start <= fault.until
+                and fault.at <= min(before.start + UNFLUSHED, after.start)
+                for fault in self._crashes
             )
             or self._was_handed_back(before, after)
             or self._spoke_late(before, after)
@@ -413,7 +440,8 @@ class Struck:
         return min(ends)
 
     def during(self, before: Run, after: Run) -> bool:
-        return any(
+        """Say whether a fault struck one of them, or let it begin without a lease."""
+        return self.woke(before) or self.woke(after) or any(
             fault.until >= run.start and fault.at <= (run.end or float("inf"))
             for run in (before, after) for fault in self._of(run)
         )  # fmt: skip

@@ -137,7 +137,7 @@ class Person:
     def pause(self) -> None:
         from django_outbox.models import OutboxPause
 
-        form = {"kind": "event_type", "name": "fault.booked", "reason": "why not", "sure": "on"}
+        form = {"kind": "event_type", "name": "fault.booked", "reason": "why not", "force": "on"}
         self.seen(self.boss.post(f"{PAUSES}add/", form))
         self.met["paused"] += OutboxPause.objects.exists()
         self.look_around()
@@ -148,7 +148,9 @@ class Person:
         from django.core.management import call_command
 
         said = {"stdout": io.StringIO(), "stderr": io.StringIO()}
-        call_command("outbox_pause", "--event-type", "fault.plain", "--reason", "a look", **said)
+        call_command(
+            "outbox_pause", "--event-type", "fault.plain", "--reason", "a look", "--force", **said
+        )
         time.sleep(self.luck.uniform(0, 0.3))  # how long it is paused
         call_command("outbox_resume", "--event-type", "fault.plain", **said)
 

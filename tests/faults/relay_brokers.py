@@ -22,13 +22,17 @@ NO_PLACE = "no place"
 
 
 class Broker:
-    """A private broker: one of ``tests.brokers``, and what only the scenarios do to it."""
+    """A private broker: one of ``tests.brokers``, and what only the scenarios do to it.
+
+    It has a place for messages of ``types``; for the last of them, not always.
+    """
 
     kind: ClassVar[Any]
     fills: ClassVar[bool] = False  # it can be made to take nothing at all
     refusals: ClassVar[tuple[str, ...]] = ()  # why it can be made to refuse single messages
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, *types: str) -> None:
+        self.types = types or (USUAL, ODD)
         try:
             self.server = self.kind(place)
         except pytest.skip.Exception as lack:
@@ -54,7 +58,7 @@ class Broker:
         """Have it take messages again."""
 
     def refuse(self, why: str) -> None:
-        """Have the broker refuse messages, each by itself: all, or those of ``ODD``."""
+        """Have the broker refuse messages, each by itself: all, or those of the last type."""
 
     def accept(self, why: str) -> None:
         """Have it accept them again."""
@@ -107,8 +111,8 @@ class RabbitMQ(Broker):
         async def declare(channel: Any) -> None:
             exchange = await channel.declare_exchange(PLACE, "topic", durable=True)
             queue = await channel.declare_queue(PLACE, durable=True)
-            await queue.bind(exchange, USUAL)
-            await queue.bind(exchange, ODD)
+            for each in self.types:
+                await queue.bind(exchange, each)
 
         self._ask(declare)
 
@@ -120,7 +124,7 @@ class RabbitMQ(Broker):
 
     def refuse(self, why: str) -> None:
         async def unbind(channel: Any) -> None:
-            await (await channel.get_queue(PLACE)).unbind(PLACE, ODD)
+            await (await channel.get_queue(PLACE)).unbind(PLACE, self.types[-1])
 
         if why == NO_PLACE:
             self._ask(unbind)
@@ -177,21 +181,22 @@ class Nats(Broker):
 
     def prepare(self) -> None:
         async def add(stream: Any) -> None:
-            await stream.add_stream(_config())
+            await stream.add_stream(_config(*self.types))
 
         self._ask(add)
 
     def refuse(self, why: str) -> None:
         async def limit(stream: Any) -> None:
             there = (await stream.stream_info(PLACE)).state.messages  # a lower limit drops some
-            config = _config(USUAL) if why == NO_PLACE else _config(max_msgs=there)
+            types = self.types[:-1] if why == NO_PLACE else self.types
+            config = _config(*types, **({} if why == NO_PLACE else {"max_msgs": there}))
             await stream.update_stream(config)
 
         self._ask(limit)
 
     def accept(self, why: str) -> None:
         async def lift(stream: Any) -> None:
-            await stream.update_stream(_config(max_msgs=-1))
+            await stream.update_stream(_config(*self.types, max_msgs=-1))
 
         self._ask(lift)
 
@@ -226,6 +231,6 @@ def _config(*types: str, **limits: int) -> Any:
     from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
     return StreamConfig(
-        name=PLACE, subjects=[f"{PLACE}.{each}" for each in types or (USUAL, ODD)],
+        name=PLACE, subjects=[f"{PLACE}.{each}" for each in types],
         storage=StorageType.FILE, discard=DiscardPolicy.NEW, **limits,
     )  # fmt: skip

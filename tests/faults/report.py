@@ -1,8 +1,8 @@
 """``python -m tests.faults.report FILE…``: put the lines of runs into the documentation.
 
-The lines are kept beside the page, the latest of each scenario, database and size, and of each
-mutant; the marked blocks of page and README are what they render to. Lines that are kept already
-stay until a later run of the same replaces them.
+The lines are kept next to the page: the latest of each scenario, database and size, and of each
+mutant. The marked blocks of ``PAGES`` are rendered from them. A kept line stays until a later run
+of the same scenario replaces it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,33 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import django
 
+from tests.faults.kept import (
+    ALSO_COUNTED,
+    COUNTED,
+    DATABASES,
+    SOAKS,
+    WITH_FAULTS,
+    Line,
+    events_of,
+    grouped,
+    largest,
+    latest,
+    read,
+    runs,
+    struck,
+)
 from tests.faults.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 KEPT = PAGE.with_suffix(".jsonl")
+RUNS = PAGE.with_name("reliability-runs.md")
 README = ROOT / "README.md"
+PAGES = (PAGE, RUNS, README)
 BLOCK = re.compile(r"(<!-- faults: (\w+) -->\n).*?(<!-- end of faults -->)", re.DOTALL)
-DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
-COUNTED = {
-    "lost": "lost", "ghosts": "ghosts", "unexplained": "unexplained repeats",
-    "overlaps": "overlaps", "inversions": "out of order", "stuck": "stuck",
-    "false_dead": "innocents dead", "booked_twice": "twice in the database",
-}  # fmt: skip
-
 FAULTS = {
     "pause": "SIGSTOP", "restart fast": "server restart", "restart immediate": "server crash",
     "restart kill": "server kill", "terminate": "all sessions ended", "suspend": "suspension",
@@ -38,14 +47,30 @@ FAULTS = {
     "take over": "leases taken over",
 }  # fmt: skip
 
+# Which faults are counted together, in a reader's words.
+BROKEN = {
+    "workers killed (SIGKILL), or crashed by an event": ("kill", "crash"),
+    "workers frozen for longer than their lease (SIGSTOP)": ("pause", "suspend"),
+    "workers stopped under load (SIGTERM)": ("SIGTERM", "second SIGTERM"),
+    "all threads of a worker hung": ("worn out",),
+    "leases taken over, rows moved to wrong queues": ("take over", "misplace"),
+    "database servers killed, crashed or restarted": (
+        "restart fast", "restart immediate", "restart kill",
+    ),
+    "all database sessions ended at once": ("terminate",),
+    "connections cut, or silent without an error": ("cut", "silence"),
+    "brokers killed, stopped, full or refusing": (
+        "broker kill", "broker stop", "full", "no place", "queue full", "stream full",
+    ),
+    "services that listeners call unavailable": ("receiver away",),
+}  # fmt: skip
+
 NOT_RUN = "no run is published yet"
 
-# What a first reader asks about; the page has them all.
+# What new readers ask about first; reliability-runs.md has all of them.
 ASKED = (
     "kill", "pause", "restart", "terminate", "poison", "ordered", "batches", "poisoned_batches",
 )  # fmt: skip
-
-Line = dict[str, Any]
 
 
 def main(paths: Iterable[Path]) -> None:
@@ -54,23 +79,8 @@ def main(paths: Iterable[Path]) -> None:
         lines += read(path)
     lines = latest(lines)
     KEPT.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for page in (PAGE, README):
+    for page in PAGES:
         page.write_text(filled(page.read_text(), lines))
-
-
-def read(path: Path) -> list[Line]:
-    return [json.loads(text) for text in path.read_text().splitlines()]
-
-
-def latest(lines: Iterable[Line]) -> list[Line]:
-    """Return the last line of each run that was made more than once, in the order of the first."""
-    return [*{_what(line): line for line in lines}.values()]
-
-
-def _what(line: Line) -> tuple[str, ...]:
-    if "mutant" in line:
-        return ("mutant", line["mutant"])
-    return (line["scenario"], line["db"], line["size"])
 
 
 def filled(text: str, lines: Sequence[Line]) -> str:
@@ -82,7 +92,7 @@ def filled(text: str, lines: Sequence[Line]) -> str:
 
 
 def shortlist(lines: Sequence[Line]) -> str:
-    """What is asked first, a row each, and what came of it on each database."""
+    """The scenarios that readers ask about first, a row each, with the result on each database."""
     rows = []
     found = largest(lines)
     databases = [name for name in DATABASES if any(name == line["db"] for line in runs(lines))]
@@ -96,16 +106,66 @@ def shortlist(lines: Sequence[Line]) -> str:
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """The sum of all, in one sentence."""
-    found = [*largest(lines).values()]
-    events, faults = sum(each["events"] for each in found), sum(map(struck, found))
-    wrong = [f"{sum(each[name] for each in found)} {title}" for name, title in COUNTED.items()]
-    said = [f"{events:,} events, {faults:,} faults: {', '.join(wrong)}.", size_of(found)]
-    return " ".join(filter(None, [*said, missed_by(found)]))
+    """Faults, events and what went wrong, in sentences; soaks and runs without a fault apart."""
+    groups = grouped(lines)
+    said = []
+    for title, found in groups.items():
+        faults = f" and {sum(map(struck, found)):,} faults" if title == WITH_FAULTS else ""
+        runs_of = f"{len(found)} {title if len(found) > 1 else title.replace('runs', 'run')}"
+        said.append(f"{runs_of}: {events_of(found):,} events{faults}, {wrong_of(found)}.")
+    every = [line for found in groups.values() for line in found]
+    return " ".join(filter(None, [*said, size_of(every), missed_by(every)]))
+
+
+def outcome(lines: Sequence[Line]) -> str:
+    """The same sums as a table, and the repeats."""
+    rows = [
+        [title, str(len(found)), f"{sum(map(struck, found)):,}" if title == WITH_FAULTS else "–",
+         f"{events_of(found):,}", f"{sum(each['repeats'] for each in found):,}",
+         *(f"{sum(each[name] for each in found):,}" for name in COUNTED)]
+        for title, found in grouped(lines).items()
+    ]  # fmt: skip
+    head = ["", "runs", "faults", "events", "repeats", *COUNTED.values()]
+    every = [*largest(lines).values()]
+    said = " ".join(filter(None, [size_of(every), missed_by(every)]))
+    return table(head, rows) + f"\n{said}\n" * bool(said)
+
+
+def broken(lines: Sequence[Line]) -> str:
+    """What was broken, and how often on each database; soaks are left out."""
+    found = [line for line in largest(lines).values() if line["scenario"] not in SOAKS]
+    rows = []
+    for title, kinds in BROKEN.items():
+        counts = [sum(line["faults"].get(kind, 0) for line in found if line["db"] == database
+                      for kind in kinds) for database in DATABASES]  # fmt: skip
+        rows.append([title, *(f"{count:,}" if count else "–" for count in counts)])
+    return table(["", *DATABASES.values()], rows)
+
+
+def small(lines: Sequence[Line]) -> str:
+    """Which scenarios have no run at full size, by database; the others if those are fewer."""
+    said = []
+    for database, title in DATABASES.items():
+        found = {scenario: line["size"] for (scenario, db), line in largest(lines).items()
+                 if db == database}  # fmt: skip
+        few = [f"`{scenario}`" for scenario, size in found.items() if size != "full"]
+        full = [f"`{scenario}`" for scenario, size in found.items() if size == "full"]
+        if few:
+            names = (
+                f"all runs except {', '.join(full)}" if 0 < len(full) < len(few) else ", ".join(few)
+            )
+            said.append(f"- {title}: {names}\n")
+    return "".join(said)
+
+
+def noticed(lines: Sequence[Line]) -> str:
+    """How many modified workers the harness has told from the real one."""
+    made = [line["caught"] for line in lines if "mutant" in line]
+    return f"{sum(made)} of {len(made)} modified copies were caught.\n"
 
 
 def counted(lines: Sequence[Line]) -> str:
-    """Every run: what was done, how often, and everything that the oracle counts."""
+    """Every run: its faults, its events, and everything that the oracle counts."""
     rows = [
         [DATABASES[line["db"]], line["scenario"], line["size"], faults_of(line),
          f"{line['events']:,}", f"{line['runs']:,}", f"{line['repeats']:,}", f"{line['dead']:,}",
@@ -117,18 +177,18 @@ def counted(lines: Sequence[Line]) -> str:
 
 
 def figures(lines: Sequence[Line]) -> str:
-    """What was measured beside; a bar is asked of full sizes on a quiet machine."""
+    """What else was measured; targets for times are judged at full size only."""
     rows = [
         [DATABASES[line["db"]], line["scenario"], line["size"], each["name"],
          "" if each["value"] is None else f"{each['value']:g}", bar(each),
          "" if not each["judged"] else "yes" if each["holds"] else "**no**"]
         for line in runs(lines) for each in line["figures"]
     ]  # fmt: skip
-    return table(["database", "scenario", "size", "what", "value", "asked", "reached"], rows)
+    return table(["database", "scenario", "size", "what", "measured", "target", "met"], rows)
 
 
 def scenarios(lines: Sequence[Line]) -> str:
-    """The names of the scenarios and what each does; those without a kept line, too."""
+    """Every scenario and what it does, also those without a kept line."""
     from tests.faults.scenarios import SCENARIOS
 
     run = titles(largest(lines))
@@ -139,10 +199,13 @@ def scenarios(lines: Sequence[Line]) -> str:
 
 
 def mutants(lines: Sequence[Line]) -> str:
-    """What becomes of the engine without one of its safeguards; not run yet in the end."""
+    """What the harness saw of a worker without one of its safeguards; those not run come last."""
+    lacks = {each.name: each.without for each in MUTANTS}
+    titles = {**COUNTED, **ALSO_COUNTED}
     rows = [
-        [line["mutant"], line["without"], f"{DATABASES[line['db']]}, `{line['scenario']}`",
-         ", ".join(f"{COUNTED.get(name, name)}: {value:g}" for name, value in line["by"].items()),
+        [line["mutant"], lacks.get(line["mutant"], line["without"]),
+         f"{DATABASES[line['db']]}, `{line['scenario']}`",
+         ", ".join(f"{titles.get(name, name)}: {value:g}" for name, value in line["by"].items()),
          "yes" if line["caught"] else "**no**"]
         for line in lines if "mutant" in line
     ]  # fmt: skip
@@ -151,7 +214,9 @@ def mutants(lines: Sequence[Line]) -> str:
         [each.name, each.without, f"{DATABASES[each.database]}, `{each.scenario}`", NOT_RUN, ""]
         for each in MUTANTS if each.name not in run
     ]  # fmt: skip
-    return table(["the engine with", "loses this", "run on", "what was seen", "caught"], rows)
+    return table(
+        ["modification", "the safeguard that it lacks", "run on", "what was seen", "caught"], rows
+    )
 
 
 def made_on(lines: Sequence[Line]) -> str:
@@ -169,43 +234,46 @@ def made_on(lines: Sequence[Line]) -> str:
 
 
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
-    each.__name__: each for each in (shortlist, counted, figures, scenarios, mutants, made_on)
-}
+    each.__name__: each
+    for each in (
+        shortlist, outcome, broken, small, noticed, counted, figures, scenarios, mutants, made_on,
+    )
+}  # fmt: skip
 
 
-# --- what they are made of ------------------------------------------------------------------------
+# --- what the blocks consist of -----------------------------------------------------------------
 
 
-def runs(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if "mutant" not in line]
-
-
-def largest(lines: Sequence[Line]) -> dict[tuple[str, str], Line]:
-    """Return the run of each scenario and database; one at full size where there is one."""
-    found: dict[tuple[str, str], Line] = {}
-    for line in sorted(runs(lines), key=lambda each: each["size"] == "full"):
-        found[line["scenario"], line["db"]] = line
-    return found
+def wrong_of(found: Sequence[Line]) -> str:
+    return ", ".join(f"{sum(each[name] for each in found)} {title}"
+                     for name, title in COUNTED.items())  # fmt: skip
 
 
 def size_of(found: Sequence[Line]) -> str:
-    """Say so where not everything was run at full size."""
+    """Say so if not everything was run at full size."""
     small = sum(line["size"] != "full" for line in found)
     if not small:
         return ""
     those = "All" if small == len(found) else str(small)
-    return f"{those} of these {len(found)} runs are small ones, as every change has to pass them."
+    return f"{those} of these {len(found)} runs have the small size that every change must pass."
 
 
 def missed_by(found: Sequence[Line]) -> str:
-    """Say so where not everything holds: it need not be one of the ``COUNTED``, nor among rows."""
+    """Name the runs that missed a target, which need not be one of the ``COUNTED``."""
     those = [f"{line['scenario']} on {DATABASES[line['db']]}" for line in found
              if not line["holds"]]  # fmt: skip
-    return f"**{len(those)} of {len(found)} runs missed a bar: {', '.join(those)}.**" * bool(those)
+    count = f"{len(those)} of {len(found)} runs"
+    return f"**{count} missed a target: {', '.join(those)}.**" * bool(those)
 
 
 def titles(found: dict[tuple[str, str], Line]) -> dict[str, str]:
-    return {line["scenario"]: line["title"] for line in found.values()}
+    """Return what each scenario does: by its docstring today, or as its line says."""
+    from tests.faults.scenarios import SCENARIOS
+
+    return {
+        name: SCENARIOS[name].title if name in SCENARIOS else line["title"]
+        for (name, _), line in found.items()
+    }
 
 
 def brief(line: Line) -> str:
@@ -217,28 +285,19 @@ def brief(line: Line) -> str:
 
 
 def verdict(line: Line) -> str:
-    """What came of a run in which nothing that is counted went wrong."""
+    """Return the result of a run in which nothing that is counted went wrong."""
     if line.get("error"):
-        return "**it did not come to its end**"
+        return "**it was not completed**"
     missed = [
-        f"{each['name']} {each['value']:.3g}, asked {asked(each)}"
+        f"{each['name']} {each['value']:.3g}, target {bar(each)}"
         for each in line["figures"] if not each["holds"]
     ]  # fmt: skip
     return "; ".join(["0 lost, nothing unexplained", *(f"**missed: {each}**" for each in missed)])
 
 
-def asked(figure: dict[str, Any]) -> str:
-    bars = (("≤", figure["most"]), ("≥", figure["least"]))
-    return " and ".join(f"{sign} {bar:g}" for sign, bar in bars if bar is not None)
-
-
 def faults_of(line: Line) -> str:
     found = line["faults"].items()
     return ", ".join(f"{count} × {FAULTS.get(kind, kind)}" for kind, count in found)
-
-
-def struck(line: Line) -> int:
-    return sum(line["faults"].values())
 
 
 def bar(figure: Line) -> str:

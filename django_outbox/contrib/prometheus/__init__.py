@@ -30,6 +30,12 @@ def serve(port: int, address: str = "0.0.0.0") -> tuple[WSGIServer, Thread]:  # 
     ``PROMETHEUS_MULTIPROC_DIR`` is set, it serves the metrics of all processes that share it.
 
     Raises ``ImproperlyConfigured`` if the app is not installed, ``OSError`` if the port is taken.
+
+    Example::
+
+        def serve_metrics():
+            server, thread = serve(9109)
+            return server
     """
     ensure_installed()
     from prometheus_client import start_http_server

@@ -66,6 +66,15 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
     backends), ``modules`` (packages outside of INSTALLED_APPS whose tasks may be run).
 
     Raises ``InvalidTaskBackend`` for unknown or invalid options.
+
+    Example::
+
+        TASKS = {
+            "default": {
+                "BACKEND": "django_outbox.contrib.tasks.OutboxBackend",
+                "OPTIONS": {"retry": {"policy": "exponential"}},
+            }
+        }
     """
 
     supports_defer = True

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, router
 
 from ...inspection.listeners import (
@@ -19,18 +19,23 @@ from ...inspection.listeners import (
 )
 from ...models import OutboxEvent, missing_table
 from ..arguments import add_databases, add_format, columns
+from ..examples import ExampleCommand
 
 MISSING, NO_ANSWER = 1, 2
 
 Missing = dict[str, list[UnroutedType]]  # by alias
 
 
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = (
         "Lists the listeners of this code, and the event types in the table that none of them "
         "gets. With --check the exit code is 1 if events wait for, or died of, a missing "
         "listener, 2 if the database gave no answer."
     )
+    examples = {
+        "": "every listener of this code, and event types without one",
+        "--check": "in a deploy: fail if an event waits for a listener that is gone",
+    }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "check")

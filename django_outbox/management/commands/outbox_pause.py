@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connections
 
 from ... import doorbell
@@ -16,16 +16,22 @@ from ...inspection.pauses import PausedBacklog, backlogs, unknown_name
 from ...models import OutboxPause
 from ...models.pause_queryset import pause_error
 from ..arguments import add_format, columns
+from ..examples import ExampleCommand
 from ..pause_arguments import KINDS, add_names, checked_alias, named_pauses
 
 Rows = list[tuple[OutboxPause, PausedBacklog]]
 
 
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = (
         "Keeps the events of a type, for a listener, of a stream or in a queue waiting until "
         "outbox_resume. Nothing is lost, and no attempt is counted."
     )
+    examples = {
+        '--event-type order.placed --reason "carrier down"': "hold one event type back",
+        '--listener "order.placed mail"': "hold back what one of its listeners gets",
+        "--list": "what is paused, and how much waits",
+    }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_names(parser, KINDS)
@@ -35,6 +41,11 @@ class Command(BaseCommand):
             metavar="NAME",
             help="name of the person who pauses it (default: the system user)",
         )
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="pause unknown names too, such as a type that comes with the next deploy",
+        )
         parser.add_argument("--list", action="store_true", help="show what is paused")
         add_format(parser)
 
@@ -43,7 +54,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, alias = named_pauses(options, KINDS), checked_alias(options["database"])
-        if options["list"] == bool(names):
+        if options["list"] == bool(names) or (options["force"] and not names):
             raise CommandError(
                 "Say what to pause: --event-type, --listener, --stream or --queue; or --list alone."
             )
@@ -61,11 +72,14 @@ class Command(BaseCommand):
     def _pause(self, alias: str, names: list[tuple[str, str]], options: dict[str, Any]) -> None:
         if faults := [fault for each in names if (fault := pause_error(*each))]:
             raise CommandError(" ".join(faults))  # before anything is paused
+        if unknown := [text for each in names if (text := unknown_name(alias, *each))]:
+            if not options["force"]:
+                text = "Nothing was paused. To pause an unknown name, add --force."
+                raise CommandError(" ".join([*unknown, text]))
+            self.stderr.write("\n".join(f"warning: {text}" for text in unknown))
         by = _user() if options["by"] is None else options["by"]
         pauses = OutboxPause.objects.using(alias)
         for kind, name in names:
-            if warning := unknown_name(alias, kind, name):
-                self.stderr.write(f"warning: {warning} It is paused all the same.")
             if pauses.pause(kind, name, reason=options["reason"], by=by):
                 self.stdout.write(f"paused {OutboxPause.Kind(kind).label} {name}")
             else:

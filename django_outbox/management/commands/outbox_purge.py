@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import router
 
 from ...conf import Settings, current
 from ...models import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
-from ..arguments import INTERRUPTED, add_databases, duration, positive_int
+from ..arguments import INTERRUPTED, add_databases, positive_int, retention
+from ..examples import ExampleCommand
 from ..progress import Progress
 
 SETTINGS_OF_OPTIONS = {  # option: the setting that it overrides
@@ -28,25 +29,29 @@ TABLES: dict[str, Any] = {
 }
 
 
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = (
         "Deletes finished events and received messages past their retention, idle streams and old "
         "statistics. Each batch commits by itself; after an interruption the next call continues."
     )
+    examples = {
+        "--done-older-than 7d": "delete delivered events after a week",
+        "--dead-older-than 90d --dry-run": "count old dead events",
+    }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "purge")
         add = parser.add_argument
         add(
-            "--done-older-than", type=duration, metavar="DURATION",
+            "--done-older-than", type=retention, metavar="DURATION",
             help='done events (default: OUTBOX["RETENTION_DONE"])',
         )  # fmt: skip
         add(
-            "--dead-older-than", type=duration, metavar="DURATION",
+            "--dead-older-than", type=retention, metavar="DURATION",
             help='dead events (default: OUTBOX["RETENTION_DEAD"])',
         )  # fmt: skip
         add(
-            "--inbox-older-than", type=duration, metavar="DURATION",
+            "--inbox-older-than", type=retention, metavar="DURATION",
             help='received messages (default: OUTBOX["RETENTION_INBOX"])',
         )  # fmt: skip
         add(

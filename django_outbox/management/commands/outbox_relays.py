@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
+from django.core.management.base import CommandError
 from django.db import DatabaseError, connections, router
 
 from ...conf import current
@@ -23,38 +23,26 @@ from ...relays.relay import Relay
 from ...sql import dialect_of
 from ..arguments import add_databases, add_format, columns, positive_duration
 from ..deadline import call_with_timeout
+from ..examples import ExampleCommand
 
 UNWELL, NO_ANSWER = 1, 2
 
 States = dict[str, list[RelayState]]  # by alias
 Faults = dict[str, str | None]  # by name of the relay; None: its broker takes messages
 
-EXAMPLES = """
-examples:
-  manage.py outbox_relays                    list all relays
-  manage.py outbox_relays --check            connect to each broker before a deploy
-  manage.py outbox_relays --check --relay orders --timeout 5s
-  manage.py outbox_relays --format json      for programs
-"""
 
-
-class HelpFormatter(DjangoHelpFormatter):
-    """Leaves the lines of the examples as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n" in text else super()._fill_text(text, width, indent)
-
-
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = (
         'Lists the relays of OUTBOX["RELAYS"], and what waits for each. With --check it also '
         "connects to their brokers, sends nothing, and says what is wrong; the exit code is 0 if "
         "all is well, 1 if a broker does not take messages, 2 if the database gave no answer."
     )
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        given = {"epilog": EXAMPLES, "formatter_class": HelpFormatter, **kwargs}
-        return super().create_parser(prog_name, subcommand, **given)
+    examples = {
+        "": "list all relays",
+        "--check": "connect to each broker before a deploy",
+        "--check --relay orders --timeout 5s": "connect to one of them",
+    }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "ask")

@@ -6,59 +6,40 @@ from argparse import ArgumentParser
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connections, router
 
-from ...models import OutboxEvent, OutboxQuerySet
+from ...models import OutboxEvent
 from ...models.event_queryset import BATCH_SIZE
-from ...models.fields import begins_with
 from ...sql import dialect_of
-from ..arguments import INTERRUPTED, instant, positive_int
+from ..arguments import INTERRUPTED, positive_int
+from ..dead_arguments import add_choice, add_database, chosen, text_about_others
+from ..examples import ExampleCommand
 from ..progress import Progress
 
-FILTERS = {
-    "event_types": "event_type__in",
-    "aggregate_type": "aggregate_type",
-    "aggregate_id": "aggregate_id",
-    "tenant": "tenant_id",
-    "key": "key",
-    "since": "done_at__gte",
-    "until": "done_at__lt",
-}
 
-
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = (
         "Makes dead events due again: the given ids, those that match all filters, or --all. "
         "Others are left alone. Each batch commits by itself; an event that dies again "
         "meanwhile is left to the next call."
     )
+    examples = {
+        "--event-type order.placed --since 2h": "replay what died in the last two hours",
+        "--error ConnectionError --limit 10": "try ten first",
+        "--all --dry-run": "count all dead events",
+    }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        add_choice(parser, "replay")
         add = parser.add_argument
-        add("ids", nargs="*", metavar="EVENT_ID", help="events to replay")
-        add("--all", action="store_true", help="every dead event")
-        add("--event-type", action="append", dest="event_types", metavar="TYPE",
-            help="of this type; may be repeated")  # fmt: skip
-        add("--aggregate-type", metavar="TYPE")
-        add("--aggregate-id", metavar="ID")
-        add("--tenant", metavar="ID")
-        add("--key", metavar="KEY")
-        add("--error", metavar="TEXT", help="whose last error begins with this, as its class does")
-        add(
-            "--since",
-            type=instant,
-            metavar="TIME",
-            help="that died since then: 2026-03-01T08:30, 2h",
-        )
-        add("--until", type=instant, metavar="TIME", help="that died before then")
         add("--limit", type=positive_int, metavar="N", help="at most N events, by id upwards")
         add("--after", default="", metavar="EVENT_ID",
             help="start after this id, to continue an earlier call")  # fmt: skip
         add("--batch-size", type=positive_int, default=BATCH_SIZE, metavar="N",
             help=f"events per transaction (default: {BATCH_SIZE})")  # fmt: skip
         add("--dry-run", action="store_true", help="count, change nothing")
-        add("--database", choices=tuple(connections), help="default: the router's")
+        add_database(parser)
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
@@ -66,7 +47,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         alias = options["database"] or router.db_for_write(OutboxEvent)
         now = dialect_of(connections[alias]).clock(connections[alias])
-        rows = _chosen(OutboxEvent.objects.using(alias), options, now)
+        rows = chosen(OutboxEvent.objects.using(alias), options, now)
         verb = "would replay" if options["dry_run"] else "replayed"
         progress, at = Progress(self.stderr, verb=verb), options["after"]
         try:
@@ -82,33 +63,11 @@ class Command(BaseCommand):
             text = f"{verb} {progress.count}, interrupted. {_how_to_continue(options, at, now)}"
             raise CommandError(text, returncode=INTERRUPTED) from error
         progress.close()
-        named = len(set(options["ids"]))
-        others = (
-            f"; {named - progress.count} of the given ids are unknown or not dead"
-            if named > progress.count
-            else ""
-        )
+        is_cut = options["limit"] and progress.count >= options["limit"]
+        others = "" if is_cut else text_about_others(options, progress.count)
+        if others and not progress.count:
+            raise CommandError(f"{verb} 0{others}")
         self.stdout.write(f"{verb} {progress.count}{others}")
-
-
-def _chosen(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
-    """Return the requested events; ``CommandError`` stops a forgotten filter from replaying all."""
-    wanted = {
-        column: options[name] for name, column in FILTERS.items() if options[name] is not None
-    }
-    if options["ids"]:
-        wanted["pk__in"] = options["ids"]
-    error = options["error"]
-    is_chosen = bool(wanted) or error is not None
-    if not is_chosen and not options["all"]:
-        raise CommandError("Expected ids, a filter, or --all for every dead event.")
-    if is_chosen and options["all"]:
-        raise CommandError("--all cannot be combined with ids or filters.")
-    for name, value in wanted.items():
-        if isinstance(value, timedelta):
-            wanted[name] = now - value
-    rows = rows.filter(**wanted)
-    return rows if error is None else rows.filter(begins_with("last_error", error))
 
 
 def _how_to_continue(options: dict[str, Any], at: str, now: datetime) -> str:

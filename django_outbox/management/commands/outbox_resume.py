@@ -5,17 +5,22 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connections
 
 from ... import doorbell
 from ...models import OutboxPause
 from ...sql.values import CLOSING_KINDS
+from ..examples import ExampleCommand
 from ..pause_arguments import RESUMABLE, add_names, checked_alias, named_pauses
 
 
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = "Ends pauses, and makes the events that waited due now."
+    examples = {
+        "--event-type order.placed": "deliver this event type again",
+        "--all": "end every pause and circuit breaker",
+    }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_names(parser, RESUMABLE)

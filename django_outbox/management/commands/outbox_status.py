@@ -9,26 +9,40 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, router
 from django.utils import timezone
 
 from ...inspection.status import Limits, Report, status, violations
 from ...models import OutboxEvent, missing_table
-from ..arguments import add_databases, add_format, duration, non_negative_int, positive_duration
+from ..arguments import (
+    add_databases,
+    add_format,
+    duration,
+    non_negative_int,
+    positive_duration,
+    share,
+)
 from ..deadline import call_with_timeout
+from ..examples import ExampleCommand
 
 UNWELL, NO_ANSWER = 1, 2
+MAX_AGE = 60.0  # seconds that the oldest due event may have waited
 CLEAR = "\x1b[H\x1b[2J"  # cursor home, screen empty
 
 Reports = dict[str, Report]  # by alias
 
 
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = (
         "Shows what is in the outbox and which workers are alive. With --check the exit code is "
-        "0 if all is well, 1 if a limit is passed, 2 if the database gave no answer."
+        "0 if all is well, 1 if a limit is passed or a worker was lost in the last 5 minutes, 2 if "
+        "the database gave no answer."
     )
+    examples = {
+        "": "what waits, what is dead, which workers are alive",
+        "--check --max-dead 0": "for an alert: exit with 1 if something is wrong",
+    }
     requires_system_checks = []  # probes run this often
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -38,12 +52,16 @@ class Command(BaseCommand):
         add("--check", action="store_true", help="compare with the limits")
         add(
             "--max-lag", "--max-age", dest="max_age", type=duration, metavar="DURATION",
-            default=300.0, help="that the oldest due event may have waited (default: 5m)",
+            help="that the oldest due event may have waited (default: 1m)",
         )  # fmt: skip
-        add("--max-due", type=non_negative_int, metavar="N", help="events and streams")
-        add("--max-dead", type=non_negative_int, metavar="N")
-        add("--max-blocked", type=non_negative_int, metavar="N", help="streams")
-        add("--min-workers", type=non_negative_int, metavar="N")
+        add(
+            "--max-dead-share", type=share, metavar="PERCENT",
+            help="of the events that ended in the last 5 minutes (default: 10)",
+        )  # fmt: skip
+        add("--max-due", type=non_negative_int, metavar="N", help="events and streams that are due")
+        add("--max-dead", type=non_negative_int, metavar="N", help="dead events")
+        add("--max-blocked", type=non_negative_int, metavar="N", help="streams that are blocked")
+        add("--min-workers", type=non_negative_int, metavar="N", help="live workers")
         add(
             "--timeout", type=positive_duration, default=10.0, metavar="DURATION",
             help="how long to wait for an answer (default: 10s)",
@@ -56,6 +74,11 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if options["watch"] and options["check"]:
             raise CommandError("--check and --watch cannot be combined.")
+        limits = {name: options[name] for name in Limits.__dataclass_fields__}
+        given = {name: value for name, value in limits.items() if value is not None}
+        if given and not options["check"]:
+            names = ", ".join(f"--{each.replace('_', '-')}" for each in given)
+            raise CommandError(f"{names}: expected together with --check, which compares.")
         aliases = [*dict.fromkeys(options["databases"] or [router.db_for_write(OutboxEvent)])]
         if options["watch"]:
             self._watch(aliases, options)
@@ -63,11 +86,11 @@ class Command(BaseCommand):
         reports = {alias: _fetch(alias, options["timeout"]) for alias in aliases}
         self.stdout.write(_text(reports, options["format"]))
         if options["check"]:
-            limits = Limits(**{name: options[name] for name in Limits.__dataclass_fields__})
+            expected = Limits(**{"max_age": MAX_AGE, **given})
             found = [
                 f"{alias}: {fault}"
                 for alias, report in reports.items()
-                for fault in violations(report, limits)
+                for fault in violations(report, expected)
             ]
             if found:
                 raise CommandError("\n".join(found), returncode=UNWELL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from ... import drain
 from ...conf import current
@@ -24,15 +24,22 @@ from ..arguments import (
     positive_duration,
     positive_int,
 )
+from ..examples import ExampleCommand
 from ..observability import log_as_json, metrics_at
 from ..queue_arguments import add_queues, chosen_queues
 
 
-class Command(BaseCommand):
+class Command(ExampleCommand):
     help = (
         "Delivers events until SIGTERM or SIGINT. The first signal finishes what runs and releases "
         "the rest (exit code 0, or 1 if something had to be abandoned); a second one exits 1."
     )
+    examples = {
+        "": "deliver until SIGTERM",
+        "--processes 4 --queue webhooks": "four processes for one queue",
+        "--once": "for cron: deliver what is due, and exit",
+        "--health-port 8001": "with /live and /ready for Kubernetes",
+    }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "serve")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -24,7 +24,22 @@ STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol allows 65,535
 
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
 NULL: SQL = ("NULL", [])
+# Columns with a parameter, or NULL; ``queue`` has a default instead.
+GIVEN = (
+    "event_id", "event_type", "aggregate_type", "payload", "headers", "occurred_at",
+    "aggregate_id", "tenant_id", "unique_key", "key", "queue",
+)  # fmt: skip
+COLUMNS = (*GIVEN, "first_due_at", "created_at", "available_at", "seq", "deliver_at")
 ZERO = ("status", "attempts", "rescues")  # columns that are 0 in every new event
+
+
+class Shape(NamedTuple):
+    """What the SQL of a new row depends on; nearly all rows of an app have one of a few."""
+
+    given: tuple[bool, ...]  # of the columns ``GIVEN``: which have a parameter
+    due: str  # the SQL of its due time
+    seq: str | None  # that of its place in its stream; None: it has no key
+    is_delayed: bool
 
 
 class Inserting(SequenceNumbers):
@@ -50,10 +65,12 @@ class Inserting(SequenceNumbers):
     ) -> tuple[SQL, list[SQL]]:
         """Return the SQL to put before the INSERT, and that of each row's seq."""
         keyed = [event for event, _, _ in rows if event.key is not None]
+        if not keyed:
+            return ("", []), [NULL] * len(rows)
         counts = Counter(event.key for event in keyed)
         queues = {event.key: queue_of_new(event) for event in reversed(keyed)}
         places = [(key, count, queues[key]) for key, count in counts.items() if key is not None]
-        taken = self.number(connection, places) if places else {}
+        taken = self.number(connection, places)
         seqs: list[SQL] = []
         for event, _, _ in reversed(rows):
             if event.key is None:
@@ -66,43 +83,38 @@ class Inserting(SequenceNumbers):
     def _insert_of(
         self, connection: BaseDatabaseWrapper, rows: Sequence[tuple[Written, SQL]]
     ) -> SQL:
-        cells = [self._cells(connection, written, seq) for written, seq in rows]
-        queues = [queue_of_new(event) for (event, _, _), _ in rows]
-        if {*queues} != {DEFAULT_QUEUE}:  # the column's default
-            for row, queue in zip(cells, queues, strict=True):
-                row["queue"] = ("%s", [queue])
+        shapes, params = [], []
+        for written, seq in rows:
+            shape, values = self._row(connection, written, seq)
+            shapes.append(shape)
+            params += values
         # Leave out columns that are NULL in all rows: most events leave half of the columns NULL,
         # and each would cost the server time.
-        columns = [*dict.fromkeys(chain.from_iterable(cells))]
-        values, params = [], []
-        for row in cells:
-            given = [row.get(each, NULL) for each in columns]
-            values.append(", ".join([sql for sql, _ in given]))
-            params += [each for _, some in given for each in some]
+        columns = _columns(frozenset(shapes))
         into = ", ".join([self.key if each == "key" else each for each in (*columns, *ZERO)])
-        sql = ", 0, 0, 0), (".join(values)
-        return f"INSERT INTO {self._event(connection)} ({into}) VALUES ({sql}, 0, 0, 0)", params
+        cells = "), (".join([_cells(each, columns, self.now) for each in shapes])
+        return f"INSERT INTO {self._event(connection)} ({into}) VALUES ({cells})", params
 
-    def _cells(self, connection: BaseDatabaseWrapper, written: Written, seq: SQL) -> dict[str, SQL]:
-        """Return the values of a row by column."""
+    def _row(
+        self, connection: BaseDatabaseWrapper, written: Written, seq: SQL
+    ) -> tuple[Shape, list[Any]]:
+        """Return which columns a row has, and its parameters in the order of ``COLUMNS``."""
         event, payload, headers = written
-        due = self._due_time(connection, event)
+        queue = queue_of_new(event)
         given = (
-            ("event_id", event.event_id), ("event_type", event.event_type),
-            ("aggregate_type", event.aggregate_type), ("payload", payload), ("headers", headers),
-            ("occurred_at", to_text(event.occurred_at, connection)),
-            ("aggregate_id", event.aggregate_id), ("tenant_id", event.tenant_id),
-            ("unique_key", event.unique_key), ("key", event.key),
+            event.event_id, event.event_type, event.aggregate_type, payload, headers,
+            to_text(event.occurred_at, connection), event.aggregate_id, event.tenant_id,
+            event.unique_key, event.key, None if queue == DEFAULT_QUEUE else queue,
         )  # fmt: skip
-        cells: dict[str, SQL] = {name: ("%s", [each]) for name, each in given if each is not None}
-        cells["first_due_at"], cells["created_at"] = due, (self.now, [])
-        if event.key is None:
-            cells["available_at"] = due
-        else:  # its stream is due instead
-            cells["seq"] = seq
-        if event.is_delayed:
-            cells["deliver_at"] = due
-        return cells
+        due, due_params = self._due_time(connection, event)
+        is_keyed, is_delayed = event.key is not None, event.is_delayed
+        shape = Shape(
+            tuple([each is not None for each in given]), due, seq[0] if is_keyed else None,
+            is_delayed,
+        )  # fmt: skip
+        params = [each for each in given if each is not None]
+        params += [*due_params, *(seq[1] if is_keyed else due_params), *due_params * is_delayed]
+        return shape, params
 
     def receive(self, connection: BaseDatabaseWrapper, *, source: str, message_id: str) -> bool:
         """Record a received message; return whether it is new. Wait for a concurrent receiver."""
@@ -122,6 +134,34 @@ class Inserting(SequenceNumbers):
         if event.available_at is not None:
             return "%s", [to_database(event.available_at, connection)]
         return (self.now, []) if event._delay is None else (self.now_plus, [event._delay])
+
+
+@lru_cache(maxsize=256)
+def _columns(shapes: frozenset[Shape]) -> tuple[str, ...]:
+    """Return the columns that rows of these shapes have, in the order of ``COLUMNS``."""
+    found = {name for shape in shapes for name in _sql_by_column(shape, "")}
+    return tuple(name for name in COLUMNS if name in found)
+
+
+@lru_cache(maxsize=1024)
+def _cells(shape: Shape, columns: tuple[str, ...], now: str) -> str:
+    """Return the SQL of a row's values; ``now`` is that of the database's clock."""
+    missing = {"queue": f"'{DEFAULT_QUEUE}'"}
+    found = _sql_by_column(shape, now)
+    cells = [found.get(name, missing.get(name, "NULL")) for name in columns]
+    return ", ".join([*cells, *["0"] * len(ZERO)])
+
+
+def _sql_by_column(shape: Shape, now: str) -> dict[str, str]:
+    found = {name: "%s" for name, is_given in zip(GIVEN, shape.given, strict=True) if is_given}
+    found |= {"first_due_at": shape.due, "created_at": now}
+    if shape.seq is None:
+        found["available_at"] = shape.due
+    else:  # its stream is due instead
+        found["seq"] = shape.seq
+    if shape.is_delayed:
+        found["deliver_at"] = shape.due
+    return found
 
 
 def queue_of_new(event: Event) -> str:

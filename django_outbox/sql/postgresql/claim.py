@@ -24,6 +24,11 @@ class PostgresEventLeases(EventLeases):
                             for name in claim.columns)  # fmt: skip
         is_cut = any(each.most_bytes for each in claim.branches)
         table, count = ("cut", ", due.count") if is_cut else ("due", "")
+        # A claim does not wait for the disk. If the server crashes and loses it, the rows are due
+        # again. A settle does wait, and flushes every claim before it.
+        unflushed = "" if connection.in_atomic_block else (
+            ", (SELECT set_config('synchronous_commit', 'off', true)) unflushed"
+        )  # fmt: skip
         with connection.cursor() as cursor:
             # MATERIALIZED makes the planner obey the LIMIT.
             cursor.execute(
@@ -32,7 +37,7 @@ class PostgresEventLeases(EventLeases):
                     rescues = rescues + CASE
                         WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
                     locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
-                FROM {table} due WHERE e.event_id = due.event_id
+                FROM {table} due{unflushed} WHERE e.event_id = due.event_id
                 RETURNING {columns}, {utc("due.due_at")}, due.previous_owner,
                     {utc("e.locked_at")}{count}""",
                 [*chosen_params, claim.me, claim.me, claim.lease],

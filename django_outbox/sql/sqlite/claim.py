@@ -45,7 +45,7 @@ class SQLiteEventLeases(EventLeases):
         self, connection: BaseDatabaseWrapper, claim: Claim
     ) -> tuple[list[Row], set[str]]:
         """Return the due rows, and of which queues only some."""
-        # The plus keeps the driver from parsing each time, most of which nobody reads.
+        # The plus keeps the driver from parsing times, most of which are never read.
         columns = ", ".join(f"+{name}" if name in INSTANTS else name for name in claim.columns)
         sql, params = union([
             (f"""SELECT {columns}, +available_at AS due_at, locked_by, {self.now}

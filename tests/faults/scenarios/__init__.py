@@ -9,6 +9,7 @@ from tests.faults.scenarios import (
     outages,
     queues,
     relays,
+    relays_away,
     stops,
 )
 from tests.faults.scenarios.registry import SCENARIOS
@@ -23,5 +24,6 @@ __all__ = [
     "outages",
     "queues",
     "relays",
+    "relays_away",
     "stops",
 ]

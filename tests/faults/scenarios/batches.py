@@ -34,7 +34,7 @@ BAD = ("sifted.bad", "sifted.fatal")
 
 @scenario(*ALL)
 def batches(rig: Rig) -> None:
-    """Batches are cut off by kills, stops and lost leases; events fail, for a while all do."""
+    """Batches are interrupted by kills, stops and lost leases; events fail, for a while all do."""
     rig.backlog = True
     kills, pauses, thefts, stops, outages = rig.pick(ci=(4, 1, 2, 1, 1), full=(50, 8, 8, 8, 8))
     if rig.server is None:  # where the call that is robbed keeps everybody from writing
@@ -208,7 +208,7 @@ def measure_splits(rig: Rig, found: list[Batch], good: set[str], bad: set[str]) 
     most = max((len(each.calls) for each in single), default=0)
     rig.measure("calls for one with a single bad event, most", most, most=1 + 2 * ceil(log2(SIZE)))
     failed = sum(len(each.events.keys() & good - each.ended_well()) for each in single)
-    rig.measure("good events that failed beside a single bad one", failed, most=0)
+    rig.measure("good events that failed with a single bad one", failed, most=0)
 
 
 def measure_outage(rig: Rig, found: list[Batch], until: float) -> None:

@@ -15,7 +15,7 @@ from tests.faults.scenarios.registry import ALL, MIX, scenario
 # Rows 500; N13.
 @scenario(*ALL)
 def calm(rig: Rig) -> None:
-    """Nothing is broken: everything once, and nobody meets an error or a deadlock of ours."""
+    """Nothing is broken: every event is delivered once, without an error or a deadlock."""
     rig.start_workers(2)
     rig.wait_until_they_run()
     rig.start_writers(
@@ -30,7 +30,7 @@ def calm(rig: Rig) -> None:
 # Rows 500; G5.
 @scenario(*ALL)
 def ordered(rig: Rig) -> None:
-    """Keyed events under kills, pauses, a restart, slow commits, wrong clocks; the dead block."""
+    """Keyed events under kills, freezes, a restart, slow commits, wrong clocks, dead events."""
     rig.outbox["ON_DEAD"] = "block"
     rig.shift, rig.backlog = (-600.0, 600.0, 0.0), rig.size == "full"
     kills, pauses = rig.pick(ci=3, full=40), rig.pick(ci=1, full=6)
@@ -103,7 +103,7 @@ def skew(rig: Rig) -> None:
 # Row 500.
 @scenario(*ALL)
 def rollback(rig: Rig) -> None:
-    """Transactions are undone in every way there is, in processes that deliver what they write."""
+    """Transactions are rolled back in every way, in processes that deliver what they write."""
     rig.start_workers(1)
     rig.start_writers(
         2, events=rig.pick(ci=1600, full=50_000, sqlite=10_000), storm=True, embedded=True,
@@ -119,7 +119,7 @@ def rollback(rig: Rig) -> None:
 # Row G5.
 @scenario(*ALL)
 def fork(rig: Rig) -> None:
-    """Processes that deliver what they write fork half-way, and all of them go on."""
+    """Processes that deliver what they write fork half-way, and all of them continue."""
     servers, forks = rig.pick(ci=(1, 2), full=(2, 4))
     events, rate = rig.pick(ci=(600, 150), full=(5000, 200), sqlite=(2000, 100))
     rig.start_writers(servers, events=events, rate=rate, embedded=True, forks=forks, keys=20, **MIX)
@@ -134,7 +134,7 @@ def fork(rig: Rig) -> None:
 # Rows 516, X10.
 @scenario(*ALL)
 def admin(rig: Rig) -> None:
-    """People replay, discard, skip, pause and meddle while events are written and delivered."""
+    """People replay, discard, skip, pause and edit while events are written and delivered."""
     rig.outbox["RETRY"] = {"policy": "fixed", "delay": 0.05, "max_attempts": 3}
     lasts, rate = rig.pick(ci=4.0, full=30.0), rig.pick(ci=60, full=100, sqlite=60)
     rig.start_workers(2)
@@ -150,9 +150,9 @@ def admin(rig: Rig) -> None:
     rig.replay_the_dead()
     rig.nothing_disturbed()
     for what in ("replay", "discard", "skip", "pause"):
-        rig.measure(f"times somebody did {what}", met.get(what, 0), least=1)
+        rig.measure(f"times a person did {what}", met.get(what, 0), least=1)
     rig.measure("pauses made in the admin", met.get("paused", 0), least=1)
-    rig.measure("deeds in the admin's log", met.get("logged", 0), least=1)
+    rig.measure("actions in the admin's log", met.get("logged", 0), least=1)
     rig.measure("pages that were errors", met.get("errors", 0), most=0)
     rig.measure("forbidden things that were done", met.get("let in", 0), most=0)
 
@@ -160,7 +160,7 @@ def admin(rig: Rig) -> None:
 # Rows X10, J21.
 @scenario(*ALL)
 def replays(rig: Rig) -> None:
-    """Everything dead is replayed from the admin while others write, who do not wait for it."""
+    """All dead events are replayed from the admin, without delaying other writers."""
     rate = rig.pick(ci=60, full=100, sqlite=30)
     dead = rig.put_dead(rig.pick(ci=2000, full=100_000, sqlite=20_000))
     rig.start_workers(2)
@@ -183,7 +183,7 @@ def replays(rig: Rig) -> None:
 # Row 402.
 @scenario(*ALL, sizes=("full",))
 def hostile(rig: Rig) -> None:
-    """Arbitrary input is given to write, and histories are compared with models.
+    """Arbitrary input is passed to write, and histories are compared with models.
 
     The suite does the same every day with a few examples.
     """

@@ -32,7 +32,7 @@ def kill(rig: Rig) -> None:
 # Row G5.
 @scenario(*ALL)
 def slow(rig: Rig) -> None:
-    """Some listeners take longer than a lease, whose heart beats."""
+    """Some listeners take longer than a lease, which their worker renews."""
     lease = rig.outbox["LEASE"] = rig.pick(ci=1.0, full=2.0)
     rig.outbox["DRAIN_TIMEOUT"] = 0.9
     rig.start_workers(rig.pick(ci=2, full=4))
@@ -48,7 +48,7 @@ def slow(rig: Rig) -> None:
 # Row X3.
 @scenario(*ALL)
 def pause(rig: Rig) -> None:
-    """Workers are stopped for two leases and continued: what they settle is refused."""
+    """Workers are frozen for two leases and continued: what they settle is refused."""
     lease = rig.outbox["LEASE"] = rig.pick(ci=1.0, full=1.5)
     rig.outbox["DRAIN_TIMEOUT"] = 0.9
     pauses = rig.pick(ci=3, full=20)
@@ -64,13 +64,13 @@ def pause(rig: Rig) -> None:
         rig.pause(rig.luck.randrange(3), 2 * lease)
     rig.wait_for_writers()
     rig.settle_down()
-    rig.measure("times that lost leases were told", len(rig.logged("lost leases")), least=1)
+    rig.measure("log lines about lost leases", len(rig.logged("lost leases")), least=1)
 
 
 # Rows W15, W18.
 @scenario(*ALL)
 def term(rig: Rig) -> None:
-    """Workers are asked to end (SIGTERM) under load: drained, nothing is run twice."""
+    """Workers are stopped (SIGTERM) under load: they drain, and nothing runs twice."""
     timeout = rig.outbox["DRAIN_TIMEOUT"] = rig.pick(ci=10.0, full=5.0)
     rig.outbox["LEASE"] = 30.0
     terms = rig.pick(ci=3, full=100)
@@ -93,7 +93,7 @@ def term(rig: Rig) -> None:
 # Row W15.
 @scenario(*ALL)
 def stuck(rig: Rig) -> None:
-    """Listeners never return: told, not run beside themselves, and no stop waits for them."""
+    """Listeners never return: they are logged, never run in parallel, and delay no stop."""
     lease = rig.outbox["LEASE"] = rig.pick(ci=1.0, full=2.0)
     timeout = rig.outbox["DRAIN_TIMEOUT"] = 0.9
     rounds = rig.pick(ci=1, full=3)
@@ -118,7 +118,7 @@ def stuck(rig: Rig) -> None:
     rig.nothing_disturbed()
     handed_back = len(rig.logged("listener still runs, event handed back"))
     rig.measure("listeners reported at a stop", handed_back, least=3 * rounds)
-    rig.measure("longest end beside a stuck listener, s", past, most=timeout + 1, timed=True)
+    rig.measure("longest end with a stuck listener, s", past, most=timeout + 1, timed=True)
     rig.measure("longest end after a second SIGTERM, s", second, most=timeout, timed=True)
 
 
@@ -140,7 +140,7 @@ def stopped(rig: Rig, number: int, *, twice: bool = False) -> float:
 # Rows 402; W12.
 @scenario(*ALL)
 def poison(rig: Rig) -> None:
-    """Events that raise, exit, crash the process, lead nowhere or cannot be read."""
+    """Events that raise, exit, crash the process, have no listener or cannot be read."""
     rig.mortal = ("raises", "ends", "unrouted", "damaged")
     rig.outbox |= rig.pick(
         ci={"LEASE": 1.0, "DRAIN_TIMEOUT": 0.9, "MAX_RESCUES": 3}, full={"LEASE": 2.0}
@@ -174,7 +174,7 @@ def poison(rig: Rig) -> None:
     rig.measure("poison events that are not dead", rig.alive(rig.mortal), most=0)
     before, beside = (waits(rig, *span, 0.95) for span in ((began, first), (first, until)))
     rig.measure("95 % of the neighbours' waits without it, s", before)
-    rig.measure("the same beside it, times", beside / before, most=2, timed=True)
+    rig.measure("the same meanwhile, times", beside / before, most=2, timed=True)
 
 
 def waits(rig: Rig, since: float, until: float, part: float) -> float:

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 # Row W20.
 @scenario(*ALL)
 def leaks(rig: Rig) -> None:
-    """A worker under a steady load keeps its threads, files, memory and sessions."""
+    """A worker under a steady load leaks no threads, files, memory or sessions."""
     rig.environment |= {"PYTHONWARNINGS": "always::ResourceWarning"}
     rig.outbox |= {"RETENTION_DONE": 5.0, "PURGE_INTERVAL": 1.0}
     rig.purges = True
@@ -48,7 +48,7 @@ def leaks(rig: Rig) -> None:
     growth = rig.workers[0].memory_info().rss / memory - 1
     rig.measure("memory that grew, part", growth, most=0.05, timed=True)
     rig.stop_workers()
-    rig.measure("things that nobody closed", len(rig.logged("ResourceWarning")), most=0)
+    rig.measure("resources left open", len(rig.logged("ResourceWarning")), most=0)
     start_and_stop(rig, rig.pick(ci=5, full=1000))
 
 
@@ -116,7 +116,7 @@ def bloat(rig: Rig) -> None:
     # Files stay as large as they became; the room in them is used again.
     rig.measure("the same, times what it was then", table_size() / swollen, most=1.1, timed=True)
     rig.measure("99 % of the waits before it, s", waits[0])
-    rig.measure("the same beside it, times", (waits[1] or 0) / first, most=3, timed=True)
+    rig.measure("the same meanwhile, times", (waits[1] or 0) / first, most=3, timed=True)
     rig.measure("the same some time later, times", (waits[2] or 0) / first, most=1.5, timed=True)
 
 

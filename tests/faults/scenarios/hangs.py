@@ -13,7 +13,7 @@ from tests.faults.scenarios.stops import neighbours
 
 @scenario(*ALL)
 def hung(rig: Rig) -> None:
-    """Listeners hang, with a timeout and without, awaited or not; all others go on."""
+    """Listeners hang, with and without a timeout, sync and async; all others continue."""
     # No lease ends: whatever repeats is ours.
     rig.outbox |= {"LEASE": 30.0, "DRAIN_TIMEOUT": 1.0, "WORKERS": 6}
     rig.start_workers(2)
@@ -79,7 +79,7 @@ def measure_tries(rig: Rig, tries: dict[str, int]) -> None:
 
 @scenario(*ALL)
 def suspended(rig: Rig) -> None:
-    """Workers stand still for longer than a lease, and so do their monotonic clocks."""
+    """Workers are suspended for longer than a lease, and so are their monotonic clocks."""
     rig.suspends = rig.backlog = True
     lease, times = rig.outbox["LEASE"], rig.pick(ci=2, full=20)
     rig.start_workers(2)

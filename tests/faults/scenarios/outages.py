@@ -44,7 +44,7 @@ def restart(rig: Rig) -> None:
 # Rows 352; W18.
 @scenario(*ALL)
 def downstream(rig: Rig) -> None:
-    """What listeners call comes late, is slow, goes away; then workers are replaced in turn."""
+    """A service that listeners call is slow, then down; then workers are replaced in turn."""
     rig.outbox["RETRY"] = {"policy": "exponential", "base": 0.1, "cap": 2.0, "max_attempts": 1000}
     rig.outbox["LEASE"], rig.outbox["DRAIN_TIMEOUT"] = 10.0, 5.0  # longer than any answer takes
     lasts = rig.pick(ci=1.0, full=20.0)
@@ -84,14 +84,14 @@ def downstream(rig: Rig) -> None:
 # Rows 500; W4.
 @scenario(*SERVERS)
 def terminate(rig: Rig) -> None:
-    """Every session is terminated again and again: workers', listeners', writers'."""
+    """All sessions are ended again and again: those of workers, listeners and writers."""
     storms(rig, rig.pick(ci=6, full=300), pause=(0.4, 0.8))
 
 
 # Row X8.
 @scenario("postgres")
 def pools(rig: Rig) -> None:
-    """Every process has a pool of sessions (psycopg's), which are terminated again and again."""
+    """Every process has a connection pool (psycopg's), whose sessions are ended again and again."""
     # A pool that meets dead sessions pauses for a second or more before it tries others.
     way = {"OPTIONS": {"pool": {"min_size": 2, "max_size": 16}}, "CONN_HEALTH_CHECKS": True}
     rig.environment["FAULTS_POOLED"] = json.dumps(way)
@@ -116,7 +116,7 @@ def storms(rig: Rig, rounds: int, pause: tuple[float, float]) -> None:
 # Row W4.
 @scenario("postgres")
 def halfopen(rig: Rig) -> None:
-    """The connection that listens for the doorbell goes silent, and nobody says so."""
+    """The LISTEN connection goes silent without an error."""
     relay = Relay()
     relay.open()
     poll = rig.outbox["POLL_INTERVAL"] = 3.0
@@ -151,7 +151,7 @@ def halfopen(rig: Rig) -> None:
 # Row X8.
 @scenario("postgres")
 def pooler(rig: Rig) -> None:
-    """Everything goes through PgBouncer in transaction mode, where LISTEN hears nothing."""
+    """Everything goes through PgBouncer in transaction mode, where LISTEN receives nothing."""
     with pgbouncer(rig) as port:
         way = {"HOST": "127.0.0.1", "PORT": port, "DISABLE_SERVER_SIDE_CURSORS": True}
         rig.environment["FAULTS_POOLED"] = json.dumps(way)

@@ -98,7 +98,7 @@ def measure_queues(rig: Rig, calm: tuple[float, float], full: tuple[float, float
     )  # fmt: skip
     before, beside = (neighbours(evidence, runs, *span) for span in (calm, full))
     rig.measure("95 % of the other queues' waits undisturbed, s", before)
-    rig.measure("the same beside the full queue, times", beside / before, most=1.5, timed=True)
+    rig.measure("the same with the full queue, times", beside / before, most=1.5, timed=True)
 
 
 def neighbours(
@@ -132,7 +132,7 @@ FAILURES = 3  # in a row, that open a breaker
 
 @scenario(*ALL)
 def breaker(rig: Rig) -> None:
-    """A partner is away for workers of which some are killed, and for fifty that are simulated."""
+    """A service is down for several workers, some of them killed, and for fifty simulated ones."""
     rig.backlog, rig.listeners = True, SHARED
     pause, outage = rig.pick(ci=(0.5, 5.0), full=(30.0, 1800.0))
     settings = {"failures": FAILURES, "within": 60, "pause": pause}
@@ -233,7 +233,7 @@ def measure_simulation(rig: Rig, simulation: Simulation, *, pause: float) -> Non
     rig.measure("failures of theirs while the partner was away", calls, least=FAILURES,
                 most=simulation.failures * simulation.count + probes)  # fmt: skip
     rig.measure("probes of theirs while it was away", probes, least=1)
-    rig.measure("probes beside another or too early", simulation.early_probes(), most=0)
+    rig.measure("probes at the same time or too early", simulation.early_probes(), most=0)
     rig.measure("simulated workers that never called again", simulation.silent(), most=0)
     rig.measure("until all of them called again, s", simulation.recovery(), timed=True,
                 most=simulation.longest(pause) + 3)  # fmt: skip

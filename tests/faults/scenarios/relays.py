@@ -7,7 +7,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -231,11 +231,11 @@ def flowed(least: int, ids: list[str] | None = None) -> bool:
     return done[: least + 1].count() > least
 
 
-def attempts() -> int:
+def attempts(types: Sequence[str] = (USUAL, ODD)) -> int:
     """Return the attempts that were spent on what is relayed."""
     from django_outbox.models import OutboxEvent
 
-    rows = OutboxEvent.objects.filter(event_type__in=(USUAL, ODD))
+    rows = OutboxEvent.objects.filter(event_type__in=types)
     return int(rows.aggregate(all=Sum("attempts"))["all"] or 0)
 
 

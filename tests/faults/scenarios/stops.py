@@ -18,7 +18,7 @@ from tests.faults.scenarios.registry import ALL, scenario
 
 @scenario(*ALL)
 def deploys(rig: Rig) -> None:
-    """Workers are replaced again and again under listeners that outlast the drain; one crashes."""
+    """Workers are replaced again and again while listeners outlast the drain; one crashes."""
     rig.outbox["DRAIN_TIMEOUT"] = rig.pick(ci=0.5, full=1.5)
     stops = rig.pick(ci=4, full=20)
     rig.start_workers(2)
@@ -92,7 +92,7 @@ def neighbours(
 
 @scenario(*ALL)
 def suspect(rig: Rig) -> None:
-    """An event with which two workers were lost waits for its trial beside listeners of hours."""
+    """An event that two workers crashed with is tried while other listeners run for hours."""
     lease, slow = rig.outbox["LEASE"], 6.0
     rig.start_workers(2)
     rig.wait_until_they_run()

@@ -1,0 +1,181 @@
+"""``manage.py outbox_dead``: list, show, export, discard and skip events from the shell."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import connections, router
+from django.db.models import Count, Max
+from django.db.models.functions import Substr
+
+from ...inspection.status import ERROR_LENGTH, error_class
+from ...models import OutboxEvent, OutboxQuerySet
+from ...models.event_queryset import BATCH_SIZE
+from ...sql import dialect_of
+from ..arguments import add_format, columns
+from ..dead_arguments import (
+    add_choice,
+    add_database,
+    add_filters,
+    chosen,
+    filtered,
+    text_about_others,
+)
+from ..examples import ExampleCommand
+
+
+class Command(ExampleCommand):
+    help = (
+        "Lists dead events by cause, shows, exports or discards them, and skips events that block "
+        "their stream. outbox_replay makes dead events due again."
+    )
+    examples = {
+        "list": "what is dead, by cause",
+        "show 01KAW3J5Q8ZV7N2M4X6R9T0BCD": "everything about one event",
+        "export --event-type order.placed": "print them as JSON lines, to keep before a discard",
+        "discard --error ValidationError --dry-run": "count what would be deleted",
+    }
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        actions = parser.add_subparsers(
+            dest="action", required=True, metavar="ACTION",
+            help="what to do; each has its own --help",
+        )  # fmt: skip
+        action = actions.add_parser("list", help="count dead events by event type and error")
+        add_filters(action)
+        add_format(action)
+        add_database(action)
+        action = actions.add_parser("show", help="show everything about events, dead or not")
+        action.add_argument("ids", nargs="+", metavar="EVENT_ID", help="events to show")
+        add_format(action)
+        add_database(action)
+        action = actions.add_parser("export", help="write dead events as JSON lines")
+        add_choice(action, "export")
+        add_database(action)
+        action = actions.add_parser("discard", help="delete dead events for good")
+        add_choice(action, "discard")
+        action.add_argument("--dry-run", action="store_true", help="count, delete nothing")
+        add_database(action)
+        action = actions.add_parser(
+            "skip", help="make pending events with a key dead, so that those behind them go on"
+        )
+        action.add_argument("ids", nargs="+", metavar="EVENT_ID", help="events to skip")
+        add_database(action)
+
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        alias = options["database"] or router.db_for_write(OutboxEvent)
+        rows = OutboxEvent.objects.using(alias)
+        now = dialect_of(connections[alias]).clock(connections[alias])
+        getattr(self, f"_{options['action']}")(rows, options, now)
+
+    def _list(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
+        """Print the dead events by event type and class of the last error, the most first."""
+        found: list[dict[str, Any]] = [*_causes(filtered(rows.dead(), options, now))]
+        if options["format"] == "json":
+            self.stdout.write(json.dumps(found, indent=2, cls=DjangoJSONEncoder))
+            return
+        if not found:
+            self.stdout.write("No event is dead.")
+            return
+        cells = [("events", "event type", "error", "last death", "one of them")]
+        cells += [
+            (str(each["count"]), each["event_type"], each["error"] or "no error text",
+             each["last"].isoformat(timespec="seconds"), each["event_id"])
+            for each in found
+        ]  # fmt: skip
+        self.stdout.write("\n".join(columns(cells)))
+
+    def _show(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
+        """Print all columns of the named events."""
+        found = {each.pk: each for each in rows.filter(pk__in=options["ids"])}
+        if unknown := [each for each in options["ids"] if each not in found]:
+            raise CommandError(f"Unknown: {', '.join(unknown)}. Expected ids of stored events.")
+        events = [found[each] for each in options["ids"]]
+        if options["format"] == "json":
+            self.stdout.write("\n".join(map(_as_json, events)))
+            return
+        texts = ("\n".join(f"{name:15}{value}" for name, value in _fields(each)) for each in events)
+        self.stdout.write("\n\n".join(texts))
+
+    def _export(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
+        """Write one line for each event, batch by batch."""
+        for batch in chosen(rows, options, now).dead_batches(size=BATCH_SIZE, until=now):
+            for event in batch.order_by("pk"):
+                self.stdout.write(_as_json(event))
+
+    def _discard(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
+        """Delete dead events, batch by batch; each batch commits by itself."""
+        verb, count = "would discard" if options["dry_run"] else "discarded", 0
+        for batch in chosen(rows, options, now).dead_batches(size=BATCH_SIZE, until=now):
+            count += batch.count() if options["dry_run"] else batch.discard()
+        others = text_about_others(options, count)
+        if others and not count:
+            raise CommandError(f"{verb} 0{others}")
+        self.stdout.write(f"{verb} {count}{others}")
+
+    def _skip(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
+        """Make pending events with a key dead."""
+        ids = {*options["ids"]}
+        count = rows.filter(pk__in=ids).skip()
+        text = f"skipped {count}"
+        if count < len(ids):
+            text += (
+                f"; {len(ids) - count} of the given ids are unknown, finished, without a key, or "
+                "in a stream that a worker has leased"
+            )
+        if not count:
+            raise CommandError(text)
+        self.stdout.write(text)
+
+
+def _causes(rows: OutboxQuerySet) -> Iterator[dict[str, Any]]:
+    lines = rows.order_by().annotate(line=Substr("last_error", 1, ERROR_LENGTH))
+    counted: Any = lines.values("event_type", "line")
+    counted = counted.annotate(count=Count("pk"), last=Max("done_at"), event_id=Max("pk"))
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for each in counted.order_by("-event_id"):
+        cause = each["event_type"], error_class(each["line"])
+        known = found.setdefault(cause, {
+            "event_type": cause[0], "error": cause[1], "count": 0, "last": each["last"],
+            "event_id": each["event_id"],
+        })  # fmt: skip
+        known["count"] += each["count"]
+        known["last"] = max(known["last"], each["last"])
+    return iter(sorted(found.values(), key=lambda each: (-each["count"], each["event_type"])))
+
+
+def _fields(event: OutboxEvent) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each column that has one."""
+    for field in event._meta.concrete_fields:
+        value = getattr(event, field.attname)
+        if field.name == "status":
+            value = OutboxEvent.Status(value).name
+        if value is not None:
+            yield field.name, value
+
+
+def _as_json(event: OutboxEvent) -> str:
+    """Return an event as one line; its payload is the stored JSON, or text of another format."""
+    fields = dict(_fields(event))
+    texts = [f"{json.dumps(name)}: {_json_text(str(fields.pop(name)))}"
+             for name in ("payload", "headers") if name in fields]  # fmt: skip
+    rest = json.dumps(fields, cls=DjangoJSONEncoder, ensure_ascii=False)
+    return f"{rest[:-1]}, {', '.join(texts)}}}"
+
+
+def _json_text(text: str) -> str:
+    """Return JSON text on one line, unchanged otherwise; other text as a JSON string."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return json.dumps(text)
+    return text.replace("\r", " ").replace("\n", " ")  # others may be in a string

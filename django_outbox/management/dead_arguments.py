@@ -1,0 +1,86 @@
+"""Options that choose dead events, shared by ``outbox_replay`` and ``outbox_dead``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from ..models import OutboxQuerySet
+from ..models.fields import begins_with
+from .arguments import instant
+
+FILTERS: Final = {
+    "event_types": "event_type__in",
+    "aggregate_type": "aggregate_type",
+    "aggregate_id": "aggregate_id",
+    "tenant": "tenant_id",
+    "key": "key",
+    "since": "done_at__gte",
+    "until": "done_at__lt",
+}
+
+
+def add_filters(parser: ArgumentParser) -> None:
+    """Add the filters, all of which an event must match."""
+    add = parser.add_argument
+    add("--event-type", action="append", dest="event_types", metavar="TYPE",
+        help="of this type; may be repeated")  # fmt: skip
+    add("--aggregate-type", metavar="TYPE", help="of objects of this type, such as shop.order")
+    add("--aggregate-id", metavar="ID", help="of the object with this id")
+    add("--tenant", metavar="ID", help="of this tenant")
+    add("--key", metavar="KEY", help="of the stream with this key")
+    add("--error", metavar="TEXT", help="whose last error begins with this, as its class does")
+    add(
+        "--since", type=instant, metavar="TIME", help="that died since then: 2026-03-01T08:30, 2h",
+    )  # fmt: skip
+    add("--until", type=instant, metavar="TIME", help="that died before then")
+
+
+def add_database(parser: ArgumentParser) -> None:
+    parser.add_argument("--database", choices=tuple(connections), help="default: the router's")
+
+
+def add_choice(parser: ArgumentParser, verb: str) -> None:
+    """Add ids, ``--all`` and the filters, of which ``chosen`` requires one."""
+    parser.add_argument("ids", nargs="*", metavar="EVENT_ID", help=f"events to {verb}")
+    parser.add_argument("--all", action="store_true", help="every dead event")
+    add_filters(parser)
+
+
+def chosen(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
+    """Return the requested events; ``CommandError`` stops a forgotten filter from meaning all."""
+    is_chosen = bool(options["ids"]) or any(
+        options[name] is not None for name in (*FILTERS, "error")
+    )
+    if not is_chosen and not options["all"]:
+        raise CommandError("Expected ids, a filter, or --all for every dead event.")
+    if is_chosen and options["all"]:
+        raise CommandError("--all cannot be combined with ids or filters.")
+    if options["ids"]:
+        rows = rows.filter(pk__in=options["ids"])
+    return filtered(rows, options, now)
+
+
+def filtered(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
+    """Return the events that match the filters; ``now`` is the database's clock."""
+    wanted = {
+        column: options[name] for name, column in FILTERS.items() if options[name] is not None
+    }
+    for name, value in wanted.items():
+        if isinstance(value, timedelta):
+            wanted[name] = now - value
+    rows = rows.filter(**wanted)
+    error = options["error"]
+    return rows if error is None else rows.filter(begins_with("last_error", error))
+
+
+def text_about_others(options: dict[str, Any], count: int) -> str:
+    """Return what is to be said of the named ids that were not among the ``count`` changed ones."""
+    named = len(set(options["ids"]))
+    if named <= count:
+        return ""
+    return f"; {named - count} of the given ids are unknown or not dead"

@@ -1,0 +1,224 @@
+"""The page of the Python API in the reference, made from signatures and docstrings.
+
+``python -m tests.api_reference`` rewrites what is between the markers of each chapter; ``--check``
+exits with 1 if that would change the page. What is outside the markers is written by hand.
+
+A docstring is prose. Three forms in it have a meaning here: a list of ``- ``name``: …`` becomes a
+table of arguments, a paragraph that begins with ``Raises`` names the errors, and what follows
+``Example::`` is the example. ``tests.api_entries`` says which names are public, and holds the text
+of those that cannot have a docstring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import django
+
+from tests.api_entries import CHAPTERS, Entry
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "api.md"
+BLOCK = "<!-- {0}: from the docstrings -->\n{1}<!-- end of {0} -->"
+WIDTH = 120  # characters of a line of prose
+CODE_WIDTH = 88  # characters of a signature in one line
+ITEM = re.compile(r"^- (?P<names>``\w+``(?:, ``\w+``)*): (?P<text>.*)$", re.DOTALL)
+SHOWN_DEFAULTS = ("NoneType", "bool", "int", "float", "str", "tuple")  # types of defaults
+INTERNAL = ("settings",)  # parameters that only the package passes
+READABLE = {  # names of types that only the source knows
+    "Callable[[Callable[P, T_co]], Listening[P, T_co]]": "Callable[[F], F]",
+    "Callable[[C], C]": "Callable[[F], F]",
+    "ErrorTypes": "tuple[type[BaseException], ...]",
+    "Path": "str | Callable",
+    "'": '"',
+}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.api_reference", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the page would change")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
+    old = PAGE.read_text(encoding="utf-8")
+    new = rewritten(old)
+    if not options.check:
+        PAGE.write_text(new, encoding="utf-8")
+    return int(options.check and new != old)
+
+
+def rewritten(page: str) -> str:
+    """Return the page with the chapters as the code has them now."""
+    for name, entries in CHAPTERS.items():
+        pattern = BLOCK.format(re.escape(name), "(.*?)")
+        found = re.findall(pattern, page, re.DOTALL)
+        assert len(found) == 1, f"{len(found)} chapters {name!r} in {PAGE}"
+        page = page.replace(BLOCK.format(name, found[0]), BLOCK.format(name, chapter(entries)))
+    return page
+
+
+def chapter(entries: list[Entry]) -> str:
+    return "\n" + "".join(f"{part}\n\n" for entry in entries for part in parts(entry))
+
+
+def parts(entry: Entry) -> Iterator[str]:
+    """Yield heading, signature, description, errors, methods, links and example of a name."""
+    value = entry.value()
+    text, example = split(entry.text or inspect.getdoc(value) or "")
+    if entry.heading:
+        yield f"{'#' * entry.level} {entry.heading}"
+    if shown := signature_of(entry, value):
+        yield f"```py\n{shown}\n```"
+    promise = "**Stable.**" if entry.stable else "**Provisional.**"
+    for number, paragraph in enumerate(text.split("\n\n")):
+        yield formatted(paragraph if number else f"{promise} {paragraph}")
+    if entry.methods:
+        yield "\n".join(method(value, name) for name in entry.methods)
+    if entry.see:
+        yield filled(f"See {entry.see}.")
+    if example := entry.example or example:
+        yield f"```python\n{example.strip()}\n```"
+
+
+# --- docstrings ----------------------------------------------------------------------------------
+
+
+def split(doc: str) -> tuple[str, str]:
+    """Return the prose of a docstring, and its example."""
+    prose, _, example = doc.partition("\n\nExample::\n\n")
+    return prose, textwrap.dedent(example)
+
+
+def formatted(paragraph: str) -> str:
+    """Return a paragraph of a docstring as Markdown."""
+    split_items = re.split(r"^(?=- ``)", paragraph, flags=re.MULTILINE)
+    matches = [ITEM.match(" ".join(each.split())) for each in split_items if each]
+    if matches and all(matches):
+        rows = [f"| {each['names']} | {cell(each['text'])} |" for each in matches if each]
+        return code("\n".join(["| name | |", "|---|---|", *rows]))
+    return filled(re.sub(r"^Raises\b", "**Raises**", code(paragraph)))
+
+
+def cell(text: str) -> str:
+    return text.removesuffix(".").replace("|", r"\|")
+
+
+def code(text: str) -> str:
+    """Return reStructuredText's marks of code as Markdown's."""
+    return re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
+
+
+def filled(text: str, *, indent: str = "") -> str:
+    words = " ".join(text.split())
+    return textwrap.fill(
+        words, WIDTH, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent
+    )
+
+
+def method(cls: type, name: str) -> str:
+    """Return the item of a method: its signature, and its docstring without the example."""
+    value = inspect.getattr_static(cls, name)
+    if isinstance(value, property):
+        shown = f"{name}: {annotation(inspect.signature(value.fget).return_annotation)}"  # type: ignore[arg-type]
+        doc = inspect.getdoc(value.fget)
+    else:
+        bound = isinstance(value, (classmethod, staticmethod))
+        call = value.__func__ if bound else value
+        shown = call_of(name, call, without_first=not isinstance(value, staticmethod))
+        doc = inspect.getdoc(call)
+    prose = split(doc or "")[0]
+    return filled(f"- `{shown}`: {code(prose)}", indent="  ")
+
+
+# --- signatures ----------------------------------------------------------------------------------
+
+
+def signature_of(entry: Entry, value: Any) -> str:
+    """Return how a name is called, with types; empty if it is not called by your code."""
+    if entry.signature is not None:
+        return entry.signature
+    if inspect.isroutine(value):
+        return call_of(entry.name, value)
+    if isinstance(value, type):
+        bases = ", ".join(each.__name__ for each in value.__bases__ if each.__name__[0] != "_")
+        bases = "" if bases in ("object", "") else f"({bases})"
+        if issubclass(value, BaseException) and "__init__" not in vars(value):
+            return f"class {entry.name}{bases}"
+        return call_of(entry.name, value)
+    return ""
+
+
+def call_of(name: str, call: Any, *, without_first: bool = False) -> str:
+    """Return a call with its parameters and types, in one line if there is room."""
+    taken = inspect.signature(call)
+    parameters = [
+        each
+        for each in taken.parameters.values()
+        if each.name[0] != "_" and each.name not in INTERNAL
+    ]
+    words, only_keywords = [], False
+    for each in parameters[1:] if without_first else parameters:
+        if each.kind is each.KEYWORD_ONLY and not only_keywords:
+            words.append("*")
+        only_keywords = only_keywords or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        words.append(parameter(each))
+    result = "" if isinstance(call, type) else f" -> {returned(call, taken)}"
+    prefix = "async " if inspect.iscoroutinefunction(call) else ""
+    line = f"{prefix}{name}({', '.join(words)}){result}"
+    if len(line) <= CODE_WIDTH or without_first:
+        return line
+    return f"{prefix}{name}(\n" + "".join(f"    {each},\n" for each in words) + f"){result}"
+
+
+def parameter(given: inspect.Parameter) -> str:
+    stars = "*" if given.kind is given.VAR_POSITIONAL else ""
+    stars = "**" if given.kind is given.VAR_KEYWORD else stars
+    text = f"{stars}{given.name}"
+    if given.annotation is not given.empty:
+        text += f": {annotation(given.annotation)}"
+    if given.default is not given.empty:
+        equals = "=" if given.annotation is given.empty else " = "
+        text += f"{equals}{default(given.default)}"
+    return text
+
+
+def annotation(given: Any) -> str:
+    """Return a type as the source writes it, without what only the source needs."""
+    text = given if isinstance(given, str) else inspect.formatannotation(given)
+    text = re.sub(r"\bInitVar\[(.*)\]$", r"\1", text)
+    text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", text)
+    for name, readable in READABLE.items():
+        text = text.replace(name, readable)
+    return text
+
+
+def returned(call: Any, taken: inspect.Signature) -> str:
+    """Return the type of the result; a generator that is a context manager is shown as one."""
+    text = annotation(taken.return_annotation)
+    wrapped = inspect.unwrap(call)
+    if call is not wrapped and inspect.isgeneratorfunction(wrapped):
+        text = re.sub(r"^Iterator\b", "AbstractContextManager", text)
+    return text
+
+
+def default(value: Any) -> str:
+    if value == "__GLOBAL__":
+        return "GLOBAL"
+    if isinstance(value, Enum):
+        return "ANY" if value.name == "ANY" else "..."
+    if type(value).__name__ not in SHOWN_DEFAULTS:
+        return "..."
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

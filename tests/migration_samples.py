@@ -1,0 +1,161 @@
+"""What the pages about migration start from: a shop, and the tables of other outboxes."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, ExitStack
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.testapp.models import Order
+
+
+class Carrier:
+    """The service that books parcels; it fails while ``error`` is set, and remembers its calls."""
+
+    def __init__(self) -> None:
+        self.booked: list[tuple[Any, str | None]] = []
+        self.error: Exception | None = None
+
+    def book(self, sku: Any, idempotency_key: str | None = None) -> None:
+        if self.error:
+            raise self.error
+        self.booked.append((sku, idempotency_key))
+
+
+class Shop:
+    """The modules of a reader's project; a module that is added again replaces the one before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.carrier = Carrier()
+        self._open: dict[str, ExitStack] = {}
+        self._put("shop")
+        self._put("shop.models", Order=Order)
+        self._put("shop.clients", carrier=self.carrier)
+
+    def add(self, name: str, block: AbstractContextManager[dict[str, Any]]) -> Any:
+        """Make a module of a page's block, which ``samples.run`` lends, and return it."""
+        self.remove(name)
+        self._open[name] = ExitStack()
+        return self._put(name, **self._open[name].enter_context(block))
+
+    def remove(self, name: str) -> None:
+        """Forget a module's listeners."""
+        if stack := self._open.pop(name, None):
+            stack.close()
+
+    def close(self) -> None:
+        for name in [*self._open]:
+            self.remove(name)
+
+    def _put(self, name: str, **names: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(names)
+        self.monkeypatch.setitem(sys.modules, name, module)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+        return module
+
+
+def command(module: Any, **options: Any) -> str:
+    """Run the management command of a module, and return what it prints."""
+    lines: list[str] = []
+    made = module.Command()
+    made.stdout = SimpleNamespace(write=lines.append)
+    made.handle(**options)
+    return "\n".join(lines)
+
+
+# --- the tables of other outboxes, on PostgreSQL -------------------------------------------------
+
+# https://github.com/leonlee/outbox, 0.9.1: outbox-jdbc/src/main/resources/schema/postgresql.sql
+OUTBOX_JAVA = """
+CREATE TABLE outbox_event (
+  event_id VARCHAR(36) PRIMARY KEY,
+  event_type VARCHAR(128) NOT NULL,
+  aggregate_type VARCHAR(64),
+  aggregate_id VARCHAR(128),
+  tenant_id VARCHAR(64),
+  payload JSONB NOT NULL,
+  headers JSONB,
+  status SMALLINT NOT NULL,
+  attempts INT NOT NULL DEFAULT 0,
+  available_at TIMESTAMPTZ NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  done_at TIMESTAMPTZ,
+  last_error TEXT,
+  locked_by VARCHAR(128),
+  locked_at TIMESTAMPTZ
+)
+"""
+
+# https://github.com/namastack/namastack-outbox, 1.8.1:
+# namastack-outbox-jdbc/src/main/resources/schema/postgres/outbox-tables.sql
+NAMASTACK = """
+CREATE TABLE outbox_record (
+    id             VARCHAR(255)             NOT NULL,
+    status         VARCHAR(20)              NOT NULL,
+    record_key     VARCHAR(255)             NOT NULL,
+    record_type    VARCHAR(255)             NOT NULL,
+    payload        TEXT                     NOT NULL,
+    context        TEXT,
+    created_at     TIMESTAMP WITH TIME ZONE NOT NULL,
+    completed_at   TIMESTAMP WITH TIME ZONE,
+    failure_count  INT                      NOT NULL,
+    failure_reason VARCHAR(1000),
+    next_retry_at  TIMESTAMP WITH TIME ZONE NOT NULL,
+    partition_no   INTEGER                  NOT NULL,
+    handler_id     VARCHAR(1000)            NOT NULL,
+    PRIMARY KEY (id)
+)
+"""
+
+# https://github.com/gruelbox/transaction-outbox, 7.0.715: the migrations of DefaultDialect, with
+# what Dialect.POSTGRESQL_9 changes
+GRUELBOX = """
+CREATE TABLE TXNO_OUTBOX (
+    id VARCHAR(36) PRIMARY KEY,
+    invocation TEXT,
+    nextAttemptTime TIMESTAMP(6),
+    attempts INT,
+    blacklisted BOOLEAN,
+    version INT
+);
+ALTER TABLE TXNO_OUTBOX ADD COLUMN uniqueRequestId VARCHAR(100) NULL UNIQUE;
+ALTER TABLE TXNO_OUTBOX ADD COLUMN processed BOOLEAN;
+ALTER TABLE TXNO_OUTBOX ALTER COLUMN uniqueRequestId TYPE VARCHAR(250);
+ALTER TABLE TXNO_OUTBOX RENAME COLUMN blacklisted TO blocked;
+ALTER TABLE TXNO_OUTBOX ADD COLUMN lastAttemptTime TIMESTAMP(6);
+ALTER TABLE TXNO_OUTBOX ADD COLUMN topic VARCHAR(250) NOT NULL DEFAULT '*';
+ALTER TABLE TXNO_OUTBOX ADD COLUMN seq BIGINT NULL
+"""
+
+# https://pypi.org/project/django-reliable-outbox/, 0.1.1: what its first migration creates. The
+# package itself needs Python 3.12 and a Django below 6.1.
+RELIABLE = """
+CREATE TABLE reliable_outbox_outboxmessage (
+    id bigint NOT NULL PRIMARY KEY GENERATED BY DEFAULT AS IDENTITY,
+    message_id uuid NOT NULL UNIQUE,
+    kind varchar(5) NOT NULL,
+    name varchar(255) NOT NULL,
+    payload jsonb NOT NULL,
+    headers jsonb NOT NULL,
+    key varchar(255) NULL,
+    destination varchar(100) NOT NULL,
+    status varchar(9) NOT NULL,
+    attempts integer NOT NULL CHECK (attempts >= 0),
+    max_attempts integer NOT NULL CHECK (max_attempts >= 0),
+    backoff varchar(11) NOT NULL,
+    run_at timestamp with time zone DEFAULT STATEMENT_TIMESTAMP() NOT NULL,
+    locked_until timestamp with time zone NULL,
+    locked_by varchar(100) NOT NULL,
+    created_at timestamp with time zone DEFAULT STATEMENT_TIMESTAMP() NOT NULL,
+    completed_at timestamp with time zone NULL,
+    last_error text NOT NULL,
+    last_traceback text NOT NULL
+)
+"""

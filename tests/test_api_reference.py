@@ -1,0 +1,294 @@
+"""The page of the Python API: up to date, complete, and each of its examples runs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.dispatch import Signal
+
+import django_outbox as outbox
+from django_outbox import relays, signals, testing
+from django_outbox.contrib import locale, logs, opentelemetry
+from django_outbox.listeners import registry
+from django_outbox.signals import event_decided
+from tests import api_reference, samples
+from tests.api_entries import CHAPTERS, Entry
+
+PAGE = samples.DOCS / "reference" / "api.md"
+ENTRIES = [entry for entries in CHAPTERS.values() for entry in entries]
+PATHS = {entry.path for entry in ENTRIES}
+HEADING = re.compile(r"^#{2,4} (.+)$", re.MULTILINE)
+IMPORT = re.compile(r"^(?:from|import) ", re.MULTILINE)
+
+
+# --- up to date, and complete --------------------------------------------------------------------
+
+
+@pytest.mark.any_database
+def test_the_page_is_up_to_date() -> None:
+    page = PAGE.read_text()
+    assert api_reference.rewritten(page) == page, "python -m tests.api_reference writes it anew"
+
+
+@pytest.mark.any_database
+def test_check_fails_for_a_page_that_would_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "api.md"
+    page.write_text(PAGE.read_text().replace("**Stable.** Write one event", "Write an event"))
+    monkeypatch.setattr(api_reference, "PAGE", page)
+    assert api_reference.main(["--check"]) == 1
+    assert "**Stable.** Write one event" not in page.read_text()
+    assert api_reference.main([]) == 0
+    assert page.read_text() == PAGE.read_text()
+    assert api_reference.main(["--check"]) == 0
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize(
+    ("module", "public"),
+    [
+        ("django_outbox", {*outbox.__all__} - {"inbox"}),
+        ("django_outbox.testing", {*testing.__all__}),
+        ("django_outbox.relays", {*relays.__all__} - {"BrokerUnavailable"}),
+        ("django_outbox.inbox", {*outbox.inbox.__all__}),
+    ],
+    ids=["package", "testing", "relays", "inbox"],
+)
+def test_every_public_name_has_an_entry(module: str, public: set[str]) -> None:
+    listed = {path.partition(":")[2] for path in PATHS if path.partition(":")[0] == module}
+    assert listed - {"signals"} == public
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize("module", [locale, logs, opentelemetry], ids=["locale", "logs", "traces"])
+def test_every_function_of_contrib_has_an_entry(module: Any) -> None:
+    own = {
+        f"{module.__name__}:{name}"
+        for name, value in vars(module).items()
+        if name[0] != "_" and getattr(value, "__module__", "") == module.__name__
+    }
+    assert own <= PATHS
+    assert own
+
+
+@pytest.mark.any_database
+def test_every_signal_is_named() -> None:
+    [chapter] = CHAPTERS["signals"]
+    names = {name for name, each in vars(signals).items() if isinstance(each, Signal)}
+    assert {*re.findall(r"``([a-z_]+)``", chapter.text)} - {"sender"} == names
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize("entry", ENTRIES, ids=[entry.path for entry in ENTRIES])
+def test_an_entry_says_what_it_is_what_it_promises_and_shows_an_example(entry: Entry) -> None:
+    parts = [*api_reference.parts(entry)]
+    marks = [part for part in parts if part.startswith(("**Stable.** ", "**Provisional.** "))]
+    assert len(marks) == 1
+    assert sum(part.startswith("```python\n") for part in parts) == 1
+    assert not [part for part in parts if "``" in part and not part.startswith("```")]
+    for method in entry.methods:
+        assert inspect.getdoc(inspect.getattr_static(entry.value(), method))
+
+
+@pytest.mark.any_database
+def test_only_prose_of_the_right_width_is_made() -> None:
+    in_code = False
+    for line in PAGE.read_text().splitlines():
+        in_code ^= line.startswith("```")
+        assert in_code or line.startswith("|") or len(line) <= api_reference.WIDTH, line
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        (lambda given, *, flag=True: None, "f(given, *, flag=True)"),
+        (lambda *args, name="x", **rest: None, 'f(*args, name="x", **rest)'),
+    ],
+    ids=["keyword", "variable"],
+)
+def test_a_signature_shows_the_kinds_of_its_arguments(call: Callable[..., Any], shown: str) -> None:
+    assert api_reference.call_of("f", call).startswith(shown)
+
+
+# --- every example runs --------------------------------------------------------------------------
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Yield each block of the page that is not only imports, with the heading above it."""
+    text, seen = PAGE.read_text(), dict[str, int]()
+    for match in samples.BLOCK.finditer(text):
+        if not is_of_imports(match["code"]):
+            heading = HEADING.findall(text[: match.start()])[-1]
+            seen[heading] = seen.get(heading, 0) + 1
+            assert seen[heading] == 1, f"two examples under {heading}"
+            yield heading, match["code"]
+
+
+def is_of_imports(code: str) -> bool:
+    """Whether a block begins a chapter: nothing but imports."""
+    return bool(IMPORT.match(code)) and "\n\n\n" not in code and "def " not in code
+
+
+EXAMPLES = dict(examples())
+IMPORTS = "\n".join(
+    match["code"] for match in samples.BLOCK.finditer(PAGE.read_text())
+    if is_of_imports(match["code"])
+)  # fmt: skip
+# What an example's listener decides; any other is done.
+OUTCOMES = {
+    "`Defer(…)`": "deferred", "`Dead(…)`": "dead", "`RetryAfter(…)`": "retry",
+    "`Unrecoverable`": "dead", "`Failure`": "done", "`BrokerUnavailable`": "deferred",
+}  # fmt: skip
+
+
+@pytest.mark.any_database
+def test_there_is_an_example_for_every_entry() -> None:
+    assert len(EXAMPLES) == len(ENTRIES)
+
+
+@contextmanager
+def forgotten() -> Iterator[set[registry.Listener]]:
+    """Yield the listeners that there were; forget what an example registers or connects."""
+    before, receivers = {*registry.listeners()}, [*signals.event_dead.receivers]
+    try:
+        yield before
+    finally:
+        signals.event_dead.receivers = receivers
+        signals.event_dead.sender_receivers_cache.clear()
+        for each in {*registry.listeners()} - before:
+            registry.remove(each.call)
+
+
+def do_nothing(event: outbox.Event) -> None:
+    """Get the events of examples whose subject is not the listener."""
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("heading", "code"),
+    EXAMPLES.items(),
+    ids=[re.sub(r"[^\w. ]", "", heading) for heading in EXAMPLES],
+)
+def test_an_example_runs(
+    heading: str, code: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    names: dict[str, Any] = {"__name__": "sample", "__tmp__": tmp_path / "log"}
+    with forgotten() as before:
+        exec(compile(IMPORTS, str(PAGE), "exec"), names)
+        given = {*names}
+        exec(compile(code, heading, "exec"), names)
+        for new in {*registry.listeners()} - before:
+            assert decided(new) == OUTCOMES.get(heading, "done")
+        outbox.listener("order.placed", name="reserve")(do_nothing)
+        made = {name: names[name] for name in names if name not in given}
+        for name, value in made.items():
+            if name.startswith("test_"):
+                value(*map(request.getfixturevalue, inspect.signature(value).parameters))
+            elif isinstance(value, type) and issubclass(value, unittest.TestCase):
+                run_case(value)
+        if check := CHECKS.get(heading):
+            check(names)
+
+
+def decided(listener: registry.Listener) -> str:
+    """Deliver one event to a listener of an example; return what it decided."""
+    outcomes: list[str] = []
+
+    def record(*, outcome: str, **kwargs: Any) -> None:
+        if kwargs["listener"].title == listener.title:
+            outcomes.append(outcome)
+
+    event_decided.connect(record)
+    try:
+        with transaction.atomic():
+            outbox.write(listener.event_type, {"order": 7})
+        outbox.drain()
+    finally:
+        event_decided.disconnect(record)
+    [outcome] = outcomes
+    return outcome
+
+
+def run_case(case: type[unittest.TestCase]) -> None:
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    assert result.testsRun == 1
+    assert [text for _, text in result.failures + result.errors] == []
+
+
+# --- examples that only define something ---------------------------------------------------------
+
+
+def message(names: dict[str, Any]) -> Any:
+    event = testing.make_event("order.placed", {"order": 7})
+    return names["Message"](
+        to="shop.orders", body=b'{"order":7}', content_type="application/json", headers={},
+        event_id=event.event_id, event_type=event.event_type, key=None, group=None, event=event,
+    )  # fmt: skip
+
+
+def check_worker(names: dict[str, Any]) -> None:
+    stop = threading.Event()
+    stop.set()
+    names["work_until"](stop)
+
+
+def check_backend(names: dict[str, Any]) -> None:
+    path = Path(names["__tmp__"])
+    backend = names["Log"](path=str(path))
+    backend.open()
+    assert backend.publish([message(names)], 0.0) == [None]
+    backend.close()
+    assert path.read_bytes() == b'{"order":7}\n'
+    with pytest.raises(outbox.BrokerUnavailable):
+        names["Log"](path=str(path / "none")).open()
+
+
+def check_message(names: dict[str, Any]) -> None:
+    sent = message(names)
+    assert names["as_line"](sent) == sent.event_id.encode() + b' {"order":7}'
+
+
+def check_unconfirmed(names: dict[str, Any]) -> None:
+    [outcome] = names["Silent"]().publish([message(names)], 0.0)
+    assert isinstance(outcome, relays.Unconfirmed)
+
+
+def check_outcome(names: dict[str, Any]) -> None:
+    assert names["outcome_of"](200) is None
+    assert isinstance(names["outcome_of"](404), outbox.Unrecoverable)
+
+
+def check_written(names: dict[str, Any]) -> None:
+    assert names["types"]([message(names).event]) == ["order.placed"]
+
+
+def check_relayed(names: dict[str, Any]) -> None:
+    assert names["bodies"]({"orders": [message(names)]}, "orders") == [b'{"order":7}']
+
+
+def check_signal(names: dict[str, Any]) -> None:
+    assert names["count_dead"] in [each[1]() for each in signals.event_dead.receivers]
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "`Worker(…)`": check_worker,
+    "`Backend`": check_backend,
+    "`Message`": check_message,
+    "`Unconfirmed`": check_unconfirmed,
+    "`Outcome`": check_outcome,
+    "`Written`": check_written,
+    "`Relayed`": check_relayed,
+    "Signals: `django_outbox.signals`": check_signal,
+}

@@ -1,0 +1,128 @@
+"""``outbox_dead``: dead events by cause, one event whole, export, discard, skip."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent
+from tests.table import insert, keyed, now, row
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DEAD, NEW, DONE = Status.DEAD, Status.NEW, Status.DONE
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command("outbox_dead", *arguments, stdout=out)
+    return out.getvalue().strip()
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(CommandError) as raised:
+        run(*arguments)
+    assert raised.value.returncode == 1
+    return str(raised.value)
+
+
+def dead(count: int = 1, error: str | None = "ValueError: no", **columns: Any) -> list[str]:
+    given = {"due": None, "status": DEAD, "done_at": now(), "last_error": error, "attempts": 3}
+    return insert(count, **{**given, **columns})
+
+
+# --- list -----------------------------------------------------------------------------------------
+
+
+def test_dead_events_are_counted_by_type_and_class_of_error() -> None:
+    dead(2, "ValueError: no")
+    (last,) = dead(1, "ValueError: not this time\nTraceback")
+    dead(1, "requests.Timeout: 5 s", event_type="parcel.requested")
+    dead(1, None, event_type="parcel.requested")
+    insert(4)
+    found = json.loads(run("list", "--format", "json"))
+    assert [(each["count"], each["event_type"], each["error"]) for each in found] == [
+        (3, "order.placed", "ValueError"),
+        (1, "parcel.requested", ""),
+        (1, "parcel.requested", "requests.Timeout"),
+    ]
+    assert found[0]["event_id"] == last
+    lines = run("list").splitlines()
+    assert lines[0].split() == "events event type error last death one of them".split()
+    assert lines[1].split()[:3] == ["3", "order.placed", "ValueError"]
+    assert "no error text" in lines[2]
+
+
+def test_the_list_takes_the_filters_of_the_replay() -> None:
+    dead(2)
+    dead(1, "KeyError: 'a'", tenant_id="acme")
+    for chosen in (
+        ["--error", "KeyError"],
+        ["--tenant", "acme"],
+        ["--since", "2m", "--error", "K"],
+    ):
+        assert [each["count"] for each in json.loads(run("list", *chosen, "--format=json"))] == [1]
+    assert run("list", "--key", "nobody's") == "No event is dead."
+
+
+# --- show and export ------------------------------------------------------------------------------
+
+
+def test_everything_about_an_event_is_shown() -> None:
+    (event_id,) = dead(1, "ValueError: no\n  File x", tenant_id="acme")
+    text = run("show", event_id)
+    for part in (event_id, "DEAD", "order.placed", "acme", "File x", "attempts       3"):
+        assert part in text
+    assert "locked_by" not in text  # it has none
+    found = json.loads(run("show", event_id, "--format", "json"))
+    assert (found["event_id"], found["status"]) == (event_id, "DEAD")
+    assert "ids of stored events" in refused("show", event_id, "nowhere")
+
+
+def test_an_export_has_a_line_for_each_event_with_its_exact_payload() -> None:
+    first, second = dead(2)
+    text = '{"price":\n 12345678901234567890.10, "a": "ü\u2028"}'
+    OutboxEvent.objects.filter(pk=first).update(payload=text)
+    OutboxEvent.objects.filter(pk=second).update(payload="not\nJSON", headers='{"b": 1}')
+    insert(1)
+    lines = run("export", "--all").split("\n")
+    assert [json.loads(each)["event_id"] for each in lines] == [first, second]
+    assert '"payload": {"price":  12345678901234567890.10, "a": "ü\u2028"}' in lines[0]
+    assert json.loads(lines[1])["payload"] == "not\nJSON"
+    assert json.loads(lines[1])["headers"] == {"b": 1}
+    assert json.loads(lines[0])["done_at"].endswith("Z")
+    assert run("export", second).count("\n") == 0
+    assert "--all" in refused("export")
+
+
+# --- discard and skip -----------------------------------------------------------------------------
+
+
+def test_dead_events_are_discarded_for_good() -> None:
+    first, second, third = dead(3)
+    (waits,) = insert(1)
+    assert run("discard", first, "--dry-run") == "would discard 1"
+    assert row(first).status == DEAD
+    assert run("discard", first, waits) == (
+        "discarded 1; 1 of the given ids are unknown or not dead"
+    )
+    assert {*OutboxEvent.objects.values_list("pk", flat=True)} == {second, third, waits}
+    assert refused("discard", waits).startswith("discarded 0; 1 of the given ids")
+    assert "Expected ids, a filter, or --all" in refused("discard")
+    assert "cannot be combined" in refused("discard", "--all", "--error", "x")
+    assert run("discard", "--error", "ValueError") == "discarded 2"
+
+
+def test_an_event_that_blocks_its_stream_is_skipped() -> None:
+    first, second = keyed("k", 2, due=600)
+    (free,) = insert(1)
+    assert run("skip", first, free).startswith(
+        "skipped 1; 1 of the given ids are unknown, finished"
+    )
+    assert (row(first).status, row(second).status, row(free).status) == (DEAD, NEW, NEW)
+    assert refused("skip", first).startswith("skipped 0; 1 of the given ids")

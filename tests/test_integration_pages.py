@@ -1,0 +1,459 @@
+"""Pages about other packages, changing schemas and archives: the samples do what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from io import StringIO
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sentry_sdk
+from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from channels.layers import get_channel_layer
+from django.core.management import call_command
+from django.db import connection, connections, transaction
+from django.db.utils import NotSupportedError, ProgrammingError
+from django.test import Client
+from django.urls import path
+from sentry_sdk.integrations.logging import LoggingIntegration
+from sentry_sdk.transport import Transport
+
+import django_outbox as outbox
+from django_outbox import signals
+from django_outbox.models import OutboxEvent
+from tests import samples
+from tests.table import insert, listening, now, row, statuses, write
+from tests.testapp.models import Order
+
+INTEGRATIONS = "how-to/integrations.md"
+EVOLVE = "how-to/evolve-event-schemas.md"
+ARCHIVE = "how-to/partition-and-archive.md"
+
+pytestmark = pytest.mark.django_db(transaction=True)
+on_postgres = pytest.mark.skipif(
+    "connection.vendor != 'postgresql'", reason="the SQL of the page is PostgreSQL's"
+)
+
+Shop = dict[str, ModuleType]
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """Lend the modules of the page about integrations, with a model of orders."""
+    models = ModuleType("shop.models")
+    vars(models)["Order"] = Order
+    monkeypatch.setitem(sys.modules, "shop.models", models)
+    with samples.modules(INTEGRATIONS) as found:
+        yield found
+
+
+def sql(page: str) -> list[str]:
+    """Return the SQL blocks of a page."""
+    text = (samples.DOCS / page).read_text()
+    return re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+# --- Django REST framework -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def post(shop: Shop, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Lend a function that posts an order to the page's view, with ATOMIC_REQUESTS."""
+    urls = ModuleType("shop.urls")
+    vars(urls)["urlpatterns"] = [path("orders/", vars(shop["shop.api"])["OrderView"].as_view())]
+    monkeypatch.setitem(sys.modules, "shop.urls", urls)
+    for given in (connections.settings["default"], connection.settings_dict):
+        monkeypatch.setitem(given, "ATOMIC_REQUESTS", True)
+    settings.ROOT_URLCONF = "shop.urls"
+
+    def post(**data: str) -> int:
+        client = Client(raise_request_exception=False)
+        status: int = client.post("/orders/", data, content_type="application/json").status_code
+        return status
+
+    return post
+
+
+def test_a_view_of_drf_commits_the_order_with_its_event(post: Callable[..., int]) -> None:
+    assert post(sku="teapot") == 201
+    assert (Order.objects.count(), OutboxEvent.objects.count()) == (1, 1)
+
+
+def test_an_exception_of_drf_rolls_both_back(post: Callable[..., int]) -> None:
+    assert post(sku="unicorn") == 400  # an APIException
+    assert post() == 500  # a KeyError
+    assert (Order.objects.count(), OutboxEvent.objects.count()) == (0, 0)
+
+
+def test_a_handler_without_set_rollback_commits_both(
+    post: Callable[..., int], shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rest_framework.response import Response
+
+    view = vars(shop["shop.api"])["OrderView"]
+    handler = lambda error, context: Response({"error": str(error)}, status=400)  # noqa: E731
+    monkeypatch.setattr(view, "get_exception_handler", lambda self: handler)
+    assert post(sku="unicorn") == 400
+    assert (Order.objects.count(), OutboxEvent.objects.count()) == (1, 1)
+
+
+# --- Channels ------------------------------------------------------------------------------------
+
+
+def test_a_consumer_writes_and_gets_what_the_listeners_push(shop: Shop, settings: Any) -> None:
+    settings.CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
+    consumer = vars(shop["shop.consumers"])["OrdersConsumer"]
+
+    async def talk() -> list[Any]:
+        scope = {"type": "websocket", "path": "/orders/", "headers": [], "subprotocols": []}
+        browser = ApplicationCommunicator(consumer.as_asgi(), scope)
+        await browser.send_input({"type": "websocket.connect"})
+        assert (await browser.receive_output(5))["type"] == "websocket.accept"
+        await browser.send_input({"type": "websocket.receive", "text": '{"sku": "teapot"}'})
+        while not await OutboxEvent.objects.aexists():
+            assert await browser.receive_nothing(0.01)
+        await sync_to_async(outbox.drain)()
+        first = await browser.receive_output(5)
+        await sync_to_async(write)(1, "order.cancelled", payload={"sku": "kettle"})
+        await sync_to_async(outbox.drain)()
+        second = await browser.receive_output(5)
+        await browser.send_input({"type": "websocket.disconnect", "code": 1000})
+        await browser.wait(5)
+        return [json.loads(each["text"]) for each in (first, second)]
+
+    messages = async_to_sync(talk)()
+    ids = dict(OutboxEvent.objects.values_list("event_type", "event_id"))
+    assert messages == [
+        {"id": ids["order.placed"], "sku": "teapot"},
+        {"id": ids["order.cancelled"], "sku": "kettle"},
+    ]
+    assert statuses() == {"DONE": 2}
+
+
+def test_a_full_channel_drops_a_message_of_a_group_silently(settings: Any) -> None:
+    """The page warns that the channel layer's part of the way is at most once."""
+    layer = {"BACKEND": "channels.layers.InMemoryChannelLayer", "CONFIG": {"capacity": 1}}
+    settings.CHANNEL_LAYERS = {"default": layer}
+
+    async def overfill() -> int:
+        layer: Any = get_channel_layer()
+        await layer.group_add("orders", "one.browser")
+        for _ in range(3):
+            await layer.group_send("orders", {"type": "order.changed"})
+        return int(layer.channels["one.browser"].qsize())
+
+    assert async_to_sync(overfill)() == 1
+
+
+# --- Sentry --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reports(shop: Shop) -> Iterator[list[dict[str, Any]]]:
+    """Lend what Sentry would get, with the page's receiver and filter."""
+    found: list[dict[str, Any]] = []
+
+    class Collecting(Transport):
+        def capture_envelope(self, envelope: Any) -> None:
+            found.extend(each for item in envelope.items if (each := item.get_event()))
+
+    sentry = vars(shop["shop.sentry"])
+    sentry_sdk.init(
+        dsn="http://key@127.0.0.1/1", transport=Collecting, default_integrations=False,
+        integrations=[LoggingIntegration()], before_send=sentry["drop_log_line"],
+        auto_enabling_integrations=False, enable_backpressure_handling=False,
+    )  # fmt: skip
+    signals.event_dead.connect(sentry["report_dead"])
+    try:
+        yield found
+    finally:
+        signals.event_dead.disconnect(sentry["report_dead"])
+        sentry_sdk.get_client().close()
+        sentry_sdk.get_global_scope().set_client(None)
+
+
+def fail(event: outbox.Event) -> None:
+    raise LookupError("no such customer: Ada")
+
+
+async def fail_async(event: outbox.Event) -> None:
+    fail(event)
+
+
+@pytest.mark.parametrize("listener", [fail, fail_async], ids=["plain", "async"])
+def test_sentry_gets_the_exception_with_tags_and_the_dead_event(
+    shop: Shop, reports: list[dict[str, Any]], settings: Any, listener: Callable[..., Any]
+) -> None:
+    once = {"policy": "fixed", "max_attempts": 1}
+    settings.OUTBOX = {"INTERCEPTORS": ["shop.sentry.tag_calls"], "RETRY": once}
+    with listening(listener, "customer.moved"):
+        [event_id] = write(1, "customer.moved")
+        outbox.drain()
+    raised, dead = reports
+    assert (raised["level"], dead["level"]) == ("warning", "error")
+    assert raised["exception"]["values"][-1]["stacktrace"]["frames"][-1]["function"] == "fail"
+    assert raised["tags"] == {
+        "outbox.event_type": "customer.moved", "outbox.event_id": event_id,
+        "outbox.listener": "customer.moved", "outbox.attempt": 1,
+    }  # fmt: skip
+    assert dead["message"] == "customer.moved is dead: LookupError"
+    assert dead["fingerprint"] == ["outbox-dead", "customer.moved", "LookupError"]
+    assert "Ada" not in json.dumps(dead, default=str)
+
+
+def test_sentry_gets_no_report_of_a_retry_after(
+    shop: Shop, reports: list[dict[str, Any]], settings: Any
+) -> None:
+    settings.OUTBOX = {"INTERCEPTORS": ["shop.sentry.tag_calls"]}
+
+    def later(event: outbox.Event) -> None:
+        raise outbox.RetryAfter(3600)
+
+    with listening(later, "customer.moved"):
+        write(1, "customer.moved")
+        outbox.drain()
+    assert (reports, statuses()) == ([], {"RETRY": 1})
+
+
+# --- StatsD --------------------------------------------------------------------------------------
+
+
+def test_the_receivers_of_the_app_send_to_statsd(shop: Shop, settings: Any) -> None:
+    import tests.testapp
+
+    config = vars(shop["shop.apps"])["ShopConfig"]("shop", tests.testapp)
+    metrics = vars(shop["shop.metrics"])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(5)
+        settings.STATSD_HOST, settings.STATSD_PORT = server.getsockname()
+        config.ready()
+        try:
+            with listening(lambda event: None, "customer.moved"):
+                write(1, "customer.moved")
+                outbox.drain()
+            settled = server.recv(1500).decode().splitlines()
+            write(1, "customer.moved")
+            metrics["send_backlog"]()
+            backlog = [server.recv(1500).decode() for _ in range(2)]
+        finally:
+            signals.event_settled.disconnect(metrics["count_settled"])
+            signals.event_dead.disconnect(vars(shop["shop.sentry"])["report_dead"])
+            metrics["client"]().close()
+    assert settled[0] == "shop.outbox.settled.done.customer_moved:1|c"
+    names = [line.partition(":")[0] for line in settled[1:]]
+    assert names == ["shop.outbox.duration.customer_moved", "shop.outbox.lag.customer_moved"]
+    assert re.fullmatch(r"shop\.outbox\.oldest_pending_age:[\d.e-]+\|g", backlog[0])
+    assert backlog[1] == "shop.outbox.dead:0|g"
+
+
+# --- django-tenants ------------------------------------------------------------------------------
+
+
+def test_a_listener_runs_in_the_schema_of_its_writer(
+    shop: Shop, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection's methods are those of django-tenants; on PostgreSQL they set the path."""
+    mine: Any = connections["default"]
+
+    def set_schema(name: str) -> None:
+        mine.schema_name = name
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET search_path = {name}, public")
+
+    monkeypatch.setattr(mine, "schema_name", "south", raising=False)
+    monkeypatch.setattr(mine, "set_schema", set_schema, raising=False)
+    monkeypatch.setattr(mine, "set_schema_to_public", lambda: set_schema("public"), raising=False)
+    given = vars(shop["settings"])["OUTBOX"]
+    settings.OUTBOX = {name: given[name] for name in ("CONTEXT_PROVIDERS", "INTERCEPTORS")}
+    seen: list[str] = []
+    with listening(lambda event: seen.append(mine.schema_name), "customer.moved", atomic=True):
+        write(1, "customer.moved")
+        set_schema("public")
+        outbox.drain()
+    assert (seen, mine.schema_name, statuses()) == (["south"], "public", {"DONE": 1})
+
+
+# --- schemas of events ---------------------------------------------------------------------------
+
+
+def test_the_listeners_read_old_and_new_payloads(settings: Any) -> None:
+    with samples.modules(EVOLVE) as shop:
+        settings.OUTBOX = shop["settings"].OUTBOX
+        given: dict[str, list[Any]] = {
+            "order.placed": [{"order": 1}, {"order": 2, "currency": "GBP"}],
+            "refund.made": [{"cents": 5}],
+            "payment.refunded": [{"cents": 6}],
+            "customer.moved": [{"customer": 1, "address": "Elm 1, Ely"}],
+            "customer.moved.v2": [{"customer": 2, "street": "Oak 2", "city": "Ayr"}],
+            "customer.merged": [{"customer": 1, "target": 2}],
+        }
+        for event_type, payloads in given.items():
+            for payload in payloads:
+                write(1, event_type, payload=payload)
+        with transaction.atomic():
+            merged = shop["shop.customers"].CustomerMerged(3, 4, "a duplicate")
+            assert row(str(outbox.write(merged))).key == "3"
+        outbox.drain()
+        assert statuses() == {"DONE": 8}
+        assert shop["shop.invoices"].invoiced == [(1, "EUR"), (2, "GBP")]
+        assert shop["shop.refunds"].refunded == [("refund.made", 5), ("payment.refunded", 6)]
+        assert shop["shop.addresses"].moved == [(1, "Elm 1", "Ely"), (2, "Oak 2", "Ayr")]
+        merged = shop["shop.customers"].merged
+        assert sorted(merged) == [(1, 2, "unknown"), (3, 4, "a duplicate")]
+
+
+def test_upcasters_bring_each_version_to_the_current_one() -> None:
+    with samples.modules(EVOLVE) as shop:
+        upcasting = shop["shop.upcasting"]
+        write(1, "customer.registered", payload={"name": "Ada Lovelace"})
+        two = {"first": "Alan", "last": "Turing"}
+        write(1, "customer.registered", payload=two, headers={"schema": "2"})
+        upcasting.register("Grace", "Hopper", "fr")
+        outbox.drain()
+        assert upcasting.greeted == [("Ada", "en"), ("Alan", "en"), ("Grace", "fr")]
+
+
+def test_the_old_payloads_of_the_page_can_be_read() -> None:
+    with samples.modules(EVOLVE) as shop:
+        page = shop["shop.tests.test_old_payloads"]
+        for payload in page.STORED:
+            page.test_old_payloads_can_be_read(payload)
+        with pytest.raises(AssertionError):
+            page.test_old_payloads_can_be_read({"parcel": 2})
+        got: list[outbox.Event] = []
+        parcel_sent = shop["shop.events"].ParcelSent
+        with listening(got.append, parcel_sent):
+            write(1, "shipment.created", payload={"parcel": 1})  # an alias
+            outbox.drain()
+        assert [event.payload for event in got] == [parcel_sent(1, "post")]
+
+
+def test_what_an_old_worker_does_with_new_events() -> None:
+    """The table of the page: no listener, a payload that does not fit, a key that is missing."""
+    with samples.modules(EVOLVE) as shop, listening(print, shop["shop.events"].ParcelSent):
+        [unknown] = write(1, "parcel.lost")
+        [unfit] = write(1, "parcel.sent", payload={"number": 1})
+        [missing] = write(1, "order.placed", payload={"id": 1})
+        outbox.drain(limit=3)
+        assert row(unknown).status in (OutboxEvent.Status.NEW, OutboxEvent.Status.RETRY)
+        assert row(unfit).status == OutboxEvent.Status.DEAD
+        assert row(missing).status == OutboxEvent.Status.RETRY
+        left = shop["shop.leftovers"].left
+        assert [left(kind) for kind in ("parcel.sent", "parcel.lost", "parcel.found")] == [1, 1, 0]
+
+
+# --- the archive ---------------------------------------------------------------------------------
+
+
+def test_the_rates_of_the_archive_page_are_computed_correctly() -> None:
+    text = (samples.DOCS / ARCHIVE).read_text()
+    rows = re.findall(r"^\| (\d+) million \| (\d+) \| ([\d.]+) GB \|", text, re.MULTILINE)
+    assert len(rows) == 3
+    for millions, rate, size in rows:
+        events = int(millions) * 1_000_000
+        assert round(events / 86_400) == int(rate)
+        assert float(size) == pytest.approx(events * 560 / 1e9, rel=0.02)
+
+
+@pytest.fixture
+def archive() -> Iterator[Any]:
+    """Create the page's archive; lend a function that runs its command and returns its output."""
+    [create] = [each for each in sql(ARCHIVE) if "PARTITION BY" in each]
+    with connection.cursor() as cursor:
+        cursor.execute(create)
+    try:
+        with samples.modules(ARCHIVE) as shop:
+            command = shop["shop.management.commands.archive_events"]
+
+            def run(**options: Any) -> str:
+                out = StringIO()
+                call_command(command.Command(), stdout=out, **options)
+                return out.getvalue().strip()
+
+            run.module = command  # type: ignore[attr-defined]
+            yield run
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE outbox_event_archive")
+
+
+def archived() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM outbox_event_archive")
+        return int(cursor.fetchone()[0])
+
+
+@on_postgres
+def test_the_command_moves_what_was_delivered_and_nothing_else(archive: Any) -> None:
+    ended = now() - timedelta(hours=2)
+    done = {"due": None, "status": OutboxEvent.Status.DONE}
+    insert(3000, made=7200, done_at=ended, payload='{"n":1}', **done)
+    kept = insert(5, made=60, done_at=now(), **done)  # delivered a minute ago
+    kept += insert(1, made=7200, done_at=ended, unique_key="k", **done)
+    kept += insert(5, made=7200, due=None, status=OutboxEvent.Status.DEAD, done_at=ended)
+    kept += insert(5, made=7200)  # pending
+    [own] = insert(1, made=7200, done_at=ended, **done)
+    OutboxEvent.objects.filter(pk=own).update(event_id="zz-own-id")
+    assert archive(batch=700) == "moved=3000 dropped=None"
+    assert {*OutboxEvent.objects.values_list("pk", flat=True)} == {*kept, "zz-own-id"}
+    assert archive() == "moved=0 dropped=None"
+    assert archive(all_ids=True, keep_unique_days=0) == "moved=2 dropped=None"
+    assert archived() == 3002
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT DISTINCT payload FROM outbox_event_archive WHERE unique_key IS NULL")
+        assert ('{"n":1}',) in cursor.fetchall()
+
+
+@on_postgres
+def test_the_command_drops_old_partitions(archive: Any) -> None:
+    with connection.cursor() as cursor:
+        for day in (date(2026, 1, 1), now().date() - timedelta(days=90)):
+            archive.module.Command().create_partition(cursor, day)
+        cursor.execute(
+            "INSERT INTO outbox_event_archive (archived_on, event_id, event_type, aggregate_type, "
+            "payload, occurred_at, created_at, done_at, attempts) "
+            "VALUES ('2026-01-01', '1', 'x', 'y', '{}', now(), now(), now(), 0)"
+        )
+        assert archived() == 1
+        assert archive(drop_after_days=90) == "moved=0 dropped=outbox_event_archive_20260101"
+        assert archived() == 0
+        cursor.execute(archive.module.PARTITIONS)
+        assert len(cursor.fetchall()) == 2  # the 90th day is kept, and today's is there
+
+
+@on_postgres
+def test_the_event_table_cannot_be_partitioned() -> None:
+    """No partition key is in both unique indexes, as the page says."""
+    like = "CREATE TABLE partitioned (LIKE outbox_event) PARTITION BY RANGE ({})"
+    primary = "ALTER TABLE partitioned ADD PRIMARY KEY (event_id)"
+    unique = "CREATE UNIQUE INDEX ON partitioned (unique_key) WHERE unique_key IS NOT NULL"
+    refused = (NotSupportedError, ProgrammingError)
+    for by, statements in {"created_at": [primary], "event_id": [primary, unique]}.items():
+        with transaction.atomic(), connection.cursor() as cursor:
+            for statement in [like.format(by), *statements[:-1]]:
+                cursor.execute(statement)
+            with (
+                pytest.raises(refused, match="must include all partitioning"),
+                transaction.atomic(),
+            ):
+                cursor.execute(statements[-1])
+            transaction.set_rollback(True)
+
+
+@on_postgres
+def test_the_vacuum_settings_of_the_page_are_accepted() -> None:
+    [alter] = [each for each in sql(ARCHIVE) if each.startswith("ALTER TABLE")]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(alter)
+        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = 'outbox_event'::regclass")
+        assert "autovacuum_vacuum_cost_delay=0" in cursor.fetchone()[0]
+        transaction.set_rollback(True)

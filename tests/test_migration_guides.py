@@ -1,0 +1,765 @@
+"""The pages about migration: each step, and the move of what is pending, with the real packages."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django import VERSION
+from django.apps import apps
+from django.contrib import admin
+from django.core.management import call_command, get_commands
+from django.db import connection, connections, transaction
+from django.test import modify_settings, override_settings
+
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+from tests import samples
+from tests.migration_samples import (
+    GRUELBOX,
+    NAMASTACK,
+    OUTBOX_JAVA,
+    RELIABLE,
+    Shop,
+    command,
+)
+from tests.table import now, statuses
+from tests.testapp.models import Order
+
+CELERY = "how-to/migrate-from-celery.md"
+TASKS = "how-to/migrate-from-django-tasks.md"
+PROCRASTINATE = "how-to/migrate-from-procrastinate.md"
+PARENTS = "how-to/come-from-another-outbox.md"
+
+pytestmark = pytest.mark.django_db(transaction=True)
+on_postgres = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="it needs PostgreSQL")
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """Lend the shop that each page begins with."""
+    found = Shop(monkeypatch)
+    yield found
+    found.close()
+
+
+def sql(page: str) -> str:
+    """Return the SQL block of a page."""
+    text = (samples.DOCS / page).read_text()
+    [found] = re.findall(r"^```(?:sql|postgresql)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def fetch(statement: str, using: str = "default") -> list[tuple[Any, ...]]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def booked(shop: Shop) -> list[Any]:
+    return [sku for sku, _ in shop.carrier.booked]
+
+
+# --- Celery --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def celery(shop: Shop) -> Iterator[Any]:
+    """Lend a Celery app with a broker in memory and a queue of its own."""
+    celery = import_module("celery")
+    app = celery.Celery("shop", broker="memory://", fixups=[])
+    app.conf.task_default_queue = f"shop-{uuid4()}"
+    state = import_module("celery._state")
+    finalizers = {*state._on_app_finalizers}
+    yield app
+    app.close()
+    state._on_app_finalizers.clear()  # else the next app gets the shared task of this test, too
+    state._on_app_finalizers.update(finalizers)
+    state._tls.current_app = None
+    import_module("kombu").pools.reset()
+
+
+def messages(celery: Any) -> list[Any]:
+    """Take the messages of the queue, without acknowledging them."""
+    found = []
+    with celery.connection_for_read() as link:
+        queue = celery.amqp.queues[celery.conf.task_default_queue](link.default_channel)
+        while message := queue.get(accept=["json"]):
+            found.append(message)
+        for message in found:
+            message.requeue()
+    return found
+
+
+def run_celery(celery: Any) -> int:
+    """Run the tasks of the queue as a worker does, by their names; return how many."""
+    count = 0
+    with celery.connection_for_read() as link:
+        queue = celery.amqp.queues[celery.conf.task_default_queue](link.default_channel)
+        while message := queue.get(accept=["json"]):
+            args, kwargs, _ = message.decode()
+            celery.tasks[message.headers["task"]](*args, **kwargs)
+            message.ack()
+            count += 1
+    return count
+
+
+def celery_listener(shop: Shop) -> None:
+    shop.add(
+        "shop.parcels", samples.run(CELERY, only="def book(order_id)", __name__="shop.parcels")
+    )
+    shop.add("shop.listeners", samples.run(CELERY, only="parcels.book(event.payload"))
+
+
+def celery_task(shop: Shop) -> Any:
+    both = samples.run(CELERY, only="    parcels.book(order_id)", __name__="shop.tasks")
+    return shop.add("shop.tasks", both)
+
+
+def test_before_celery_loses_the_task_that_on_commit_enqueues(shop: Shop, celery: Any) -> None:
+    """The start of the page, and its reason."""
+    task = samples.run(CELERY, only="carrier.book(Order", __name__="shop.tasks")
+    shop.add("shop.tasks", task)
+    views = shop.add("shop.views", samples.run(CELERY, only="(sku=sku)\n        transaction.on"))
+    views.place_order("teapot")
+    assert run_celery(celery) == 1
+    assert booked(shop) == ["teapot"]
+    with pytest.MonkeyPatch.context() as patch:  # as if killed after the COMMIT
+        patch.setattr(transaction, "on_commit", lambda callback: None)
+        views.place_order("kettle")
+    assert Order.objects.filter(sku="kettle").exists()
+    assert run_celery(celery) == 0
+
+
+@pytest.mark.parametrize("first", ["celery", "outbox"])
+def test_celery_and_the_outbox_run_side_by_side(shop: Shop, celery: Any, first: str) -> None:
+    """Both deliver, and the work is done once, whichever comes first."""
+    celery_listener(shop)
+    celery_task(shop)
+    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n        transac"))
+    order = views.place_order("teapot")
+    runs: list[Callable[[], int]] = [lambda: run_celery(celery), outbox.drain]
+    for run in runs if first == "celery" else reversed(runs):
+        assert run() == 1
+    assert shop.carrier.booked == [("teapot", f"order-{order.pk}")]
+    assert statuses() == {"DONE": 1}
+
+
+def test_the_second_run_does_the_work_if_the_first_fails(shop: Shop, celery: Any) -> None:
+    celery_listener(shop)
+    celery_task(shop)
+    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n        transac"))
+    views.place_order("teapot")
+    shop.carrier.error = ConnectionError("down")
+    outbox.drain()
+    assert (booked(shop), statuses()) == ([], {"RETRY": 1})
+    shop.carrier.error = None
+    assert run_celery(celery) == 1
+    assert booked(shop) == ["teapot"]
+    OutboxEvent.objects.run_now()
+    outbox.drain()
+    assert (booked(shop), statuses()) == (["teapot"], {"DONE": 1})
+
+
+def test_after_the_cut_over_the_broker_gets_nothing(shop: Shop, celery: Any) -> None:
+    celery_listener(shop)
+    celery_task(shop)
+    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n    return"))
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        views.place_order("ghost")
+        raise ZeroDivisionError
+    views.place_order("teapot")
+    assert messages(celery) == []
+    assert outbox.drain() == 1
+    assert booked(shop) == ["teapot"]
+
+
+@pytest.fixture
+def move_celery(shop: Shop, celery: Any) -> Callable[[], str]:
+    """Lend the command of the page that empties a queue of Celery."""
+    celery_listener(shop)
+    celery_task(shop)
+    module = shop.add("shop.move_celery", samples.run(CELERY, only="SimpleQueue"))
+    return lambda: command(module, queue=celery.conf.task_default_queue)
+
+
+def test_pending_messages_of_celery_move(
+    shop: Shop, celery: Any, move_celery: Callable[[], str]
+) -> None:
+    first, second = (Order.objects.create(sku=sku).pk for sku in ("teapot", "kettle"))
+    task = celery.tasks["shop.tasks.book_parcel"]
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    task.delay(first)
+    task.apply_async(kwargs={"order_id": second}, eta=tomorrow)
+    committed = []  # events, at each acknowledgement
+    message = import_module("kombu.message").Message
+    ack = message.ack
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            message, "ack", lambda self: (committed.append(OutboxEvent.objects.count()), ack(self))
+        )
+        assert move_celery() == "moved 2, kept 0"
+    assert committed == [1, 2]
+    assert messages(celery) == []
+    assert move_celery() == "moved 0, kept 0"
+    rows = OutboxEvent.objects.order_by("event_id")
+    assert [row.event_type for row in rows] == ["celery.book_parcel"] * 2
+    assert rows[1].deliver_at == pytest.approx(tomorrow, abs=timedelta(milliseconds=1))
+    assert outbox.drain() == 1
+    assert booked(shop) == ["teapot"]
+
+
+def test_what_the_move_does_not_know_stays_in_celery(
+    celery: Any, move_celery: Callable[[], str]
+) -> None:
+    task = celery.tasks["shop.tasks.book_parcel"]
+    task.apply_async((1,), expires=600)
+    task.apply_async((2,), link=task.si(3))  # part of a workflow
+    celery.send_task("shop.tasks.other", (4,))
+    task.delay(5)
+    assert move_celery() == "moved 1, kept 3"
+    kept = sorted((each.headers["task"], each.decode()[0]) for each in messages(celery))
+    assert kept == [(task.name, [1]), (task.name, [2]), ("shop.tasks.other", [4])]
+    [row] = OutboxEvent.objects.all()
+    assert json.loads(row.payload) == {"order": 5}
+
+
+def test_a_message_that_comes_again_is_recognized(
+    celery: Any, move_celery: Callable[[], str]
+) -> None:
+    """As after a kill between the commit and the acknowledgement."""
+    for _ in range(2):
+        celery.send_task("shop.tasks.book_parcel", (1,), task_id="t-1")
+    assert move_celery() == "moved 2, kept 0"
+    assert OutboxEvent.objects.get().unique_key == "celery:t-1"
+
+
+def test_a_roll_back_gives_the_work_to_celery_again(shop: Shop, celery: Any) -> None:
+    celery_listener(shop)
+    celery_task(shop)
+    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n    return"))
+    views.place_order("teapot")
+    shop.add("shop.listeners", samples.run(CELERY, only="def enqueue_book_parcel"))
+    assert outbox.drain() == 1
+    [message] = messages(celery)
+    assert message.headers["id"] == OutboxEvent.objects.get().pk
+    assert booked(shop) == []
+    assert run_celery(celery) == 1
+    assert booked(shop) == ["teapot"]
+
+
+@contextmanager
+def installed(app: str) -> Iterator[None]:
+    """Add an application, and take what it registered with the admin away with it."""
+    with modify_settings(INSTALLED_APPS={"append": app}):
+        try:
+            yield
+        finally:
+            models = [each for each in apps.get_models() if admin.site.is_registered(each)]
+            admin.site.unregister([m for m in models if m.__module__.startswith(app)])
+
+
+# --- django-tasks-db -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Lend the model of django-tasks-db, with its table, and both backends as on the page."""
+    framework = "django.tasks" if VERSION >= (6,) else "django_tasks"
+    pytest.importorskip(framework)
+    import_module("django_tasks_db")
+    for name in ("", ".exceptions"):
+        module = import_module(framework + name)
+        monkeypatch.setitem(sys.modules, f"django.tasks{name}", module)
+    with (
+        installed("django_tasks_db"),
+        override_settings(TASKS=tasks_settings("both")),
+    ):
+        model = import_module("django_tasks_db.models").DBTaskResult
+        with connection.schema_editor() as editor:
+            editor.create_model(model)
+        try:
+            yield model
+        finally:
+            with connection.cursor() as cursor:
+                for statement in sql(TASKS).split(";\n"):
+                    if statement.strip():
+                        cursor.execute(statement)
+    assert model._meta.db_table not in connection.introspection.table_names()
+
+
+def tasks_settings(stage: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(samples.blocks(TASKS)[f"settings.py ({stage})"], names)
+    found: dict[str, Any] = names["TASKS"]
+    return found
+
+
+def run_tasks_db(alias: str = "default") -> None:
+    """Run the worker of django-tasks-db until no task is ready."""
+    worker = import_module("django_tasks_db.management.commands.db_worker").Worker
+    worker(
+        queue_names=["default"], interval=0, batch=True, backend_name=alias, startup_delay=False,
+        max_tasks=None, worker_id="old", excluded_queue_names=[],
+    ).run()  # fmt: skip
+
+
+def tasks_both(shop: Shop) -> Any:
+    both = samples.run(
+        TASKS, only="@task\ndef book_parcel(order_id):\n    w", __name__="shop.tasks"
+    )
+    return shop.add("shop.tasks", both)
+
+
+def tasks_view(shop: Shop) -> Any:
+    view = samples.run(TASKS, only="= book_parcel.enqueue(order.pk)\n    return")
+    return shop.add("shop.views", view)
+
+
+def test_before_the_task_is_in_the_old_table(shop: Shop, results: Any) -> None:
+    with override_settings(TASKS=tasks_settings("before")):
+        block = samples.run(TASKS, only="carrier.book(Order", __name__="shop.tasks")
+        shop.add("shop.tasks", block)
+        views = tasks_view(shop)
+        _, result = views.place_order("teapot")
+        run_tasks_db()
+        result.refresh()
+    assert (result.status, booked(shop)) == ("SUCCESSFUL", ["teapot"])
+    assert not OutboxEvent.objects.exists()
+
+
+@pytest.mark.parametrize("first", ["old", "outbox"])
+def test_both_backends_side_by_side(shop: Shop, results: Any, first: str) -> None:
+    tasks_both(shop)
+    views = shop.add("shop.views", samples.run(TASKS, only='(backend="outbox").enqueue'))
+    order, result = views.place_order("teapot")
+    runs: list[Callable[[], Any]] = [run_tasks_db, outbox.drain]
+    for run in runs if first == "old" else reversed(runs):
+        run()
+    result.refresh()
+    assert (result.status, statuses()) == ("SUCCESSFUL", {"DONE": 1})
+    assert shop.carrier.booked == [("teapot", f"order-{order.pk}")]
+
+
+def test_after_the_cut_over_old_results_are_still_found(shop: Shop, results: Any) -> None:
+    tasks_both(shop)
+    views = tasks_view(shop)
+    _, old = views.place_order("kettle")
+    after = samples.run(TASKS, only='@task(backend="outbox")', __name__="shop.tasks")
+    shop.add("shop.tasks", after)
+    views = tasks_view(shop)
+    _, new = views.place_order("teapot")
+    find = shop.add("shop.results", samples.run(TASKS, only="def find_result")).find_result
+    left = shop.add("shop.status", samples.run(TASKS, only="def tasks_left")).tasks_left
+    assert (results.objects.count(), left()) == (1, 1)
+    outbox.drain()
+    assert left() == 0
+    assert booked(shop) == ["teapot"]
+    assert [find(each.id).status for each in (old, new)] == ["READY", "SUCCESSFUL"]
+    missing = import_module("django.tasks.exceptions").TaskResultDoesNotExist
+    with pytest.raises(missing):
+        find(str(uuid4()))
+
+
+def test_pending_tasks_move(shop: Shop, results: Any) -> None:
+    tasks = tasks_both(shop)
+    first, second, third = (Order.objects.create(sku=sku).pk for sku in ("teapot", "kettle", "cup"))
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    tasks.book_parcel.enqueue(first)
+    tasks.book_parcel.using(run_after=tomorrow, priority=9).enqueue(order_id=second)
+    running = tasks.book_parcel.enqueue(third)
+    results.objects.filter(pk=running.id).update(status="RUNNING")
+    old = {
+        str(each) for each in results.objects.exclude(pk=running.id).values_list("pk", flat=True)
+    }
+    module = shop.add("shop.move_tasks", samples.run(TASKS, only="def move_one"))
+    lines = command(module, task_path="shop.tasks.book_parcel").splitlines()
+    assert {line.partition(" is now ")[0] for line in lines} == old
+    assert [str(each.pk) for each in results.objects.all()] == [running.id]
+    assert command(module, task_path="shop.tasks.book_parcel") == ""
+    later = OutboxEvent.objects.get(deliver_at__isnull=False)
+    assert later.deliver_at == pytest.approx(tomorrow, abs=timedelta(milliseconds=1))
+    assert lines[0].endswith(f" is now {later.pk}")  # the higher priority first
+    assert outbox.drain() == 1
+    assert booked(shop) == ["teapot"]
+
+
+def test_a_task_whose_move_fails_stays(shop: Shop, results: Any) -> None:
+    """Nothing is in both tables, and nothing in neither."""
+    tasks_both(shop).book_parcel.enqueue(1)
+    module = shop.add("shop.move_tasks", samples.run(TASKS, only="def move_one"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "delete", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            module.move_one("shop.tasks.book_parcel")
+    assert (results.objects.count(), OutboxEvent.objects.count()) == (1, 0)
+
+
+def test_rows_are_renamed_for_the_alias_that_stays(shop: Shop, results: Any) -> None:
+    tasks = tasks_both(shop)
+    id_ = tasks.book_parcel.enqueue(1).id
+    new = tasks.book_parcel.using(backend="outbox").enqueue(2).id
+    with override_settings(TASKS=tasks_settings("after")):
+        rename = shop.add("shop.rename", samples.run(TASKS, only="def rename_rows")).rename_rows
+        assert rename() == 1
+        backends = import_module("django.tasks").task_backends
+        assert backends["old"].get_result(id_).status == "READY"
+        ended = now() - timedelta(days=15)
+        results.objects.update(status="SUCCESSFUL", finished_at=ended)
+        call_command("prune_db_task_results", "--backend", "old", verbosity=0)
+        assert not results.objects.exists()
+        assert backends["outbox"].get_result(new).status == "READY"
+
+
+# --- procrastinate -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jobs(shop: Shop) -> Iterator[Any]:
+    """Lend the model of procrastinate's jobs, with its schema; the page's SQL removes it."""
+    import_module("procrastinate")
+    with installed("procrastinate.contrib.django"):
+        app = import_module("procrastinate.contrib.django").app
+        app.schema_manager.apply_schema()
+        try:
+            yield import_module("procrastinate.contrib.django.models").ProcrastinateJob
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute(sql(PROCRASTINATE))
+            current = import_module("procrastinate.contrib.django.procrastinate_app")
+            current.current_app = current.FutureApp()
+    for table, column in (("class", "rel"), ("proc", "pro"), ("type", "typ")):
+        like = r"LIKE '\_?procrastinate\_%'"
+        assert fetch(f"SELECT {column}name FROM pg_{table} WHERE {column}name {like}") == []
+
+
+def run_procrastinate() -> None:
+    """Run procrastinate's own worker until no job is due."""
+    app = import_module("procrastinate.contrib.django").app
+    with app.replace_connector(app.connector.get_worker_connector()) as worker:
+        worker.run_worker(wait=False, install_signal_handlers=False, listen_notify=False)
+
+
+def parcels(shop: Shop) -> None:
+    block = samples.run(PROCRASTINATE, only="def book(order_id)", __name__="shop.parcels")
+    shop.add("shop.parcels", block)
+
+
+def procrastinate_both(shop: Shop) -> Any:
+    parcels(shop)
+    shop.add("shop.listeners", samples.run(PROCRASTINATE, only="parcels.book(event.payload"))
+    both = samples.run(PROCRASTINATE, only="    parcels.book(order_id)", __name__="shop.tasks")
+    return shop.add("shop.tasks", both)
+
+
+@on_postgres
+def test_before_procrastinate_books_the_parcel(shop: Shop, jobs: Any) -> None:
+    block = samples.run(PROCRASTINATE, only="carrier.book(Order", __name__="shop.tasks")
+    shop.add("shop.tasks", block)
+    block = samples.run(PROCRASTINATE, only="(sku=sku)\n        book_parcel")
+    shop.add("shop.views", block).place_order("teapot")
+    run_procrastinate()
+    assert (booked(shop), jobs.objects.get().status) == (["teapot"], "succeeded")
+
+
+@on_postgres
+@pytest.mark.parametrize("first", ["procrastinate", "outbox"])
+def test_procrastinate_and_the_outbox_side_by_side(shop: Shop, jobs: Any, first: str) -> None:
+    procrastinate_both(shop)
+    block = samples.run(PROCRASTINATE, only='key=f"sku-{sku}")\n        book_parcel')
+    order = shop.add("shop.views", block).place_order("teapot")
+    runs: list[Callable[[], Any]] = [run_procrastinate, outbox.drain]
+    for run in runs if first == "procrastinate" else reversed(runs):
+        run()
+    assert shop.carrier.booked == [("teapot", f"order-{order.pk}")]
+    assert (jobs.objects.get().status, statuses()) == ("succeeded", {"DONE": 1})
+
+
+@on_postgres
+def test_after_the_cut_over_no_job_is_deferred(shop: Shop, jobs: Any) -> None:
+    procrastinate_both(shop)
+    block = samples.run(PROCRASTINATE, only='key=f"sku-{sku}")\n    return')
+    shop.add("shop.views", block).place_order("teapot")
+    assert not jobs.objects.exists()
+    assert outbox.drain() == 1
+    assert booked(shop) == ["teapot"]
+
+
+@on_postgres
+def test_pending_jobs_move(shop: Shop, jobs: Any) -> None:
+    task = procrastinate_both(shop).book_parcel
+    ids = [Order.objects.create(sku=sku).pk for sku in ("teapot", "kettle", "cup", "jar", "pot")]
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    task.configure(lock="a").defer(order_id=ids[0])
+    task.configure(lock="a", priority=1).defer(order_id=ids[1])
+    task.configure(schedule_at=tomorrow).defer(order_id=ids[2])
+    task.configure(lock="b", schedule_at=tomorrow).defer(order_id=ids[3])
+    taken = task.defer(order_id=ids[4])
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE procrastinate_jobs SET status = 'doing' WHERE id = %s", [taken])
+    module = shop.add("shop.move_jobs", samples.run(PROCRASTINATE, only="def move(job)"))
+    assert command(module) == "moved 3, left 1"
+    assert command(module) == "moved 0, left 1"
+    found = jobs.objects.order_by("id").values_list("status", flat=True)
+    assert [*found] == ["cancelled", "cancelled", "cancelled", "todo", "doing"]
+    later = OutboxEvent.objects.get(deliver_at__isnull=False)
+    assert later.deliver_at == tomorrow
+    outbox.drain()
+    assert booked(shop) == ["kettle", "teapot"]  # in the order of their lock
+
+
+@on_postgres
+def test_a_job_that_a_worker_takes_meanwhile_is_not_moved(shop: Shop, jobs: Any) -> None:
+    task = procrastinate_both(shop).book_parcel
+    task.defer(order_id=Order.objects.create(sku="teapot").pk)
+    job = jobs.objects.get()
+    run_procrastinate()
+    module = shop.add("shop.move_jobs", samples.run(PROCRASTINATE, only="def move(job)"))
+    assert module.move(job) is False
+    assert (OutboxEvent.objects.count(), booked(shop)) == (0, ["teapot"])
+
+
+@on_postgres
+def test_a_roll_back_gives_the_work_to_procrastinate_again(shop: Shop, jobs: Any) -> None:
+    procrastinate_both(shop)
+    block = samples.run(PROCRASTINATE, only='key=f"sku-{sku}")\n    return')
+    shop.add("shop.views", block).place_order("teapot")
+    shop.add("shop.listeners", samples.run(PROCRASTINATE, only="def defer_book_parcel"))
+    assert outbox.drain() == 1
+    assert (booked(shop), jobs.objects.get().lock) == ([], "sku-teapot")
+    run_procrastinate()
+    assert booked(shop) == ["teapot"]
+
+
+# --- the parents ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parents(shop: Shop) -> Iterator[Any]:
+    """Lend the modules of the page about other outboxes."""
+    models = {"INSTALLED_APPS": ["django_outbox", "shop", "reliable_outbox"]}
+    shop.add("shop.settings", given(models))
+    with samples.modules(PARENTS) as found:
+        yield found
+
+
+@contextmanager
+def given(names: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield names
+
+
+@contextmanager
+def old_table(name: str, statements: str, rows: Rows, using: str = "default") -> Iterator[None]:
+    """Create a table of another outbox in a schema of its own, and fill it."""
+    quote = connections[using].ops.quote_name
+    with connections[using].cursor() as cursor:
+        cursor.execute("CREATE SCHEMA older")
+        # First the schema of the old table: on its own database it is the only one.
+        cursor.execute(
+            "SET search_path TO public, older" if using == "default" else "SET search_path TO older"
+        )
+        cursor.execute(statements.replace(f"TABLE {name}", f"TABLE older.{name}"))
+        for row in rows:
+            columns, marks = ", ".join(map(quote, row)), ", ".join(["%s"] * len(row))
+            cursor.execute(f"INSERT INTO {name} ({columns}) VALUES ({marks})", [*row.values()])
+    try:
+        yield
+    finally:
+        with connections[using].cursor() as cursor:
+            cursor.execute("DROP SCHEMA older CASCADE")
+            cursor.execute("SET search_path TO DEFAULT")
+
+
+def written() -> list[tuple[Any, ...]]:
+    """Return what the events in the table say, oldest first."""
+    rows = OutboxEvent.objects.order_by("created_at", "seq", "event_id")
+    return [(row.event_type, json.loads(row.payload), row.key) for row in rows]
+
+
+def test_the_listener_that_both_outboxes_share(shop: Shop, parents: Any) -> None:
+    listeners = parents["shop.listeners"]
+    with transaction.atomic():
+        outbox.write("order.placed", {"order": 7})
+        outbox.write("moved.book_parcel", {"order": 8})
+    listeners.book(7)  # the old outbox was first
+    assert outbox.drain() == 2
+    assert sorted(shop.carrier.booked) == [(7, "order-7"), (8, "order-8")]
+
+
+def test_the_command_of_the_first_app_wins(parents: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    """As the page says of ``outbox_worker``, which two packages have."""
+    package = tmp_path / "reliable_outbox" / "management" / "commands"
+    package.mkdir(parents=True)
+    for directory in (package, package.parent, package.parent.parent):
+        (directory / "__init__.py").touch()
+    (package / "outbox_worker.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = vars(parents["shop.settings_reliable"])
+    assert settings["INSTALLED_APPS"] == ["reliable_outbox", "django_outbox", "shop"]
+    try:
+        for where, first in (("append", "django_outbox"), ("prepend", "reliable_outbox")):
+            with modify_settings(INSTALLED_APPS={where: "reliable_outbox"}):
+                get_commands.cache_clear()
+                assert get_commands()["outbox_worker"] == first
+    finally:
+        get_commands.cache_clear()
+        sys.modules.pop("reliable_outbox", None)
+
+
+def reliable_row(name: str, number: int, **columns: Any) -> dict[str, Any]:
+    return {
+        "message_id": str(uuid4()), "kind": "event", "name": name, "destination": "default",
+        "payload": json.dumps({"order": number}), "headers": json.dumps({"tries": 1}),
+        "status": "pending", "attempts": 0, "max_attempts": 10, "backoff": "exponential",
+        "locked_by": "", "last_error": "", "last_traceback": "", **columns,
+    }  # fmt: skip
+
+
+@on_postgres
+def test_pending_messages_of_reliable_outbox_move(parents: Any) -> None:
+    soon = now() + timedelta(hours=1)
+    rows = [
+        reliable_row("order.placed", 1, key="k"),
+        reliable_row("order.placed", 2, key="k"),
+        reliable_row("order.placed", 3, run_at=soon),
+        reliable_row("order.placed", 4, run_at=soon, key="later"),  # stays
+        reliable_row("order.placed", 5, locked_until=soon),  # leased
+        reliable_row("order.placed", 6, status="dead"),
+        reliable_row("shop.jobs.book", 7, kind="job"),
+    ]
+    module = parents["shop.move_reliable_outbox"]
+    with old_table("reliable_outbox_outboxmessage", RELIABLE, rows):
+        assert (module.move_pending(), module.move_pending()) == (3, 0)
+        select = "SELECT status, count(*) FROM reliable_outbox_outboxmessage GROUP BY 1"
+        assert dict(fetch(select)) == {"delivered": 3, "pending": 3, "dead": 1}
+    found = OutboxEvent.objects.order_by("payload")
+    assert [json.loads(row.payload)["order"] for row in found] == [1, 2, 3]
+    assert [row.key for row in found] == ["k", "k", None]
+    assert (found[0].seq or 0) < (found[1].seq or 0)
+    assert [row.pk for row in found] == [row["message_id"] for row in rows[:3]]
+    assert json.loads(found[0].headers or "") == {"tries": "1"}
+    assert found[2].deliver_at == soon
+
+
+def java_row(number: int, status: int, **columns: Any) -> dict[str, Any]:
+    return {
+        "event_id": f"01JAVA{number}", "event_type": "order.placed", "status": status,
+        "payload": json.dumps({"order": number}), "available_at": now(), "created_at": now(),
+        **columns,
+    }  # fmt: skip
+
+
+@on_postgres
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_pending_events_of_outbox_java_move_from_another_database(shop: Shop, parents: Any) -> None:
+    """Its table has the name of ours, so it is in a database of its own."""
+    tomorrow = now() + timedelta(days=1)
+    about = {"aggregate_type": "Order", "aggregate_id": "17", "tenant_id": "north"}
+    rows = [
+        java_row(1, 0, headers=json.dumps({"a": "b"}), **about),
+        java_row(2, 2),
+        java_row(3, 0, available_at=tomorrow),
+        java_row(4, 1),
+        java_row(5, 3),
+    ]
+    module, move = parents["shop.move_outbox_java"], parents["shop.move_outbox"].move
+    given = (module.PENDING, module.FINISH, module.make_event)
+    with old_table("outbox_event", OUTBOX_JAVA, rows, using="other"):
+        assert move(*given, using="other") == 3
+        with connections["other"].cursor() as cursor:  # as if killed between the two commits
+            cursor.execute("UPDATE outbox_event SET status = 0 WHERE event_id = '01JAVA1'")
+        assert (move(*given, using="other"), move(*given, using="other")) == (1, 0)
+        select = "SELECT status, count(*) FROM outbox_event GROUP BY status"
+        assert dict(fetch(select, "other")) == {1: 4, 3: 1}
+    first, second, third = OutboxEvent.objects.order_by("event_id")
+    assert [first.pk, second.pk, third.pk] == ["01JAVA1", "01JAVA2", "01JAVA3"]
+    assert (first.aggregate_type, first.aggregate_id, first.tenant_id) == ("Order", "17", "north")
+    assert (second.aggregate_type, json.loads(first.headers or "")) == (outbox.GLOBAL, {"a": "b"})
+    assert third.deliver_at == tomorrow
+    assert outbox.drain() == 2
+    assert booked(shop) == [1, 2]
+
+
+def namastack_row(number: int, status: str, handler: str) -> dict[str, Any]:
+    at = now() + timedelta(seconds=number)
+    return {
+        "id": f"n{9 - number}", "status": status, "record_key": "k", "record_type": "X",
+        "payload": json.dumps({"order": number}), "context": json.dumps({"a": "b"}),
+        "created_at": at, "failure_count": 0, "next_retry_at": at, "partition_no": 1,
+        "handler_id": handler,
+    }  # fmt: skip
+
+
+@on_postgres
+def test_pending_records_of_namastack_move(shop: Shop, parents: Any) -> None:
+    module = parents["shop.move_namastack"]
+    [handler] = module.TYPES
+    rows = [
+        namastack_row(2, "NEW", handler),
+        namastack_row(1, "NEW", handler),
+        namastack_row(3, "NEW", "another"),
+        namastack_row(4, "COMPLETED", handler),
+        namastack_row(5, "FAILED", handler),
+    ]
+    with old_table("outbox_record", NAMASTACK, rows):
+        assert (module.move_pending(), module.move_pending()) == (2, 0)
+        select = "SELECT status, count(*) FROM outbox_record GROUP BY status"
+        assert dict(fetch(select)) == {"COMPLETED": 3, "NEW": 1, "FAILED": 1}
+    event_type = "moved.book_parcel"
+    assert written() == [(event_type, {"order": 1}, "k"), (event_type, {"order": 2}, "k")]
+    assert outbox.drain() == 2
+    assert booked(shop) == [1, 2]
+
+
+def gruelbox_row(number: int, method: str = "book", **columns: Any) -> dict[str, Any]:
+    call = {
+        "c": "com.example.ParcelService", "m": method, "p": ["long"],
+        "a": [{"t": "Long", "v": number}], "x": None, "s": None,
+    }  # fmt: skip
+    return {
+        "id": f"g{number}", "invocation": json.dumps(call), "attempts": 0, "blocked": False,
+        "processed": False, "version": 1, "nextattempttime": now().replace(tzinfo=None), **columns,
+    }  # fmt: skip
+
+
+@on_postgres
+def test_pending_calls_of_gruelbox_move(shop: Shop, parents: Any) -> None:
+    module = parents["shop.move_gruelbox"]
+    tomorrow = (now() + timedelta(days=1)).replace(tzinfo=None)
+    rows = [
+        gruelbox_row(2, topic="t", seq=2),
+        gruelbox_row(1, topic="t", seq=1, nextattempttime=tomorrow),
+        gruelbox_row(3, nextattempttime=tomorrow),
+        gruelbox_row(4, method="cancel"),
+        gruelbox_row(5, blocked=True),
+        gruelbox_row(6, processed=True),
+    ]
+    with old_table("TXNO_OUTBOX", GRUELBOX, rows):
+        assert (module.move_pending(), module.move_pending()) == (3, 0)
+        select = "SELECT id FROM txno_outbox WHERE processed AND version = 2 ORDER BY id"
+        assert [id_ for (id_,) in fetch(select)] == ["g1", "g2", "g3"]
+    later = OutboxEvent.objects.get(key=None)
+    assert later.deliver_at == tomorrow.replace(tzinfo=timezone.utc)
+    outbox.drain()
+    assert booked(shop) == [1, 2]  # in the order of their topic
+
+
+@on_postgres
+def test_a_row_whose_move_fails_stays_with_all_others(parents: Any) -> None:
+    rows = [gruelbox_row(1), gruelbox_row(2, invocation="no JSON")]
+    module = parents["shop.move_gruelbox"]
+    with old_table("TXNO_OUTBOX", GRUELBOX, rows):
+        with pytest.raises(json.JSONDecodeError):
+            module.move_pending()
+        assert fetch("SELECT count(*) FROM txno_outbox WHERE processed") == [(0,)]
+    assert not OutboxEvent.objects.exists()
