@@ -34,6 +34,7 @@ def broker(settings: Any) -> Iterator[None]:
     BROKER.reset()
     configure(settings)
     yield
+    BROKER.reset()
     for each in relays():
         each.close()
         registry.remove(each)

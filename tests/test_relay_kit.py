@@ -39,6 +39,7 @@ def two_relays(settings: Any) -> Iterator[None]:
     settings.OUTBOX = {"RELAYS": {"orders": ORDERS, "stock": STOCK}, "PROBE_INTERVAL": 0.05}
     yield
     assert BROKER.messages == []
+    BROKER.reset()
 
 
 def write(event_type: str = "order.placed", payload: Any = None, **fields: Any) -> str:

@@ -71,9 +71,15 @@ def healed(path: Path) -> Path:
 
 
 def heard(path: Path, offset: int = 0) -> list[Line]:
-    """Return the whole lines. The last one may be there only in part: it is being written."""
+    """Return the whole lines that begin at the offset or later.
+
+    A line that is being written grows by pages: the file's last one may be there only in part, and
+    a size of the file may lie within a line.
+    """
     with path.open() as file:
-        file.seek(offset)
+        if offset:
+            file.seek(offset - 1)
+            file.readline()  # the rest of a line that began before
         return [Line(**json.loads(text)) for text in file if text.endswith("\n")]
 
 
