@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 
 import django_outbox as outbox
-from django_outbox import testing
+from django_outbox import clocks, testing
 from django_outbox.listeners.progress import entries
 from django_outbox.listeners.queues import first_queue, next_queue
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
@@ -540,39 +539,37 @@ def test_many_queues_at_once(settings: Any) -> None:
 def test_an_idle_worker_with_sixteen_queues_asks_no_more_often(
     settings: Any, monkeypatch: pytest.MonkeyPatch, doorbell: Any
 ) -> None:
-    """Seldom: the median rest between two polls. Each: the median of their statements.
-
-    On a busy machine a slow look at the next due time is followed by a few more polls.
-    """
-    execute, sent = CursorWrapper.execute, list[float]()
+    """In a minute by a clock that only runs while the claimer rests."""
+    execute, sent, clock = CursorWrapper.execute, list[str](), [clocks.monotonic()]
 
     def note(self: Any, sql: str, params: Any = None) -> Any:
-        if threading.current_thread().name == "outbox-default-claimer":
-            sent.append(time.monotonic())
+        sent.append(sql)
         return execute(self, sql, params)
 
-    monkeypatch.setattr(CursorWrapper, "execute", note)
+    for name, module in {**sys.modules}.items():
+        if name.startswith("django_outbox.") and hasattr(module, "monotonic"):
+            monkeypatch.setattr(module, "monotonic", lambda: clock[0])
 
-    def asked(count: int) -> tuple[float, float]:
+    def asked(count: int) -> int:
         names = [f"q{n}" for n in range(count - 1)]
         settings.OUTBOX = {
             "QUEUES": {name: {"WORKERS": 1} for name in names},
             "DOORBELL": doorbell, "POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.2,
         }  # fmt: skip
-        with outbox.Worker():
-            time.sleep(1)  # it begins
-            sent.clear()
-            time.sleep(4)  # it is idle
-            times = [*sent]
-        gaps = [after - before for before, after in pairwise(times)]
-        rests = [place for place, gap in enumerate(gaps) if gap > 0.1]
-        assert len(rests) > 8
-        polls = [after - before for before, after in pairwise(rests)]
-        return median(gaps[place] for place in rests), median(polls)
+        claimer = outbox.Worker()._claimer
+        assert len(claimer._intakes) == count
+        began = clock[0]
+        while clock[0] < began + 60:
+            clock[0] += claimer.step()
+            if clock[0] < began + 10:
+                sent.clear()  # it begins
+        return len(sent)
 
-    (rest_of_one, one), (rest_of_sixteen, sixteen) = asked(1), asked(16)
-    assert rest_of_sixteen > 0.85 * rest_of_one  # each rest is 0.8 to 1.2 times the interval
-    assert sixteen <= one
+    with monkeypatch.context() as patch:
+        patch.setattr(CursorWrapper, "execute", note)
+        one, sixteen = asked(1), asked(16)
+    assert one > 50 / 0.24  # at least one statement for each rest of 0.16 to 0.24 seconds
+    assert sixteen < 1.1 * one
 
 
 def test_a_test_drains_one_queue() -> None:
