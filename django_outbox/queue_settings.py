@@ -12,6 +12,7 @@ MAX_QUEUES: Final = 16  # "default" included; each is a branch of the statement 
 MAX_QUEUE_NAME: Final = 64  # characters
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([smh])")
+MAX_RATE: Final = 1e6  # its number
 RATE_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -57,6 +58,12 @@ def queues_from(
     return found
 
 
+def is_rate(value: Any) -> bool:
+    """Return whether this is a rate above zero, such as "50/s", "100/m" or "10/h"."""
+    match = RATE.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and 0 < float(match[1]) <= MAX_RATE
+
+
 def per_second(rate: str) -> float:
     """Return the events per second of a valid rate such as "50/s", "100/m" or "10/h"."""
     match = RATE.fullmatch(rate)
@@ -99,8 +106,7 @@ def _setting_fault(key: Any, value: Any) -> str | None:
 def _rate_fault(value: Any) -> str | None:
     if value is None:
         return None
-    match = RATE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not 0 < float(match[1]) <= 1e6:
+    if not is_rate(value):
         return f'a RATE such as "50/s", "100/m" or "10/h", or None, but not {value!r}'
     return None
 

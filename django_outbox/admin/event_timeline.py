@@ -14,19 +14,23 @@ from django.utils.translation import gettext as _
 
 from ..conf import current
 from ..listeners.outcomes import Status
-from ..models import OutboxEvent, OutboxStream, OutboxWorker
-from . import display
+from ..models import OutboxAttempt, OutboxEvent, OutboxStream, OutboxWorker
+from ..models.attempts import HISTORY_LENGTH
+from . import display, redaction
 
 MAX_LOG_ENTRIES = 20  # newest entries of the admin's log that are shown
 MAX_ENTRY_LENGTH = 120  # characters of one entry that are shown
+MAX_ERROR_LENGTH = 300  # characters of an error that are shown
 
 Step = tuple[datetime, str]
 
 
 def timeline(event: Any) -> SafeString:
     """Return a table of the event's known times and the users' actions on it, in order."""
-    known = [each for each in [*_steps(event), *_actions(event)] if each[0] is not None]
-    steps = sorted(known, key=lambda each: each[0])
+    history = [*OutboxAttempt.objects.using(event._state.db).of(event.pk)[:HISTORY_LENGTH]]
+    died = any(each.kind == OutboxAttempt.Kind.DEAD for each in history[:1])  # the history says so
+    found = [*_steps(event, died=died), *map(_entry, history), *_actions(event)]
+    steps = sorted((each for each in found if each[0] is not None), key=lambda each: each[0])
     rows = format_html_join(
         "",
         "<tr><td>{}</td><td>{}</td><th>{}</th></tr>",
@@ -35,7 +39,22 @@ def timeline(event: Any) -> SafeString:
     return format_html('<table class="outbox-timeline">{}</table>', rows)
 
 
-def _steps(event: Any) -> list[Any]:
+def _entry(entry: OutboxAttempt) -> Step:
+    """Return an entry of the history: what happened, where, and the error."""
+    kinds, error = OutboxAttempt.Kind, redaction.hide_in_text(entry.error.partition("\n")[0])
+    if entry.kind == kinds.REPLAYED:
+        return entry.at, _("replayed by %s") % entry.by if entry.by else _("replayed")
+    if entry.kind == kinds.LOST:
+        return entry.at, _("worker lost: %s") % entry.by
+    what = _("died at attempt %d") if entry.kind == kinds.DEAD else _("attempt %d failed")
+    where = [entry.listener, entry.by]
+    if entry.milliseconds is not None:
+        where.insert(1, _("%s s") % f"{entry.milliseconds / 1000:.3g}")
+    place = ", ".join(each for each in where if each)
+    return entry.at, f"{what % entry.number} ({place}): {Truncator(error).chars(MAX_ERROR_LENGTH)}"
+
+
+def _steps(event: Any, *, died: bool) -> list[Any]:
     is_waiting = event.status in (Status.NEW, Status.RETRY)
     due = _("lease ends") if event.locked_by else _("due")
     end = _("died") if event.status == Status.DEAD else _("done")
@@ -49,7 +68,7 @@ def _steps(event: Any) -> list[Any]:
         (event.first_due_at, _("first due, or due again by a replay")),
         (event.locked_at if event.locked_by else None, _("leased")),
         (event.available_at, due),
-        (event.done_at, end),
+        (None if died and event.status == Status.DEAD else event.done_at, end),
     ]
 
 

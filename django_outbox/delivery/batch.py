@@ -246,6 +246,11 @@ class Batch:
         """Note what was decided on an event, and on its row."""
         member.decision = decision
         lease, fan_out = member.lease, member.fan_out
+        if decision is not DONE:
+            lease.note_failure(
+                decision, listener=self._listener.title, number=member.attempts + 1,
+                seconds=lease.duration,
+            )  # fmt: skip
         if event_decided.receivers:
             announce(
                 event_decided, sender=self._alias, event=member.event, listener=self._listener,

@@ -143,10 +143,13 @@ class Call(Invocation):
         """Report a decision and send its signal; return it."""
         if self.report is not None:
             self.report(self.listener, decision)
+        seconds = self.lease.duration - self.duration_before
+        if decision is not DONE:
+            self._note(decision, seconds)
         if event_decided.receivers:  # checked here too, because the arguments cost time
             announce(
                 event_decided, sender=self.alias, event=self.event, listener=self.listener,
-                outcome=decision.outcome, duration=self.lease.duration - self.duration_before,
+                outcome=decision.outcome, duration=seconds,
             )  # fmt: skip
         return decision
 
@@ -159,8 +162,16 @@ class Call(Invocation):
         except self.escaping:
             raise
         except BaseException as error:  # noqa: BLE001 - the class runs its own code
-            return self.decide(error)
+            decision = self.decide(error)
+            self._note(decision, 0.0)
+            return decision
         return None
+
+    def _note(self, decision: Decision, seconds: float) -> None:
+        """Note a failure for the history of the event; the listener took ``seconds``."""
+        self.lease.note_failure(
+            decision, listener=self.listener.title, number=self.attempts + 1, seconds=seconds
+        )
 
     # -- how to call -------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import msgspec
 from .. import hooks
 from ..clocks import monotonic
 from ..events import Event, event_from_row, stored_instant
-from ..listeners.outcomes import Decision
+from ..listeners.outcomes import LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
-from ..sql.values import TAIL, LeaseKind
+from ..sql.values import TAIL, Attempt, LeaseKind
 from .timeouts import TimedCall
 
 HOT_COLUMNS = {  # column: attribute of a hot event, so that its claim need not read the column
@@ -61,6 +61,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener
     connection_wait: float = 0.0  # seconds that its listeners waited for a database connection
     connection_wait_since: float = 0.0  # monotonic; 0: no listener waits for one
+    failures: list[Attempt] | None = None  # its calls that failed, until they are in its history
     _event: Event | None = None
 
     @property
@@ -91,6 +92,26 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         """The title of the listener called last; empty before and after the delivery."""
         event = self._event  # another thread may call drop_event meanwhile
         return event.listener if event is not None else ""
+
+    @property
+    def previous_owner(self) -> str:
+        """The worker that it was claimed from; empty if none had leased it."""
+        return self.row[self.positions["previous_owner"]] or ""
+
+    def note_failure(
+        self, decision: Decision, *, listener: str, number: int, seconds: float
+    ) -> None:
+        """Note a call that failed, for the history of the event: its ``number``, its duration."""
+        if decision.error is None or decision is LOST:
+            return
+        kind = "dead" if decision.status is Status.DEAD else "failed"
+        self.failures = self.failures or []
+        self.failures.append(
+            Attempt(
+                self.event_id, kind, number, self.owner, listener, round(1000 * seconds),
+                decision.error,
+            )
+        )  # fmt: skip
 
     @property
     def clock(self) -> float:

@@ -10,6 +10,8 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import index_name, table_name
 from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS, event_label
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
+from .acknowledgements import OutboxAcknowledgement
+from .attempts import OutboxAttempt
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from .inbox_queryset import InboxQuerySet
@@ -18,6 +20,8 @@ from .statistics import OutboxStatistics, write_statistics
 from .stream_queryset import StreamQuerySet
 
 __all__ = [
+    "OutboxAcknowledgement",
+    "OutboxAttempt",
     "OutboxEvent",
     "OutboxInbox",
     "OutboxLease",
@@ -134,7 +138,7 @@ def missing_table(alias: str | None) -> str | None:
     """Return what to do about a missing table; None if all exist or the database is down."""
     connection = connections[alias or router.db_for_write(OutboxEvent)]
     try:
-        needed = OutboxEvent, OutboxPause, OutboxLease  # the first, and later ones workers need
+        needed = OutboxEvent, OutboxPause, OutboxLease, OutboxAttempt  # those that workers need
         missing = [each._meta.db_table for each in needed if not _has_table(connection, each)]
         if not missing:
             return None

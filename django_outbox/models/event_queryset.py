@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from django.db import models, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
+from django.db.models import Exists, OuterRef, Q, Value
 from django.db.models.functions import Coalesce, Concat, Substr
 
 from ..conf import Settings, current
 from ..listeners.outcomes import UNSETTLED, Status
-from ..listeners.progress import progress_after_replay
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from ..sql import dialect_of
+from .attempts import OutboxAttempt
 from .fields import DatabaseNow, IsDead, IsIndexed, age
 from .pause_queryset import LEASED, POSTPONED, paused_condition
 from .queryset import TableQuerySet
+from .replay import Spacing, replay_rows
 from .retention import batches, expired_condition
 
 if TYPE_CHECKING:
@@ -93,19 +95,25 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """
         return self.pending().filter(paused_condition(self._write_alias())).exclude(LEASED)
 
-    def replay(self) -> int:
+    def replay(self, *, by: str = "", rate: str | Spacing | None = None) -> int:
         """Make the dead events among these due again as if new; return how many.
 
-        An event with a key keeps its place in its stream, before those that wait behind it.
+        An event with a key keeps its place in its stream, before those that wait behind it. The
+        history of each event keeps its failures, and who replayed it: ``by``. With a ``rate``
+        such as "50/s", "100/m" or "10/h" they become due one after the other, in ascending order
+        of their ids; the call does not wait for that. Raises ``ValueError`` for another rate.
         """
-        return sum(self.replay_batches())
+        return sum(self.replay_batches(by=by, rate=rate))
 
-    def replay_batches(self, *, size: int = BATCH_SIZE) -> Iterator[int]:
+    def replay_batches(
+        self, *, size: int = BATCH_SIZE, by: str = "", rate: str | Spacing | None = None
+    ) -> Iterator[int]:
         """Replay the dead events among these; yield the count of each batch, which may be 0.
 
         A batch has at most ``size`` events. Each commits by itself to keep locks short.
         """
-        return (batch._replay_dead() for batch in self.dead_batches(size=size))
+        spacing = Spacing(rate) if isinstance(rate, str) else rate
+        return (batch._replay_dead(by, spacing) for batch in self.dead_batches(size=size))
 
     def discard(self) -> int:
         """Delete the dead events among these; return how many."""
@@ -257,10 +265,10 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
                 count += change(self.filter(pk__in=[pk for pk, _ in batch]))
         return count
 
-    def _replay_dead(self) -> int:
+    def _replay_dead(self, by: str, spacing: Spacing | None) -> int:
         dead = self._dead_rows()
-        count = dead.filter(key=None)._replay()
-        count += dead._in_streams(OutboxQuerySet._replay)
+        count = replay_rows(dead.filter(key=None), by=by, spacing=spacing)
+        count += dead._in_streams(partial(replay_rows, by=by, spacing=spacing))
         if count:
             announce(events_replayed, sender=self._write_alias(), count=count)
         return count
@@ -273,27 +281,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             announce(events_discarded, sender=self._write_alias(), count=count)
         return count
 
-    def _replay(self) -> int:
-        count = 0
-        for pk, progress in self.exclude(progress=None).values_list("pk", "progress"):
-            count += self.filter(pk=pk)._reset_to_new(progress=progress_after_replay(progress))
-        return count + self.filter(progress=None)._reset_to_new()
-
-    def _reset_to_new(self, **values: str | None) -> int:
-        without_key = Q(key=None)
-        return self.update(
-            status=Status.NEW,
-            attempts=0,
-            rescues=0,
-            available_at=Case(When(without_key, then=DatabaseNow())),
-            deliver_at=Case(When(without_key, then=F("deliver_at"))),
-            first_due_at=DatabaseNow(),
-            done_at=None,
-            last_error=None,
-            locked_by=None,
-            locked_at=None,
-            **values,
-        )
+    def _forget(self, ids: Sequence[str]) -> None:
+        OutboxAttempt.objects.using(self._write_alias()).forget(ids)
 
     def _mark_dead(self) -> int:
         free = self._streams(self._keys()).filter(locked_by=None).values_list("pk", flat=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from django.db import connections
 from django.db.models import Q
 
 from ..conf import current
-from ..events import SINGLE_NODE_KEY
+from ..events import SINGLE_NODE_KEY, as_utc
 from ..listeners.outcomes import UNSETTLED
 from ..signals import announce, breaker_closed, delivery_paused, delivery_resumed
 from ..sql import dialect_of
@@ -50,16 +50,22 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         print(resumed.events, resumed.streams)  # how many were made due
     """
 
-    def pause(self, kind: str, name: str, *, reason: str = "", by: str = "") -> bool:
+    def pause(
+        self, kind: str, name: str, *, reason: str = "", by: str = "",
+        until: datetime | None = None,
+    ) -> bool:  # fmt: skip
         """Pause an event type, a listener, a stream or a queue; return False if it is paused.
 
         ``kind`` is ``"event_type"``, ``"listener"`` (``name`` is its title: event type and name),
         ``"stream"`` (its key) or ``"queue"``. Running deliveries finish. Waiting events cost no
-        attempt.
+        attempt. At ``until`` a worker ends the pause as ``resume`` does; None: it stays.
 
-        Raises ``ValueError`` for a kind or name that cannot exist.
+        Raises ``ValueError`` for a kind or name that cannot exist, and for an ``until`` that is not
+        in the future.
         """
         if fault := pause_error(kind, name):
+            raise ValueError(fault)
+        if until is not None and (fault := until_error(until := as_utc(until), self._clock())):
             raise ValueError(fault)
         _, is_new = self.using(self._write_alias()).get_or_create(
             kind=kind,
@@ -68,14 +74,19 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
                 "reason": reason,
                 "paused_by": by[:MAX_NAME_LENGTH],
                 "paused_at": DatabaseNow(),
+                "until": until,
             },
         )
         if is_new:
             announce(
                 delivery_paused, sender=self._write_alias(), kind=kind, name=name, reason=reason,
-                by=by,
+                by=by, until=until,
             )  # fmt: skip
         return is_new
+
+    def ended(self) -> PauseQuerySet:
+        """Return pauses whose ``until`` has passed, and which no worker has ended yet."""
+        return self.filter(until__lte=DatabaseNow()).exclude(kind="breaker")
 
     def resume(self) -> Resumed:
         """End these pauses, and make the events that waited due now, batch by batch.
@@ -83,26 +94,43 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         If it is interrupted, the remaining events become due by themselves within ten minutes. The
         events of a queue need no change: workers claim from it again.
         """
-        alias, pauses, events, streams = self._write_alias(), 0, 0, 0
+        batches = [*self.resume_batches()]
+        return Resumed(
+            pauses=sum(each.pauses for each in batches),
+            events=sum(each.events for each in batches),
+            streams=sum(each.streams for each in batches),
+        )
+
+    def resume_batches(self) -> Iterator[Resumed]:
+        """End these pauses as ``resume`` does; yield the outcome of each step, which is short.
+
+        Each step commits by itself, unless there is a transaction.
+        """
+        alias = self._write_alias()
         every = self.model.objects.using(alias)
         for pk, kind, name in self.using(alias).order_by("pk").values_list("pk", "kind", "name"):
             # This waits for a worker that is postponing rows; a later one finds the pause gone.
             if not every.filter(pk=pk).delete()[0]:
                 continue
-            count = _make_due(alias, kind, name)
-            pauses, events, streams = pauses + 1, events + count[0], streams + count[1]
-            announce(delivery_resumed, sender=alias, kind=kind, name=name, count=sum(count))
+            yield Resumed(pauses=1, events=0, streams=0)
+            count = 0
+            for batch in _make_due(alias, kind, name):
+                count += batch.events + batch.streams
+                yield batch
+            announce(delivery_resumed, sender=alias, kind=kind, name=name, count=count)
             if kind == "breaker":
                 announce(breaker_closed, sender=alias, queue=name)
-        return Resumed(pauses=pauses, events=events, streams=streams)
 
 
-def _make_due(alias: str, kind: str, name: str) -> tuple[int, int]:
-    """Make what waited for a pause due; return the numbers of events and streams."""
+def _make_due(alias: str, kind: str, name: str) -> Iterator[Resumed]:
+    """Make what waited for a pause due; yield the numbers of events and streams of each batch."""
     if kind in CLOSING_KINDS:
-        return 0, 0
+        return
     found = _ResumedBacklog(alias, kind, name)
-    return found.make_events_due(), found.wake_streams()
+    for events in found.make_events_due():
+        yield Resumed(pauses=0, events=events, streams=0)
+    for streams in found.wake_streams():
+        yield Resumed(pauses=0, events=0, streams=streams)
 
 
 def paused_condition(alias: str) -> Q:
@@ -138,6 +166,16 @@ def pause_error(kind: str, name: str) -> str | None:
     return None
 
 
+def until_error(until: datetime, now: datetime) -> str | None:
+    """Return why a pause cannot end at ``until``; None if it can. ``now``: the database's clock."""
+    if until > now:
+        return None
+    return (
+        f"The end of the pause, {until.isoformat(' ', 'seconds')}, is not in the future; "
+        f"it is {now.astimezone(until.tzinfo).isoformat(' ', 'seconds')} now."
+    )
+
+
 class _ResumedBacklog:
     """Events and streams that waited for a pause that has ended, and may wait for others."""
 
@@ -149,12 +187,12 @@ class _ResumedBacklog:
         # No row was postponed beyond this, and a worker that postpones now sees the resume.
         self._until = now + timedelta(seconds=max(POSTPONED_FOR, current().LEASE))
 
-    def make_events_due(self) -> int:
+    def make_events_due(self) -> Iterator[int]:
         """Make the events without a key due, except those whose event type is still paused."""
         from . import OutboxEvent, OutboxPause
 
         if self._kind == "stream":
-            return 0
+            return
         rows = OutboxEvent.objects.using(self._alias).postponed()
         rows = rows.filter(available_at__lte=self._until)
         if self._kind == "event_type":
@@ -162,30 +200,29 @@ class _ResumedBacklog:
         else:  # only workers know which events a listener gets
             paused = OutboxPause.objects.using(self._alias).filter(kind="event_type")
             rows = rows.exclude(event_type__in=paused.values("name"))
-        rows, count, low = rows.order_by("available_at", "event_id"), 0, None
+        rows, low = rows.order_by("available_at", "event_id"), None
         while True:
             batch = rows if low is None else rows.filter(available_at__gte=low)
             # Another query reads the due time: PostgreSQL would sort all rows if it were selected.
             ids = list(batch.values_list("pk", flat=True)[:EVENTS_PER_STATEMENT])
             if not ids:
-                return count
+                return
             low = rows.filter(pk=ids[-1]).order_by().values_list("available_at", flat=True).first()
-            count += self._dialect.resume(self._connection, ids=ids)
+            yield self._dialect.resume(self._connection, ids=ids)
 
-    def wake_streams(self) -> int:
+    def wake_streams(self) -> Iterator[int]:
         """Make streams due whose first event waited; a new version undoes a late postponement."""
         from . import OutboxStream
 
         streams = OutboxStream.objects.using(self._alias).streams_only()
         if self._kind == "stream":
-            return self._wake([*streams.filter(pk=self._name).values_list("pk", flat=True)])
+            yield self._wake([*streams.filter(pk=self._name).values_list("pk", flat=True)])
+            return
         # Include leased streams: their worker may have read them while they were still paused.
         waiting = streams.filter(due_at__gt=DatabaseNow(), due_at__lte=self._until)
         keys = [*waiting.order_by("pk").values_list("pk", flat=True)]
-        return sum(
-            self._wake(self._with_waiting_heads(keys[start : start + STREAMS_PER_BATCH]))
-            for start in range(0, len(keys), STREAMS_PER_BATCH)
-        )
+        for start in range(0, len(keys), STREAMS_PER_BATCH):
+            yield self._wake(self._with_waiting_heads(keys[start : start + STREAMS_PER_BATCH]))
 
     def _with_waiting_heads(self, keys: Sequence[str]) -> list[str]:
         """Return those of these streams whose first event may have waited."""

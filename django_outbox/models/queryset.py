@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -51,4 +52,9 @@ class TableQuerySet(models.QuerySet[M]):
         """Delete those of these rows that no other session has locked; return how many."""
         connection = self._connection()
         with transaction.atomic(using=connection.alias):
-            return dialect_of(connection).delete(connection, self.table, ids=self.lock_unlocked())
+            ids = self.lock_unlocked()
+            self._forget(ids)
+            return dialect_of(connection).delete(connection, self.table, ids=ids)
+
+    def _forget(self, ids: Sequence[Any]) -> None:
+        """Delete what other tables have of rows that are about to be deleted; here nothing."""

@@ -248,6 +248,18 @@ def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+class Attempt(NamedTuple):
+    """An entry in the history of an event: a failed call, or a lost worker."""
+
+    event_id: str
+    kind: str  # failed, dead or lost
+    number: int  # of the call, or of the lost worker
+    by: str  # the worker
+    listener: str = ""  # its title; "" if none was called
+    milliseconds: int | None = None  # in the listener
+    error: str = ""
+
+
 def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:
     """Return (renewed, still held) from ids and due times, after a statement renewed ``taken``.
 

@@ -79,7 +79,7 @@ class Claimer:
             connect=lambda: self._connection, count=self._count,
         )  # fmt: skip
         self._closed = ClosedQueues(
-            me=me, lease=held.lease, intakes=self._intakes, events=self._events,
+            alias=alias, me=me, lease=held.lease, intakes=self._intakes, events=self._events,
             streams=self._streams, configured={*settings.queues}, known_pauses=known_pauses,
             connect=lambda: self._connection,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from ..sql.values import Branch, Claim
 from .breaker import close_breaker
 from .event_claims import EventClaims
 from .intake import Intake
-from .pauses import READ_INTERVAL, KnownPauses
+from .pauses import READ_INTERVAL, KnownPauses, PauseEnds
 from .strays import Strays
 from .stream_claims import StreamClaims
 
@@ -20,25 +20,28 @@ RETRY_PROBE = 1.0  # seconds until a queue that had nothing to probe with is pro
 
 
 class ClosedQueues:
-    """Follows pauses and circuit breakers of queues. The claimer's thread only."""
+    """Follows pauses and circuit breakers of queues, and ends pauses. The claimer's thread only."""
 
     def __init__(
-        self, *, me: str, lease: float, intakes: Mapping[str, Intake], events: EventClaims,
-        streams: StreamClaims, configured: set[str], known_pauses: KnownPauses,
-        connect: Callable[[], BaseDatabaseWrapper],
+        self, *, alias: str, me: str, lease: float, intakes: Mapping[str, Intake],
+        events: EventClaims, streams: StreamClaims, configured: set[str],
+        known_pauses: KnownPauses, connect: Callable[[], BaseDatabaseWrapper],
     ) -> None:  # fmt: skip
         self._me, self._lease, self._intakes = me, lease, intakes
         self._events, self._streams = events, streams
         self._strays = Strays(queues={*intakes}, configured=configured, known_pauses=known_pauses)
         self._known_pauses, self._connect = known_pauses, connect
+        self._ends = PauseEnds(alias, known_pauses)
         self._probe_at: dict[str, float] = {}  # monotonic; not to be probed before
 
     def follow(self, now: float) -> bool:
         """Write what breakers have counted, probe one that is due, release and move events.
 
-        Return whether events were moved to queues of this worker.
+        End pauses whose time has come. Return whether events were made due, or moved to queues of
+        this worker.
         """
         connection = self._connect()
+        has_resumed = self._ends.step(connection, now)
         for intake in self._intakes.values():
             breaker = intake.pool.breaker
             if breaker is not None and breaker.write(connection):
@@ -50,11 +53,11 @@ class ClosedQueues:
                 self._probe(connection, self._intakes[queue], now, pause)
         for intake in self._intakes.values():
             intake.follow_pauses(connection, now)
-        return self._strays.step(connection, now)
+        return self._strays.step(connection, now) or has_resumed
 
     def next_step(self, now: float) -> float:
         """Return when (monotonic) there is something to do; inf: as far as is known, never."""
-        times = [self._strays.next_step()]
+        times = [self._strays.next_step(), self._ends.next_step()]
         for queue, (at, _) in self._known_pauses.breakers.items():
             if queue in self._intakes:
                 times.append(max(at, self._probe_at.get(queue, at)))

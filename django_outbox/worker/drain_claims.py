@@ -18,9 +18,10 @@ from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import Branch, Claim, RescueState
 from .batch_delivery import with_followers
-from .pauses import KnownPauses
+from .pauses import KnownPauses, PauseEnds
 from .queues import BlockingQueue, Decisions, Held
-from .stream_claims import StreamClaims, report_rescue
+from .rescues import report_rescues
+from .stream_claims import StreamClaims
 from .streams import Streams
 from .wakeup import Wakeup
 from .worker import new_owner
@@ -47,6 +48,7 @@ class DrainClaims:
         self.ready: BlockingQueue[Lease] = BlockingQueue()
         self.unrun = Decisions()
         self.known_pauses = KnownPauses()
+        self.pause_ends = PauseEnds(alias, self.known_pauses)
         self.streams = Streams(
             alias=alias, me=self.me, settings=self.settings, held=self.held, pools=self,
             wakeup=Wakeup(),
@@ -74,6 +76,7 @@ class DrainClaims:
     def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
         """Lease due events; events of lost workers come last, and each suspect alone."""
         self.known_pauses.refresh(connection)
+        self.pause_ends.finish(connection, monotonic())
         rooms = dict.fromkeys(self._open_queues(), limit)
         while any(rooms.values()):
             found = self.known_pauses.postpone_due(connection, rooms)
@@ -111,9 +114,7 @@ class DrainClaims:
                 ]
                 new = self.held.add(leases)
                 announce(events_claimed, sender=self.alias, count=len(new), source="cold")
-                for lease in new:
-                    if lease.rescued:
-                        report_rescue(self.alias, lease)
+                report_rescues(connection, [each for each in new if each.rescued])
                 return new
         return []
 

@@ -23,7 +23,7 @@ from .intake import Intake
 from .pauses import KnownPauses
 from .pools import Pools
 from .queues import Decisions, Held
-from .stream_claims import report_rescue
+from .rescues import report_rescues
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
 # Seconds by which an event is late at most each time that it is passed on to a queue that other
@@ -64,6 +64,7 @@ class EventClaims:
         new = self._held.add(leases)
         for queue, count in self._count(new).items():
             self._intakes[queue].count(count)
+        report_rescues(connection, [each for each in new if each.rescued])
         self._pools.put_all([each for each in new if not self._ends(each)])
         if len(new) < SMALL_CLAIM:
             time.sleep(0)  # let the threads that wait for them run first
@@ -72,9 +73,7 @@ class EventClaims:
         return found
 
     def _ends(self, lease: Lease) -> bool:
-        """Report an event of a lost worker; return whether it has lost too many, and is dead."""
-        if lease.rescued:
-            report_rescue(self._alias, lease)
+        """Return whether an event has lost too many workers, and is dead."""
         if lease.rescues < self._settings.MAX_RESCUES:
             return False
         lease.decided = True

@@ -58,6 +58,12 @@ class Heartbeat:
             pause = min(pause, COUNT_INTERVAL)
         return max(pause - (monotonic() - started), 0.001)
 
+    def note_stop(self) -> None:
+        """Show in the worker's row, from the next step on, that the worker is stopping."""
+        if self._worker_row is not None:
+            self._worker_row.note_stop()
+            self._update_row_at = 0.0
+
     def close(self) -> None:
         """Write the last statistics, remove the worker's row. Call it in the thread of ``step``."""
         if self._statistics is not None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from math import inf
 from typing import Any, Final
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.paused import is_paused
 from ..delivery.scope import closed_queues
+from ..models import OutboxPause
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS, DueRow, Pauses
+
+logger = logging.getLogger("django_outbox")
 
 READ_INTERVAL: Final = 1.0  # seconds after which the table is read again before a claim
 # Seconds; the same after a notification, while something is paused.
@@ -30,6 +37,7 @@ class KnownPauses:
         self.closed: frozenset[str] = frozenset()  # queues that are paused
         # When (monotonic) the pause of each open breaker is over, and its length in seconds.
         self.breakers: Mapping[str, tuple[float, float]] = {}
+        self.ends_at = inf  # monotonic; when the first pause ends that has an end
         self._pauses_rows = False  # a pause holds for some rows, not for a queue
         self._read_at = -inf  # monotonic
         self._checked: dict[str, DueRow | None] = {}  # rows due before these are checked already
@@ -50,6 +58,10 @@ class KnownPauses:
             breakers = {queue: (monotonic() + each.left, each.pause)
                         for queue, each in found.items()}  # fmt: skip
         self.breakers = breakers
+        seconds = None
+        if any(kind != "breaker" for kind, _ in self.pauses):
+            seconds = dialect_of(connection).seconds_to_pause_end(connection)
+        self.ends_at = inf if seconds is None else monotonic() + seconds
 
     def _set(self, pauses: Pauses) -> None:
         if pauses != self.pauses:
@@ -103,3 +115,50 @@ class KnownPauses:
             if not count:  # others have them locked; if a claim gets some, they are deferred
                 return {**limits}
         return {**limits, **left}
+
+
+class PauseEnds:
+    """Ends pauses whose ``until`` has passed, and makes what waited for them due, step by step.
+
+    If several workers notice, one of them deletes the pause and does the rest.
+    """
+
+    def __init__(self, alias: str, known_pauses: KnownPauses) -> None:
+        self._alias, self._known_pauses = alias, known_pauses
+        self._steps: Iterator[None] | None = None  # of the pauses that are being ended
+
+    def step(self, connection: BaseDatabaseWrapper, now: float) -> bool:
+        """Do the next short step; return False if there was nothing to do."""
+        if self._steps is None:
+            if now < self._known_pauses.ends_at:
+                return False
+            self._steps = self._end_pauses()
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._steps = None
+            self._known_pauses.read(connection)
+        return True
+
+    def finish(self, connection: BaseDatabaseWrapper, now: float) -> None:
+        """Do all steps at once."""
+        while self.step(connection, now) and self._steps is not None:
+            pass
+
+    def next_step(self) -> float:
+        """Return when (monotonic) there is something to do; inf: as far as is known, never."""
+        return self._known_pauses.ends_at if self._steps is None else 0.0
+
+    def _end_pauses(self) -> Iterator[None]:
+        pauses = OutboxPause.objects.using(self._alias)
+        for pause in pauses.ended().order_by("until", "pk"):
+            total: Counter[str] = Counter()
+            for batch in pauses.filter(pk=pause.pk).resume_batches():
+                total += Counter(ended=batch.pauses, events=batch.events, streams=batch.streams)
+                yield
+            if total["ended"]:
+                logger.info(
+                    "pause ended kind=%s name=%s events=%d streams=%d",
+                    pause.kind, pause.name, total["events"], total["streams"],
+                )  # fmt: skip
+                doorbell.ring(connections[self._alias])

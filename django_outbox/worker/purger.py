@@ -24,6 +24,7 @@ from ..models.purging import (
     purge_events,
     purge_inbox,
     purge_statistics,
+    scan_attempts,
     scan_events,
     scan_streams,
 )
@@ -39,7 +40,9 @@ logger = logging.getLogger("django_outbox")
 MAX_RUN = 15.0  # seconds for one table in a run; after a pause of at most as long it continues
 SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
 SCAN_RATE = 1000  # rows that a full scan reads per second
-SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
+SCANS: dict[str, Callable[..., Batch | None]] = {
+    "events": scan_events, "streams": scan_streams, "attempts": scan_attempts,
+}  # fmt: skip
 
 
 @dataclass(slots=True)

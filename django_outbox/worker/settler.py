@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,7 +19,8 @@ from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..models import OutboxEvent
 from ..signals import announce, event_dead, event_settled, lease_lost
 from ..sql import dialect_of
-from ..sql.values import LeaseKind
+from ..sql.base.transactions import all_or_nothing
+from ..sql.values import Attempt, LeaseKind
 from .pools import Pools
 from .queues import Decisions, Held
 from .statistics import Statistics
@@ -191,25 +194,68 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
 
 
 def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
-    if batch[0][1].written:
-        refused = sum(decision is LOST for _, decision in batch)
-    else:
-        refused = len(batch) - dialect_of(connection).settle_all(
-            connection,
-            me=me,
-            decisions=[(lease.event_id, decision) for lease, decision in batch],
-            kind=batch[0][0].kind,
-            delete_done=settings.RETENTION_DONE == 0,
-        )
+    refused = _write_with_history(batch, connection=connection, me=me, settings=settings)
     if refused > 0:  # this worker was considered lost, and they run again
         logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))
         announce(lease_lost, sender=connection.alias, count=refused)
     return refused
 
 
+def _write_with_history(
+    batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings
+) -> int:
+    """Write decisions and, in the same transaction, the failures; return how many were refused.
+
+    If some are refused, nothing tells which, so they are written one by one: the history has no
+    failures of executions that did not count.
+    """
+    dialect, first = dialect_of(connection), batch[0][1]
+    attempts = [] if first is DONE else [one for each in batch for one in _failures(*each, me=me)]
+    if first.written:
+        dialect.note_attempts(connection, attempts)
+        return sum(decision is LOST for _, decision in batch)
+    try:
+        with all_or_nothing(connection) if attempts else nullcontext():
+            refused = len(batch) - dialect.settle_all(
+                connection,
+                me=me,
+                decisions=[(lease.event_id, decision) for lease, decision in batch],
+                kind=batch[0][0].kind,
+                delete_done=settings.RETENTION_DONE == 0,
+            )
+            if refused and attempts and len(batch) > 1:
+                raise _Refused
+            if not refused:
+                dialect.note_attempts(connection, attempts)
+    except _Refused:
+        return sum(
+            _write_with_history([each], connection=connection, me=me, settings=settings)
+            for each in batch
+        )
+    return refused
+
+
+class _Refused(Exception):
+    """Some decisions of a batch were refused: it is rolled back."""
+
+
+def _failures(lease: Lease, decision: Decision, *, me: str) -> Sequence[Attempt]:
+    """Return what the history is to tell: the calls that failed, or of what else the event died."""
+    if decision is LOST:
+        return ()
+    if lease.failures or decision.status is not Status.DEAD:
+        return lease.failures or ()
+    number = lease.attempts + decision.spent
+    return (Attempt(lease.event_id, "dead", number, me, error=decision.error or ""),)
+
+
 def _with_ascii_error(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
     """Return the decision with its error text in ASCII, which any database accepts."""
     lease, decision = each
+    lease.failures = [
+        one._replace(error=one.error.encode("ascii", "replace").decode())
+        for one in lease.failures or ()
+    ]
     logger.error(
         "settle rejected by the database, error text stored as ASCII event_id=%s", lease.event_id
     )

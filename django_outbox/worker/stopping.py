@@ -39,6 +39,7 @@ class LeaseReturner:
 
     def begin(self) -> None:
         """Release unstarted events at each step from now on."""
+        self._heartbeat.note_stop()
         self._begun = True
 
     def step(self) -> float:

@@ -26,6 +26,7 @@ class Stream:
     key: str
     deadline: float  # monotonic; none of its events starts after it without a renewal
     careful: int = 0  # events to run one by one, because a worker was lost with this stream
+    lost_worker: str = ""  # that worker
     seq: int = 0  # its version when it was read
     waiting: deque[Lease] = field(default_factory=deque)
     handed_out: list[Lease] = field(default_factory=list)  # and not settled

@@ -19,11 +19,12 @@ from ..delivery.paused import is_paused
 from ..events import stored_instant
 from ..listeners.outcomes import Status
 from ..listeners.queues import next_queue
-from ..signals import announce, event_rescued, events_claimed
+from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import KEYED, POSTPONED_FOR, Branch, StreamClaim, StreamQuery, StreamRows
 from .pauses import KnownPauses
 from .queues import Decisions, Held
+from .rescues import report_rescues
 from .stream import Stream, StreamHeads
 from .streams import Streams
 from .throttle import FULL_SCAN_FACTOR, Throttle
@@ -88,7 +89,9 @@ class StreamClaims:
         for queue, watermark in marks.items():  # what was skipped, the next claim must find
             watermark.end_claim(found.found(queue), skipped=bool(excluded))
         new = self.streams.claimed(
-            Stream(key, deadline, careful=0 if was in (None, self._me) else MAX_EVENTS, queue=queue)
+            Stream(key, deadline, queue=queue)
+            if was in (None, self._me)
+            else Stream(key, deadline, careful=MAX_EVENTS, lost_worker=was, queue=queue)
             for key, was, queue in found.rows
         )
         room = max((rooms[each.queue] for each in branches), default=0)
@@ -197,7 +200,7 @@ class StreamClaims:
         self, row: Sequence[Any], stream: Stream, now: Any, next_try: datetime | None
     ) -> Lease:
         due = next_try or row[FIRST_DUE] or row[CREATED]
-        was = "a lost worker" if stream.careful else None
+        was = stream.lost_worker if stream.careful else None
         lease = lease_from_row((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
         lease.queue, lease.queue_in_row = self._queue_of(row, now), stream.queue
         return lease
@@ -220,7 +223,7 @@ class StreamClaims:
             lease.rescues += 1
             due = min(ends, monotonic())  # at once, for the events behind it
             if lease.rescues >= self._settings.MAX_RESCUES:
-                report_rescue(self._alias, lease)
+                report_rescues(self._connection, [lease])
                 self._settle_as_dead(stream, found.seq, lease, due)
             elif lease.rescues == 1:
                 starting.append((stream, found.seq, lease, due))
@@ -269,7 +272,7 @@ class StreamClaims:
             self._dialect.note_starts(self._connection, me=self._me, ids=ids)
             for each in leases:
                 each.rescue_counted = True
-                report_rescue(self._alias, each)
+            report_rescues(self._connection, leases)
 
     def _settle_as_dead(self, stream: Stream, seq: int, lease: Lease, due: float) -> None:
         self.streams.add_decided(stream, seq, lease, due)
@@ -282,11 +285,3 @@ class StreamClaims:
     @property
     def _dialect(self) -> Any:
         return dialect_of(self._connection)
-
-
-def report_rescue(alias: str, lease: Lease) -> None:
-    logger.warning(
-        "rescued event_id=%s event_type=%s rescues=%d",
-        lease.event_id, lease.event_type, lease.rescues,
-    )  # fmt: skip
-    announce(event_rescued, sender=alias, event=lease.event, rescues=lease.rescues)

@@ -14,6 +14,7 @@ import django
 from django.db import connections
 
 from ..clocks import monotonic
+from ..conf import DAY
 from ..models import OutboxWorker
 from ..models.fields import DatabaseNow
 from ..sql import dialect_of
@@ -22,7 +23,10 @@ from .streams import Streams
 from .wakeup import Wakeup
 
 MAX_RUNNING = 5  # running events that the row lists, at most
-LOST_AFTER = 10  # leases without a heartbeat until a lost worker's row is removed
+LOST_AFTER = 10  # leases without a heartbeat until the row of a lost worker may be removed
+LOST_KEPT_FOR = DAY  # seconds for which the rows of lost workers stay, so that users see them
+MAX_LOST = 100  # rows of lost workers that stay, those with the latest heartbeats
+MAX_REMOVED = 1000  # rows of lost workers that are removed at once
 
 
 class OtherWorker(NamedTuple):
@@ -37,7 +41,10 @@ class OtherWorker(NamedTuple):
 
 
 class WorkerRow:
-    """Updates this worker's row, recreates it if it was removed, deletes rows of lost workers."""
+    """Updates this worker's row, recreates it if it was removed, deletes old rows of lost workers.
+
+    Workers of version 0.1 delete the rows of lost workers after ten leases.
+    """
 
     def __init__(
         self, *, alias: str, me: str, held: Held, streams: Streams, wakeup: Wakeup, mode: str,
@@ -67,10 +74,27 @@ class WorkerRow:
                 heartbeat_at=DatabaseNow(),
                 info=info,
             )
+        self._remove_lost()
+
+    def note_stop(self) -> None:
+        """Have the next update say that this worker stops: it is not missed if it is killed."""
+        self._info["stopping"] = True
+
+    def _remove_lost(self) -> None:
+        """Delete the rows of workers lost a day ago, and the oldest of more than ``MAX_LOST``."""
         connection = connections[self._alias]
         now = dialect_of(connection).clock(connection)
         silent = now - timedelta(seconds=LOST_AFTER * self._held.lease)
-        rows.filter(heartbeat_at__lt=silent).delete()
+        lost = OutboxWorker.objects.using(self._alias).filter(heartbeat_at__lt=silent)
+        newest = lost.order_by("-heartbeat_at", "pk").values_list("pk", "heartbeat_at")
+        oldest = now - timedelta(seconds=LOST_KEPT_FOR)
+        removed = [
+            pk
+            for number, (pk, heartbeat_at) in enumerate(newest[: MAX_LOST + MAX_REMOVED])
+            if number >= MAX_LOST or heartbeat_at < oldest
+        ]
+        if removed:
+            lost.filter(pk__in=removed).delete()
 
     def others(self) -> list[OtherWorker]:
         """Return the other live workers, as their rows show them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -26,6 +28,8 @@ class QueueBacklog(NamedTuple):
 
 
 class Inspection(EventLeases):
+    create_index = "CREATE INDEX {name} ON {table} ({columns}) WHERE {first} IS NOT NULL;"
+
     def heads(
         self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], statuses: Sequence[int]
     ) -> dict[str, str]:
@@ -69,17 +73,98 @@ class Inspection(EventLeases):
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
     ) -> list[str]:
         """Return the ids of the newest dead events within a span of ids, both ends included."""
+        return [each for (each,) in self._newest_dead(connection, "event_id", span, most)]
+
+    def dead_lines(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        span: tuple[str | None, str | None],
+        length: int,
+        most: int,
+    ) -> list[tuple[str, str | None]]:
+        """Return what ``dead`` does, each id with the first line of its error, digits as ``0``."""
+        line = self._masked_line(f"SUBSTR(last_error, 1, {int(length)})")
+        return self._newest_dead(connection, f"event_id, {line}", span, most)
+
+    def _newest_dead(
+        self,
+        connection: BaseDatabaseWrapper,
+        columns: str,
+        span: tuple[str | None, str | None],
+        most: int,
+    ) -> list[Any]:
+        sql, params = self._dead_select(connection, columns, span, most)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return sorted(cursor.fetchall(), key=lambda row: row[0], reverse=True)[:most]
+
+    def dead_condition(
+        self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
+    ) -> SQL:
+        """Return the condition of at least the newest ``most`` dead events within a span."""
+        return "status = 3", []
+
+    def next_dead(
+        self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
+    ) -> str | None:
+        """Return the id of the newest dead event within a span after the first ``most``."""
+        sql, params = self._dead_select(connection, "event_id", span, most + 1)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT event_id FROM ({sql}) found "
+                f"ORDER BY event_id DESC LIMIT 1 OFFSET {int(most)}",
+                params,
+            )
+            return next((each for (each,) in cursor.fetchall()), None)
+
+    def _dead_select(
+        self,
+        connection: BaseDatabaseWrapper,
+        columns: str,
+        span: tuple[str | None, str | None],
+        most: int,
+    ) -> SQL:
+        """Return the SELECT of the newest dead events, ``most`` from each part of their index."""
         bounds = zip((">=", "<="), span, strict=True)
         given = [(f"event_id {sign} %s", each) for sign, each in bounds if each is not None]
         selects = [
-            f"SELECT * FROM (SELECT event_id FROM {self._by_death(connection)} "
+            f"SELECT * FROM (SELECT {columns} FROM {self._by_death(connection)} "
             f"WHERE {' AND '.join([each, *(sql for sql, _ in given)])} "
             f"ORDER BY event_id DESC LIMIT {int(most)}) dead"
             for each in self._deaths(connection)
         ]
+        return " UNION ALL ".join(selects), [each for _, each in given] * len(selects)
+
+    def dead_texts(
+        self, connection: BaseDatabaseWrapper, *, length: int, most: int
+    ) -> list[tuple[Any, ...]]:
+        """Group dead events by type and first line of their error, in which each digit is ``0``.
+
+        Return type, line, count, newest id, first and last death, at most ``most``, the largest
+        first. A group may occur twice.
+        """
+        line = self._masked_line(f"SUBSTR(last_error, 1, {int(length)})")
+        selects = [
+            f"SELECT * FROM (SELECT event_type, {line} AS line, COUNT(*) AS events, "
+            "MAX(event_id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest "
+            f"FROM {self._by_death(connection)} WHERE {each} GROUP BY 1, 2 "
+            f"ORDER BY events DESC, newest_id DESC LIMIT {int(most)}) dead"
+            for each in self._deaths(connection)
+        ]
         with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(selects), [each for _, each in given] * len(selects))
-            return sorted((each for (each,) in cursor.fetchall()), reverse=True)[:most]
+            cursor.execute(" UNION ALL ".join(selects), [])
+            return sorted(cursor.fetchall(), key=lambda row: row[2], reverse=True)[:most]
+
+    def count_dead(self, connection: BaseDatabaseWrapper) -> int:
+        """Count all dead events."""
+        selects = [
+            f"SELECT COUNT(*) FROM {self._by_death(connection)} WHERE {each}"
+            for each in self._deaths(connection)
+        ]
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(selects), [])
+            return sum(count for (count,) in cursor.fetchall())
 
     def lately_dead(
         self, connection: BaseDatabaseWrapper, *, most: int, scan: int
@@ -145,12 +230,49 @@ class Inspection(EventLeases):
         )
         return sql, [*given, *params]
 
+    def indexed_columns(self, connection: BaseDatabaseWrapper) -> frozenset[str]:
+        """Return the columns of events that an index begins with, of all rows that have a value.
+
+        An index of fewer rows, such as that of unfinished events by key, does not count.
+        """
+        sql, params = self._index_columns(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            found = cursor.fetchall()
+        return frozenset(
+            column
+            for column, condition in found
+            if not condition
+            or re.search(rf"^\W*{re.escape(column)}\W+IS NOT NULL\W*$", condition, re.IGNORECASE)
+        )
+
+    @abstractmethod
+    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
+        """Return the SELECT of each index's first column, and its condition or None."""
+
+    def create_index_statement(
+        self, connection: BaseDatabaseWrapper, name: str, columns: Sequence[str]
+    ) -> str:
+        """Return the statement that adds an index of events while writers go on."""
+        names = ", ".join(map(connection.ops.quote_name, columns))
+        return self.create_index.format(
+            name=name, table=self._event(connection), columns=names,
+            first=connection.ops.quote_name(columns[0]),
+        )  # fmt: skip
+
     def _by_death(self, connection: BaseDatabaseWrapper) -> str:
         """Return the table, with any index hint, for a SELECT of dead events by their index."""
         return self._event(connection)
 
     def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
         return ["status = 3"]
+
+    def _masked_line(self, text: str) -> str:
+        """Return the expression of a text's first line in which each digit is ``0``."""
+        line = f"SUBSTR({text}, 1, INSTR({text} || '\n', '\n') - 1)"
+        for digit in "123456789":
+            line = f"REPLACE({line}, '{digit}', '0')"
+        return line
 
     def _conditions(self, statuses: Sequence[int]) -> list[str]:
         return [f"status IN ({', '.join(str(int(each)) for each in statuses)}) AND {INDEXED}"]

@@ -10,12 +10,13 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import DONE, Decision, Status
-from ..values import AsRead, LeaseKind
+from ..values import AsRead, Attempt, LeaseKind
 from .claim import EventLeases
 
 
 class Settling(EventLeases):
     rows_per_settle = 500
+    rows_per_note = 500
 
     def settle_all(
         self,
@@ -72,6 +73,19 @@ class Settling(EventLeases):
         as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
+
+    def note_attempts(self, connection: BaseDatabaseWrapper, attempts: Sequence[Attempt]) -> None:
+        """Add entries to the history of events."""
+        columns = ", ".join(map(connection.ops.quote_name, (*Attempt._fields, "at")))
+        row = f"({', '.join(['%s'] * len(Attempt._fields))}, {self.now})"
+        for start in range(0, len(attempts), self.rows_per_note):
+            some = attempts[start : start + self.rows_per_note]
+            self._run(
+                connection,
+                f"INSERT INTO {self._table(connection, 'outbox_attempt')} ({columns}) "
+                f"VALUES {', '.join([row] * len(some))}",
+                [value for each in some for value in each],
+            )
 
     @abstractmethod
     def keep_progress(

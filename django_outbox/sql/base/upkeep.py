@@ -7,18 +7,17 @@ has a ``locked_at`` but no owner.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import SINGLE_NODE_KEY, stored_instant
 from ..values import DueRow, OpenBreaker, Pauses, marks, to_database
 from .claim import EventLeases
 from .insert import Inserting
+from .transactions import single_transaction
 
 PRIMARY_KEYS = {
     "outbox_event": "event_id",
@@ -87,6 +86,18 @@ class Upkeep(Inserting, EventLeases):
     @abstractmethod
     def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
         """Postpone unlocked rows that are due until ``newest``; return how many."""
+
+    def seconds_to_pause_end(self, connection: BaseDatabaseWrapper) -> float | None:
+        """Return the seconds until the first pause ends by itself; None if none does."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {self._in_utc('MIN(until)')}, {self._in_utc(self.now)} "
+                f"FROM {self._table(connection, 'outbox_pause')} WHERE kind <> 'breaker'",
+                [],
+            )
+            until_text, now_text = cursor.fetchone()
+        until, now = stored_instant(until_text), stored_instant(now_text)
+        return None if until is None or now is None else (until - now).total_seconds()
 
     # -- circuit breakers --------------------------------------------------------------------------
 
@@ -265,24 +276,3 @@ class Upkeep(Inserting, EventLeases):
 
     def guard_engine(self, connection: BaseDatabaseWrapper) -> None:
         """Set up what an engine thread's connection needs and settings cannot express."""
-
-
-@contextmanager
-def single_transaction(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Run the block in a transaction of this connection, unless one is open.
-
-    ``atomic()`` finds a connection by its alias, where an engine's connection need not be.
-    """
-    if connection.in_atomic_block:
-        yield
-        return
-    connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-    try:
-        yield
-        connection.commit()
-    except BaseException:
-        with suppress(DatabaseError):  # the first error is more useful
-            connection.rollback()
-        raise
-    finally:
-        connection.set_autocommit(True)

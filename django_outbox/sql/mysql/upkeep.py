@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...conf import index_name, table_name
 from ..base.inspection import Inspection
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import POSTPONED_FOR, marks
+from ..values import POSTPONED_FOR, SQL, marks
 from .claim import ALL, skip_locked
 
 ALWAYS = {
@@ -23,6 +23,7 @@ IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 class MySQLUpkeep(Upkeep, Inspection):
     shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
+    create_index = "CREATE INDEX {name} ON {table} ({columns}) ALGORITHM=INPLACE LOCK=NONE;"
 
     def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
         event = self._event(connection)
@@ -65,6 +66,12 @@ class MySQLUpkeep(Upkeep, Inspection):
             WHERE {PRIMARY_KEYS[table]} IN ({marks(ids)}) AND {ALWAYS[table]}""",
             ids,
         )
+
+    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
+        sql = """SELECT column_name, NULL FROM information_schema.statistics
+            WHERE table_schema = DATABASE() AND table_name = %s AND seq_in_index = 1
+            AND index_type IN ('BTREE', 'HASH') AND column_name IS NOT NULL"""
+        return sql, [table_name("outbox_event")]
 
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         sql = (
@@ -109,6 +116,13 @@ class MySQLUpkeep(Upkeep, Inspection):
     def _by_death(self, connection: BaseDatabaseWrapper) -> str:
         return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_key')})"
 
+    def dead_condition(
+        self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
+    ) -> SQL:
+        # With "status = 3" alone, it would read the table by the primary key.
+        sql, params = self._dead_select(connection, "event_id", span, most)
+        return f"event_id IN (SELECT event_id FROM ({sql}) found)", params
+
     def lately_dead(
         self, connection: BaseDatabaseWrapper, *, most: int, scan: int
     ) -> tuple[list[str], bool]:
@@ -132,6 +146,9 @@ class MySQLUpkeep(Upkeep, Inspection):
             found = cursor.fetchall()
         ids = {event_id for event_id, is_dead in found if is_dead}
         return sorted(ids, reverse=True)[:most], all(is_dead for _, is_dead in found)
+
+    def _masked_line(self, text: str) -> str:
+        return f"REGEXP_REPLACE(SUBSTRING_INDEX({text}, '\n', 1), '[1-9]', '0')"
 
     def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
         # Those without a key are adjacent in the index, newest last; all others there are read.

@@ -8,8 +8,9 @@ from typing import Any
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..base.upkeep import PRIMARY_KEYS, Upkeep, single_transaction
-from ..values import POSTPONED_FOR
+from ..base.transactions import single_transaction
+from ..base.upkeep import PRIMARY_KEYS, Upkeep
+from ..values import POSTPONED_FOR, SQL
 
 PREPARE_AFTER = 3  # executions before a statement is prepared
 AUTOCOMMIT_LEVEL = r"-c default_transaction_isolation=read\ committed"  # for single statements
@@ -25,6 +26,9 @@ PLANS = (
 
 class PostgresUpkeep(Upkeep):
     shared_lock = " FOR SHARE"
+    create_index = (
+        "CREATE INDEX CONCURRENTLY {name} ON {table} ({columns}) WHERE {first} IS NOT NULL;"
+    )
 
     def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
         event = self._event(connection)
@@ -53,6 +57,20 @@ class PostgresUpkeep(Upkeep):
     def delete(self, connection: BaseDatabaseWrapper, table: str, *, ids: Sequence[Any]) -> int:
         name, key = self._table(connection, table), PRIMARY_KEYS[table]
         return self._run(connection, f"DELETE FROM {name} WHERE {key} = ANY(%s)", [[*ids]])
+
+    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
+        # Not those that CREATE INDEX CONCURRENTLY is still building, or has left invalid.
+        sql = """SELECT part.attname, pg_get_expr(list.indpred, list.indrelid)
+            FROM pg_index list
+            JOIN pg_class made ON made.oid = list.indexrelid
+            JOIN pg_am kind ON kind.oid = made.relam AND kind.amname IN ('btree', 'hash')
+            JOIN pg_attribute part
+                ON part.attrelid = list.indrelid AND part.attnum = list.indkey[0]
+            WHERE list.indrelid = to_regclass(%s) AND list.indisvalid"""
+        return sql, [self._event(connection)]
+
+    def _masked_line(self, text: str) -> str:
+        return f"TRANSLATE(SPLIT_PART({text}, '\n', 1), '123456789', '000000000')"
 
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"

@@ -7,8 +7,9 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ...conf import table_name
 from ..base.upkeep import Upkeep
-from ..values import POSTPONED_FOR, marks
+from ..values import POSTPONED_FOR, SQL, marks
 
 KEPT = 32  # compiled statements to cache; each list length needs one, and 500 ids take 0.1 MB
 
@@ -37,6 +38,14 @@ class SQLiteUpkeep(Upkeep):
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         table = self._event(connection)  # rowids are consecutive; deleted rows are before the first
         return f"SELECT (SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1", []
+
+    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
+        sql = """SELECT part.name,
+                CASE WHEN list.partial THEN SUBSTR(made.sql, INSTR(made.sql, ' WHERE ') + 7) END
+            FROM pragma_index_list(%s) list JOIN pragma_index_info(list.name) part
+            LEFT JOIN sqlite_master made ON made.type = 'index' AND made.name = list.name
+            WHERE part.seqno = 0 AND part.name IS NOT NULL"""
+        return sql, [table_name("outbox_event")]
 
     def version_text(self, connection: BaseDatabaseWrapper) -> str:
         return ""

@@ -1,0 +1,101 @@
+"""Replay: dead events are made due again as if new, and their history says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from django.db import transaction
+from django.db.models import Case, F, Q, Value, When
+
+from ..listeners.outcomes import Status
+from ..listeners.progress import progress_after_replay
+from ..queue_settings import is_rate, per_second
+from .attempts import OutboxAttempt
+from .fields import DatabaseNow, UTCDateTimeField
+
+if TYPE_CHECKING:
+    from .event_queryset import OutboxQuerySet
+
+
+EVENTS_PER_STATEMENT: Final = 100  # events that get due times of their own in one statement
+
+
+class Spacing:
+    """Due times of a slow replay: one event after the other, over any number of batches."""
+
+    def __init__(self, rate: str, *, start: datetime | None = None) -> None:
+        """``rate``: "50/s", "100/m" or "10/h". ``start``: when the first is due; None: now.
+
+        Raises ``ValueError`` for another rate.
+        """
+        if not is_rate(rate):
+            raise ValueError(f'The rate is {rate!r}; expected one such as "50/s", "100/m", "10/h".')
+        self.rate, self.next_at = rate, start
+        self.last_at: datetime | None = None  # the last due time that was given
+        self._interval = timedelta(seconds=1 / per_second(rate))
+
+    def take(self, count: int, now: datetime) -> list[datetime]:
+        """Return the next due times, none before ``now``."""
+        first = max(self.next_at or now, now)
+        times = [first + place * self._interval for place in range(count)]
+        if times:
+            self.last_at, self.next_at = times[-1], times[-1] + self._interval
+        return times
+
+
+def replay_rows(rows: OutboxQuerySet, *, by: str, spacing: Spacing | None = None) -> int:
+    """Replay these rows, which are dead, in one transaction; return how many. ``by``: who does.
+
+    With a ``spacing`` they become due one after the other, in ascending order of their ids.
+    """
+    alias = rows._write_alias()
+    with transaction.atomic(using=alias):
+        progress = dict(_locked(rows).values_list("pk", "progress"))
+        times: dict[str, datetime] = {}
+        if spacing is not None:
+            ids = sorted(progress)
+            times = dict(zip(ids, spacing.take(len(ids), rows._clock()), strict=True))
+        for pk, text in progress.items():
+            if text is not None:
+                due = Value(times[pk], UTCDateTimeField()) if times else DatabaseNow()
+                _reset(rows.filter(pk=pk), due, progress=progress_after_replay(text))
+        for ids, due in _due_times(sorted(progress), times):
+            _reset(rows.filter(pk__in=ids, progress=None), due)
+        OutboxAttempt.objects.using(alias).note_replays([*progress], by=by)
+    return len(progress)
+
+
+def _locked(rows: OutboxQuerySet) -> OutboxQuerySet:
+    """Lock rows until the transaction ends; wait for those that another transaction has locked."""
+    return rows.select_for_update() if rows._connection().features.has_select_for_update else rows
+
+
+def _due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[list[str], Any]]:
+    """Yield some of the ids with the expression of their due times, until all are yielded."""
+    if not times:
+        yield ids, DatabaseNow()
+        return
+    for start in range(0, len(ids), EVENTS_PER_STATEMENT):
+        some = ids[start : start + EVENTS_PER_STATEMENT]
+        field = UTCDateTimeField()
+        yield some, Case(*(When(pk=pk, then=Value(times[pk], field)) for pk in some))
+
+
+def _reset(rows: OutboxQuerySet, due: Any, **values: str | None) -> int:
+    """Make dead events new and due at the time of an expression; those with a key, no earlier."""
+    without_key, is_now = Q(key=None), isinstance(due, DatabaseNow)
+    return rows.update(
+        status=Status.NEW,
+        attempts=0,
+        rescues=0,
+        available_at=Case(When(without_key, then=due)),
+        deliver_at=Case(When(without_key, then=F("deliver_at")), default=None if is_now else due),
+        first_due_at=due,
+        done_at=None,
+        last_error=None,
+        locked_by=None,
+        locked_at=None,
+        **values,
+    )

@@ -1,0 +1,264 @@
+"""History of attempts: failures, lost workers and replays, whatever became of the event since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+
+import django_outbox as outbox
+from django_outbox.conf import current
+from django_outbox.delivery.lease import lease_from_row
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import Decision, Status
+from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream
+from django_outbox.models.attempts import HISTORY_LENGTH
+from django_outbox.models.purging import scan_attempts
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import FULL
+from django_outbox.worker import settler
+from tests.table import claimed, insert, keyed, listening, now, row, statuses, steal, write
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TWICE = outbox.Fixed(delay=0, max_attempts=2)
+
+
+@pytest.fixture(autouse=True)
+def quick(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2}
+
+
+def history(event_id: str) -> list[OutboxAttempt]:
+    """Return the entries of an event, oldest first."""
+    return [*OutboxAttempt.objects.of(event_id)][::-1]
+
+
+def kinds(event_id: str) -> list[tuple[str, int]]:
+    return [(each.kind, each.number) for each in history(event_id)]
+
+
+def fail(event: Any) -> None:
+    raise ValueError(f"no {event.event_type}")
+
+
+def deliver(*, until: dict[str, int], inside: bool) -> None:
+    """Have a worker deliver, or ``drain()``."""
+    if inside:
+        while outbox.drain():
+            """It tries each once."""
+        assert statuses() == until
+        return
+    with outbox.Worker():
+        wait_until(lambda: statuses() == until, what=f"{until}")
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["worker", "drain"])
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_each_failure_has_an_entry(key: str | None, inside: bool) -> None:
+    before = now()
+    with listening(fail, retry=TWICE, name="booking"):
+        (event_id,) = write(key=key)
+        deliver(until={"DEAD": 1}, inside=inside)
+    assert kinds(event_id) == [("failed", 1), ("dead", 2)]
+    for entry in history(event_id):
+        assert before <= entry.at <= now()
+        assert entry.listener == "order.placed booking"
+        assert entry.by
+        assert entry.milliseconds is not None
+        assert 0 <= entry.milliseconds < 20_000
+        assert entry.error.startswith("ValueError: no order.placed\nTraceback")
+
+
+def test_what_is_delivered_has_none() -> None:
+    with listening(lambda event: None), listening(lambda event: outbox.Defer(3600), "order.late"):
+        write(3)
+        write(2, "order.late")
+        deliver(until={"DONE": 3, "NEW": 2}, inside=False)
+    assert not OutboxAttempt.objects.exists()
+
+
+def test_each_listener_of_a_shared_event_has_its_own() -> None:
+    def second(event: outbox.Event) -> None:
+        if not event.attempts:
+            raise KeyError("first time")
+
+    with listening(fail, retry=TWICE, name="a"), listening(second, retry=TWICE, name="b"):
+        (event_id,) = write()
+        deliver(until={"DEAD": 1}, inside=False)
+    found = {(each.listener[-1], each.kind, each.number) for each in history(event_id)}
+    assert found == {("a", "failed", 1), ("a", "dead", 2), ("b", "failed", 1)}
+
+
+def test_each_event_of_a_batch_has_its_own() -> None:
+    def refuse_one(events: list[outbox.Event]) -> list[Any]:
+        return [ValueError("not this") if each.payload["n"] == 1 else None for each in events]
+
+    with listening(refuse_one, batch=3, retry=TWICE):
+        ids = write(3)
+        deliver(until={"DONE": 2, "DEAD": 1}, inside=False)
+    assert [kinds(each) for each in ids] == [[], [("failed", 1), ("dead", 2)], []]
+
+
+def test_a_failure_before_a_successful_fallback_is_kept() -> None:
+    def call(event: outbox.Event) -> None:
+        raise outbox.Unrecoverable("never")
+
+    with listening(call):
+        registry.fallback(call, lambda event, failure: None)
+        (event_id,) = write()
+        deliver(until={"DONE": 1}, inside=False)
+    assert kinds(event_id) == [("failed", 1)]
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_a_lost_worker_is_named(key: str | None, settings: Any) -> None:
+    if key is None:
+        [event_id] = insert(1, locked_by="w-lost", locked_at=now())
+    else:
+        [event_id] = keyed(key)
+        OutboxStream.objects.filter(pk=key).update(locked_by="w-lost", locked_at=now())
+    with listening(lambda event: None):
+        deliver(until={"DONE": 1}, inside=False)
+    assert [(each.kind, each.number, each.by) for each in history(event_id)] == [
+        ("lost", 1, "w-lost")
+    ]
+
+
+def test_an_event_that_too_many_workers_were_lost_with(settings: Any) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_RESCUES": 2}
+    [event_id] = insert(1, locked_by="w2", locked_at=now(), rescues=1)
+    with listening(lambda event: None):
+        deliver(until={"DEAD": 1}, inside=False)
+    lost, dead = history(event_id)
+    assert (lost.kind, lost.number, lost.by) == ("lost", 2, "w2")
+    assert (dead.kind, dead.listener, dead.milliseconds) == ("dead", "", None)
+    assert dead.error == "lost 2 workers"
+
+
+def test_events_are_rescued_although_their_history_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise DatabaseError("no room")
+
+    monkeypatch.setattr(type(dialect_of(connection)), "note_attempts", refuse)
+    insert(2, locked_by="lost", locked_at=now())
+    with listening(lambda event: None):
+        deliver(until={"DONE": 2}, inside=False)
+    assert "rescues missing in the history count=2" in caplog.text
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_a_replay_keeps_the_history_and_names_who_replayed(key: str | None) -> None:
+    with listening(fail, retry=TWICE):
+        (event_id,) = write(key=key)
+        deliver(until={"DEAD": 1}, inside=True)
+    assert OutboxEvent.objects.dead().replay(by="ada") == 1
+    with listening(lambda event: None):
+        deliver(until={"DONE": 1}, inside=True)
+    assert kinds(event_id) == [("failed", 1), ("dead", 2), ("replayed", 0)]
+    assert history(event_id)[-1].by == "ada"
+
+
+def test_a_replay_that_is_undone_leaves_no_entry() -> None:
+    [event_id] = insert(1, due=None, status=3, done_at=now())
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        OutboxEvent.objects.dead().replay()
+        raise ZeroDivisionError
+    assert kinds(event_id) == []
+    assert row(event_id).status == Status.DEAD
+
+
+# -- what a settle that is refused leaves ----------------------------------------------------------
+
+
+def test_a_refused_settle_leaves_no_entry() -> None:
+    """The worker was considered lost; another one has the events, and counts their attempts."""
+    ids = write(3)
+
+    def lose_one(event: outbox.Event) -> None:
+        if event.event_id == ids[1]:
+            steal(event.event_id)
+        raise ValueError
+
+    with listening(lose_one, retry=outbox.Fixed(delay=3600)), outbox.Worker() as worker:
+        wait_until(lambda: statuses() == {"RETRY": 2, "NEW": 1} and worker.depths()["held"] == 0)
+    assert [kinds(each) for each in ids] == [[("failed", 1)], [], [("failed", 1)]]
+
+
+def test_some_of_one_settle_are_refused() -> None:
+    """All in one group commit."""
+    ids = insert(5)
+    leases = [lease_from_row(each, FULL, deadline=1e12, me="me") for each in claimed().rows]
+    assert len(leases) == 5
+    decision = Decision(
+        status=Status.RETRY, delay=60.0, spent=1, error="ValueError: x", outcome="retry"
+    )
+    for each in leases:
+        each.note_failure(decision, listener="l", number=1, seconds=0.01)
+    steal(ids[2])
+    batch = [(each, decision) for each in leases]
+    assert settler.write(batch, connection=connection, me="me", settings=current()) == 1
+    assert [len(kinds(each)) for each in ids] == [1, 1, 0, 1, 1]
+    assert statuses() == {"RETRY": 4, "NEW": 1}
+
+
+def test_an_error_that_a_database_rejects_is_kept_in_ascii() -> None:
+    def fail_oddly(event: outbox.Event) -> None:
+        raise ValueError("\ud800 \U0001f4a5 \0")
+
+    with listening(fail_oddly, retry=TWICE):
+        (event_id,) = write()
+        deliver(until={"DEAD": 1}, inside=False)
+    assert all(each.error.startswith("ValueError: ") for each in history(event_id))
+    assert kinds(event_id) == [("failed", 1), ("dead", 2)]
+
+
+# -- purge -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(settings: Any) -> list[str]:
+    """Three dead events with a history, of which the retention has passed."""
+    settings.OUTBOX = {"RETENTION_DEAD": 0}
+    ids = insert(3, due=None, status=3, done_at=now())
+    OutboxAttempt.objects.bulk_create(
+        OutboxAttempt(event_id=each, at=now(), kind="dead", number=1) for each in ids
+    )
+    return ids
+
+
+def test_it_is_purged_with_its_event(ended: list[str]) -> None:
+    [other] = insert(1)
+    OutboxAttempt.objects.create(event_id=other, at=now(), kind="failed", number=1)
+    assert OutboxEvent.objects.purge() == 3
+    assert [each.event_id for each in OutboxAttempt.objects.all()] == [other]
+
+
+def test_the_scan_finds_what_has_no_event(ended: list[str]) -> None:
+    OutboxEvent.objects.filter(pk=ended[1]).delete()
+    first = scan_attempts("default", after="", most=2)
+    assert first is not None
+    assert (first.rows, first.deleted) == (2, 1)
+    second = scan_attempts("default", after=first.last, most=2)
+    assert second is not None
+    assert (second.rows, second.deleted) == (1, 0)
+    assert scan_attempts("default", after=second.last, most=2) is None
+    assert {each.event_id for each in OutboxAttempt.objects.all()} == {ended[0], ended[2]}
+
+
+def test_the_scan_keeps_the_newest() -> None:
+    [long, short] = insert(2)
+    OutboxAttempt.objects.bulk_create(
+        OutboxAttempt(event_id=each, at=now(), kind="failed", number=number)
+        for number in range(1, HISTORY_LENGTH + 6)
+        for each in ((long, short) if number < 3 else (long,))
+    )
+    batch = scan_attempts("default", after="", most=1000)
+    assert batch is not None
+    assert (batch.rows, batch.deleted) == (HISTORY_LENGTH + 7, 5)
+    assert [number for _, number in kinds(long)] == [*range(6, HISTORY_LENGTH + 6)]
+    assert kinds(short) == [("failed", 1), ("failed", 2)]
