@@ -18,6 +18,8 @@ from django.db import connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from django_outbox.models import (
+    OutboxAcknowledgement,
+    OutboxAttempt,
     OutboxEvent,
     OutboxInbox,
     OutboxLease,
@@ -32,7 +34,8 @@ from tests.table import insert
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = [OutboxEvent, OutboxInbox, OutboxStream, OutboxWorker]
-MODELS = [*FIRST, OutboxLease, OutboxPause, OutboxStatistics]
+LATER = [OutboxAcknowledgement, OutboxAttempt, OutboxLease, OutboxPause, OutboxStatistics]
+MODELS = [*FIRST, *LATER]
 SECONDS = 100  # far more than a busy machine needs
 
 vendor = databases.vendor()
