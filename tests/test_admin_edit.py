@@ -15,7 +15,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin import editing, redaction
+from django_outbox.admin import edit_diff, editing, redaction
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from tests.table import keyed, listening, now
@@ -120,7 +120,9 @@ def test_no_filter_guesses_a_hidden_value_of_an_error(lookup: str) -> None:
     client, url = visitor("view"), f"{reverse(LIST)}?{lookup}=HTTPError: password=s3cret"
     assert client.get(url).status_code == 200
     with override_settings(OUTBOX=HIDING):
-        assert client.get(url).headers["Location"].endswith("?e=1")
+        page = body(client, url)
+        assert "this filter is not possible" in page
+        assert "outbox-id" not in page
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,17 @@ def form_of(client: Any, event: OutboxEvent) -> dict[str, str]:
     return {name: html.unescape(text) for name, text in fields.items()} | {"seen": seen[1]}
 
 
+def save(client: Any, event: OutboxEvent, data: dict[str, str]) -> Any:
+    """Submit the form, and confirm the page that shows what changes."""
+    before = checksum()
+    page = client.post(url_of("edit", event.pk), data).content.decode()
+    assert (checksum(), traces()) == (before, [])
+    fields = re.findall(r'<input type="hidden" name="(payload|headers|seen)" value="([^"]*)"', page)
+    hidden = {name: html.unescape(value) for name, value in fields}
+    assert len(re.findall('name="confirmed"', page)) == 1, page
+    return client.post(url_of("edit", event.pk), {"headers": "", **hidden, "confirmed": "yes"})
+
+
 def test_an_edited_event_is_delivered_with_its_new_text() -> None:
     """The log keeps the old value, and numbers keep their digits."""
     event = make(payload='{"sku":"teapto","price":1.10}', headers='{"region":"eu"}', event_type="e")
@@ -152,7 +165,7 @@ def test_an_edited_event_is_delivered_with_its_new_text() -> None:
     assert data["payload"] == '{\n  "sku": "teapto",\n  "price": 1.10\n}'
     data["payload"] = data["payload"].replace("teapto", "teapot")
     data["headers"] = '{"region": "us"}'
-    response = client.post(url_of("edit", event.pk), data)
+    response = save(client, event, data)
     assert said(response) == "1 event was edited and replayed."
     event.refresh_from_db()
     assert (event.payload, event.headers) == ('{"sku":"teapot","price":1.10}', '{"region":"us"}')
@@ -168,6 +181,80 @@ def test_an_edited_event_is_delivered_with_its_new_text() -> None:
     assert [(each.payload, dict(each.headers)) for each in got] == [
         ({"sku": "teapot", "price": 1.1}, {"region": "us"})
     ]
+
+
+def diff_of(page: str) -> list[str]:
+    """Return the lines that the page shows as removed and added."""
+    found = re.findall(r"<(?:del|ins)>(.*?)</(?:del|ins)>", page, re.DOTALL)
+    return [html.unescape(each) for each in found]
+
+
+def test_what_changes_is_shown_before_it_is_saved() -> None:
+    event = make(payload='{"sku":"teapto","price":1.10,"n":[1,2,3,4,5,6,7,8,9]}', headers=None)
+    client = visitor("view", "edit")
+    data = form_of(client, event)
+    data["payload"] = data["payload"].replace("teapto", "<b>teapot")
+    data["headers"] = '{"region": "eu"}'
+    before = checksum()
+    page = client.post(url_of("edit", event.pk), data).content.decode()
+    assert diff_of(page) == ['-   "sku": "teapto",', '+   "sku": "<b>teapot",',
+                             "+ {", '+   "region": "eu"', "+ }"]  # fmt: skip
+    assert "<b>teapot" not in page
+    assert '"price": 1.10' in html.unescape(page)
+    assert "    9" not in page.partition("<form")[0]  # far from what changes
+    again = client.post(url_of("edit", event.pk), {**data, "again": "yes", "confirmed": "yes"})
+    assert "<textarea" in again.content.decode()
+    assert "teapot" in again.content.decode()
+    assert (checksum(), traces()) == (before, [])
+
+
+def test_an_edit_that_changes_nothing_says_so() -> None:
+    event = make(payload='{"a": 1}', headers='{"region":"eu"}')
+    client = visitor("view", "edit")
+    page = client.post(url_of("edit", event.pk), form_of(client, event)).content.decode()
+    assert "Nothing changes." in page
+    assert diff_of(page) == []
+
+
+def test_a_forged_confirmation_is_checked_like_a_form() -> None:
+    event = make()
+    before = checksum()
+    client = visitor("view", "edit")
+    data = {**form_of(client, event), "payload": "{", "confirmed": "yes"}
+    assert "This is not JSON" in client.post(url_of("edit", event.pk), data).content.decode()
+    assert checksum() == before
+
+
+@override_settings(OUTBOX=HIDING)
+def test_what_changes_does_not_show_hidden_values() -> None:
+    event = make(payload='{"password":"s3cret1","x":{"password":"s3cret2"},"a":1}')
+    client = visitor("view", "edit")
+    data = form_of(client, event)
+    data["payload"] = data["payload"].replace("•••2", "new-s3cret").replace('"a": 1', '"a": 2')
+    page = client.post(url_of("edit", event.pk), data).content.decode()
+    assert diff_of(page) == ['-     "password": "•••2"', '+     "password": "••• (changed)"',
+                             '-   "a": 1', '+   "a": 2']  # fmt: skip
+    assert "s3cret" not in page.replace("new-s3cret", "")
+
+
+@override_settings(OUTBOX=HIDING)
+def test_text_that_cannot_be_searched_for_hidden_values_is_not_compared() -> None:
+    assert edit_diff.compare("s3cret a", "s3cret b").lines == [
+        ("old", redaction.MASK), ("new", redaction.CHANGED),
+    ]  # fmt: skip
+    assert edit_diff.compare("s3cret", "s3cret").is_empty
+
+
+def test_a_large_change_is_shown_in_part() -> None:
+    old, new = (json.dumps([f"{name}{n}" for n in range(30_000)]) for name in "ab")
+    diff = edit_diff.compare(old, new)
+    assert (len(diff.lines), diff.is_cut) == (edit_diff.MAX_SHOWN, True)
+    far = [*range(3000)]
+    some = edit_diff.compare(json.dumps(far), json.dumps([*far[:1500], -1, *far[1501:]])).lines
+    assert [each for each in some if each.kind in ("old", "new")] == [
+        ("old", "  1500,"), ("new", "  -1,"),
+    ]  # fmt: skip
+    assert [some[0].kind, some[-1].kind] == ["gap", "gap"]
 
 
 @override_settings(OUTBOX={"MAX_PAYLOAD_BYTES": 2000})
@@ -209,7 +296,7 @@ def test_hidden_values_are_kept_by_an_edit_and_no_mask_is_saved() -> None:
     assert "s3cret" not in json.dumps(data)
     assert '"X-API-Key": "•••1"' in data["headers"]
     data["payload"] = data["payload"].replace("Ann", "Bob").replace('"•••2"', '"new@example.org"')
-    client.post(url_of("edit", event.pk), data)
+    save(client, event, data)
     event.refresh_from_db()
     assert event.payload == SECRETS.replace("Ann", "Bob").replace("s3cret2", "new@example.org")
     assert event.headers == '{"X-API-Key":"s3cret5","region":"eu"}'
@@ -238,7 +325,7 @@ def test_an_edit_of_what_has_changed_meanwhile_is_refused() -> None:
     client = visitor("view", "edit")
     data = form_of(client, event)
     OutboxEvent.objects.update(payload='{"other":1}')
-    response = client.post(url_of("edit", event.pk), data)
+    response = client.post(url_of("edit", event.pk), {**data, "confirmed": "yes"})
     assert "gone or has changed meanwhile" in said(response)
     assert OutboxEvent.objects.get().payload == '{"other":1}'
     assert traces() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from html import unescape
 from typing import Any
 
@@ -13,11 +14,12 @@ from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.models import OutboxEvent, OutboxPause
-from tests.table import insert, keyed, listening
+from tests.table import insert, keyed, listening, now
 
 pytestmark = pytest.mark.django_db
 
@@ -136,6 +138,57 @@ def test_a_link_may_fill_the_form(boss: Client) -> None:
     assert 'value="Order:1"' in page
     assert '<option value="stream" selected>' in page
     assert "mallory" not in page
+
+
+# -- an end time -----------------------------------------------------------------------------------
+
+
+def test_the_form_gives_a_pause_an_end(boss: Client, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Kathmandu"
+    assert "(time zone Asia/Kathmandu)" in text(boss, reverse(ADD))
+    assert re.search(r'<input type="datetime-local" name="until"', text(boss, reverse(ADD)))
+    response = boss.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
+    found = OutboxPause.objects.get()
+    assert found.until is not None
+    assert found.until.isoformat() == "2126-11-26T03:15:00+00:00"
+    assert f"Paused until 2126-11-26 09:00: event type {SENT}." in said(response)
+    message = LogEntry.objects.get().get_change_message()
+    assert message == "Paused until 2126-11-26 09:00:00.000+05:45. carrier down"
+    for url in (reverse(LIST), reverse(PAGE, args=[found.pk])):
+        assert "2126-11-26 09:00, in " in text(boss, url)
+
+
+def test_the_form_takes_local_time_without_time_zone_support(boss: Client, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kathmandu"
+    boss.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
+    found = OutboxPause.objects.get()
+    assert found.until is not None
+    assert found.until.isoformat() == "2126-11-26T03:15:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("until", "error"),
+    [
+        ("2001-02-03T04:05", "The end of the pause, 2001-02-03 04:05:00"),
+        ("tomorrow", "Enter a valid date/time."),
+    ],
+    ids=["past", "unreadable"],
+)
+def test_an_end_that_cannot_be_is_said_at_its_field(boss: Client, until: str, error: str) -> None:
+    response = boss.post(reverse(ADD), {**FORM, "until": until})
+    assert error in response.context["adminform"].form.errors["until"].as_text()
+    assert not OutboxPause.objects.exists()
+
+
+def test_an_end_today_is_shown_as_a_time_of_day(boss: Client) -> None:
+    soon = now() + timedelta(minutes=2, seconds=30)
+    OutboxPause.objects.pause("event_type", SENT, until=soon)
+    local = timezone.localtime(soon)
+    found = re.search(r"([-0-9: ]*), in 2 min</time>", text(boss, reverse(LIST)))
+    assert found is not None
+    assert f"{local:%Y-%m-%d %H:%M}".endswith(found[1])
+    OutboxPause.objects.update(until=now() - timedelta(seconds=5))
+    assert re.search(r"[0-9:]{5}, \d s ago</time>", text(boss, reverse(LIST)))
 
 
 EVENT, GROUPS, STREAM = (

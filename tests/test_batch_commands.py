@@ -182,9 +182,9 @@ def test_j21_465_more_than_a_batch_is_replayed_batch_by_batch(
     sizes: list[int] = []
     replay_dead = OutboxQuerySet.replay
 
-    def note(rows: OutboxQuerySet) -> int:
+    def note(rows: OutboxQuerySet, **options: Any) -> int:
         assert not transaction.get_connection().in_atomic_block  # each batch commits on its own
-        sizes.append(replay_dead(rows))
+        sizes.append(replay_dead(rows, **options))
         return sizes[-1]
 
     monkeypatch.setattr(OutboxQuerySet, "replay", note)
@@ -209,8 +209,8 @@ def test_465_it_ends_though_what_is_replayed_dies_again(monkeypatch: pytest.Monk
     deaths: list[int] = []
     replay_dead = OutboxQuerySet.replay
 
-    def replay_and_die(rows: OutboxQuerySet) -> int:
-        count = replay_dead(rows)
+    def replay_and_die(rows: OutboxQuerySet, **options: Any) -> int:
+        count = replay_dead(rows, **options)
         rows.update(status=DEAD, done_at=now(), available_at=None)
         deaths.append(count)
         return count
@@ -230,10 +230,10 @@ def test_465_an_interruption_says_how_to_go_on(
     ids = dead(10)
     replay_dead, calls = OutboxQuerySet.replay, iter([True, True, False])
 
-    def replay_twice(rows: OutboxQuerySet) -> int:
+    def replay_twice(rows: OutboxQuerySet, **options: Any) -> int:
         if not next(calls):
             raise KeyboardInterrupt
-        return replay_dead(rows)
+        return replay_dead(rows, **options)
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(OutboxQuerySet, "replay", replay_twice)

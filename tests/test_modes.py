@@ -24,7 +24,7 @@ from django_outbox.models import (
     OutboxStream,
     OutboxWorker,
 )
-from django_outbox.worker import purger
+from django_outbox.worker import purger, worker_registry
 from django_outbox.worker.single_node import ActiveLease
 from django_outbox.worker.throttle import Throttle
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
@@ -411,16 +411,25 @@ def test_w17_a_workers_row_comes_goes_and_is_written_again(settings: Any) -> Non
     assert not OutboxWorker.objects.exists()
 
 
-def test_w17_the_row_of_a_lost_worker_goes_after_ten_leases(settings: Any) -> None:
+def test_w17_the_row_of_a_lost_worker_goes_after_a_day(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most ``MAX_LOST`` of them stay, those lost last; a silent one is not yet lost."""
+    monkeypatch.setattr(worker_registry, "MAX_LOST", 2)
     settings.OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 1}
     clock = now()
-    for name, seconds in (("lost", 31), ("silent", 20)):
+    for name, seconds in (
+        ("yesterday", 86_401), ("third", 3000), ("second", 2000), ("first", 31), ("silent", 20),
+    ):  # fmt: skip
         seen = clock - timedelta(seconds=seconds)
         OutboxWorker.objects.create(
             id=name, hostname="h", pid=1, started_at=seen, heartbeat_at=seen
         )
+
+    def left() -> set[str]:
+        return {*OutboxWorker.objects.values_list("pk", flat=True)}
+
     with outbox.Worker() as worker:
-        wait_until(
-            lambda: {*OutboxWorker.objects.values_list("pk", flat=True)} == {"silent", worker.id},
-            what="only the silent one and our own",
-        )
+        wait_until(lambda: left() == {"silent", "first", "second", worker.id}, what="two lost ones")
+        OutboxWorker.objects.filter(pk="first").update(heartbeat_at=clock - timedelta(days=2))
+        wait_until(lambda: left() == {"silent", "second", worker.id}, what="those of the last day")

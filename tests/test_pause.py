@@ -100,7 +100,8 @@ def test_a_pause_says_what_since_when_why_and_by_whom() -> None:
     assert (found.reason, found.paused_by) == ("the carrier is down", "ada")
     assert abs((found.paused_at - now()).total_seconds()) < 5
     assert str(found) == "event type parcel.sent"
-    facts = {"kind": "event_type", "name": SENT, "reason": "the carrier is down", "by": "ada"}
+    facts = {"kind": "event_type", "name": SENT, "reason": "the carrier is down", "by": "ada",
+             "until": None}  # fmt: skip
     assert told == [{"sender": "default", **facts}]
 
 

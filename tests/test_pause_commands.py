@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime, time
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.inspection import pauses
+from django_outbox.management import pause_arguments
 from django_outbox.models import OutboxEvent, OutboxPause
-from tests.table import insert, keyed, listening
+from tests.table import insert, keyed, listening, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,11 +53,11 @@ def test_what_is_named_is_paused_and_resumed() -> None:
         assert first.pop("paused_at").endswith("+00:00")
         assert first == {
             "kind": "event_type", "name": SENT, "reason": "carrier down", "paused_by": "ada",
-            "events": 3, "streams": 0, "complete": True,
+            "until": None, "events": 3, "streams": 0, "complete": True,
         }  # fmt: skip
         assert [each["events"] for each in others] == [3, 1]
         table, _ = run("outbox_pause", "--list")
-        assert table.splitlines()[0].split() == "KIND NAME SINCE BY WAITING REASON".split()
+        assert table.splitlines()[0].split() == "KIND NAME SINCE UNTIL BY WAITING REASON".split()
         assert "carrier down" in table
 
         out, _ = run("outbox_resume", *names)
@@ -165,3 +168,92 @@ def test_workers_are_rung_once_what_waited_is_due(monkeypatch: pytest.MonkeyPatc
     outbox.drain()
     run("outbox_resume", "--event-type", SENT)
     assert rings == [3, 3]
+
+
+# -- an end time -----------------------------------------------------------------------------------
+
+
+def paused_until(*arguments: str) -> datetime:
+    """Pause with these arguments; return until when."""
+    run("outbox_pause", "--event-type", SENT, "--force", *arguments)
+    until = OutboxPause.objects.get().until
+    assert until is not None
+    return until
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2h", 7200), ("45m", 2700), ("1d12h", 129_600)])
+def test_a_pause_lasts_for_a_duration(text: str, seconds: int) -> None:
+    left = (paused_until("--for", text) - now()).total_seconds()
+    assert seconds - 10 < left <= seconds
+
+
+def test_a_pause_lasts_until_a_time_of_day(settings: Any) -> None:
+    """The next one in ``TIME_ZONE``, whatever the database's clock shows."""
+    settings.TIME_ZONE = "Asia/Kathmandu"
+    until = paused_until("--until", "09:00")
+    assert timezone.localtime(until).time() == time(9, 0)
+    assert 0 < (until - now()).total_seconds() <= 86_400
+
+
+def test_a_time_of_day_that_is_over_means_tomorrow() -> None:
+    at = datetime(2026, 11, 25, 12, 0, tzinfo=timezone.get_current_timezone())
+    assert pause_arguments._next(time(12, 30), at).isoformat()[:16] == "2026-11-25T12:30"
+    assert pause_arguments._next(time(12, 0), at).isoformat()[:16] == "2026-11-26T12:00"
+    assert pause_arguments._next(time(9, 0), at).isoformat()[:16] == "2026-11-26T09:00"
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("2126-11-26T09:00", "2126-11-26T14:00:00+00:00"),
+        ("2126-11-26T09:00+02:00", "2126-11-26T07:00:00+00:00"),
+        ("2126-11-26T09:00Z", "2126-11-26T09:00:00+00:00"),
+        ("2126-11-26", "2126-11-26T05:00:00+00:00"),
+    ],
+    ids=["local", "offset", "utc", "day"],
+)
+def test_a_pause_lasts_until_an_instant(settings: Any, text: str, utc: str) -> None:
+    settings.TIME_ZONE = "America/Bogota"
+    assert paused_until("--until", text).isoformat() == utc
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--until", "2001-02-03T04:05"], "is not in the future; it is"),
+        (["--until", "25:00"], "'25:00' is not a time: hour must be in"),
+        (["--until", "2026-02-30T09:00"], "'2026-02-30T09:00' is not a time"),
+        (["--until", "09"], "expected 09:00 or 2026-11-26T09:00"),
+        (["--until", "09:00+02:00"], "expected 09:00 or 2026-11-26T09:00"),
+        (["--until", "2h"], "For a duration, use --for"),
+        (["--for", "2"], "'2' has no unit; expected, for example, 2d or 2s"),
+        (["--for", "0h"], "'0h' is nothing; expected a duration such as 45m or 2h"),
+        (["--for", "09:00"], "'09:00' is not a duration"),
+        (["--for", "2h", "--until", "09:00"], "not allowed with argument"),
+    ],
+    ids=["past", "hour", "day", "number", "offset", "duration", "unit", "zero", "time", "both"],
+)
+def test_an_end_that_cannot_be_is_refused(arguments: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        run("outbox_pause", "--event-type", SENT, "--force", *arguments)
+    assert not OutboxPause.objects.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--until", "09:00"], ["--for", "2h"]], ids=["until", "for"])
+def test_an_end_needs_a_pause(arguments: list[str]) -> None:
+    for listing in ([], ["--list"]):
+        with pytest.raises(CommandError, match="Say what to pause"):
+            run("outbox_pause", *arguments, *listing)
+
+
+def test_the_end_is_shown(settings: Any) -> None:
+    settings.TIME_ZONE = "America/Bogota"
+    out, _ = run("outbox_pause", "--event-type", SENT, "--force", "--until", "2126-11-26T09:00")
+    assert out == f"paused event type {SENT} until 2126-11-26T09:00:00-05:00\n"
+    out, _ = run("outbox_pause", "--event-type", SENT, "--force", "--for", "2h")
+    assert out.rstrip().endswith(", until 2126-11-26 14:00:00+00:00")  # it stays as it is
+    assert [each["until"] for each in listed()] == ["2126-11-26T14:00:00+00:00"]
+    assert "2126-11-26 14:00:00Z" in run("outbox_pause", "--list")[0]
+    report = json.loads(run("outbox_status", "--format", "json")[0])["default"]
+    assert [each["until"] for each in report["paused"]] == ["2126-11-26T14:00:00+00:00"]
+    assert "until 2126-11-26T14:00:00+00:00" in run("outbox_status")[0]

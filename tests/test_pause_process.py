@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxPause
 from tests.fleet import Fleet
 from tests.table import insert, keyed, row, statuses, stream_due_in, write
 from tests.waiting import wait_until
@@ -101,3 +101,23 @@ def test_a_stream_is_paused_and_resumed_in_order_and_may_be_written_to(fleet: Fl
     manage("outbox_resume", "--stream", "k")
     wait_until(lambda: statuses() == {"DONE": 46}, within=40, what="46 DONE")
     assert [each.id for each in fleet.lines() if each.phase == "end" and each.id != free] == ids
+
+
+def test_two_workers_end_a_pause_in_time_and_deliver_each_event_once(fleet: Fleet) -> None:
+    """One of them makes the events due; a third that starts later finds nothing to end."""
+    ids = insert(200, due=-60, event_type=PLACED)
+    ids += keyed("k", 20, event_type=PLACED)
+    manage("outbox_pause", "--event-type", PLACED, "--for", "8s")
+    until = OutboxPause.objects.get().until
+    assert until is not None
+    for _ in range(2):
+        fleet.start()
+    postponed = OutboxEvent.objects.postponed()
+    wait_until(lambda: postponed.count() == 200, what="all are postponed")
+    wait_until(lambda: statuses() == {"DONE": 220}, within=40, what="220 DONE")
+    assert not OutboxPause.objects.exists()
+    first = OutboxEvent.objects.order_by("done_at").values_list("done_at", flat=True)[0]
+    assert first is not None
+    assert first >= until
+    assert ends(fleet, PLACED) == Counter(ids)
+    assert fleet.log.read_text().count("pause ended kind=event_type") == 1

@@ -64,7 +64,7 @@ def test_a_queue_is_paused_and_resumed_and_no_row_is_touched(rows: list[Any]) ->
     [found] = listed()
     assert found.pop("paused_at")
     assert found == {
-        "kind": "queue", "name": "hooks", "reason": "down", "paused_by": "ada",
+        "kind": "queue", "name": "hooks", "reason": "down", "paused_by": "ada", "until": None,
         "events": 3, "streams": 1, "complete": True,
     }  # fmt: skip
     assert outbox.drain() == 1
@@ -83,7 +83,8 @@ def test_a_breaker_is_ended_and_its_queue_is_open_again(rows: list[Any]) -> None
     assert (found["kind"], found["until"]) == ("breaker", made.until.isoformat())
     assert (found["events"], found["streams"]) == (3, 1)
     table = run("outbox_pause", "--list")[0]
-    assert f"until {made.until:%H:%M:%S}Z: 5 consecutive failures" in table
+    assert f"{made.until:%Y-%m-%d %H:%M:%S}Z" in table
+    assert "5 consecutive failures" in table
     out, _ = run("outbox_resume", "--breaker", "hooks")
     assert out == "resumed circuit breaker hooks: workers claim from it again\n"
     assert state() == rows

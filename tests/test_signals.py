@@ -173,7 +173,8 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "events_discarded": (discard, {"count": 2}),
     "events_purged": (purge, {"count": 2}),
     "delivery_paused": (
-        pause, {"kind": "event_type", "name": PLACED, "reason": "tidy up", "by": str}
+        pause,
+        {"kind": "event_type", "name": PLACED, "reason": "tidy up", "by": str, "until": type(None)},
     ),
     "delivery_resumed": (pause, {"kind": "event_type", "name": PLACED, "count": int}),
     "breaker_opened": (open_and_close, {"queue": "hooks", "pause": 0.1, "reason": str}),

@@ -84,6 +84,7 @@ def test_an_empty_outbox() -> None:
         "streams": {"due": 0, "leased": 0, "blocked": 0, "heads": []},
         "queues": {"default": {"due": 0, "oldest_due_age": None, "workers": 0, "unserved": True}},
         "workers": [],
+        "lost_workers": [],
     }
 
 
@@ -159,7 +160,8 @@ def test_what_is_paused_is_shown() -> None:
     OutboxPause.objects.pause("event_type", "order.paid", reason="carrier down")
     [found] = ask()["paused"]
     assert 0 <= found.pop("age") < 60
-    assert found == {"kind": "event_type", "name": "order.paid", "reason": "carrier down"}
+    facts = {"kind": "event_type", "name": "order.paid", "reason": "carrier down"}
+    assert found == {**facts, "until": None}
     assert re.search(r"paused   event_type order\.paid for \d+ s: carrier down", run())
 
 
@@ -300,12 +302,17 @@ def test_45_beyond_a_limit_the_code_is_1(limit: str, well: str) -> None:
 
 
 def test_45_a_lost_worker_does_not_count() -> None:
-    """Its row stays for ten leases, so that people can see it."""
+    """Its row stays for a day, so that people can see it; it is an alarm for five minutes."""
     worker("host-1", heartbeat_at=now() - timedelta(seconds=29))
     assert check("--min-workers=1") == 0
     OutboxWorker.objects.update(heartbeat_at=now() - timedelta(seconds=31))
     assert "workers: 0, at least 1 expected" in reasons("--min-workers=1")
-    assert len(ask()["workers"]) == 1
+    assert len(ask()["workers"]) == len(ask()["lost_workers"]) == 1
+    assert "workers without a heartbeat for more than a lease: 1" in reasons()
+    OutboxWorker.objects.update(heartbeat_at=now() - timedelta(seconds=331))
+    assert (ask()["workers"], len(ask()["lost_workers"])) == ([], 1)
+    assert check() == 0
+    assert "workers  0 of 1 expected" in run()
 
 
 def test_45_an_event_that_waits_for_a_minute_is_too_much_by_default() -> None:

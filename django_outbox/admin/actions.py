@@ -1,23 +1,50 @@
-"""Actions of users on events, in batches, with one entry in the admin's log for each event."""
+"""Actions of users on events, in batches, with one entry in the admin's log for each action."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final
 
-from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.models import CHANGE, DELETION
 from django.db import connections
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent, OutboxQuerySet
+from ..models.replay import Spacing
 from ..sql import dialect_of
-from . import state_filter
+from . import display, state_filter
+from .action_log import ActionLog
 from .changelist import LONG_TEXTS
 
+Apply = Callable[[OutboxQuerySet, str, Spacing | None], int]  # events, who, due times
+
 BATCH_SIZE: Final = 500  # events per transaction; workers and writers never wait long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How many events an action applies to, and how fast they are delivered then."""
+
+    name: str
+    label: Any  # lazily translated
+    rate: str | None = None  # due one after the other; None: all at once
+    limit: int | None = None  # events at most, the oldest first
+
+    def spacing(self, start: datetime | None = None) -> Spacing | None:
+        """Return the due times of the events, not before ``start``; None: all are due at once."""
+        return None if self.rate is None else Spacing(self.rate, start=start)
+
+
+AT_ONCE: Final = Pace(name="at_once", label=_("All at once"))
+PACES: Final = (
+    AT_ONCE,
+    Pace(name="slowly", label=_("One after the other, 100 a minute"), rate="100/m"),
+    Pace(name="first", label=_("Only the first ten"), limit=10),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +63,9 @@ class EventAction:
     applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
     # Finds candidates by an index, without a full scan.
     scan: state_filter.Scan
-    apply: Callable[[OutboxQuerySet], int]
+    apply: Apply
     batch_size: int = BATCH_SIZE  # events per transaction
+    paces: tuple[Pace, ...] = ()  # that users may choose from; none: all at once
 
 
 REPLAY: Final = EventAction(
@@ -59,7 +87,8 @@ REPLAY: Final = EventAction(
     log_flag=CHANGE,
     applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
-    apply=OutboxQuerySet.replay,
+    apply=lambda rows, by, spacing: rows.replay(by=by, rate=spacing),
+    paces=PACES,
 )
 DISCARD: Final = EventAction(
     name="discard",
@@ -73,7 +102,7 @@ DISCARD: Final = EventAction(
     log_flag=DELETION,
     applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
-    apply=OutboxQuerySet.discard,
+    apply=lambda rows, by, spacing: rows.discard(),
 )
 RUN_NOW: Final = EventAction(
     name="run_now",
@@ -94,7 +123,7 @@ RUN_NOW: Final = EventAction(
     log_flag=CHANGE,
     applicable=OutboxQuerySet.waiting,
     scan=state_filter.scan_due_later,
-    apply=OutboxQuerySet.run_now,
+    apply=lambda rows, by, spacing: rows.run_now(),
 )
 EDIT: Final = replace(  # confirmed by a form, not by a confirmation page
     REPLAY,
@@ -126,7 +155,7 @@ SKIP: Final = EventAction(
     log_flag=CHANGE,
     applicable=OutboxQuerySet.skippable,
     scan=state_filter.scan_due_later,
-    apply=OutboxQuerySet.skip,
+    apply=lambda rows, by, spacing: rows.skip(),
     batch_size=1,  # a worker may claim the stream at any moment; then nothing is logged
 )
 BULK_ACTIONS: Final = (REPLAY, RUN_NOW, DISCARD)  # actions for all events that match a filter
@@ -141,9 +170,13 @@ class ActionResult:
     done: int
     unavailable: int  # deleted, locked or changed before the action reached them
     not_applicable: Counter[int] = field(default_factory=Counter)  # by status
+    last_at: str = ""  # when the last one is due, if they are due one after the other
 
     def __str__(self) -> str:
         sentences = [str(self.action.result_message % self.done)]
+        if self.last_at:
+            text = gettext("They are due one after the other, the last at %s.")
+            sentences.append(text % self.last_at)
         if count := self.not_applicable.total():
             by_status = sorted(self.not_applicable.items())
             states = ", ".join(f"{n} {status_label(each)}" for each, n in by_status)
@@ -161,10 +194,13 @@ class ActionResult:
 
 
 def apply_in_batches(
-    action: EventAction, ids: Sequence[str], *, alias: str, user_id: Any
+    action: EventAction, ids: Sequence[str], *, alias: str, user: Any, pace: Pace = AT_ONCE
 ) -> ActionResult:
     """Apply the action in batches to those of these events that allow it."""
     valid_ids = [*dict.fromkeys(each for each in ids if "\0" not in each)]
+    if pace.limit is not None:
+        valid_ids = _first(action, valid_ids, alias=alias, limit=pace.limit)
+    log, spacing = ActionLog(action.log_message, action.log_flag, user), pace.spacing()
     done, not_applicable = 0, Counter[int]()
     for start in range(0, len(valid_ids), action.batch_size):
         chunk = valid_ids[start : start + action.batch_size]
@@ -173,17 +209,26 @@ def apply_in_batches(
         not_applicable.update(
             status for pk, status in batch.values_list("pk", "status") if pk not in applicable
         )
-        done += apply_to_batch(action, batch, user_id=user_id)
-    unavailable = len({*ids}) - done - not_applicable.total()
+        done += apply_to_batch(action, batch, log=log, spacing=spacing)
+    chosen = {*ids} if pace.limit is None else {*valid_ids}
+    unavailable = len(chosen) - done - not_applicable.total()
     return ActionResult(
-        action=action, done=done, not_applicable=not_applicable, unavailable=max(unavailable, 0)
-    )
+        action=action, done=done, not_applicable=not_applicable, unavailable=max(unavailable, 0),
+        last_at=last_at(spacing),
+    )  # fmt: skip
 
 
-def apply_to_batch(action: EventAction, batch: OutboxQuerySet, *, user_id: Any) -> int:
+def _first(action: EventAction, ids: Sequence[str], *, alias: str, limit: int) -> list[str]:
+    rows = action.applicable(OutboxEvent.objects.using(alias).filter(pk__in=ids))
+    return [*rows.order_by("pk").values_list("pk", flat=True)[:limit]]
+
+
+def apply_to_batch(
+    action: EventAction, batch: OutboxQuerySet, *, log: ActionLog, spacing: Spacing | None = None
+) -> int:
     """Apply the action to one batch; return how many events it changed.
 
-    Lock the events first, so that the log names exactly those that the action changed. Rows that
+    Lock the events first, so that the log counts exactly those that the action changed. Rows that
     are locked elsewhere are skipped, so that the action does not wait for them.
     """
     connection = connections[batch.db]
@@ -191,10 +236,15 @@ def apply_to_batch(action: EventAction, batch: OutboxQuerySet, *, user_id: Any) 
         locked = action.applicable(batch).order_by().lock_unlocked()
         events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
         logged = list(events.order_by("pk").defer(*LONG_TEXTS)) if locked else []
-        count = action.apply(events) if locked else 0
+        count = action.apply(events, log.by, spacing) if locked else 0
         if count:
-            LogEntry.objects.log_actions(user_id, logged, action.log_flag, str(action.log_message))
+            log.add(logged)
     return count
+
+
+def last_at(spacing: Spacing | None) -> str:
+    """Return when the last event is due, in words; empty if all are due at once."""
+    return display.exact(spacing.last_at) if spacing is not None else ""
 
 
 def status_label(status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -13,7 +14,8 @@ from django.db import connections
 
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
-from .actions import BATCH_SIZE, EventAction, apply_to_batch
+from .action_log import MAX_ABOUT, ActionLog
+from .actions import AT_ONCE, BATCH_SIZE, EventAction, Pace, apply_to_batch, last_at
 
 SECONDS_PER_REQUEST: Final = 2.0  # of work, at least one batch
 SALT: Final = "django_outbox.bulk_action"
@@ -30,6 +32,11 @@ class BulkProgress:
     after: str = ""  # the last id that was processed
     done: int = 0
     skipped: int = 0  # locked elsewhere, or changed before the action reached them
+    about: str = ""  # which events were chosen, for the log
+    log_entry: int | None = None  # its entry in the admin's log
+    pace: str = AT_ONCE.name
+    next_at: str | None = None  # ISO time; when the next event is due, if one by one
+    last_at: str = ""  # in words; when the last one so far is due, if one by one
     is_finished: bool = False
 
     @property
@@ -41,10 +48,12 @@ class BulkProgress:
         return signing.dumps(asdict(self), salt=SALT, compress=True)
 
 
-def begin(alias: str, *, total: int, is_all: bool) -> BulkProgress:
+def begin(alias: str, *, total: int, is_all: bool, about: Sequence[str] = ()) -> BulkProgress:
+    """Return the progress at the beginning. ``about``: which events were chosen, for the log."""
     connection = connections[alias]
     now = dialect_of(connection).clock(connection)
-    return BulkProgress(until=now.isoformat(), total=total, is_all=is_all)
+    text = "; ".join(map(str, about))[:MAX_ABOUT]
+    return BulkProgress(until=now.isoformat(), total=total, is_all=is_all, about=text)
 
 
 def resume(token: str) -> BulkProgress:
@@ -56,20 +65,52 @@ def resume(token: str) -> BulkProgress:
 
 
 def advance(
-    progress: BulkProgress, action: EventAction, rows: OutboxQuerySet, *, user_id: Any
+    progress: BulkProgress,
+    action: EventAction,
+    rows: OutboxQuerySet,
+    *,
+    user: Any,
+    only: Callable[[list[str]], list[str]] = list,
 ) -> BulkProgress:
-    """Apply the action to the next events for ``SECONDS_PER_REQUEST``; return the progress."""
+    """Apply the action to the next events for ``SECONDS_PER_REQUEST``; return the progress.
+
+    ``only`` picks the ids of a batch that are meant, by what no query can compare.
+    """
     until = datetime.fromisoformat(progress.until)
     deadline = time.monotonic() + SECONDS_PER_REQUEST
     events = OutboxEvent.objects.using(rows.db)
+    pace = pace_named(action, progress.pace)
+    start = datetime.fromisoformat(progress.next_at) if progress.next_at else None
+    spacing = pace.spacing(start)
+    log = ActionLog(
+        action.log_message, action.log_flag, user, about=progress.about, entry=progress.log_entry,
+        count=progress.done,
+    )  # fmt: skip
     for ids in action.applicable(rows).batches(size=BATCH_SIZE, after=progress.after, until=until):
-        done = apply_to_batch(action, events.filter(pk__in=ids), user_id=user_id)
+        meant = only(ids)
+        if pace.limit is not None:
+            meant = meant[: pace.limit - progress.processed]
+        batch = events.filter(pk__in=meant)
+        done = apply_to_batch(action, batch, log=log, spacing=spacing) if meant else 0
         progress = replace(
             progress,
             after=ids[-1],
             done=progress.done + done,
-            skipped=progress.skipped + len(ids) - done,
+            skipped=progress.skipped + len(meant) - done,
+            log_entry=log.entry,
+            next_at=spacing.next_at.isoformat() if spacing and spacing.next_at else None,
+            last_at=last_at(spacing),
         )
+        if pace.limit is not None and progress.processed >= pace.limit:
+            break
         if time.monotonic() >= deadline:
             return progress
     return replace(progress, is_finished=True)
+
+
+def pace_named(action: EventAction, name: str) -> Pace:
+    """Return the pace of this name; raise ``SuspiciousOperation`` if the action has none."""
+    for each in (*action.paces, AT_ONCE):
+        if each.name == name:
+            return each
+    raise SuspiciousOperation("This action does not have this pace.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, cast
@@ -11,47 +11,61 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
+from django.db import connections
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from ..conf import current
-from ..listeners import registry
 from ..models import OutboxEvent, OutboxQuerySet
+from ..models.fields import IsIndexed
+from ..sql import dialect_of
+from . import search
 from .date_hierarchy import WrittenFilter, span_of
+from .list_filters import UP_TO, StateFilter
 from .queue_filter import QueueFilter
+from .search import Place, SearchError, Term
 from .state_filter import STATES, Span, State
 
 COUNT_LIMIT: Final = 10_000  # events; the list does not count further
 SCAN_LIMIT: Final = 50_000  # newest events that a filter without an index scans
-TYPES_SCAN_LIMIT: Final = 1000  # newest events whose types the filter offers
+MATCH_LIMIT: Final = 1000  # newest events that match a search in several columns
 LONG_TEXTS: Final = ("payload", "headers", "result", "progress")  # never loaded for a list
 # Lookups that a URL may use on a column, in addition to the filters in the sidebar.
 ALLOWED_LOOKUPS: Final = {
     "",
     *"exact in isnull gt gte lt lte contains startswith year month day".split(),
 }
-# URL parameters that filter no further: the list is then exactly the ids of an index scan.
-SCAN_PARAMETERS: Final = {"state", "written", "up_to", "p", "all"}
-UP_TO: Final = "up_to"  # URL parameter: the id of the newest event to scan
+# The condition of the index by key: all events but those that are done.
+PENDING: Final = Q(IsIndexed("status"))
+# Name and columns of the index that a project may add to search a column.
+INDEXES: Final = {
+    "aggregate_id": ("outbox_event_aggregate", ("aggregate_id", "aggregate_type")),
+    "key": ("outbox_event_by_key", ("key", "event_id")),
+    "tenant_id": ("outbox_event_tenant", ("tenant_id", "event_id")),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """Where a scan stopped although there may be more events."""
+    """Where a search stopped although there may be more events."""
 
-    scanned: int
-    next_id: str | None  # id at which the scan can be continued; None: it cannot
+    message: str
+    next_id: str | None  # id at which the search can be continued; None: it cannot
+    missing_index: str = ""  # statement that creates an index, with which nothing is left out
 
 
 class EventList(ChangeList):
     """Change list that does not load the large columns: fifty payloads may take 50 MiB."""
 
+    problem = ""  # why no event is listed, although some may match
+    notes: list[str]
+    state: State | None = None
+    state_name = ""
     truncation: Truncation | None = None
-    scanned_rows: ScannedRows | None = None
-    span: Span
+    span: Span = (None, None)
     matching: Any  # all events that match the filters; may take long to read
+    exported: Any  # the same; of blocked streams, only the first events
     scannable: OutboxQuerySet  # all events, or those of the chosen queue, for an index scan
 
     def get_filters(self, request: HttpRequest) -> Any:
@@ -63,36 +77,41 @@ class EventList(ChangeList):
                 raise IncorrectLookupParameters(name)
         return super().get_filters(request)
 
-    def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> QuerySet[Any]:
-        found = super().get_queryset(request, *args, **options)
-        is_filtered = bool(found.query.where)
-        state, self.span = state_of(request), self._span(request)
-        self.matching = found = _within(found, self.span)
+    def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
+        """Return the events to list; none of them if a filter or the search is not valid."""
+        self.notes = []
+        try:
+            found = self._filtered(request, *args, **options)
+        except SearchError as error:
+            return self._nothing(str(error))
+        except IncorrectLookupParameters as error:
+            return self._nothing(_describe(error, self.filter_params))
         self.scannable = OutboxEvent.objects.using(found.db)
         if queue := request.GET.get(QueueFilter.parameter_name):
             self.scannable = self.scannable.filter(queue=queue)
-        if state is not None and state.scan is not None:
-            found = self._by_index_scan(found, state)
-        elif is_filtered:
-            found = self._among_newest(found)
-        return found.defer(*LONG_TEXTS)
+        self.matching = found.filter(*(each.condition for each in self.search.terms))
+        bounded = self._bounded(found)
+        self.exported = bounded if self.state is STATES["blocked"] else self.matching
+        return bounded.defer(*LONG_TEXTS)
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        state = state_of(request)
-        if state is None or "o" in self.params:
+        if self.state is None or "o" in self.params:
             return super().get_ordering(request, queryset)
-        return [*state.ordering]
+        return [*self.state.ordering]
 
     def get_results(self, request: HttpRequest) -> None:
-        if self.scanned_rows is not None:
-            self.queryset = cast("Any", self.scanned_rows)
-        super().get_results(request)
+        try:
+            super().get_results(request)
+        except IncorrectLookupParameters:
+            text = gettext("There is no page %d of this list.") % self.page_num
+            self.queryset, self.page_num = self._nothing(text), 1
+            super().get_results(request)
         if self.paginator.single_page is not None:
             self.result_list = self.paginator.single_page
 
     @property
     def older_url(self) -> str:
-        """Return the URL of the same list, continued where this scan stopped."""
+        """Return the URL of the same list, continued where this search stopped."""
         assert self.truncation is not None
         return self.get_query_string({UP_TO: self.truncation.next_id}, remove=["p"])
 
@@ -111,32 +130,116 @@ class EventList(ChangeList):
         title = gettext("Search")
         return [*texts, *([f"{title}: {self.query}"] if self.query else [])]
 
+    def _filtered(self, request: HttpRequest, *args: Any, **options: Any) -> QuerySet[Any]:
+        """Return the events that match the filters and the search, except for its terms."""
+        self.search = search.parse(request.GET.get("q", ""))
+        name = self.search.state or request.GET.get(StateFilter.parameter_name)
+        is_implied = self.search.has_error and not name
+        self.state_name = "dead" if is_implied else name or ""
+        self.state = STATES.get(self.state_name)
+        self.span = self._span(request)
+        found = _within(super().get_queryset(request, *args, **options), self.span)
+        if not is_implied:
+            return found
+        self.notes.append(
+            gettext("“error:” searches dead events. Add state:retrying for those that are retried.")
+        )
+        return found.filter(STATES["dead"].where)
+
+    def _nothing(self, problem: str) -> QuerySet[Any]:
+        """List no event, and no filters either, because one of them is not valid."""
+        self.problem, self.truncation = problem, None
+        self.filter_specs, self.has_filters, self.has_active_filters = [], False, True
+        self.clear_all_filters_qs = "?"
+        self.matching = self.exported = self.root_queryset.none()
+        self.scannable = OutboxEvent.objects.none()
+        return self.root_queryset.none()
+
+    def _bounded(self, found: Any) -> Any:
+        """Apply the search's terms, and restrict the query to what a bounded search reads."""
+        terms = self.search.terms
+        indexed = self._indexed_columns() if terms else frozenset()
+        for term in terms:
+            if (condition := self._complete(term, indexed)) is not None:
+                return self.matching.filter(condition)
+        if self.state is not None and self.state.scan is not None:
+            return self._by_index_scan(self.matching, self.state)
+        if terms:
+            first, *others = terms
+            return self._by_term(found.filter(*(each.condition for each in others)), first, indexed)
+        return self._among_newest(found) if found.query.where else found
+
+    def _indexed_columns(self) -> frozenset[str]:
+        connection = connections[self.root_queryset.db]
+        return dialect_of(connection).indexed_columns(connection)
+
+    def _complete(self, term: Term, indexed: frozenset[str]) -> Q | None:
+        """Return a condition by which an index finds all events of a term, or None."""
+        place, *others = term.places
+        has_scan = self.state is not None and self.state.scan is not None
+        if others or (place.column == "tenant_id" and has_scan):  # a tenant may have most events
+            return None
+        if place.column in indexed:
+            return place.condition
+        return place.condition & PENDING if place.column == "key" and has_scan else None
+
+    def _by_term(self, found: Any, term: Term, indexed: frozenset[str]) -> Any:
+        """Restrict the query to the newest events of a term, from each index that finds some.
+
+        Search the columns without an index among the newest events.
+        """
+        if term.exact is not None and found.filter(term.exact).exists():
+            self.matching = found.filter(term.exact)
+            return self.matching
+        rows = found.order_by("-pk").values_list("pk", flat=True)
+        parts = [each.condition for each in term.places if each.column in indexed]
+        missing = [each for each in term.places if each.column not in indexed]
+        parts += [each.condition & PENDING for each in missing if each.column == "key"]
+        next_id = self._next_id() if missing else None
+        if missing:
+            after = Q() if next_id is None else Q(pk__gt=next_id)
+            parts.append(after & search.either(missing))
+        ids = sorted({pk for each in parts for pk in rows.filter(each)[: MATCH_LIMIT + 1]})[::-1]
+        if len(ids) > MATCH_LIMIT:
+            text = gettext("Only the newest %d events that match were searched.") % MATCH_LIMIT
+            self.truncation = Truncation(message=text, next_id=ids[MATCH_LIMIT])
+        elif next_id is not None:
+            self.truncation = self._newest_only(next_id, missing)
+        return found.filter(pk__in=ids[:MATCH_LIMIT])
+
     def _by_index_scan(self, found: QuerySet[Any], state: State) -> QuerySet[Any]:
         assert state.scan is not None
         result = state.scan(self.scannable, self.span)
         if not result.is_all:
-            can_continue = state is STATES["dead"]  # other scans are not in the order of the ids
-            next_id = result.ids[-1] if can_continue else None
-            self.truncation = Truncation(scanned=len(result.ids), next_id=next_id)
-        low, high = self.span
-        ids = [pk for pk in result.ids if (low or "") <= pk and (high is None or pk <= high)]
-        found = found.filter(pk__in=ids)
-        if (
-            result.is_sorted
-            and {*self.params, *self.filter_params} <= SCAN_PARAMETERS
-            and not self.query
-        ):
-            self.scanned_rows = ScannedRows(self.root_queryset.defer(*LONG_TEXTS), ids)
-        return found
+            text = gettext("Only the first %d events were searched.")
+            if result.next_id is not None:
+                text = gettext("Only the newest %d events were searched.")
+            self.truncation = Truncation(message=text % result.scanned, next_id=result.next_id)
+        return found.filter(result.where)
 
     def _among_newest(self, found: QuerySet[Any]) -> QuerySet[Any]:
         """Restrict the query to the newest ``SCAN_LIMIT`` events; no index supports the filters."""
-        ids = _within(OutboxEvent.objects.using(found.db), self.span).order_by("-pk")
-        next_ids = ids.values_list("pk", flat=True)[SCAN_LIMIT : SCAN_LIMIT + 1]
-        for next_id in next_ids:
-            self.truncation = Truncation(scanned=SCAN_LIMIT, next_id=next_id)
-            found = found.filter(pk__gt=next_id)
-        return found
+        if (next_id := self._next_id()) is None:
+            return found
+        self.truncation = self._newest_only(next_id)
+        return found.filter(pk__gt=next_id)
+
+    def _next_id(self) -> str | None:
+        """Return the id of the event after the newest ``SCAN_LIMIT``, at which to continue."""
+        ids = _within(OutboxEvent.objects.using(self.root_queryset.db), self.span).order_by("-pk")
+        rest = ids.values_list("pk", flat=True)[SCAN_LIMIT : SCAN_LIMIT + 1]
+        return next(iter(rest), None)
+
+    def _newest_only(self, next_id: str, missing: Sequence[Place] = ()) -> Truncation:
+        """Say that only the newest events were searched, and which index would find the others."""
+        columns = {each.column for each in missing}
+        column = next((each for each in INDEXES if each in columns), None)
+        statement = ""
+        if column is not None:
+            connection = connections[self.root_queryset.db]
+            statement = dialect_of(connection).create_index_statement(connection, *INDEXES[column])
+        text = gettext("Only the newest %d events were searched.") % SCAN_LIMIT
+        return Truncation(message=text, next_id=next_id, missing_index=statement)
 
     def _span(self, request: HttpRequest) -> Span:
         low, high = span_of(request.GET.get(WrittenFilter.parameter_name))
@@ -144,8 +247,12 @@ class EventList(ChangeList):
         return low, min(filter(None, (high, up_to)), default=None)
 
 
-def state_of(request: HttpRequest) -> State | None:
-    return STATES.get(request.GET.get(StateFilter.parameter_name, ""))
+def _describe(error: IncorrectLookupParameters, params: Any) -> str:
+    """Say which filter is not valid: the one that the error names, or else all."""
+    name = error.args[0] if error.args and isinstance(error.args[0], str) else None
+    shown = {name: params[name]} if name in params else params
+    filters = ", ".join(f"{key}={value}" for key, each in shown.items() for value in each)
+    return gettext("No event is listed, because this filter is not possible: %s.") % filters
 
 
 def _within(rows: QuerySet[Any], span: Span) -> QuerySet[Any]:
@@ -154,22 +261,11 @@ def _within(rows: QuerySet[Any], span: Span) -> QuerySet[Any]:
     return rows if high is None else rows.filter(pk__lte=high)
 
 
-class ScannedRows:
-    """Rows found by a state's index scan alone; read page by page and not counted again."""
+class EventSelection(EventList):
+    """The events that match the list's filters, for an action on all of them; nothing is shown."""
 
-    def __init__(self, rows: QuerySet[Any], ids: list[str]) -> None:
-        self._rows, self._ids = rows, ids
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, part: slice) -> list[Any]:
-        ids = self._ids[part]
-        found = {each.pk: each for each in self._rows.filter(pk__in=ids)}
-        return [found[pk] for pk in ids if pk in found]
-
-    def _clone(self) -> list[Any]:  # ChangeList calls it if all rows fit on one page
-        return self[:]
+    def get_results(self, request: HttpRequest) -> None:
+        """Read and count no events."""
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
@@ -194,71 +290,4 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
         if self.single_page is not None:
             return len(self.single_page)
         rows: Any = self.object_list
-        if isinstance(rows, ScannedRows):
-            return len(rows)
         return int(rows.order_by()[: COUNT_LIMIT + 1].count())
-
-
-class StateFilter(admin.SimpleListFilter):
-    """Filter by state; ``EventList`` finds the events of a state with its own index scan."""
-
-    title = _("state")
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(name, state.label) for name, state in STATES.items()]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        name = self.value()
-        if name is None:
-            return queryset
-        if name not in STATES:
-            raise IncorrectLookupParameters(self.parameter_name)
-        return queryset.filter(STATES[name].where)
-
-
-class UpToFilter(admin.SimpleListFilter):
-    """Invisible filter that accepts ``up_to``, the parameter of the link to older events."""
-
-    title = ""
-    parameter_name = UP_TO
-
-    def has_output(self) -> bool:
-        return self.value() is not None  # Django applies only filters that have output
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return []
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        return iter(())
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if "\0" in (self.value() or ""):  # PostgreSQL rejects NUL
-            raise IncorrectLookupParameters(self.parameter_name)
-        return queryset
-
-
-class EventTypeFilter(admin.SimpleListFilter):
-    """Event types that have a listener here, and those of recent events.
-
-    A DISTINCT would scan the whole table for every page.
-    """
-
-    title = _("event type")
-    parameter_name = "event_type"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
-        newest = model_admin.get_queryset(request).order_by("-pk")
-        types = set(newest.values_list("event_type", flat=True)[:TYPES_SCAN_LIMIT])
-        types |= {each.event_type for each in registry.listeners() if "*" not in each.event_type}
-        if chosen := self.value():
-            types.add(chosen)
-        return [(each, each) for each in sorted(types)]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        if "\0" in chosen:  # PostgreSQL rejects NUL
-            raise IncorrectLookupParameters("event_type")
-        return queryset.filter(event_type=chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from math import log10
@@ -112,6 +112,7 @@ class Chart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
     times: Sequence[datetime]
+    span: int  # seconds between two times
     charts: Sequence[Chart]
 
     @property
@@ -119,7 +120,8 @@ class Charts:
         """Return the data that the page's script draws."""
         return {
             "zone": str(get_current_timezone()),
-            "times": [each.timestamp() for each in self.times],
+            "first": int(self.times[0].timestamp()),
+            "span": self.span,
             "charts": [
                 {
                     "name": each.name,
@@ -147,18 +149,38 @@ class Charts:
         ]
 
 
-def charts(alias: str, period: Period, now: datetime) -> Charts:
-    """Return the charts of a period, up to the last span that all workers have written."""
+def dashboard_charts(rows: Sequence[Row], period: Period, now: datetime) -> Charts:
+    """Return the dashboard's charts of a period, up to the last span that all workers wrote."""
+    minutes = period.span / 60
+    return _drawn(rows, period, now, lambda found: _rates(found, minutes, ("retry", "dead")))
+
+
+def all_charts(alias: str, period: Period, now: datetime) -> Charts:
+    """Return all charts of a period."""
+    since = OutboxStatistics.objects.using(alias).since(_times_of(period, now)[0], span=period.span)
+    minutes, failures = period.span / 60, ("retry", "dead", "deferred", "rescued")
+
+    def draw(found: Sequence[Row | None]) -> list[Chart]:
+        return [*_rates(found, minutes, failures), *_times(found), *_lag_and_workers(found)]
+
+    return _drawn(since.over_time(), period, now, draw)
+
+
+def _drawn(
+    rows: Sequence[Row], period: Period, now: datetime,
+    draw: Callable[[Sequence[Row | None]], list[Chart]],
+) -> Charts:  # fmt: skip
+    times, by_time = _times_of(period, now), {row["started_at"]: row for row in rows}
+    return Charts(times=times, span=period.span, charts=draw([by_time.get(each) for each in times]))
+
+
+def _times_of(period: Period, now: datetime) -> list[datetime]:
+    """Return the times of a period's points, up to the last span that all workers have written."""
     end = int(now.timestamp() - COMPLETE_AFTER) // period.span * period.span
-    times = [
+    return [
         datetime.fromtimestamp(end - period.span * back, timezone.utc)
         for back in range(period.steps, 0, -1)
     ]
-    rows = OutboxStatistics.objects.using(alias).since(times[0], span=period.span).over_time()
-    found = {row["started_at"]: row for row in rows}
-    return Charts(
-        times=times, charts=_charts([found.get(at) for at in times], minutes=period.span / 60)
-    )
 
 
 def start_of(period: Period, now: datetime) -> datetime:
@@ -166,13 +188,14 @@ def start_of(period: Period, now: datetime) -> datetime:
     return now - timedelta(seconds=period.span * period.steps)
 
 
-def _charts(rows: Sequence[Row | None], *, minutes: float) -> list[Chart]:
-    return [*_rates(rows, minutes), *_times(rows), *_lag_and_workers(rows)]
+def _rates(rows: Sequence[Row | None], minutes: float, failures: Sequence[str]) -> list[Chart]:
+    labels = {
+        "retry": _("retried"), "dead": _("dead"), "deferred": _("deferred"),
+        "rescued": _("rescued"),
+    }  # fmt: skip
 
-
-def _rates(rows: Sequence[Row | None], minutes: float) -> list[Chart]:
     def line(name: str, label: str) -> Series:
-        values = [None if row is None else round(row[name] / minutes, 2) for row in rows]
+        values = [None if row is None else _short(row[name] / minutes) for row in rows]
         return Series(label=label, tone=name, unit="rate", values=values)
 
     return [
@@ -183,10 +206,7 @@ def _rates(rows: Sequence[Row | None], minutes: float) -> list[Chart]:
         Chart(
             name="failures", title=_("Not delivered"), unit="rate",
             description=_("deliveries with another outcome, per minute"),
-            series=[
-                line("retry", _("retried")), line("dead", _("dead")),
-                line("deferred", _("deferred")), line("rescued", _("rescued")),
-            ],
+            series=[line(name, labels[name]) for name in failures],
         ),
     ]  # fmt: skip
 
@@ -231,6 +251,11 @@ def _lag_and_workers(rows: Sequence[Row | None]) -> list[Chart]:
             series=[line("workers", label=_("workers"), tone="workers", unit="count")],
         ),
     ]  # fmt: skip
+
+
+def _short(value: float) -> float:
+    """Return a value with at most two decimals, and without any if it is whole."""
+    return int(value) if value == int(value) else round(value, 2)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -11,17 +12,19 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from ..models import OutboxEvent, OutboxPause
-from .actions import ActionResult, EventAction, apply_in_batches
+from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
+from . import bulk_actions
+from .actions import AT_ONCE, ActionResult, EventAction, apply_in_batches
 from .changelist import LONG_TEXTS
 from .read_only import ReadOnlyAdmin, may
 
 EVENTS_SHOWN: Final = 20  # events that a confirmation page lists
 CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
+PACE_FIELD: Final = "pace"  # form field: the name of the pace
 EVENT_IDS_FIELD: Final = "outbox_event"  # form field: the ids of the confirmed events
 
 
@@ -41,8 +44,36 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         return self.confirm(request, action, ids, hidden=hidden)
 
     def apply(self, request: HttpRequest, action: EventAction, ids: Sequence[str]) -> None:
-        result = apply_in_batches(action, ids, alias=self.alias, user_id=request.user.pk)
+        pace = bulk_actions.pace_named(action, request.POST.get(PACE_FIELD, AT_ONCE.name))
+        result = apply_in_batches(action, ids, alias=self.alias, user=request.user, pace=pace)
         self.show_result(request, result)
+
+    def advance(
+        self,
+        request: HttpRequest,
+        action: EventAction,
+        rows: OutboxQuerySet,
+        *,
+        back_url: str,
+        only: Callable[[list[str]], list[str]] = list,
+    ) -> HttpResponse:
+        """Go on with a bulk action for a few seconds; return the next page.
+
+        The form that begins it also has the pace.
+        """
+        progress = bulk_actions.resume(request.POST.get("progress", ""))
+        progress = replace(progress, pace=request.POST.get(PACE_FIELD, progress.pace))
+        progress = bulk_actions.advance(progress, action, rows, user=request.user, only=only)
+        if not progress.is_finished:
+            message = action.result_message % progress.done
+            context = {"progress": progress, "message": message, "back_url": back_url}
+            return self.render_page(request, "bulk_action.html", action, context)
+        result = ActionResult(
+            action=action, done=progress.done, unavailable=progress.skipped,
+            last_at=progress.last_at,
+        )  # fmt: skip
+        self.show_result(request, result)
+        return HttpResponseRedirect(back_url)
 
     def show_result(self, request: HttpRequest, result: ActionResult) -> None:
         level = messages.SUCCESS if result.done else messages.WARNING

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
@@ -10,16 +13,26 @@ from django.utils.translation import gettext as _
 from ..inspection.overview import Overview
 from ..inspection.queues import QueueState
 from ..inspection.relays import RelayState, relay_states
+from . import dashboard_links as links
 from . import display
 from .dashboard_section import Cells, Section
 
+MIN_QUEUES: Final = 2  # the dashboard does not show the only queue, unless something is wrong
+
 
 def queues(overview: Overview) -> Section:
+    """Return the table of queues; it has no rows if ``default`` is the only one and is well."""
+    found, late = queue_table(overview.queues), bool(overview.unserved_queues)
+    if len(found.rows) < MIN_QUEUES and not late:
+        return replace(found, rows=[])
+    return replace(found, needs_attention=late, all_url=links.table_url("queues"))
+
+
+def queue_table(states: Sequence[QueueState]) -> Section:
     return Section(
         name="queues", title=_("Queues"),
         columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
-        rows=[_queue(each) for each in overview.queues], empty="",
-        needs_attention=bool(overview.unserved_queues),
+        rows=[_queue(each) for each in states],
     )  # fmt: skip
 
 
@@ -39,12 +52,17 @@ def _queue(each: QueueState) -> Cells:
 
 
 def relays(overview: Overview) -> Section:
-    found = relay_states(overview.queues)
+    found = relay_table(overview.queues, overview.now)
+    return replace(found, all_url=links.table_url("relays"))
+
+
+def relay_table(states: Sequence[QueueState], now: datetime) -> Section:
+    found = relay_states(states)
     return Section(
         name="relays", title=_("Relays"),
         columns=[_("relay"), _("event types"), _("sent to"), "#" + _("waiting"), _("oldest due"),
                  _("broker")],
-        rows=[_relay(each, overview.now) for each in found], empty="",
+        rows=[_relay(each, now) for each in found], empty=_("No relay is configured."),
         needs_attention=any(each.queue.breaker for each in found),
     )  # fmt: skip
 

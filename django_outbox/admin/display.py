@@ -72,6 +72,21 @@ def since(
     )
 
 
+def until(instant: datetime | None, now: datetime) -> str | SafeString:
+    """Return the time of day of an instant, with its date unless that is today, and how far off."""
+    if instant is None:
+        return ""
+    phrase = _("in %s") if instant > now else _("%s ago")
+    return since(f"{clock(instant, now)}, {phrase}", instant, now)
+
+
+def clock(instant: datetime, now: datetime) -> str:
+    """Return the time of day in the current time zone, with the date unless that is today."""
+    local = timezone.localtime(instant)
+    is_today = local.date() == timezone.localtime(now).date()
+    return f"{local:%H:%M}" if is_today else f"{local:%Y-%m-%d %H:%M}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration in its largest unit: ``40 s``, ``3 min``, ``7 h``, ``2 d``."""
     if seconds < 60:

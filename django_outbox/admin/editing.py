@@ -20,11 +20,13 @@ from ..exceptions import InvalidEvent, PayloadError
 from ..models import OutboxEvent
 from ..sql import dialect_of
 from ..writing.write import serialize
-from . import display, redaction
+from . import display, edit_diff, redaction
 from .actions import EventAction
 
 MAX_PAYLOAD_LENGTH: Final = 500_000  # characters of a payload that a form can hold
 FIELDS: Final = ("payload", "headers")
+CONFIRMED: Final = "confirmed"  # form field: the user has seen what changes
+AGAIN: Final = "again"  # form field: the user wants to change more
 
 
 class EventForm(forms.Form):
@@ -95,6 +97,16 @@ class EventForm(forms.Form):
             raise ValidationError(message % {"name": error}) from error
 
 
+def changes(event: OutboxEvent, form: EventForm) -> list[tuple[Any, edit_diff.Diff]]:
+    """Return the name of each text that a valid form changes, and what it changes."""
+    stored = zip(FIELDS, form.texts, strict=True)
+    found = [
+        (form.fields[name].label, edit_diff.compare(getattr(event, name), text))
+        for name, text in stored
+    ]
+    return [each for each in found if not each[1].is_empty]
+
+
 def can_be_edited(event: OutboxEvent) -> bool:
     return len(event.payload) <= MAX_PAYLOAD_LENGTH
 
@@ -103,7 +115,7 @@ def digest(event: OutboxEvent) -> str:
     return hashlib.sha256(repr([event.payload, event.headers]).encode()).hexdigest()
 
 
-def save(event_id: str, form: EventForm, *, action: EventAction, alias: str, user_id: Any) -> bool:
+def save(event_id: str, form: EventForm, *, action: EventAction, alias: str, user: Any) -> bool:
     """Change and replay the event; return whether that was done.
 
     It is not if the event is locked, not dead any more, or changed since the form was shown. The
@@ -123,8 +135,8 @@ def save(event_id: str, form: EventForm, *, action: EventAction, alias: str, use
         )
         old = {name: display.redacted(getattr(before, name) or "") or "–" for name in FIELDS}
         rows.edit(payload=payload, headers=headers)
-        action.apply(rows)
-        LogEntry.objects.log_actions(user_id, [before], CHANGE, message % old)
+        action.apply(rows, user.get_username(), None)
+        LogEntry.objects.log_actions(user.pk, [before], CHANGE, message % old)
     return True
 
 

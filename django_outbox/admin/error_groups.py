@@ -1,91 +1,211 @@
-"""Dead events grouped by event type and error class; each group can be replayed at once."""
+"""Dead events by cause: the page of causes, what can be done about each, and filters by error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import connections
 from django.db.models import Q, QuerySet
-from django.db.models.functions import Substr
-from django.http import HttpRequest, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.urls import URLPattern
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..inspection.status import ERROR_LENGTH, error_class
-from ..listeners.progress import entries
-from ..models import OutboxEvent
+from ..inspection import causes
+from ..inspection.causes import Cause
+from ..inspection.error_texts import error_class
+from ..models import OutboxAcknowledgement, OutboxEvent
 from ..models.fields import begins_with
-from . import redaction, state_filter
+from ..sql import dialect_of
+from . import bulk_actions, display, redaction
+from .acknowledging import AcknowledgementForm
+from .actions import DISCARD, REPLAY, EventAction
+from .changelist import LONG_TEXTS
+from .confirmation import EVENTS_SHOWN, ConfirmationAdmin
+from .read_only import may
 
-BATCH_SIZE: Final = 1000  # events per query
-MAX_NAMES: Final = 3  # listeners named in one line
+MAX_CAUSES: Final = 20  # causes on the page
+MAX_NAMES: Final = 5  # event types, and as many listeners, that are named of one cause
+
+Path = Callable[[str, str, Any], URLPattern]  # of a route, a name and a view
 
 
-@dataclass(slots=True, kw_only=True)
-class Group:
-    """Dead events of one type that failed with the same class of error."""
+def shown_title(cause: Cause) -> tuple[str, str]:
+    """Return class and message of a cause. REDACT hides values, also across the colon between."""
+    title = redaction.hide_in_text(cause.title)
+    error = error_class(title)
+    return error, title.removeprefix(error).removeprefix(":").strip()
 
-    event_type: str
+
+def shown_example(cause: Cause) -> str:
+    """Return the message of the newest event of a cause; REDACT hides values."""
+    example = redaction.hide_in_text(cause.example)
+    return example.removeprefix(f"{cause.error}:").strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseLine:
+    """What the page shows of one cause."""
+
+    cause: Cause
     error: str
-    count: int = 0
-    newest: datetime | None = None
-    oldest: datetime | None = None
-    example: str = ""  # text of the newest error
-    listeners: set[str] = field(default_factory=set)  # listeners of shared events that are dead
-
-    @property
-    def query(self) -> str:
-        """Return the URL query with which the list shows this group."""
-        found = QueryDict(mutable=True)
-        found.update({"state": "dead", "event_type": self.event_type, "error": self.error})
-        return found.urlencode()
-
-    @property
-    def listener_names(self) -> str:
-        """Return the names of at most ``MAX_NAMES`` listeners."""
-        names = sorted(self.listeners)
-        return ", ".join(names[:MAX_NAMES]) + ", …" * (len(names) > MAX_NAMES)
-
-    def add(self, at: datetime | None, line: str | None, progress: str | None) -> None:
-        """Count one more event; events must come newest first."""
-        self.count += 1
-        if not self.example:
-            first_line = (line or "").partition("\n")[0].removeprefix(f"{self.error}:")
-            self.example = redaction.hide_in_text(first_line.strip())
-        if at is not None:
-            self.newest = max(self.newest or at, at)
-            self.oldest = min(self.oldest or at, at)
-        found = (entries(progress) or {}) if progress else {}
-        self.listeners |= {title for title, each in found.items() if each.state == "dead"}
+    message: str
+    example: str  # empty if it is the same as the message
+    types: list[tuple[str, int, str]]  # event type, count, URL of its events
+    further_types: int
+    listeners: str
+    newest: str | SafeString
+    oldest: str | SafeString
+    known_until: str  # empty unless it is acknowledged
+    actions: list[tuple[EventAction, str]]  # with the URL of each
+    acknowledge_url: str
+    pauses: list[dict[str, str]]
+    runbooks: list[str]  # URLs
 
 
-def groups(alias: str) -> tuple[list[Group], bool]:
-    """Return the groups of the newest dead events, largest first, and whether these are all."""
-    found = state_filter.scan_dead(OutboxEvent.objects.using(alias), (None, None))
-    by_cause: dict[tuple[str, str], Group] = {}
-    for start in range(0, len(found.ids), BATCH_SIZE):
-        for event_type, line, at, progress in _rows(alias, found.ids[start : start + BATCH_SIZE]):
-            key = event_type, error_class(line)
-            group = by_cause.setdefault(key, Group(event_type=key[0], error=key[1]))
-            group.add(at, line, progress)
-    return sorted(by_cause.values(), key=lambda each: (-each.count, each.event_type)), found.is_all
+class CausesAdmin(ConfirmationAdmin):
+    """The page of causes, and what can be done about each of them."""
+
+    def cause_urls(self, path: Path) -> list[URLPattern]:
+        return [
+            path("groups/", "groups", self.groups_view),
+            path("groups/<slug:digest>/acknowledge/", "acknowledge_cause", self.acknowledge_view),
+            *(path(f"groups/<slug:digest>/{each.name}/", f"{each.name}_cause",
+                   partial(self.cause_view, action=each)) for each in (REPLAY, DISCARD)),
+        ]  # fmt: skip
+
+    def groups_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the causes of dead events."""
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        found = causes.load_causes(self.alias, MAX_CAUSES)
+        now = self._now()
+        context = {
+            "title": gettext("Dead events by cause"),
+            "lines": [self._line(request, each, now) for each in found.causes],
+            "found": found,
+            "max_texts": causes.MAX_TEXTS,
+        }
+        return self.render_page(request, "groups.html", REPLAY, context)
+
+    def cause_view(self, request: HttpRequest, digest: str, *, action: EventAction) -> HttpResponse:
+        """Ask for confirmation on GET; each POST acts for a few seconds, until all are done."""
+        self.require_permission(request, action)
+        back = {"back_url": self.url(request, "groups")}
+        if request.method != "POST":
+            if (cause := causes.find_cause(self.alias, digest)) is None:
+                return self._gone(request)
+            context = self._confirmation(cause, action) | back
+            return self.render_page(request, "confirm.html", action, context)
+        only = partial(causes.only_of_cause, self.alias, digest)
+        events = OutboxEvent.objects.using(self.alias)
+        return self.advance(request, action, events, back_url=back["back_url"], only=only)
+
+    def acknowledge_view(self, request: HttpRequest, digest: str) -> HttpResponse:
+        """Acknowledge a cause until a time, or end that."""
+        self.require_permission(request, REPLAY)  # who may cure it may say that it is known
+        if (cause := causes.find_cause(self.alias, digest)) is None:
+            return self._gone(request)
+        known, back = OutboxAcknowledgement.objects.using(self.alias), self.url(request, "groups")
+        if request.method == "POST" and "end" in request.POST:
+            known.filter(pk=digest).delete()
+            return HttpResponseRedirect(back)
+        form = AcknowledgementForm(self._now(), request.POST or None)
+        if request.method == "POST" and form.is_valid():
+            until = form.cleaned_data["until"]
+            known.acknowledge(digest, until=until, by=request.user.get_username())
+            return HttpResponseRedirect(back)
+        context = {
+            "title": gettext("Acknowledge"),
+            "line": self._line(request, cause, self._now()),
+            "form": form,
+            "back_url": back,
+        }
+        return self.render_page(request, "acknowledge.html", REPLAY, context)
+
+    def _gone(self, request: HttpRequest) -> HttpResponse:
+        text = gettext("No dead event has this cause any more.")
+        self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(self.url(request, "groups"))
+
+    def _now(self) -> datetime:
+        return dialect_of(connections[self.alias]).clock(connections[self.alias])
+
+    def _confirmation(self, cause: Cause, action: EventAction) -> dict[str, Any]:
+        newest = [*cause.newest_ids.values()][:EVENTS_SHOWN]
+        events = OutboxEvent.objects.using(self.alias).filter(pk__in=newest).order_by("-pk")
+        error, message = shown_title(cause)
+        is_all = not cause.is_bounded
+        filters = [f"{error}: {message}", *(f"{k}: {n}" for k, n in cause.types.items())]
+        progress = bulk_actions.begin(
+            self.alias, total=cause.count, is_all=is_all, about=filters[:1]
+        )
+        return {
+            "question": action.question % cause.count,
+            "is_all": is_all,
+            "events": events.defer(*LONG_TEXTS),
+            "further": cause.count - len(newest),
+            "filters": filters,
+            "is_possible": True,
+            "hidden": {"progress": [progress.token]},
+        }
+
+    def _line(self, request: HttpRequest, cause: Cause, now: datetime) -> CauseLine:
+        (error, message), example = shown_title(cause), shown_example(cause)
+        names, digest = [*cause.types][:MAX_NAMES], cause.digest
+        acts = [
+            (each, self.url(request, f"{each.name}_cause", digest))
+            for each in (REPLAY, DISCARD)
+            if may(request, each.permission)
+        ]
+        may_replay = may(request, REPLAY.permission)
+        return CauseLine(
+            cause=cause,
+            error=error,
+            message=message,
+            example="" if example == message else example,
+            types=[
+                (each, cause.types[each], self._list_url(request, digest, each)) for each in names
+            ],
+            further_types=len(cause.types) - len(names),
+            listeners=", ".join(sorted(cause.listeners)[:MAX_NAMES]),
+            newest=display.since(gettext("%s ago"), cause.newest, now),
+            oldest=display.since(gettext("%s ago"), cause.oldest, now),
+            known_until=_known_until(cause, now),
+            actions=acts,
+            acknowledge_url=self.url(request, "acknowledge_cause", digest) if may_replay else "",
+            pauses=[
+                *(link for each in names for link in self.pause_links(request, event_type=each)),
+                *(link for each in sorted(cause.listeners)[:MAX_NAMES]
+                  for link in self.pause_links(request, listener=each)),
+            ],
+            runbooks=[*dict.fromkeys(filter(None, map(causes.runbook, cause.types)))],
+        )  # fmt: skip
+
+    def _list_url(self, request: HttpRequest, digest: str, event_type: str) -> str:
+        query = QueryDict(mutable=True)
+        query.update({"state": "dead", "event_type": event_type, "cause": digest})
+        return f"{self.url(request, 'changelist')}?{query.urlencode()}"
 
 
-def _rows(alias: str, ids: Sequence[str]) -> Any:
-    events = OutboxEvent.objects.using(alias).filter(pk__in=ids).dead().order_by("-pk")
-    lines = events.annotate(line=Substr("last_error", 1, ERROR_LENGTH))
-    return lines.values_list("event_type", "line", "done_at", "progress")
+def _known_until(cause: Cause, now: datetime) -> str:
+    if (known := cause.acknowledged) is None:
+        return ""
+    text = gettext("Known until %(time)s, acknowledged by %(name)s")
+    return text % {"time": display.clock(known.until, now), "name": known.by}
 
 
-class ErrorFilter(admin.SimpleListFilter):
-    """Filter by error class; the links on the page of error groups set it."""
-
-    title = _("error")
-    parameter_name = "error"
+class _TextFilter(admin.SimpleListFilter):
+    """A filter that links elsewhere set; the list only shows it, to take it away."""
 
     def has_output(self) -> bool:
         return self.value() is not None
@@ -96,10 +216,21 @@ class ErrorFilter(admin.SimpleListFilter):
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         if (chosen := self.value()) is None:
             return
-        remove = changelist.get_query_string(remove=[self.parameter_name])
+        name = str(self.parameter_name)
+        remove = changelist.get_query_string(remove=[name])
         yield {"selected": False, "query_string": remove, "display": _("All")}
-        here = changelist.get_query_string({self.parameter_name: chosen})
-        yield {"selected": True, "query_string": here, "display": chosen or "–"}
+        here = changelist.get_query_string({name: chosen})
+        yield {"selected": True, "query_string": here, "display": self.describe(chosen)}
+
+    def describe(self, chosen: str) -> str:
+        return chosen or "–"
+
+
+class ErrorFilter(_TextFilter):
+    """Filter by error class."""
+
+    title = _("error")
+    parameter_name = "error"
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
@@ -111,3 +242,25 @@ class ErrorFilter(admin.SimpleListFilter):
             return queryset.filter(Q(last_error=None) | Q(last_error=""))
         ends = [Q(begins_with("last_error", f"{chosen}{end}")) for end in (":", "\n")]
         return queryset.filter(ends[0] | ends[1] | Q(last_error=chosen))
+
+
+class CauseFilter(_TextFilter):
+    """Filter by the digest of a cause, among the newest dead events."""
+
+    title = _("cause")
+    parameter_name = "cause"
+
+    def describe(self, chosen: str) -> str:
+        text = gettext("one cause: at most %(listed)d of the newest %(searched)d dead events")
+        return text % {"listed": causes.MAX_LISTED, "searched": causes.MAX_SEARCHED}
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        digest = self.value()
+        if digest is None:
+            return queryset
+        up_to = request.GET.get("up_to")
+        if not digest.isalnum() or "\0" in (up_to or ""):
+            raise IncorrectLookupParameters(self.parameter_name)
+        return queryset.filter(
+            pk__in=causes.newest_of_cause(queryset.db, digest, span=(None, up_to))
+        )

@@ -7,12 +7,12 @@ from typing import Any, Final, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import connections, transaction
-from django.db.models import Q
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -21,8 +21,7 @@ from django.views.decorators.http import require_http_methods
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import DatabaseNow
-from ..sql import dialect_of
-from . import bulk_actions, columns, display, editing, error_groups
+from . import bulk_actions, columns, editing, error_groups, export, related, search
 from .actions import (
     ACTIONS,
     BULK_ACTIONS,
@@ -33,9 +32,10 @@ from .actions import (
     ActionResult,
     EventAction,
 )
-from .changelist import LONG_TEXTS, EventList, EventTypeFilter, StateFilter, UpToFilter
-from .confirmation import EVENTS_SHOWN, ConfirmationAdmin
+from .changelist import LONG_TEXTS, EventList, EventSelection
+from .confirmation import EVENTS_SHOWN
 from .date_hierarchy import WrittenFilter
+from .list_filters import EventTypeFilter, StateFilter, UpToFilter
 from .queue_filter import QueueFilter, has_queues
 from .read_only import may
 
@@ -48,13 +48,14 @@ BULK_ACTIONS_BY_STATE: Final = {
 }
 
 
-class OutboxEventAdmin(ConfirmationAdmin):
+class OutboxEventAdmin(error_groups.CausesAdmin):
     """Admin of events: read-only pages, and actions that each need a permission."""
 
     list_display = columns.LIST_COLUMNS
     list_filter = [
         StateFilter,
         error_groups.ErrorFilter,
+        error_groups.CauseFilter,
         EventTypeFilter,
         QueueFilter,
         WrittenFilter,
@@ -64,7 +65,10 @@ class OutboxEventAdmin(ConfirmationAdmin):
     list_max_show_all = 200
     ordering = ["-event_id"]
     search_fields = ["event_id"]  # and others, compared exactly; see get_search_results
-    search_help_text = _("A complete event id, unique key, aggregate id or key.")
+    search_help_text = _(
+        "An id, key, tenant, or object such as order:17; or words such as error:HTTPError, "
+        "tenant:acme, type:order.*, state:dead, all of which must match."
+    )
     actions = ["replay", "run_now", "discard"]
 
     # --- reading ------------------------------------------------------------------------------
@@ -78,20 +82,15 @@ class OutboxEventAdmin(ConfirmationAdmin):
         return [each for each in self.list_display if has_queues() or each is not columns.queue]
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[EventList]:
-        return EventList
+        match = request.resolver_match
+        is_list = match is None or str(match.url_name).endswith("_changelist")
+        return EventList if is_list else EventSelection
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
-        """Match the whole search term, which may contain spaces.
-
-        Search the columns without an index only if the indexed ones have no match.
-        """
-        if term := search_term.strip():
-            found = queryset.filter(Q(event_id=term) | Q(unique_key=term))
-            unindexed = Q(aggregate_id=term) | Q(key=term)
-            queryset = found if found.exists() else queryset.filter(unindexed)
-        return queryset, False
+        """Apply the search's words, except for its terms, which ``EventList`` looks up."""
+        return queryset.filter(search.parse(search_term).condition), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         return columns.sections(obj) if obj else ()
@@ -121,12 +120,14 @@ class OutboxEventAdmin(ConfirmationAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         return [
+            *self.cause_urls(self._path),
             *(self._path(f"all/{each.name}/", f"{each.name}_all",
                          partial(self.bulk_view, action=each)) for each in BULK_ACTIONS),
             *(self._path(f"<path:object_id>/{each.name}/", each.name,
                          partial(self.event_view, action=each)) for each in ACTIONS),
             self._path("<path:object_id>/edit/", "edit", self.edit_view),
-            self._path("groups/", "groups", self.groups_view),
+            *(self._path(f"export/{each}/", f"export_{each}",
+                         partial(self.export_view, format_name=each)) for each in export.FORMATS),
             *super().get_urls(),
         ]  # fmt: skip
 
@@ -156,22 +157,16 @@ class OutboxEventAdmin(ConfirmationAdmin):
     def bulk_view(self, request: HttpRequest, *, action: EventAction) -> HttpResponse:
         """Ask for confirmation on GET; each POST acts for a few seconds, until all are done."""
         self.require_permission(request, action)
-        try:
-            listed = cast("EventList", self.get_changelist_instance(request))
-        except IncorrectLookupParameters:
-            return HttpResponseRedirect(f"{self.url(request, 'changelist')}?e=1")
+        if error_groups.CauseFilter.parameter_name in request.GET:  # it has actions of its own
+            return HttpResponseRedirect(self.url(request, "groups"))
+        listed = cast("EventList", self.get_changelist_instance(request))
         back = {"back_url": f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"}
+        if listed.problem:
+            return HttpResponseRedirect(back["back_url"])
         if request.method != "POST":
             context = bulk_confirmation(listed, action, self.alias) | back
             return self.render_page(request, "confirm.html", action, context)
-        progress = bulk_actions.resume(request.POST.get("progress", ""))
-        progress = bulk_actions.advance(progress, action, listed.matching, user_id=request.user.pk)
-        if not progress.is_finished:
-            context = {"progress": progress, "message": action.result_message % progress.done}
-            return self.render_page(request, "bulk_action.html", action, context | back)
-        result = ActionResult(action=action, done=progress.done, unavailable=progress.skipped)
-        self.show_result(request, result)
-        return HttpResponseRedirect(back["back_url"])
+        return self.advance(request, action, listed.matching, back_url=back["back_url"])
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show payload and headers of a dead event in a form; save them and replay it."""
@@ -185,57 +180,62 @@ class OutboxEventAdmin(ConfirmationAdmin):
             return HttpResponseRedirect(self.url(request, "changelist"))
         form = editing.EventForm(event, request.POST or None)
         back = self.url(request, "change", object_id)
-        if not (request.method == "POST" and form.is_valid()):
-            return self.render_page(
-                request, "edit.html", EDIT, {"form": form, "event": event, "back_url": back}
-            )
-        user_id = request.user.pk
-        if editing.save(event.pk, form, action=REPLAY, alias=self.alias, user_id=user_id):
+        context = {"form": form, "event": event, "back_url": back}
+        if not (request.method == "POST" and form.is_valid()) or editing.AGAIN in request.POST:
+            return self.render_page(request, "edit.html", EDIT, context)
+        if editing.CONFIRMED not in request.POST:
+            context["diffs"] = editing.changes(event, form)
+            return self.render_page(request, "edit_diff.html", EDIT, context)
+        if editing.save(event.pk, form, action=REPLAY, alias=self.alias, user=request.user):
             self.show_result(request, ActionResult(action=EDIT, done=1, unavailable=0))
         else:
             self.show_result(request, ActionResult(action=EDIT, done=0, unavailable=1))
         return HttpResponseRedirect(back)
 
-    def groups_view(self, request: HttpRequest) -> HttpResponse:
-        """Show dead events grouped by error."""
+    def export_view(self, request: HttpRequest, *, format_name: str) -> HttpResponseBase:
+        """Download all events that match the filters of the list, also those beyond its bound."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        found, is_all = error_groups.groups(self.alias)
-        now = dialect_of(connections[self.alias]).clock(connections[self.alias])
-        lines = [
-            {
-                "group": each,
-                "newest": display.since(gettext("%s ago"), each.newest, now),
-                "oldest": display.since(gettext("%s ago"), each.oldest, now),
-                "pauses": self.pause_links(request, event_type=each.event_type),
-            }
-            for each in found
-        ]
-        context = {
-            "title": gettext("Dead events by error"),
-            "lines": lines,
-            "counted": None if is_all else sum(each.count for each in found),
-            "may_replay": may(request, REPLAY.permission),
-            "list_url": self.url(request, "changelist"),
-            "replay_url": self.url(request, "replay_all"),
-        }
-        return self.render_page(request, "groups.html", REPLAY, context)
+        listed = cast("EventList", self.get_changelist_instance(request))
+        if listed.problem:
+            query = request.GET.urlencode()
+            return HttpResponseRedirect(f"{self.url(request, 'changelist')}?{query}")
+        return export.respond(request, listed.exported, format_name)
 
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{action.name}_all"
-        url = reverse(name, current_app=self.admin_site.name)
-        return f"{url}?{request.GET.urlencode()}"
+        return f"{self._page_url(f'{action.name}_all')}?{request.GET.urlencode()}"
+
+    def _page_url(self, page: str) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return reverse(name, current_app=self.admin_site.name)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        bulk_links = [
+        query = request.GET.urlencode()
+        own = {
+            "outbox_groups": self.url(request, "groups"),
+            "outbox_exports": [
+                {"name": name.upper(), "url": f"{self._page_url(f'export_{name}')}?{query}"}
+                for name in export.FORMATS
+            ],
+        }
+        response = super().changelist_view(request, {**(extra_context or {}), **own})
+        if isinstance(response, TemplateResponse) and response.context_data is not None:
+            listed = response.context_data.get("cl")
+            response.context_data["outbox_actions"] = self._bulk_links(request, listed)
+        return response
+
+    def _bulk_links(self, request: HttpRequest, listed: EventList | None) -> list[dict[str, Any]]:
+        """Return links to the actions on all events of the listed state."""
+        has_own_actions = error_groups.CauseFilter.parameter_name in request.GET
+        if listed is None or listed.problem or has_own_actions:
+            return []
+        return [
             {"action": action, "url": self._bulk_url(request, action)}
-            for action in BULK_ACTIONS_BY_STATE.get(request.GET.get("state", ""), ())
+            for action in BULK_ACTIONS_BY_STATE.get(listed.state_name, ())
             if may(request, action.permission)
         ]
-        own = {"outbox_actions": bulk_links, "outbox_groups": self.url(request, "groups")}
-        return super().changelist_view(request, {**(extra_context or {}), **own})
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
@@ -255,20 +255,22 @@ class OutboxEventAdmin(ConfirmationAdmin):
         context["outbox_pauses"] = self.pause_links(
             request, event_type=event.event_type, queue=event.queue, **stream
         )
+        context["outbox_related"] = related.links(request, event, self.admin_site)
         return super().render_change_form(request, context, *args, **options)
 
 
 def bulk_confirmation(listed: EventList, action: EventAction, alias: str) -> dict[str, Any]:
     """Return the context of the page that confirms an action for all matching events."""
     found = action.scan(listed.scannable, listed.span)
-    applicable = action.applicable(listed.matching.filter(pk__in=found.ids)).order_by("-pk")
-    count = applicable.count()
+    applicable = action.applicable(listed.matching.filter(found.where)).order_by("-pk")
+    count, filters = applicable.count(), listed.describe_filters()
+    progress = bulk_actions.begin(alias, total=count, is_all=found.is_all, about=filters)
     return {
         "question": action.question % count,
         "is_all": found.is_all,
         "events": applicable.defer(*LONG_TEXTS)[:EVENTS_SHOWN],
         "further": max(count - EVENTS_SHOWN, 0),
-        "filters": listed.describe_filters(),
+        "filters": filters,
         "is_possible": count > 0 or not found.is_all,
-        "hidden": {"progress": [bulk_actions.begin(alias, total=count, is_all=found.is_all).token]},
+        "hidden": {"progress": [progress.token]},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, cast
 
 from django import forms
@@ -13,16 +14,19 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import connections, router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from .. import doorbell
+from ..events import as_utc
 from ..inspection.pauses import backlogs, known_names, unknown_name
 from ..models import OutboxPause, PauseQuerySet
 from ..models.fields import DatabaseNow
-from ..models.pause_queryset import pause_error, settable_kinds
+from ..models.pause_queryset import pause_error, settable_kinds, until_error
+from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
 from . import display
 from .read_only import ReadOnlyAdmin
@@ -37,9 +41,15 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
         help_text=_("For a name that comes with the next deploy."),
     )
 
+    until = forms.DateTimeField(
+        required=False,
+        label=_("Until"),
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+    )
+
     class Meta:
         model = OutboxPause
-        fields = ("kind", "name", "reason")
+        fields = ("kind", "name", "until", "reason")
         help_texts = {
             "name": _(
                 "Of an event type: the type. Of a listener: its event type and name, as "
@@ -58,6 +68,12 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
         if kind is not None:
             allowed = {"", *settable_kinds()}
             kind.choices = [each for each in kind.choices if each[0] in allowed]
+            self.fields["until"].help_text = (
+                gettext(
+                    "A worker resumes delivery then (time zone %s). Empty: until you resume it."
+                )
+                % timezone.get_current_timezone_name()
+            )
 
     def clean(self) -> dict[str, Any]:
         given = super().clean() or {}
@@ -70,6 +86,15 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
                 hint = gettext("Tick “Pause an unknown name” if it is right.")
                 raise ValidationError({"name": f"{fault} {hint}"})
         return given
+
+    def clean_until(self) -> datetime | None:
+        if (given := self.cleaned_data["until"]) is None:
+            return None
+        connection = connections[router.db_for_write(OutboxPause)]
+        until = timezone.localtime(as_utc(given))
+        if fault := until_error(until, dialect_of(connection).clock(connection)):
+            raise ValidationError(fault)
+        return until
 
 
 class PauseList(ChangeList):
@@ -109,11 +134,8 @@ def since(pause: Any) -> Any:
 
 @admin.display(description=_("until"))
 def until(pause: Any) -> Any:
-    """Show when an open circuit breaker tries the next event."""
-    if pause.until is None:
-        return ""
-    phrase = gettext("in %s") if pause.until > pause.seen_at else gettext("%s ago")
-    return display.since(phrase, pause.until, pause.seen_at)
+    """Show when a worker resumes; for an open circuit breaker, when one tries the next event."""
+    return display.until(pause.until, pause.seen_at)
 
 
 @admin.display(description=_("name"))
@@ -164,9 +186,10 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
-            return ["kind", "name", "reason", "force"]
-        times = (since, "paused_by") if obj.until is None else (since, until)
-        return ["kind", name, "reason", times, waiting]
+            return ["kind", "name", "until", "reason", "force"]
+        by = () if obj.kind == OutboxPause.Kind.BREAKER else ("paused_by",)
+        end = () if obj.until is None else (until,)
+        return ["kind", name, "reason", (since, *by, *end), waiting]
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Take only kind, name and reason from the query of the URL."""
@@ -178,19 +201,28 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Pause; Django calls this only to add, because pauses cannot be changed."""
         pauses = self._pauses()
-        pauses.pause(obj.kind, obj.name, reason=obj.reason, by=request.user.get_username())
+        by = request.user.get_username()
+        pauses.pause(obj.kind, obj.name, reason=obj.reason, by=by, until=obj.until)
         found = pauses.get(kind=obj.kind, name=obj.name)
         obj.pk, obj.paused_at, obj.paused_by = found.pk, found.paused_at, found.paused_by
         obj._state.adding = False
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        return super().log_addition(request, obj, gettext("Paused. %s") % obj.reason)
+        text = gettext("Paused. %s") % obj.reason
+        if obj.until is not None:
+            given = {"time": display.exact(obj.until), "reason": obj.reason}
+            text = gettext("Paused until %(time)s. %(reason)s") % given
+        return super().log_addition(request, obj, text)
 
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
     ) -> HttpResponse:
         self._notify_workers()
-        self.message_user(request, gettext("Paused: %s.") % obj, messages.SUCCESS)
+        text = gettext("Paused: %s.") % obj
+        if obj.until is not None:
+            given = {"pause": obj, "time": display.clock(obj.until, obj.paused_at)}
+            text = gettext("Paused until %(time)s: %(pause)s.") % given
+        self.message_user(request, text, messages.SUCCESS)
         return HttpResponseRedirect(self._url("changelist"))
 
     # --- resume -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 from ..conf import current
 
 MASK: Final = "•••"
+CHANGED: Final = f"{MASK} (changed)"  # in a comparison: a hidden value that differs
 # What follows a name in plain text: an opened bracket with the rest of its line, a quoted text,
 # which may have been cut off, or what precedes the next delimiter, such as "Bearer abc".
 VALUE: Final = (
@@ -84,15 +85,22 @@ def hide(value: Any) -> Any:
     return _transform(value, lambda found, path: MASK if is_hidden(path) else found)
 
 
-def hide_numbered(value: Any) -> tuple[Any, list[Any]]:
-    """Return the value with numbered masks, and the hidden values for ``restore``."""
+def hide_numbered(value: Any, known: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
+    """Return the value with numbered masks, and the hidden values for ``restore``.
+
+    If ``known`` are the hidden values of an earlier version, equal ones keep their numbers, and
+    the others become ``CHANGED``.
+    """
     secrets: list[Any] = []
 
     def change(found: Any, path: Path) -> Any:
         if not is_hidden(path):
             return found
         secrets.append(found)
-        return f"{MASK}{len(secrets)}"
+        if not known:
+            return f"{MASK}{len(secrets)}"
+        same = (n for n, each in enumerate(known, 1) if (type(each), each) == (type(found), found))
+        return next((f"{MASK}{number}" for number in same), CHANGED)
 
     return _transform(value, change), secrets
 

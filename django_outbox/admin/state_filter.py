@@ -1,9 +1,9 @@
-"""States that the event list can show; an index scan finds each but "done", at a bounded cost."""
+"""States that the event list can show; an index finds each but "done", at a bounded cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from django.db import connections
@@ -13,14 +13,15 @@ from django.utils.translation import gettext_lazy as _
 from ..listeners.outcomes import UNSETTLED, Status
 from ..models import OutboxPause, OutboxQuerySet, OutboxStream
 from ..models.fields import DatabaseNow, IsDead
-from ..models.pause_queryset import POSTPONED
+from ..models.pause_queryset import LEASED, POSTPONED
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
 
 BY_DUE_TIME: Final = ("available_at", "event_id")  # the earliest due time comes first
-SCAN_LIMIT: Final = 10_000  # events that one index scan returns, at most
-MAX_BLOCKED_STREAMS: Final = 200  # blocked streams whose events are shown
-MAX_EVENTS_PER_STREAM: Final = 50  # events of one blocked stream that are shown
+SCAN_LIMIT: Final = 10_000  # events that a search by due time covers
+DEAD_LIMIT: Final = 100_000  # dead events that a search covers
+MAX_BLOCKED_STREAMS: Final = 100  # blocked streams whose events are shown
+MAX_EVENTS_PER_STREAM: Final = 20  # events of one blocked stream that are shown
 
 Span = tuple[str | None, str | None]  # the least and the greatest id, both included
 Rows = OutboxQuerySet  # all events of a database, or those of one queue
@@ -28,11 +29,12 @@ Rows = OutboxQuerySet  # all events of a database, or those of one queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """Result of an index scan; the ids are in the order of the list if ``is_sorted``."""
+    """The events that a bounded search by an index covers."""
 
-    ids: list[str]
+    where: Q  # their condition; they need not be in the state
+    scanned: int = 0  # the bound, if there are more
     is_all: bool = True  # False: there may be more
-    is_sorted: bool = True
+    next_id: str | None = None  # id at which the search can be continued, if it is by id
 
 
 Scan = Callable[[Rows, Span], ScanResult]
@@ -43,78 +45,60 @@ class State:
     """A state of events that the list's filter offers."""
 
     label: Any  # lazily translated
-    where: Q | IsDead  # condition that the scanned events must also meet
+    where: Q | IsDead  # condition of the state
     scan: Scan | None  # None: no index exists
     ordering: tuple[str, ...] = ("-event_id",)
 
 
 def _scan_due(rows: Rows, span: Span) -> ScanResult:
-    return _first([*rows.due().values_list("pk", flat=True)[: SCAN_LIMIT + 1]])
+    return _up_to_limit(rows.due(), Q(available_at__lte=DatabaseNow()))
 
 
 def scan_due_later(rows: Rows, span: Span) -> ScanResult:
-    return _scan_by_due_time(rows, lambda status, owner, since: owner is None)
-
-
-def _scan_leased(rows: Rows, span: Span) -> ScanResult:
-    return _scan_by_due_time(rows, lambda status, owner, since: owner is not None)
-
-
-def _scan_scheduled(rows: Rows, span: Span) -> ScanResult:
-    return _scan_by_due_time(rows, lambda *columns: columns == (Status.NEW, None, None))
-
-
-def _scan_retrying(rows: Rows, span: Span) -> ScanResult:
-    return _scan_by_due_time(rows, lambda *columns: columns == (Status.RETRY, None, None))
+    """Search by next due time; leases end soon, so leased events are among the first."""
+    later = Q(available_at__gt=DatabaseNow())
+    return _up_to_limit(rows.filter(later).order_by(*BY_DUE_TIME), later)
 
 
 def _scan_paused(rows: Rows, span: Span) -> ScanResult:
-    """Return postponed events, and the due events of closed queues, which are not postponed."""
-    postponed = _scan_by_due_time(
-        rows, lambda status, owner, since: owner is None and since is not None
-    )
-    closed = {*closed_queues().using(rows.db)}
-    found = [postponed, *(_scan_due(rows.filter(queue=each), span) for each in closed)]
-    return ScanResult(
-        ids=[pk for each in found for pk in each.ids],
-        is_all=all(each.is_all for each in found),
-        is_sorted=len(found) == 1,
-    )
+    """Search for postponed events, and the due events of closed queues, which are not postponed."""
+    later, closed = scan_due_later(rows, span), [*closed_queues().using(rows.db)]
+    due = Q(available_at__lte=DatabaseNow(), queue__in=closed)
+    return replace(later, where=later.where | due) if closed else later
 
 
-def _scan_by_due_time(rows: Rows, matches: Callable[[int, Any, Any], bool]) -> ScanResult:
-    """Scan by next due time; leases end soon, so leased events are among the first."""
-    later = rows.filter(available_at__gt=DatabaseNow()).order_by(*BY_DUE_TIME)
-    found = [*later.values_list("pk", "status", "locked_by", "locked_at")[: SCAN_LIMIT + 1]]
-    ids = [pk for pk, status, owner, since in found[:SCAN_LIMIT] if matches(status, owner, since)]
-    return ScanResult(ids=ids, is_all=len(found) <= SCAN_LIMIT)
+def _up_to_limit(rows: Rows, where: Q) -> ScanResult:
+    """Bound a search in the order of due times by the first event that is left out."""
+    left_out = rows.values_list("available_at", "pk")[SCAN_LIMIT : SCAN_LIMIT + 1]
+    for at, pk in left_out:
+        before = Q(available_at__lt=at) | Q(pk__lt=pk)  # many may be due at the same time
+        return ScanResult(
+            where=where & Q(available_at__lte=at) & before, scanned=SCAN_LIMIT, is_all=False
+        )
+    return ScanResult(where=where)
 
 
 def scan_dead(rows: Rows, span: Span) -> ScanResult:
     connection = connections[rows.db]
-    return _first(dialect_of(connection).dead(connection, span=span, most=SCAN_LIMIT + 1))
+    condition, count, next_id = dialect_of(connection).dead_condition(
+        connection, span=span, most=DEAD_LIMIT
+    )
+    if next_id is None:
+        return ScanResult(where=Q(condition))
+    return ScanResult(
+        where=Q(condition, pk__gt=next_id), scanned=count, is_all=False, next_id=next_id
+    )
 
 
 def _scan_blocked(rows: Rows, span: Span) -> ScanResult:
-    """Return the first events of blocked streams; take the streams by their next try."""
+    """Search the first events of blocked streams; take the streams by their next try."""
     connection = connections[rows.db]
     blocked = OutboxStream.objects.using(rows.db).blocked().order_by("due_at", "pk")
     keys = [*blocked.values_list("pk", flat=True)[: MAX_BLOCKED_STREAMS + 1]]
-    dialect = dialect_of(connection)
-    ids = (
-        dialect.waiting(connection, keys=keys[:MAX_BLOCKED_STREAMS], most=MAX_EVENTS_PER_STREAM)
-        if keys
-        else []
-    )
-    return ScanResult(
-        ids=ids,
-        is_all=len(keys) <= MAX_BLOCKED_STREAMS and len(ids) < MAX_EVENTS_PER_STREAM,
-        is_sorted=False,
-    )
-
-
-def _first(ids: list[str]) -> ScanResult:
-    return ScanResult(ids=ids[:SCAN_LIMIT], is_all=len(ids) <= SCAN_LIMIT)
+    chosen, dialect = keys[:MAX_BLOCKED_STREAMS], dialect_of(connection)
+    ids = dialect.waiting(connection, keys=chosen, most=MAX_EVENTS_PER_STREAM) if keys else []
+    is_all = len(keys) <= MAX_BLOCKED_STREAMS and len(ids) < MAX_EVENTS_PER_STREAM
+    return ScanResult(where=Q(pk__in=ids), scanned=len(ids), is_all=is_all)
 
 
 def closed_queues() -> QuerySet[OutboxPause, str]:
@@ -122,7 +106,8 @@ def closed_queues() -> QuerySet[OutboxPause, str]:
     return OutboxPause.objects.filter(kind__in=CLOSING_KINDS).values_list("name", flat=True)
 
 
-FREE: Final = Q(locked_by=None, locked_at=None)  # neither leased nor postponed by a pause
+# Neither leased nor postponed by a pause.
+WAITING: Final = Q(available_at__gt=DatabaseNow(), locked_by=None, locked_at=None)
 
 STATES: Final = {
     "due": State(
@@ -131,19 +116,17 @@ STATES: Final = {
         scan=_scan_due,
         ordering=BY_DUE_TIME,
     ),
-    "leased": State(
-        label=_("Leased"), where=~Q(locked_by=None), scan=_scan_leased, ordering=BY_DUE_TIME
-    ),
+    "leased": State(label=_("Leased"), where=LEASED, scan=scan_due_later, ordering=BY_DUE_TIME),
     "scheduled": State(
         label=_("Scheduled"),
-        where=FREE & Q(status=Status.NEW),
-        scan=_scan_scheduled,
+        where=WAITING & Q(status=Status.NEW),
+        scan=scan_due_later,
         ordering=BY_DUE_TIME,
     ),
     "retrying": State(
         label=_("Retrying"),
-        where=FREE & Q(status=Status.RETRY),
-        scan=_scan_retrying,
+        where=WAITING & Q(status=Status.RETRY),
+        scan=scan_due_later,
         ordering=BY_DUE_TIME,
     ),
     "paused": State(

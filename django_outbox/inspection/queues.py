@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,11 +50,14 @@ def queue_names(alias: str) -> list[str]:
     return [*known, *others][:MAX_QUEUES]
 
 
-def queue_states(alias: str, workers: Sequence[WorkerInfo]) -> list[QueueState]:
+def queue_states(
+    alias: str, workers: Sequence[WorkerInfo], pauses: Iterable[OutboxPause] | None = None
+) -> list[QueueState]:
     """Return the state of each queue, the configured ones first.
 
-    ``workers`` are those of the database. In ``MODE`` "writer_only" nothing is due and no queue
-    is unserved, because no event waits for a worker.
+    ``workers`` and ``pauses`` are those of the database; pauses that are not given are read. In
+    ``MODE`` "writer_only" nothing is due and no queue is unserved, because no event waits for a
+    worker.
     """
     settings, connection = current(), connections[alias]
     delivers = settings.MODE != "writer_only"
@@ -64,10 +67,9 @@ def queue_states(alias: str, workers: Sequence[WorkerInfo]) -> list[QueueState]:
         if delivers
         else {}
     )
-    pauses = {
-        (each.kind, each.name): each
-        for each in OutboxPause.objects.using(alias).filter(kind__in=CLOSING_KINDS)
-    }
+    if pauses is None:
+        pauses = OutboxPause.objects.using(alias).filter(kind__in=CLOSING_KINDS)
+    closed = {(each.kind, each.name): each for each in pauses}
     states = []
     for name in names:
         backlog = backlogs.get(name)
@@ -81,8 +83,8 @@ def queue_states(alias: str, workers: Sequence[WorkerInfo]) -> list[QueueState]:
                 oldest_due_age=backlog.oldest_age if backlog else None,
                 workers=serving,
                 is_unserved=delivers and not serving,
-                is_paused=("queue", name) in pauses,
-                breaker=pauses.get(("breaker", name)),
+                is_paused=("queue", name) in closed,
+                breaker=closed.get(("breaker", name)),
             )
         )
     return states

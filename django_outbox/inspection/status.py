@@ -20,9 +20,10 @@ from ..models.stream_queryset import StreamSummary
 from ..queue_settings import DEFAULT_QUEUE
 from ..sql import dialect_of
 from .counts import counts
+from .error_texts import error_class
 from .queues import QueueState, queue_states
 from .rates import MAX_DEAD_SHARE, PERIOD, Rates, rates
-from .workers import WorkerInfo, workers
+from .workers import WorkerInfo, missing, workers
 
 COUNT_LIMIT: Final = 10_000  # due, leased and blocked rows that are counted
 MAX_BLOCKED_SHOWN: Final = 20  # blocked streams that are listed
@@ -76,11 +77,13 @@ def status(alias: str) -> Report:
                 "name": each.name,
                 "reason": each.reason,
                 "age": _age(each.paused_at, now),
+                "until": each.until and each.until.isoformat(),
             }
             for each in OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]
         ],
         "queues": {each.name: _queue(each) for each in queue_states(alias, known)},
-        "workers": [_worker(each) for each in known],
+        "workers": [_worker(each) for each in known if each.is_newly_lost or not each.is_silent],
+        "lost_workers": [_worker(each) for each in missing(known)],
     }
 
 
@@ -100,7 +103,7 @@ def violations(report: Report, limits: Limits) -> list[str]:
     ]
     if current().MODE != "writer_only":
         found += _bad_rates(report["rates"], limits)
-    lease = current().LEASE  # a lost worker's row stays for ten leases
+    lease = current().LEASE  # those lost in the last minutes are reported, too
     live = sum(each["heartbeat_age"] <= lease for each in report["workers"])
     if lost := len(report["workers"]) - live:
         found.append(f"workers without a heartbeat for more than a lease: {lost}, 0 expected")
@@ -164,11 +167,6 @@ def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
             found.items(), key=lambda each: (-each[1], each[0])
         )
     ]
-
-
-def error_class(line: str | None) -> str:
-    """Return the part before the message: ``ValueError`` for ``ValueError: no``."""
-    return (line or "").partition("\n")[0].partition(":")[0].strip()
 
 
 def _queue(state: QueueState) -> dict[str, Any]:

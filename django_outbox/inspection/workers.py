@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
+
+from django.db import connections
 
 from ..conf import current
 from ..models import OutboxWorker
-from ..models.fields import age
+from ..models.fields import DatabaseNow, age
+from ..sql import dialect_of
+from .rates import PERIOD
 
 MAX_WORKERS: Final = 1000  # those with the latest heartbeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A live or lost worker; the row of a lost one is removed after ten leases."""
+    """A live or lost worker; the row of a lost one stays for a day."""
 
     id: str
     hostname: str
     pid: int
     started_at: datetime
+    heartbeat_at: datetime
     heartbeat_age: float  # seconds
     is_silent: bool  # for longer than a lease; other workers rescue its events
     mode: str
     held: int
     running: Sequence[tuple[str, str, float]]  # event type, event id, seconds; the longest first
     queues: Sequence[str] | None  # that it serves; None: all, as in releases without queues
+    is_stopping: bool  # it was told to stop, so that it is not missed
+
+    @property
+    def is_newly_lost(self) -> bool:
+        """Return whether it was lost in the last ``PERIOD`` seconds."""
+        return self.is_silent and self.heartbeat_age <= current().LEASE + PERIOD
 
     def serves(self, queue: str) -> bool:
         """Return whether it serves a queue."""
@@ -38,8 +50,39 @@ class WorkerInfo:
 def workers(alias: str, now: datetime) -> list[WorkerInfo]:
     """Return the workers of a database, the oldest first; ``now`` is the database's clock."""
     rows = OutboxWorker.objects.using(alias).order_by("-heartbeat_at", "pk")[:MAX_WORKERS]
-    found = [_worker_info(row, age(row.heartbeat_at, now)) for row in rows]
+    return _oldest_first(_worker_info(row, age(row.heartbeat_at, now)) for row in rows)
+
+
+def clock_and_workers(alias: str) -> tuple[datetime, list[WorkerInfo]]:
+    """Return the database's clock and its workers, by one query if there is a worker."""
+    rows: Any = OutboxWorker.objects.using(alias).annotate(seen_at=DatabaseNow())
+    found = [*rows.order_by("-heartbeat_at", "pk")[:MAX_WORKERS]]
+    if not found:
+        return dialect_of(connections[alias]).clock(connections[alias]), []
+    now: datetime = found[0].seen_at
+    return now, _oldest_first(_worker_info(row, age(row.heartbeat_at, now)) for row in found)
+
+
+def _oldest_first(found: Iterable[WorkerInfo]) -> list[WorkerInfo]:
     return sorted(found, key=lambda each: (each.started_at, each.id))
+
+
+def missing(known: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    """Return the lost workers that no later worker replaced, those lost last first.
+
+    A worker replaces one that was lost before it started, whatever its host or name. A worker that
+    was told to stop is not missed. So the live workers and the missing ones are together as many
+    as ran at the same time.
+    """
+    lost: list[tuple[datetime, str]] = []  # a heap: last heartbeat, id
+    for each in sorted(known, key=lambda each: each.started_at):
+        if lost and lost[0][0] < each.started_at:
+            heapq.heappop(lost)
+        if each.is_silent and not each.is_stopping:
+            heapq.heappush(lost, (each.heartbeat_at, each.id))
+    ids = {each for _heartbeat_at, each in lost}
+    found = [each for each in known if each.id in ids]
+    return sorted(found, key=lambda each: each.heartbeat_at, reverse=True)
 
 
 def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
@@ -52,6 +95,7 @@ def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
         hostname=row.hostname,
         pid=row.pid,
         started_at=row.started_at,
+        heartbeat_at=row.heartbeat_at,
         heartbeat_age=heartbeat_age,
         is_silent=heartbeat_age > current().LEASE,
         mode=info.get("mode", ""),
@@ -61,4 +105,5 @@ def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
             for each in info.get("running", [])
         ],
         queues=info.get("queues"),
+        is_stopping=info.get("stopping", False),
     )

@@ -332,13 +332,13 @@ def _matches(each: Listener, aggregate_type: str, event_type: str) -> bool:
     if each.aggregate_type is not ANY and each.aggregate_type != aggregate_type:
         return False
     return any(
-        pattern == event_type or ("*" in pattern and bool(_pattern(pattern).fullmatch(event_type)))
+        pattern == event_type or ("*" in pattern and bool(type_pattern(pattern).fullmatch(event_type)))
         for pattern in each.types
     )
 
 
 @lru_cache(maxsize=4096)
-def _pattern(text: str) -> re.Pattern[str]:
+def type_pattern(text: str) -> re.Pattern[str]:
     """Compile a pattern in which only ``*`` is special; brackets, question marks are literal."""
     return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from django.db import connections
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from ..conf import CENTURY
+from ..queue_settings import is_rate
 
 INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
 LOOPBACK: Final = "127.0.0.1"
@@ -107,6 +109,15 @@ def share(text: str) -> float:
     return float(given) / 100
 
 
+def rate(text: str) -> str:
+    """Return a rate such as ``50/s``, ``100/m`` or ``10/h``."""
+    if not is_rate(text):
+        raise ArgumentTypeError(
+            f"{text!r} is not a rate; expected, for example, 50/s, 100/m, 10/h."
+        )
+    return text
+
+
 def host_and_port(text: str) -> tuple[str, int]:
     """Return host and port of ``8001``, ``0.0.0.0:8001`` or ``[::]:8001``; loopback by default.
 
@@ -127,6 +138,22 @@ def add_databases(parser: ArgumentParser, verb: str) -> None:
         "--database", action="append", dest="databases", metavar="ALIAS",
         choices=tuple(connections), help=f"alias to {verb}; may be repeated; default: the router's",
     )  # fmt: skip
+
+
+def add_by(parser: ArgumentParser, verb: str) -> None:
+    parser.add_argument(
+        "--by", metavar="NAME", help=f"name of the person who {verb} (default: the system user)"
+    )
+
+
+def person(options: dict[str, Any]) -> str:
+    """Return the name that was given with ``--by``, or the system user's; "" if it has none."""
+    if (name := options["by"]) is not None:
+        return str(name)
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""
 
 
 def add_format(parser: ArgumentParser) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import connections
 
-from ..models import OutboxQuerySet
+from ..inspection.causes import DIGEST_LENGTH, only_of_cause
+from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import begins_with
 from .arguments import instant
 
@@ -34,6 +37,7 @@ def add_filters(parser: ArgumentParser) -> None:
     add("--tenant", metavar="ID", help="of this tenant")
     add("--key", metavar="KEY", help="of the stream with this key")
     add("--error", metavar="TEXT", help="whose last error begins with this, as its class does")
+    add("--cause", type=cause, metavar="CAUSE", help="of this cause, as outbox_dead list names it")
     add(
         "--since", type=instant, metavar="TIME", help="that died since then: 2026-03-01T08:30, 2h",
     )  # fmt: skip
@@ -54,7 +58,7 @@ def add_choice(parser: ArgumentParser, verb: str) -> None:
 def chosen(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
     """Return the requested events; ``CommandError`` stops a forgotten filter from meaning all."""
     is_chosen = bool(options["ids"]) or any(
-        options[name] is not None for name in (*FILTERS, "error")
+        options[name] is not None for name in (*FILTERS, "error", "cause")
     )
     if not is_chosen and not options["all"]:
         raise CommandError("Expected ids, a filter, or --all for every dead event.")
@@ -63,6 +67,30 @@ def chosen(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> Outb
     if options["ids"]:
         rows = rows.filter(pk__in=options["ids"])
     return filtered(rows, options, now)
+
+
+def dead_batches(
+    rows: OutboxQuerySet, options: dict[str, Any], *, size: int, until: datetime, after: str = ""
+) -> Iterator[OutboxQuerySet]:
+    """Yield the dead events among these in batches, as ``dead_batches`` of the rows does.
+
+    With ``--cause``, which no query can compare, leave out the events of others.
+    """
+    every, digest = OutboxEvent.objects.using(rows.db), options["cause"]
+    for ids in rows.dead().batches(size=size, until=until, after=after):
+        meant = ids if digest is None else only_of_cause(rows.db, digest, ids)
+        if meant:
+            yield every.filter(pk__in=meant)
+
+
+def cause(text: str) -> str:
+    """Return the name of a cause; ``ArgumentTypeError`` if it cannot be one."""
+    if not re.fullmatch(f"[0-9a-f]{{{DIGEST_LENGTH}}}", text):
+        raise ArgumentTypeError(
+            f"{text!r} is not a cause; expected {DIGEST_LENGTH} characters from the last column of "
+            "outbox_dead list."
+        )
+    return text
 
 
 def filtered(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:

@@ -42,6 +42,10 @@ class RescueState(Enum):
     SUSPECT = "(rescues > 1 OR (rescues = 1 AND locked_by <> %s))"
 
 
+# Numbers and ids in the text of an error, with the letters that may belong to a hexadecimal id. It
+# depends on no locale, and an alternation would take PostgreSQL twice as long.
+ID_PATTERN = "[0-9a-f]*[0-9][0-9a-fA-Zx]*"
+
 Pauses = frozenset[tuple[str, str]]  # kind and name of each
 CLOSING_KINDS = ("queue", "breaker")  # kinds of pauses that close a queue to claims
 

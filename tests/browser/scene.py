@@ -12,7 +12,13 @@ from typing import Any
 
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
+from django_outbox.models import (
+    OutboxAttempt,
+    OutboxEvent,
+    OutboxPause,
+    OutboxStatistics,
+    OutboxWorker,
+)
 from django_outbox.models.statistics import BOUNDS, SPANS, bucket
 from tests.table import insert, keyed, now
 
@@ -75,6 +81,69 @@ def at_three_in_the_morning() -> list[str]:
         )  # fmt: skip
     insert(9, event_type="coupon.redeemed", due=-20)
     return []
+
+
+def in_trouble() -> list[str]:
+    """All goes wrong: 30 blocked streams, 40 causes, 3 pauses, 5 workers of which 2 are lost."""
+    _history()
+    stuck = insert(3, due=25, event_type="parcel.requested", locked_by="w", locked_at=now())
+    for number, age in enumerate((2, 4, 5, 200, 4000)):
+        running = {"event_type": "parcel.requested", "event_id": stuck[number % 3], "seconds": 9.0}
+        _worker(f"worker-{number + 1}.shop.internal", 4000 + number, held=3, age=age,
+                running=[running] * (number % 3 + 1))  # fmt: skip
+    insert(180, due=-740, event_type="parcel.requested")
+    for number in range(12):
+        insert(20 - number, due=90 * number - 200, event_type=f"order.step_{number}",
+               status=Status.RETRY, attempts=4)  # fmt: skip
+    for number in range(40):
+        _dead(
+            ("parcel.requested", "invoice.sent", "order.paid")[number % 3],
+            f"{'Connection' if number % 2 else 'Validation'}Error: {WORDS[number % 8]} "
+            f"{WORDS[number // 8]} of the courier's interface at https://courier.example/v2/ "
+            "refused the request: service unavailable",
+            40 - number,
+        )
+    for number in range(30):
+        keyed(f"customer-{1180 + number}", 4, due=240, event_type="parcel.requested")
+    OutboxEvent.objects.filter(key__startswith="customer-", seq=1).update(
+        status=Status.RETRY, attempts=7, first_due_at=now() - timedelta(minutes=13),
+        last_error="ConnectionError: courier.example refused\nTraceback",
+    )  # fmt: skip
+    for kind, name in (("event_type", "coupon.redeemed"), ("event_type", "invoice.sent"),
+                       ("stream", "customer-1180")):  # fmt: skip
+        OutboxPause.objects.pause(kind, name, reason="the courier is away until nine", by="ada")
+    return []
+
+
+def the_drill() -> str:
+    """The partner is away: 5,000 dead events, a lost worker, and a poison event; return its id."""
+    clock = now()
+    start = clock.replace(second=0, microsecond=0) - timedelta(minutes=1)
+    OutboxStatistics.objects.create(
+        span=60, started_at=start, owner=HOSTS[0], event_type="parcel.requested", done=0,
+        retry=900, dead=5000, rescued=2,
+    )  # fmt: skip
+    insert(
+        5000, due=None, event_type="parcel.requested", status=Status.DEAD, attempts=10,
+        done_at=clock - timedelta(minutes=1), last_error="ConnectionError: courier.example refused",
+    )  # fmt: skip
+    keyed("customer-1", 3, due=240, event_type="order.paid")
+    OutboxEvent.objects.filter(key="customer-1", seq=1).update(
+        status=Status.RETRY, attempts=7, last_error="TimeoutError: the bank does not answer"
+    )
+    (poison,) = insert(due=20, event_type="order.placed", locked_by="w", locked_at=clock)
+    for number, host in enumerate(HOSTS[1:], start=1):
+        OutboxAttempt.objects.create(
+            event_id=poison, at=clock - timedelta(seconds=90 - number), kind="lost",
+            number=number, by=f"{host}-4000-7f3a",
+        )  # fmt: skip
+    OutboxEvent.objects.filter(pk=poison).update(rescues=2)
+    _worker(HOSTS[0], 4000, held=1, age=3)
+    _worker(HOSTS[1], 4000, held=1, age=95)
+    return str(poison)
+
+
+WORDS = ("north", "east", "south", "west", "red", "green", "blue", "grey")
 
 
 def a_refused_parcel() -> list[str]:

@@ -6,28 +6,31 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, router
-from django.db.models import Count, Max
-from django.db.models.functions import Substr
 
-from ...inspection.status import ERROR_LENGTH, error_class
+from ...inspection.causes import MAX_TEXTS, Cause, load_causes
 from ...models import OutboxEvent, OutboxQuerySet
 from ...models.event_queryset import BATCH_SIZE
 from ...sql import dialect_of
-from ..arguments import add_format, columns
+from ..arguments import add_format, columns, positive_int
 from ..dead_arguments import (
+    FILTERS,
     add_choice,
     add_database,
     add_filters,
     chosen,
+    dead_batches,
     filtered,
     text_about_others,
 )
 from ..examples import ExampleCommand
+
+MAX_CAUSES: Final = 20  # causes that the list shows unless told otherwise
+MAX_TYPES: Final = 3  # event types that it names of a cause
 
 
 class Command(ExampleCommand):
@@ -40,6 +43,7 @@ class Command(ExampleCommand):
         "show 01KAW3J5Q8ZV7N2M4X6R9T0BCD": "everything about one event",
         "export --event-type order.placed": "print them as JSON lines, to keep before a discard",
         "discard --error ValidationError --dry-run": "count what would be deleted",
+        "discard --cause 3f2a91c07be4d518": "delete the events of one cause of the list",
     }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -47,8 +51,10 @@ class Command(ExampleCommand):
             dest="action", required=True, metavar="ACTION",
             help="what to do; each has its own --help",
         )  # fmt: skip
-        action = actions.add_parser("list", help="count dead events by event type and error")
+        action = actions.add_parser("list", help="count dead events by cause")
         add_filters(action)
+        action.add_argument("--limit", type=positive_int, default=MAX_CAUSES, metavar="N",
+                            help=f"show at most N causes (default: {MAX_CAUSES})")  # fmt: skip
         add_format(action)
         add_database(action)
         action = actions.add_parser("show", help="show everything about events, dead or not")
@@ -78,21 +84,28 @@ class Command(ExampleCommand):
         getattr(self, f"_{options['action']}")(rows, options, now)
 
     def _list(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
-        """Print the dead events by event type and class of the last error, the most first."""
-        found: list[dict[str, Any]] = [*_causes(filtered(rows.dead(), options, now))]
+        """Print the causes of the dead events, the most frequent first."""
+        is_filtered = any(options[each] is not None for each in (*FILTERS, "error"))
+        some = filtered(rows, options, now) if is_filtered else None
+        limit = options["limit"] if options["cause"] is None else MAX_TEXTS
+        found = load_causes(rows.db, limit, rows=some)
+        causes = [each for each in found.causes if options["cause"] in (None, each.digest)]
         if options["format"] == "json":
-            self.stdout.write(json.dumps(found, indent=2, cls=DjangoJSONEncoder))
+            texts = [*map(_cause_as_json, causes)]
+            self.stdout.write(json.dumps(texts, indent=2, cls=DjangoJSONEncoder))
             return
-        if not found:
+        if not causes:
             self.stdout.write("No event is dead.")
             return
-        cells = [("events", "event type", "error", "last death", "one of them")]
-        cells += [
-            (str(each["count"]), each["event_type"], each["error"] or "no error text",
-             each["last"].isoformat(timespec="seconds"), each["event_id"])
-            for each in found
-        ]  # fmt: skip
-        self.stdout.write("\n".join(columns(cells)))
+        heads = ("events", "error", "event types", "last death", "newest event", "cause")
+        self.stdout.write("\n".join(columns([heads, *map(_cells, causes)])))
+        if found.others:
+            self.stdout.write(f"further causes: {found.others}; show more with --limit")
+        if not found.is_exact:
+            self.stdout.write(
+                f"not counted: {found.unread} of {found.total} dead events, because their errors "
+                f"have more than {MAX_TEXTS} different texts; the counts are at least so many"
+            )
 
     def _show(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Print all columns of the named events."""
@@ -108,14 +121,14 @@ class Command(ExampleCommand):
 
     def _export(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Write one line for each event, batch by batch."""
-        for batch in chosen(rows, options, now).dead_batches(size=BATCH_SIZE, until=now):
+        for batch in dead_batches(chosen(rows, options, now), options, size=BATCH_SIZE, until=now):
             for event in batch.order_by("pk"):
                 self.stdout.write(_as_json(event))
 
     def _discard(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Delete dead events, batch by batch; each batch commits by itself."""
         verb, count = "would discard" if options["dry_run"] else "discarded", 0
-        for batch in chosen(rows, options, now).dead_batches(size=BATCH_SIZE, until=now):
+        for batch in dead_batches(chosen(rows, options, now), options, size=BATCH_SIZE, until=now):
             count += batch.count() if options["dry_run"] else batch.discard()
         others = text_about_others(options, count)
         if others and not count:
@@ -137,20 +150,40 @@ class Command(ExampleCommand):
         self.stdout.write(text)
 
 
-def _causes(rows: OutboxQuerySet) -> Iterator[dict[str, Any]]:
-    lines = rows.order_by().annotate(line=Substr("last_error", 1, ERROR_LENGTH))
-    counted: Any = lines.values("event_type", "line")
-    counted = counted.annotate(count=Count("pk"), last=Max("done_at"), event_id=Max("pk"))
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for each in counted.order_by("-event_id"):
-        cause = each["event_type"], error_class(each["line"])
-        known = found.setdefault(cause, {
-            "event_type": cause[0], "error": cause[1], "count": 0, "last": each["last"],
-            "event_id": each["event_id"],
-        })  # fmt: skip
-        known["count"] += each["count"]
-        known["last"] = max(known["last"], each["last"])
-    return iter(sorted(found.values(), key=lambda each: (-each["count"], each["event_type"])))
+def _cells(cause: Cause) -> tuple[str, ...]:
+    """Return what the table shows of a cause."""
+    types = [f"{name} {count}" for name, count in [*cause.types.items()][:MAX_TYPES]]
+    if further := len(cause.types) - len(types):
+        types.append(f"and {further} more")
+    last = cause.newest.isoformat(timespec="seconds") if cause.newest else ""
+    known = cause.acknowledged
+    note = f" (known until {known.until.isoformat(timespec='minutes')})" if known else ""
+    return (
+        f"{cause.count}{'+' * cause.is_bounded}",
+        f"{cause.title or 'no error text'}{note}",
+        ", ".join(types),
+        last,
+        cause.newest_id,
+        cause.digest,
+    )
+
+
+def _cause_as_json(cause: Cause) -> dict[str, Any]:
+    known = cause.acknowledged
+    return {
+        "cause": cause.digest,
+        "error": cause.error,
+        "message": cause.message,
+        "example": cause.example,
+        "count": cause.count,
+        "is_bounded": cause.is_bounded,
+        "event_types": cause.types,
+        "listeners": sorted(cause.listeners),
+        "first": cause.oldest,
+        "last": cause.newest,
+        "event_id": cause.newest_id,
+        "acknowledged": {"until": known.until, "by": known.by} if known else None,
+    }
 
 
 def _fields(event: OutboxEvent) -> Iterator[tuple[str, Any]]:

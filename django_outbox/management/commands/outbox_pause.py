@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -15,9 +15,16 @@ from ... import doorbell
 from ...inspection.pauses import PausedBacklog, backlogs, unknown_name
 from ...models import OutboxPause
 from ...models.pause_queryset import pause_error
-from ..arguments import add_format, columns
+from ..arguments import add_by, add_format, columns, person
 from ..examples import ExampleCommand
-from ..pause_arguments import KINDS, add_names, checked_alias, named_pauses
+from ..pause_arguments import (
+    KINDS,
+    add_end,
+    add_names,
+    checked_alias,
+    named_pauses,
+    pause_end,
+)
 
 Rows = list[tuple[OutboxPause, PausedBacklog]]
 
@@ -25,22 +32,20 @@ Rows = list[tuple[OutboxPause, PausedBacklog]]
 class Command(ExampleCommand):
     help = (
         "Keeps the events of a type, for a listener, of a stream or in a queue waiting until "
-        "outbox_resume. Nothing is lost, and no attempt is counted."
+        "outbox_resume, or until the time you give. Nothing is lost, and no attempt is counted."
     )
     examples = {
         '--event-type order.placed --reason "carrier down"': "hold one event type back",
+        "--queue webhooks --until 09:00": "hold a queue back until nine in the morning",
         '--listener "order.placed mail"': "hold back what one of its listeners gets",
         "--list": "what is paused, and how much waits",
     }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_names(parser, KINDS)
+        add_end(parser)
         parser.add_argument("--reason", default="", help="shown to people who find it paused")
-        parser.add_argument(
-            "--by",
-            metavar="NAME",
-            help="name of the person who pauses it (default: the system user)",
-        )
+        add_by(parser, "pauses it")
         parser.add_argument(
             "--force",
             action="store_true",
@@ -54,7 +59,8 @@ class Command(ExampleCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, alias = named_pauses(options, KINDS), checked_alias(options["database"])
-        if options["list"] == bool(names) or (options["force"] and not names):
+        needs_names = options["force"] or options["until"] or options["length"]
+        if options["list"] == bool(names) or (needs_names and not names):
             raise CommandError(
                 "Say what to pause: --event-type, --listener, --stream or --queue; or --list alone."
             )
@@ -77,22 +83,19 @@ class Command(ExampleCommand):
                 text = "Nothing was paused. To pause an unknown name, add --force."
                 raise CommandError(" ".join([*unknown, text]))
             self.stderr.write("\n".join(f"warning: {text}" for text in unknown))
-        by = _user() if options["by"] is None else options["by"]
+        until = pause_end(options, alias)
+        end = "" if until is None else f" until {until.isoformat(timespec='seconds')}"
+        by = person(options)
         pauses = OutboxPause.objects.using(alias)
         for kind, name in names:
-            if pauses.pause(kind, name, reason=options["reason"], by=by):
-                self.stdout.write(f"paused {OutboxPause.Kind(kind).label} {name}")
-            else:
-                old = pauses.get(kind=kind, name=name)
-                self.stdout.write(f"{old} is paused since {old.paused_at} by {old.paused_by!r}")
+            if pauses.pause(kind, name, reason=options["reason"], by=by, until=until):
+                self.stdout.write(f"paused {OutboxPause.Kind(kind).label} {name}{end}")
+            elif (old := pauses.filter(kind=kind, name=name).first()) is not None:
+                end = "" if old.until is None else f", until {old.until}"
+                self.stdout.write(
+                    f"{old} is paused since {old.paused_at} by {old.paused_by!r}{end}"
+                )
         doorbell.ring(connections[alias])
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return ""
 
 
 def _table(rows: Rows) -> Iterator[str]:
@@ -100,16 +103,15 @@ def _table(rows: Rows) -> Iterator[str]:
         yield "Nothing is paused."
         return
     cells = [
-        (str(each.kind), each.name, f"{each.paused_at:%Y-%m-%d %H:%M:%S}Z", each.paused_by or "-",
-         _waiting(found), _reason(each))
+        (str(each.kind), each.name, _instant(each.paused_at), _instant(each.until),
+         each.paused_by or "-", _waiting(found), " ".join(each.reason.split()) or "-")
         for each, found in rows
     ]  # fmt: skip
-    yield from columns([("KIND", "NAME", "SINCE", "BY", "WAITING", "REASON"), *cells])
+    yield from columns([("KIND", "NAME", "SINCE", "UNTIL", "BY", "WAITING", "REASON"), *cells])
 
 
-def _reason(pause: OutboxPause) -> str:
-    until = "" if pause.until is None else f"until {pause.until:%H:%M:%S}Z: "
-    return f"{until}{' '.join(pause.reason.split()) or '-'}"
+def _instant(instant: datetime | None) -> str:
+    return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M:%S}Z"
 
 
 def _waiting(found: PausedBacklog) -> str:
@@ -118,13 +120,12 @@ def _waiting(found: PausedBacklog) -> str:
 
 
 def _described(pause: OutboxPause, found: PausedBacklog) -> dict[str, Any]:
-    until = {} if pause.until is None else {"until": pause.until.isoformat()}
     return {
-        **until,
         "kind": pause.kind,
         "name": pause.name,
         "reason": pause.reason,
         "paused_at": pause.paused_at.isoformat(),
+        "until": pause.until and pause.until.isoformat(),
         "paused_by": pause.paused_by,
         "events": found.events,
         "streams": found.streams,

@@ -11,9 +11,10 @@ from django.db import connections, router
 
 from ...models import OutboxEvent
 from ...models.event_queryset import BATCH_SIZE
+from ...models.replay import Spacing
 from ...sql import dialect_of
-from ..arguments import INTERRUPTED, positive_int
-from ..dead_arguments import add_choice, add_database, chosen, text_about_others
+from ..arguments import INTERRUPTED, add_by, person, positive_int, rate
+from ..dead_arguments import add_choice, add_database, chosen, dead_batches, text_about_others
 from ..examples import ExampleCommand
 from ..progress import Progress
 
@@ -27,6 +28,7 @@ class Command(ExampleCommand):
     examples = {
         "--event-type order.placed --since 2h": "replay what died in the last two hours",
         "--error ConnectionError --limit 10": "try ten first",
+        "--error ConnectionError --rate 100/m": "then the others, 100 a minute",
         "--all --dry-run": "count all dead events",
     }
 
@@ -34,6 +36,9 @@ class Command(ExampleCommand):
         add_choice(parser, "replay")
         add = parser.add_argument
         add("--limit", type=positive_int, metavar="N", help="at most N events, by id upwards")
+        add("--rate", type=rate, metavar="RATE",
+            help="due one after the other: 100/m, 5/s (default: all at once)")  # fmt: skip
+        add_by(parser, "replays them")
         add("--after", default="", metavar="EVENT_ID",
             help="start after this id, to continue an earlier call")  # fmt: skip
         add("--batch-size", type=positive_int, default=BATCH_SIZE, metavar="N",
@@ -50,11 +55,14 @@ class Command(ExampleCommand):
         rows = chosen(OutboxEvent.objects.using(alias), options, now)
         verb = "would replay" if options["dry_run"] else "replayed"
         progress, at = Progress(self.stderr, verb=verb), options["after"]
+        spacing, by = options["rate"] and Spacing(options["rate"]), person(options)
         try:
-            for batch in rows.dead_batches(size=options["batch_size"], after=at, until=now):
+            size = options["batch_size"]
+            for batch in dead_batches(rows, options, size=size, after=at, until=now):
                 left = options["limit"] and options["limit"] - progress.count
                 some = batch.order_by("pk")[:left] if left else batch
-                progress.add(some.count() if options["dry_run"] else some.replay())
+                is_dry = options["dry_run"]
+                progress.add(some.count() if is_dry else some.replay(by=by, rate=spacing))
                 at = batch.order_by("-pk").values_list("pk", flat=True).first()
                 if options["limit"] and progress.count >= options["limit"]:
                     break
@@ -67,7 +75,9 @@ class Command(ExampleCommand):
         others = "" if is_cut else text_about_others(options, progress.count)
         if others and not progress.count:
             raise CommandError(f"{verb} 0{others}")
-        self.stdout.write(f"{verb} {progress.count}{others}")
+        last = spacing.last_at if spacing else None
+        end = "" if last is None else f"; the last is due at {last.isoformat(' ', 'seconds')}"
+        self.stdout.write(f"{verb} {progress.count}{end}{others}")
 
 
 def _how_to_continue(options: dict[str, Any], at: str, now: datetime) -> str:

@@ -13,6 +13,7 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError, router
 from django.utils import timezone
 
+from ...conf import current
 from ...inspection.status import Limits, Report, status, violations
 from ...models import OutboxEvent, missing_table
 from ..arguments import (
@@ -149,10 +150,14 @@ def _lines(report: Report) -> Iterator[str]:
         )
     yield from _queue_lines(report["queues"])
     for each in report["paused"]:
+        end = f" until {each['until']}" if each["until"] else ""
         reason = f": {each['reason']}" if each["reason"] else ""
-        yield f"paused   {each['kind']} {each['name']} for {each['age']:.0f} s{reason}"
-    yield f"workers  {len(report['workers'])}"
-    for each in report["workers"]:
+        yield f"paused   {each['kind']} {each['name']} for {each['age']:.0f} s{end}{reason}"
+    lease, lost = current().LEASE, report["lost_workers"]
+    running = [each for each in report["workers"] if each["heartbeat_age"] <= lease]
+    expected = f" of {len(running) + len(lost)} expected" if lost else ""
+    yield f"workers  {len(running)}{expected}"
+    for each in [*running, *lost]:
         yield f"  {each['id']} heartbeat {each['heartbeat_age']:.0f} s ago"
     for each in report["dead"]:
         yield f"dead     {each['count']} {each['event_type']}: {each['error'] or 'no error text'}"

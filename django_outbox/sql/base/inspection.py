@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
 
 from ...events import stored_instant
 from ..values import SQL
@@ -83,7 +85,7 @@ class Inspection(EventLeases):
         length: int,
         most: int,
     ) -> list[tuple[str, str | None]]:
-        """Return what ``dead`` does, each id with the first line of its error, digits as ``0``."""
+        """Return what ``dead`` does, each with the first line of its error, its ids as ``0``."""
         line = self._masked_line(f"SUBSTR(last_error, 1, {int(length)})")
         return self._newest_dead(connection, f"event_id, {line}", span, most)
 
@@ -101,14 +103,11 @@ class Inspection(EventLeases):
 
     def dead_condition(
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
-    ) -> SQL:
-        """Return the condition of at least the newest ``most`` dead events within a span."""
-        return "status = 3", []
+    ) -> tuple[RawSQL, int, str | None]:
+        """Return a condition of the newest dead events within a span, for repeated queries.
 
-    def next_dead(
-        self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
-    ) -> str | None:
-        """Return the id of the newest dead event within a span after the first ``most``."""
+        Return with it how many events it covers if there are more, and the next one's id, or None.
+        """
         sql, params = self._dead_select(connection, "event_id", span, most + 1)
         with connection.cursor() as cursor:
             cursor.execute(
@@ -116,7 +115,8 @@ class Inspection(EventLeases):
                 f"ORDER BY event_id DESC LIMIT 1 OFFSET {int(most)}",
                 params,
             )
-            return next((each for (each,) in cursor.fetchall()), None)
+            next_id = next((each for (each,) in cursor.fetchall()), None)
+        return condition("status = 3", []), most, next_id
 
     def _dead_select(
         self,
@@ -139,7 +139,7 @@ class Inspection(EventLeases):
     def dead_texts(
         self, connection: BaseDatabaseWrapper, *, length: int, most: int
     ) -> list[tuple[Any, ...]]:
-        """Group dead events by type and first line of their error, in which each digit is ``0``.
+        """Group dead events by type and first line of their error, in which an id is ``0``.
 
         Return type, line, count, newest id, first and last death, at most ``most``, the largest
         first. A group may occur twice.
@@ -268,7 +268,10 @@ class Inspection(EventLeases):
         return ["status = 3"]
 
     def _masked_line(self, text: str) -> str:
-        """Return the expression of a text's first line in which each digit is ``0``."""
+        """Return the expression of a text's first line, with ``0`` in place of ids and numbers.
+
+        This one replaces digits only: as many rows are grouped by ids with letters as have them.
+        """
         line = f"SUBSTR({text}, 1, INSTR({text} || '\n', '\n') - 1)"
         for digit in "123456789":
             line = f"REPLACE({line}, '{digit}', '0')"
@@ -289,6 +292,11 @@ class Inspection(EventLeases):
                     [key for key in some for _ in selects],
                 )
                 yield from cursor.fetchall()
+
+
+def condition(sql: str, params: Sequence[Any]) -> RawSQL:
+    """Return SQL as a condition for a queryset of events."""
+    return RawSQL(sql, params, output_field=BooleanField())  # noqa: S611 - no user's text
 
 
 def _backlog(column: str, count: int, first: datetime | None, now: datetime | None) -> QueueBacklog:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.expressions import RawSQL
 
 from ...conf import index_name, table_name
-from ..base.inspection import Inspection
+from ..base.inspection import Inspection, condition
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import POSTPONED_FOR, SQL, marks
+from ..values import ID_PATTERN, POSTPONED_FOR, SQL, marks
 from .claim import ALL, skip_locked
 
 ALWAYS = {
@@ -18,6 +19,7 @@ ALWAYS = {
     "outbox_inbox": "received_at IS NOT NULL",
     "outbox_statistics": "span > 0",
 }
+MAX_IDS = 10_000  # of dead events, in the condition of a query
 IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 
@@ -118,10 +120,13 @@ class MySQLUpkeep(Upkeep, Inspection):
 
     def dead_condition(
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
-    ) -> SQL:
-        # With "status = 3" alone, it would read the table by the primary key.
-        sql, params = self._dead_select(connection, "event_id", span, most)
-        return f"event_id IN (SELECT event_id FROM ({sql}) found)", params
+    ) -> tuple[RawSQL, int, str | None]:
+        # To find those with a key reads the whole index, so do it once, not in each query.
+        most = min(most, MAX_IDS)
+        ids = self.dead(connection, span=span, most=most + 1)
+        next_id = ids[most] if len(ids) > most else None
+        ids = ids[:most] or [""]
+        return condition(f"event_id IN ({marks(ids)})", ids), most, next_id
 
     def lately_dead(
         self, connection: BaseDatabaseWrapper, *, most: int, scan: int
@@ -148,7 +153,7 @@ class MySQLUpkeep(Upkeep, Inspection):
         return sorted(ids, reverse=True)[:most], all(is_dead for _, is_dead in found)
 
     def _masked_line(self, text: str) -> str:
-        return f"REGEXP_REPLACE(SUBSTRING_INDEX({text}, '\n', 1), '[1-9]', '0')"
+        return f"REGEXP_REPLACE(SUBSTRING_INDEX({text}, '\n', 1), '{ID_PATTERN}', '0')"
 
     def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
         # Those without a key are adjacent in the index, newest last; all others there are read.

@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.transactions import single_transaction
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import POSTPONED_FOR, SQL
+from ..values import ID_PATTERN, POSTPONED_FOR, SQL
 
 PREPARE_AFTER = 3  # executions before a statement is prepared
 AUTOCOMMIT_LEVEL = r"-c default_transaction_isolation=read\ committed"  # for single statements
@@ -70,7 +70,7 @@ class PostgresUpkeep(Upkeep):
         return sql, [self._event(connection)]
 
     def _masked_line(self, text: str) -> str:
-        return f"TRANSLATE(SPLIT_PART({text}, '\n', 1), '123456789', '000000000')"
+        return f"REGEXP_REPLACE(SPLIT_PART({text}, '\n', 1), '{ID_PATTERN}', '0', 'g')"
 
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"

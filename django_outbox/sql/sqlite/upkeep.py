@@ -40,8 +40,9 @@ class SQLiteUpkeep(Upkeep):
         return f"SELECT (SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1", []
 
     def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
-        sql = """SELECT part.name,
-                CASE WHEN list.partial THEN SUBSTR(made.sql, INSTR(made.sql, ' WHERE ') + 7) END
+        where = "INSTR(REPLACE(UPPER(made.sql), CHAR(10), ' '), ' WHERE ')"
+        sql = f"""SELECT part.name,
+                CASE WHEN list.partial THEN SUBSTR(made.sql, {where} + 7) END
             FROM pragma_index_list(%s) list JOIN pragma_index_info(list.name) part
             LEFT JOIN sqlite_master made ON made.type = 'index' AND made.name = list.name
             WHERE part.seqno = 0 AND part.name IS NOT NULL"""

@@ -1,18 +1,25 @@
-// Draws the charts of the dashboard and keeps the page up to date. The page is whole without it.
+// Draws the charts and keeps the dashboard up to date. The pages are whole without it.
 "use strict";
 
 (() => {
   const EVERY = 15_000; // milliseconds between two refreshes, while the page is visible
+  const MOST = 300_000; // milliseconds between two refreshes of a server that is slow or away
+  const SHARE = 50; // the server answers for at most this part of the time: a 50th
   const LEAST = 0.001; // seconds where the scale of a chart of times begins
   const root = document.documentElement;
+  const from = document.querySelector("[data-refresh]")?.dataset.refresh; // only on the dashboard
   const pause = document.querySelector(".outbox-pause");
   const lost = document.querySelector(".outbox-lost");
   const plots = new Map(); // by the name of the chart
   let data = read(document);
   let timer = 0;
+  let wait = EVERY;
 
   function read(page) {
-    return JSON.parse(page.getElementById("outbox-data").textContent);
+    const found = JSON.parse(page.getElementById("outbox-data").textContent);
+    const count = found.charts[0].series[0].values.length;
+    found.times = Array.from({ length: count }, (each, at) => found.first + at * found.span);
+    return found;
   }
 
   // --- charts -----------------------------------------------------------------------------------
@@ -60,7 +67,7 @@
     const look = { stroke, font, grid, ticks: { ...grid, size: 4 } };
     const isLog = chart.unit === "seconds" && chart.name !== "lag";
     return [
-      { ...look, space: 60, values: clock },
+      { ...look, size: 28, space: 60, values: clock },
       {
         ...look,
         size: 56,
@@ -158,15 +165,20 @@
 
   async function refresh() {
     clearTimeout(timer);
+    const started = performance.now();
+    let fault = lost.dataset.failed;
     try {
-      const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
+      const answer = await fetch(from, { credentials: "same-origin", cache: "no-store" });
       const text = answer.redirected || !answer.ok ? "" : await answer.text();
-      const page = text && new DOMParser().parseFromString(text, "text/html");
-      if (page) renew(page);
-      say(page ? "" : answer.redirected || answer.status === 403 ? lost.dataset.away : lost.dataset.failed);
+      if (text) renew(new DOMParser().parseFromString(text, "text/html"));
+      if (text) fault = "";
+      else if (answer.redirected || answer.status === 403) fault = lost.dataset.away;
     } catch (error) {
-      say(lost.dataset.failed);
+      // The server does not answer, or this is not its answer: the fault is shown.
     }
+    say(fault);
+    const busy = (performance.now() - started) * SHARE;
+    wait = Math.min(Math.max(EVERY, fault ? wait * 2 : busy), MOST);
     later();
   }
 
@@ -178,23 +190,23 @@
   function later() {
     clearTimeout(timer);
     const isStill = document.hidden || pause.getAttribute("aria-pressed") === "true";
-    if (!isStill) timer = setTimeout(refresh, EVERY);
+    if (!isStill) timer = setTimeout(refresh, wait);
   }
 
   // --- begin ------------------------------------------------------------------------------------
 
-  pause.hidden = false;
-  pause.addEventListener("click", () => {
-    const isPaused = pause.getAttribute("aria-pressed") !== "true";
-    pause.setAttribute("aria-pressed", String(isPaused));
-    if (isPaused) clearTimeout(timer);
-    else refresh();
-  });
-  document.querySelector(".outbox-again").addEventListener("click", (click) => {
-    click.preventDefault();
-    refresh();
-  });
-  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
+  function keepUpToDate() {
+    pause.hidden = false;
+    pause.addEventListener("click", () => {
+      const isPaused = pause.getAttribute("aria-pressed") !== "true";
+      pause.setAttribute("aria-pressed", String(isPaused));
+      if (isPaused) clearTimeout(timer);
+      else refresh();
+    });
+    document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
+    later();
+  }
+
   const theme = new MutationObserver(drawAll);
   theme.observe(root, { attributes: true, attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
@@ -208,5 +220,5 @@
   });
   drawAll();
   for (const place of document.querySelectorAll("[data-chart]")) sizes.observe(place);
-  later();
+  if (from) keepUpToDate();
 })();

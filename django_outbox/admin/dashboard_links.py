@@ -1,0 +1,67 @@
+"""Where the dashboard leads: to events, streams, causes, pauses and its own pages."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.contrib.admin.utils import quote
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+
+EVENTS: Final = "admin:django_outbox_outboxevent_changelist"
+EVENT: Final = "admin:django_outbox_outboxevent_change"
+CAUSES: Final = "admin:django_outbox_outboxevent_groups"
+STREAMS: Final = "admin:django_outbox_outboxstream_changelist"
+STREAM: Final = "admin:django_outbox_outboxstream_change"
+PAUSES: Final = "admin:django_outbox_outboxpause_changelist"
+PAUSE: Final = "admin:django_outbox_outboxpause_add"
+TABLE: Final = "admin:django_outbox_outboxstatistics_table"
+RESUME: Final = "admin:django_outbox_outboxstatistics_resume"
+
+
+def events_url(**filters: object) -> str:
+    return f"{reverse(EVENTS)}?{urlencode(filters)}"
+
+
+def event_url(event_id: str) -> str:
+    return reverse(EVENT, args=[quote(event_id)])
+
+
+def table_url(name: str) -> str:
+    return reverse(TABLE, args=[name])
+
+
+def event(event_id: str, event_type: str) -> SafeString:
+    return format_html('<a href="{}" title="{}">{}</a>', event_url(event_id), event_id, event_type)
+
+
+def events(event_type: str, **filters: object) -> SafeString:
+    url = events_url(event_type=event_type, **filters)
+    return format_html('<a href="{}">{}</a>', url, event_type)
+
+
+def stream(key: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', reverse(STREAM, args=[quote(key)]), key)
+
+
+def pause(label: str, **names: Any) -> SafeString:
+    """Return a button to the form that pauses this; what it pauses is heard, not seen."""
+    url = f"{reverse(PAUSE)}?{urlencode(names)}"
+    return format_html(
+        '<a class="button" href="{}">{} <span class="visually-hidden">{}</span></a>',
+        url, _("Pause"), label,
+    )  # fmt: skip
+
+
+def worker_name(worker_id: str) -> str:
+    """Return host and process of a worker, without what makes its id unique."""
+    return worker_id.rpartition("-")[0] or worker_id
+
+
+def time_of_day(instant: datetime) -> str:
+    return f"{localtime(instant):%H:%M:%S}"

@@ -1,0 +1,128 @@
+"""The dashboard's verdict: what is wrong, the worst first, each with a link to its cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ..conf import current
+from ..inspection.losses import Loss
+from ..inspection.overview import MAX_BLOCKED_COUNTED, Overview
+from ..inspection.rates import MAX_DEAD_SHARE, Rates
+from . import dashboard_links as links
+from . import display
+
+MAX_LOST_NAMED: Final = 3  # workers that a suspect has lost, the latest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem that needs attention, and the page or section that cures it."""
+
+    text: str
+    url: str
+    section: str  # that shows it
+    is_bad: bool  # True: events are not delivered; False: not urgent
+
+
+def problems(overview: Overview) -> list[Problem]:
+    """Return the problems, the worst first."""
+    return [*_severe_problems(overview), *_minor_problems(overview)]
+
+
+def _bad(text: str, section: str, url: str = "") -> Problem:
+    return Problem(text=text, url=url or f"#outbox-{section}", section=section, is_bad=True)
+
+
+def _minor(text: str, section: str, url: str = "") -> Problem:
+    return Problem(text=text, url=url or f"#outbox-{section}", section=section, is_bad=False)
+
+
+def _severe_problems(overview: Overview) -> Iterator[Problem]:
+    if current().MODE == "writer_only":
+        return  # its events do not wait for a worker
+    if not overview.alive:
+        yield _bad(_("No worker is alive."), "workers")
+    if count := overview.newly_lost:
+        text = ngettext("No heartbeat from %d worker.", "No heartbeat from %d workers.", count)
+        yield _bad(text % count, "workers")
+    yield from _bad_rates(overview.rates)
+    yield from _suspects(overview)
+    if overview.lag > display.LATE_AFTER:
+        text = _("The oldest due event has waited for %s.") % display.duration(overview.lag)
+        yield _bad(text, "backlog", links.events_url(state="due"))
+    for each in overview.unserved_queues:
+        text = _("No live worker serves the queue %s, where events are due.") % each.name
+        yield _bad(text, "queues")
+
+
+def _bad_rates(lately: Rates) -> Iterator[Problem]:
+    if lately.rescued:
+        text = _("A worker was lost: %d of its events were rescued in the last 5 minutes.")
+        yield _bad(text % lately.rescued, "workers")
+    if lately.dead_share > MAX_DEAD_SHARE:
+        text = _("%(dead)d of the %(ended)d events that ended in the last 5 minutes are dead.")
+        counts = {"dead": lately.dead, "ended": lately.done + lately.dead}
+        yield _bad(text % counts, "dead")
+    if lately.is_stalled:
+        text = _("No event was done in the last 5 minutes; %d executions failed.")
+        yield _bad(text % lately.retry, "backlog", links.events_url(state="retrying"))
+
+
+def _suspects(overview: Overview) -> Iterator[Problem]:
+    """Name the event that stops its workers; accuse none while there are several of them."""
+    if len(overview.suspects) == 1:
+        suspect = overview.suspects[0]
+        text = ngettext(
+            "Event %(id)s (%(type)s) was leased by %(count)d worker that was lost: %(workers)s.",
+            "Event %(id)s (%(type)s) was leased by %(count)d workers that were lost: %(workers)s.",
+            len(suspect.workers),
+        ) % {
+            "id": suspect.event_id, "type": suspect.event_type, "count": len(suspect.workers),
+            "workers": _lost_workers(suspect),
+        }  # fmt: skip
+        yield _bad(text, "workers", links.event_url(suspect.event_id))
+    elif overview.suspects:
+        text = _("One of %d events may stop its workers. Each of them is tried alone now.")
+        yield _bad(text % len(overview.suspects), "workers", links.table_url("suspects"))
+
+
+def _lost_workers(suspect: Loss) -> str:
+    named = [
+        _("%(worker)s at %(time)s")
+        % {"worker": links.worker_name(worker), "time": links.time_of_day(at)}
+        for worker, at in suspect.workers[-MAX_LOST_NAMED:]
+    ]
+    return ", ".join([*["…"] * (len(suspect.workers) > MAX_LOST_NAMED), *named])
+
+
+def _minor_problems(overview: Overview) -> Iterator[Problem]:
+    is_expected = current().MODE != "writer_only" and overview.alive > 0
+    if is_expected and (lost := len(overview.missing)):
+        text = ngettext(
+            "%(lost)d of %(all)d expected workers is lost.",
+            "%(lost)d of %(all)d expected workers are lost.",
+            lost,
+        )
+        yield _minor(text % {"lost": lost, "all": lost + overview.alive}, "workers")
+    if count := len(overview.pauses):
+        text = ngettext("%d pause is active.", "%d pauses are active.", count)
+        yield _minor(text % count, "paused")
+    if count := overview.blocked.count:
+        text = ngettext("%s stream is blocked.", "%s streams are blocked.", count)
+        yield _minor(text % capped(count, MAX_BLOCKED_COUNTED), "blocked")
+    if count := overview.causes.total:
+        text = ngettext("%d event is dead.", "%d events are dead.", count)
+        yield _minor(text % count, "dead", reverse(links.CAUSES))
+    if count := len(overview.unrouted):
+        text = ngettext("%d event type has no listener.", "%d event types have no listener.", count)
+        yield _minor(text % count, "unrouted", links.table_url("unrouted"))
+
+
+def capped(count: int, most: int) -> str:
+    return f"{count}{'+' * (count >= most)}"

@@ -1,0 +1,407 @@
+"""The search box of the event list, what it costs, and links between related events."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.contrib.admin.sites import site
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_outbox.admin import changelist, search
+from django_outbox.events import least_id
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.sql import dialect_of
+from tests import plans, table
+from tests.test_admin import EVIL, HOUR, LIST, NOW, PAGE, body, checksum, listed, make, visitor
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+
+HIDING = {"REDACT": ["password", "x-request-id"]}
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+GUIDE = Path(__file__).parent.parent / "docs/how-to/find-an-event.md"
+
+
+@pytest.fixture
+def shop() -> dict[str, str]:
+    """Insert events that differ in what a search can tell apart; return their ids by a name."""
+    soon = table.now() + HOUR
+    OutboxStream.objects.create(key="order-1", seq=9, due_at=soon)
+    made = {
+        "plain": make(Status.NEW, available_at=soon, aggregate_type="shop.Cart", aggregate_id="1"),
+        "http": make(last_error="requests.exceptions.HTTPError: 503 for partner\nTrace",
+                     aggregate_type="shop.Order", aggregate_id="17", tenant_id="acme"),
+        "value": make(last_error="ValueError: no\nTrace", event_type="order.paid",
+                      aggregate_type="order", aggregate_id="17", tenant_id="two words"),
+        "retry": make(Status.RETRY, last_error="HTTPError\nTrace", available_at=soon,
+                      aggregate_id="2"),
+        "keyed": make(Status.RETRY, key="order-1", seq=1, available_at=None, aggregate_id="3"),
+        "done": make(Status.DONE, key="order-1", seq=0, unique_key="invoice:9", aggregate_id="4",
+                     queue="mail", headers=f'{{"traceparent":"{PARENT}","x-request-id":"r-7"}}'),
+    }  # fmt: skip
+    return {name: each.pk for name, each in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("id:event-0001", "http"),
+        ("unique:invoice:9", "done"),
+        ("invoice:9", "done"),
+        ("key:order-1", "done keyed"),
+        ("order-1", "done keyed"),
+        ("key:order-1 state:blocked", "keyed"),
+        ("key:order-1 state:done", "done"),
+        ("key:order-1 tenant:acme", ""),
+        ("order:17", "value http"),
+        ("ORDER:17", "value http"),
+        ("shop.Order:17", "http"),
+        ("aggregate:17", "value http"),
+        ("aggregate:shop.Order:17", "http"),
+        ("aggregate:Cart:17", ""),
+        ("17", "value http"),
+        ("17 state:dead tenant:acme", "http"),
+        ("tenant:acme", "http"),
+        ("acme", "http"),
+        ('tenant:"two words"', "value"),
+        ("two words", "value"),
+        ('"two words"', "value"),
+        ("type:order.paid", "value"),
+        ("type:order.p*", "done keyed retry value http plain"),
+        ("type:order.pa* tenant:acme", ""),
+        ("queue:mail", "done"),
+        ("state:dead", "value http"),
+        ("state:retrying", "retry"),
+        ("error:HTTPError", "http"),
+        ("error:httperror", "http"),
+        ("error:503 tenant:acme", "http"),
+        ("error:HTTPError state:retrying", "retry"),
+        ('error:"503 for partner"', "http"),
+        (f"trace:{TRACE}", "done"),
+        ("header:x-request-id=r-7", "done"),
+        ("header:x-request-id=r-", ""),
+        ("colour:red", ""),
+        ("STATE:dead", "value http"),
+        ('tenant:"a""b"', ""),
+    ],
+)
+def test_words_find_events(shop: dict[str, str], text: str, names: str) -> None:
+    assert listed(visitor("view"), q=text) == [shop[each] for each in names.split()]
+
+
+def test_a_search_and_the_filters_apply_together(shop: dict[str, str]) -> None:
+    client = visitor("view")
+    assert listed(client, q="tenant:acme", state="dead") == [shop["http"]]
+    assert listed(client, q="tenant:acme", event_type="order.paid") == []
+    assert listed(client, q="error:HTTPError", state="retrying") == [shop["retry"]]
+    assert listed(client, q="key:order-1", up_to=shop["keyed"]) == [shop["keyed"]]
+
+
+def test_an_error_is_searched_among_the_dead_and_the_page_says_so(shop: dict[str, str]) -> None:
+    page = html.unescape(body(visitor("view", "replay"), reverse(LIST), q="error:HTTPError"))
+    assert "“error:” searches dead events." in page
+    assert "/all/replay/?q=error" in page  # the actions of dead events are offered
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("tennant:acme", "Did you mean “tenant:”?"),
+        ("state:dead erorr:x", "Did you mean “error:”?"),
+        ("tenant:", "“tenant:” has no value"),
+        ("tenant: acme", "“tenant:” has no value"),
+        ('tenant:"acme', "an open quote"),
+        ("state:lost", "There is no state “lost”. The states are: due, leased"),
+        ("state:dead state:done", "only one “state:”"),
+        ("type:*", "“type:*” is not possible"),
+        ("type:a*b", "“type:a*b” is not possible"),
+        ("trace:abc", "“abc” is not a trace id"),
+        ("header:x", "“header:x” is not possible"),
+        ("header:=x", "“header:=x” is not possible"),
+        ("a\0b", "a character that no event can have"),
+    ],
+)
+def test_what_is_not_understood_lists_nothing_and_says_why(text: str, fault: str) -> None:
+    make()
+    client = visitor("view", "replay")
+    page = html.unescape(body(client, reverse(LIST), q=text, state="dead"))
+    assert fault in page
+    assert "outbox-id" not in page
+    assert "/all/replay/" not in page
+    before = checksum()
+    url = reverse("admin:django_outbox_outboxevent_replay_all")
+    assert client.post(url + f"?q={text}".replace("\0", "%00")).status_code == 302
+    assert checksum() == before
+
+
+def test_a_filter_that_is_not_possible_lists_nothing_and_says_which() -> None:
+    make()
+    for query in ({"state": "lost"}, {"written": "2026-13"}, {"no_such_field": "1"},
+                  {"status__exact": "x"}, {"event_type": "a\0b"}):  # fmt: skip
+        page = body(visitor("view"), reverse(LIST), **query)
+        [name] = query
+        assert f"this filter is not possible: {name}=" in page
+        assert "outbox-id" not in page
+
+
+def test_markup_in_a_search_is_escaped() -> None:
+    make()
+    for text in (EVIL, f"state:{EVIL}", f"trace:{EVIL}", f'tenant:"{EVIL}'):
+        page = body(visitor("view"), reverse(LIST), q=text)
+        assert "<script>alert" not in page
+        assert "<img src=x" not in page
+
+
+# --- hidden values ------------------------------------------------------------------------------
+
+
+@override_settings(OUTBOX=HIDING)
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("error:HTTPError", True),
+        ("error:requests.HTTPError", True),
+        ("error:httperror", True),
+        ("error:HTTP", False),
+        ("error:Error", False),
+        ("error:requests", False),
+        ("error:s3cret", False),
+        ("error:a.s3cret", False),
+    ],
+)
+@pytest.mark.parametrize("tail", [": password=.s3cret", "\nTrace: a.s3cret: b", ""])
+def test_a_search_finds_only_the_whole_class_of_an_error(
+    text: str, is_found: bool, tail: str
+) -> None:
+    event = make(last_error=f"requests.HTTPError{tail}")
+    assert listed(visitor("view"), q=text) == [event.pk] * is_found
+
+
+@override_settings(OUTBOX=HIDING)
+@pytest.mark.parametrize(
+    "text",
+    ["error:password=s", "error:HTTPError:", 'error:"a b"', "header:X-Request-ID=r-7",
+     "header:x-request-id=r"],
+)  # fmt: skip
+def test_a_search_does_not_probe_hidden_values(text: str) -> None:
+    make(last_error="HTTPError: password=s3cret", headers='{"x-request-id":"r-7"}')
+    page = body(visitor("view"), reverse(LIST), q=text)
+    assert "REDACT" in page
+    assert "outbox-id" not in page
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+SEARCHES = ["17", "order:17", "key:order-1", "aggregate:17", "tenant:acme", "error:HTTPError",
+            "state:dead type:order.*", f"trace:{TRACE}", "id:event",
+            "queue:mail state:blocked"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SEARCHES)
+def test_a_search_costs_few_queries(
+    shop: dict[str, str], text: str, django_assert_max_num_queries: Any
+) -> None:
+    client = visitor("view", "replay", "discard")
+    with django_assert_max_num_queries(15):
+        body(client, reverse(LIST), q=text)
+
+
+def test_what_no_index_finds_is_searched_among_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says the bound, names the index that would help, and links to older events."""
+    monkeypatch.setattr(changelist, "SCAN_LIMIT", 2)
+    events = [make(aggregate_id="17", tenant_id="acme").pk for _ in range(4)]
+    client = visitor("view")
+    for text, index in (("17", "outbox_event_aggregate"), ("order:17", "outbox_event_aggregate"),
+                        ("tenant:acme", "outbox_event_tenant")):  # fmt: skip
+        page = html.unescape(body(client, reverse(LIST), q=text))
+        assert "Only the newest 2 events were searched." in page
+        assert f"INDEX {index} ON" in page.replace("CONCURRENTLY ", "")
+        older = re.search(r'href="(\?[^"]*up_to=[^"]*)"', page)
+        assert older is not None
+        assert listed(client, q=text) == events[:1:-1]
+        assert listed(client, **flat(older[1])) == events[1::-1]
+
+
+def flat(url: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+
+
+def test_an_index_finds_unfinished_events_of_a_key_however_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changelist, "SCAN_LIMIT", 2)
+    old = [make(each, key="k", seq=n, available_at=None)
+           for n, each in enumerate((Status.DEAD, Status.RETRY, Status.DONE))]  # fmt: skip
+    for _ in range(3):
+        make()
+    dead, retry, done = (each.pk for each in old)
+    client = visitor("view")
+    has_all = "key" in dialect_of(connection).indexed_columns(connection)
+    for text in ("key:k", "k"):
+        assert listed(client, q=text) == [done, retry, dead][0 if has_all else 1 :]
+    assert listed(client, q="key:k state:dead") == [dead]
+    page = body(client, reverse(LIST), q="key:k")
+    assert ("were searched" in page) is not has_all
+
+
+def test_more_matches_than_the_limit_are_said_and_continued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changelist, "MATCH_LIMIT", 2)
+    events = [make(aggregate_id="17").pk for _ in range(3)]
+    client = visitor("view")
+    assert listed(client, q="17") == events[:0:-1]
+    page = body(client, reverse(LIST), q="17")
+    assert "Only the newest 2 events that match were searched." in page
+    assert listed(client, q="17", up_to=events[0]) == events[:1]
+
+
+def statements() -> dict[str, list[str]]:
+    """Return the statements of the guide by database."""
+    block = re.compile(r"^(\S[^\n]*):\n\n```sql\n(.*?)```", re.MULTILINE | re.DOTALL)
+    blocks = block.findall(GUIDE.read_text())
+    return {title: re.findall(r"CREATE.*?;", text, re.DOTALL) for title, text in blocks}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_documented_indexes_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With them, old events are found, nothing is left out, and the page suggests no index."""
+    monkeypatch.setattr(changelist, "SCAN_LIMIT", 2)
+    titles = {"postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB", "sqlite": "SQLite"}
+    wanted = statements()[titles[connection.vendor]]
+    offered = [dialect_of(connection).create_index_statement(connection, *each)
+               for each in changelist.INDEXES.values()]  # fmt: skip
+    assert {" ".join(each.split()) for each in wanted} == {*offered}
+    old = make(Status.DONE, event_id=least_id(NOW - 9 * HOUR), aggregate_id="171",
+               tenant_id="acme", key="k", seq=1).pk  # fmt: skip
+    table.insert(300, event_type="filler")
+    client = visitor("view")
+    searches = "aggregate:171", "order:171", "171", "key:k", "tenant:acme"
+    assert all(listed(client, q=each) == [] for each in searches if "k" not in each)
+    try:
+        with connection.cursor() as cursor:
+            for each in wanted:
+                cursor.execute(each)
+            if connection.vendor == "postgresql":
+                cursor.execute("ANALYZE outbox_event")
+        for each in searches:
+            assert listed(client, q=each) == [old], each
+        for each in searches[:1] + searches[3:]:
+            page = body(client, reverse(LIST), q=each)
+            assert "were searched" not in page, each
+            assert "CREATE INDEX" not in page, each
+        with CaptureQueriesContext(connection) as sent:
+            listed(client, q="aggregate:171")
+        [sql] = [q["sql"] for q in sent.captured_queries
+                 if "aggregate_id" in q["sql"].partition("WHERE")[2]]  # fmt: skip
+        assert uses_index("outbox_event_aggregate", sql)
+    finally:
+        for name, _columns in changelist.INDEXES.values():
+            drop(name)
+
+
+def uses_index(name: str, sql: str) -> bool:
+    return any(name in str(step.values()) for step in plans.explain(sql.replace("%", "%%"), None))
+
+
+def drop(name: str) -> None:
+    on = " ON outbox_event" if connection.vendor == "mysql" else ""
+    exists = "" if connection.vendor == "mysql" else "IF EXISTS "
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP INDEX {exists}{name}{on}")
+
+
+def test_a_partial_index_of_other_rows_does_not_count() -> None:
+    columns = dialect_of(connection).indexed_columns(connection)
+    assert {"event_id", "unique_key"} <= columns
+    assert not {"aggregate_id", "tenant_id"} & columns
+    assert ("key" in columns) is (connection.vendor == "mysql")  # its key index has all events
+
+
+# --- related events -----------------------------------------------------------------------------
+
+
+def related(client: Client, event: OutboxEvent) -> dict[str, str]:
+    page = body(client, reverse(PAGE, args=[event.pk]))
+    block = re.search(r'<ul class="outbox-related">(.*?)</ul>', page, re.DOTALL)
+    found = re.findall(r'<a href="([^"]+)">([^<]+)</a>', block[1]) if block else []
+    return {html.unescape(label): html.unescape(url) for url, label in found}
+
+
+def follow(client: Client, url: str) -> list[str]:
+    return listed(client, **flat(url))
+
+
+def test_an_event_leads_to_the_events_of_its_object_and_key() -> None:
+    kinds = "shop.Order", 'odd "type": x\\'
+    made = [make(Status.DONE, aggregate_type=kind, aggregate_id="17 b", key="k 1", seq=n)
+            for n, kind in enumerate(kinds)]  # fmt: skip
+    client = visitor("view")
+    for each in made:
+        links = related(client, each)
+        assert follow(client, links[f"Events of {each.aggregate_type} 17 b"]) == [each.pk]
+        assert follow(client, links["Events of key k 1"]) == [e.pk for e in reversed(made)]
+    assert related(client, make(aggregate_type="__GLOBAL__", aggregate_id=None)) == {}
+
+
+def test_an_event_leads_to_the_events_of_its_trace_and_request() -> None:
+    at = datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)
+    headers = (
+        f'{{"traceparent":"{PARENT}","log.request":"r 7","region":"eu","X-Correlation-ID":""}}'
+    )
+    ids = [least_id(at)[:10] + tail * 16 for tail in "AB"]
+    first, _second = (make(event_id=each, headers=headers, aggregate_id=None) for each in ids)
+    make(event_id=least_id(at + 3 * HOUR)[:10] + "C" * 16, headers=headers)
+    make(event_id=least_id(at)[:10] + "D" * 16, headers=headers.replace("r 7", "r 8"))
+    client = visitor("view")
+    links = related(client, first)
+    assert [*links] == [f"Events of the same hour with {text}"
+                        for text in (f"trace {TRACE}", "log.request r 7")]  # fmt: skip
+    assert follow(client, links["Events of the same hour with log.request r 7"]) == ids[::-1]
+    assert len(follow(client, links[f"Events of the same hour with trace {TRACE}"])) == 3
+    with override_settings(OUTBOX={"REDACT": ["traceparent", "log.request"]}):
+        assert related(client, first) == {}
+    make(event_id=ids[0][:10] + "E" * 16, headers="{", aggregate_id=None)
+
+
+def test_an_event_leads_to_its_object_if_the_user_may_see_it(admin_user: User) -> None:
+    order = Permission.objects.get(codename="view_permission")
+    event = make(aggregate_type="auth.User", aggregate_id=str(admin_user.pk))
+    client = visitor("view")
+    label = f"Object auth.User {admin_user.pk}"
+    assert label not in related(client, event)
+    boss = Client()
+    boss.force_login(admin_user)
+    assert boss.get(related(boss, event)[label]).status_code == 200
+    for kind in ("auth.user", "auth.Nothing", "no.Model", "User", order._meta.label, "a.b.c", ".",
+                 Order._meta.label):  # fmt: skip
+        links = related(boss, make(aggregate_type=kind, aggregate_id="1"))
+        assert not any(each.startswith("Object") for each in links), kind
+    assert site.is_registered(User)
+
+
+def test_the_page_of_an_event_costs_few_queries(django_assert_max_num_queries: Any) -> None:
+    event = make(key="k", seq=1, headers=f'{{"traceparent":"{PARENT}"}}')
+    OutboxStream.objects.create(key="k", seq=1)
+    client = visitor("view", "replay", "discard", "edit")
+    with django_assert_max_num_queries(15):
+        body(client, reverse(PAGE, args=[event.pk]))
+
+
+def test_every_word_has_an_example_that_works() -> None:
+    for name, word in search.WORDS.items():
+        assert word.example.startswith(f"{name}:")
+        search.parse(word.example)
+    assert {*re.findall(r"^\| `(\w+):", GUIDE.read_text(), re.MULTILINE)} == {*search.WORDS}

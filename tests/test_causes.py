@@ -1,0 +1,247 @@
+"""Causes of dead events: which errors are the same, their counts, and acknowledged ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox.inspection import causes
+from django_outbox.inspection.causes import (
+    find_cause,
+    load_causes,
+    newest_of_cause,
+    only_of_cause,
+    runbook,
+)
+from django_outbox.inspection.error_texts import (
+    IDS,
+    LENGTH,
+    READ_LENGTH,
+    error_class,
+    normalised,
+)
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxAcknowledgement, OutboxEvent
+from django_outbox.sql import dialect_of
+from tests.table import insert, now
+
+pytestmark = pytest.mark.django_db
+
+REFUSED = (
+    "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='{host}', port=443): Max "
+    "retries exceeded with url: /orders/{order}?token={order} (Caused by NewConnectionError("
+    "'<urllib3.connection.HTTPSConnection object at 0x7f8e1c{order}e50>: Failed'))"
+)
+FAILED = "HTTPError: 503 Server Error: Service Unavailable for url: https://{host}/orders/{order}"
+UUIDS = "3f2b1c4d-1a2b-4c3d-8e9f-0a1b2c3d4e5f", "abcdefab-cdef-abcd-efab-cdefabcdefab"
+
+SAME = {
+    "number": ("ValueError: order 17 is unknown", "ValueError: order 4711 is unknown"),
+    "decimal": ("ValueError: 12.50 EUR", "ValueError: 1,200 EUR"),
+    "uuid": tuple(f"ValueError: no customer {each}" for each in UUIDS),
+    "event id": ("E: 01KAW3J5Q8ZV7N2M4X6R9T0BCD", "E: 01JD3KXYZ8ZV7N2M4X6R9T0AAA"),
+    "hex id": ("E: commit 9fceb02d0a", "E: commit 1e0f55cbaa77"),
+    "address": ("E: <Order object at 0x7f8e1c2d3e50>", "E: <Order object at 0xdeadbeef>"),
+    "quoted": ("E: no user 'Ann Lee'", "E: no user 'Björn O'Hara'"),
+    "double quotes": ('E: "a@b.example" is taken', 'E: "c@d.example" is taken'),
+    "bytes": (r"E: b'\x00 a' is no text", "E: b'1 b' is no text"),
+    "list": ("E: ids [1, 2, 3] are unknown", "E: ids [7] are unknown"),
+    "cut off": ("E: no user 'Ann Lee' here"[:18], "E: no user 'A 1"),
+    "traceback": ("E: no\nTraceback, line 17", "E: no\nTraceback of another"),
+    "requests": tuple(REFUSED.format(host="a.example", order=each) for each in (123, 4567)),
+    "status": tuple(FAILED.format(host="a.example", order=each) for each in (123, 4567)),
+    "in a sentence": (
+        "E: (1062, \"Duplicate entry '17' for key 'order.number'\")",
+        "E: (1062, \"Duplicate entry 'x 18' for key 'order.number'\")",
+    ),
+}
+OTHERS = {
+    "class": ("ValueError: no", "KeyError: no"),
+    "host": tuple(FAILED.format(host=each, order=1) for each in ("a.example", "b.example")),
+    "quoted host": tuple(REFUSED.format(host=each, order=1) for each in ("a.example", "host-b")),
+    "quoted URL": ("E: url 'https://a.example/1'", "E: url 'https://b.example/1'"),
+    "attribute": ("E: 'Order' has no 'price'", "E: 'Order' has no 'total'"),
+    "key": ("KeyError: 'sku'", "KeyError: 'price'"),
+    "word of hex letters": ("E: facade is bad", "E: decade is bad"),
+    "letter": ("E: shard a is away", "E: shard b is away"),
+    "sentence": ("E: (2, 'the server has gone')", "E: (2, 'the lock was not free')"),
+    "HTTP status": (
+        "E: Server error '503 Service Unavailable' for url 'https://a.example/'",
+        "E: Server error '502 Bad Gateway' for url 'https://a.example/'",
+    ),
+    "nothing": ("", "E"),
+}
+
+
+@pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
+def test_errors_that_differ_in_numbers_and_ids_are_the_same(texts: tuple[str, str]) -> None:
+    first, second = map(normalised, texts)
+    assert first == second
+    assert "#" in first or "\n" in texts[0]
+    assert normalised(first) == first  # and it stays so
+
+
+@pytest.mark.parametrize("texts", OTHERS.values(), ids=OTHERS)
+def test_errors_that_name_other_things_differ(texts: tuple[str, str]) -> None:
+    assert normalised(texts[0]) != normalised(texts[1])
+
+
+def test_a_normalised_error_is_readable_and_short() -> None:
+    assert normalised(FAILED.format(host="a.example", order=17)) == (
+        "HTTPError: # Server Error: Service Unavailable for url: https://a.example/orders/#"
+    )
+    assert "(host='a.example', port=#): Max" in normalised(
+        REFUSED.format(host="a.example", order=1)
+    )
+    assert len(normalised("x" * 1000)) == LENGTH
+    assert (normalised(None), error_class(None), error_class("no colon\nx")) == ("", "", "no colon")
+
+
+@pytest.mark.parametrize("text", [each for pair in {**SAME, **OTHERS}.values() for each in pair])
+def test_the_database_reads_the_first_line_without_ids(text: str) -> None:
+    """What it returns has the same cause; so texts that differ in numbers alone are one group."""
+    dead(1, text)
+    dialect = dialect_of(connection)
+    [(event_type, line, count, pk, *_times)] = dialect.dead_texts(
+        connection, length=READ_LENGTH, most=9
+    )
+    assert (event_type, count) == ("order.placed", 1)
+    first = text[:READ_LENGTH].partition("\n")[0]
+    assert line == (
+        re.sub("[0-9]", "0", first) if connection.vendor == "sqlite" else IDS.sub("0", first)
+    )
+    assert normalised(line) == normalised(text)
+    assert dialect.dead_lines(connection, span=(None, None), length=READ_LENGTH, most=9) == [
+        (pk, line)
+    ]
+
+
+def dead(count: int = 1, error: str | None = "ValueError: no", **columns: Any) -> list[str]:
+    given = {"due": None, "status": Status.DEAD, "done_at": now(), "last_error": error}
+    return insert(count, **{**given, **columns})
+
+
+def test_causes_are_counted_with_their_types_largest_first() -> None:
+    clock = now()
+    old = clock - timedelta(hours=3)
+    dead(2, "ValueError: order 17 is unknown", done_at=old)
+    dead(2, "ValueError: order 18 is unknown", event_type="parcel.requested")
+    dead(1, "ValueError: order 19 is unknown", event_type="parcel.requested", key="k", seq=1)
+    (other,) = dead(1, "KeyError: 'sku'")
+    dead(1, None)
+    insert(3, last_error="KeyError: 'sku'")  # waits
+    found = load_causes("default", limit=2)
+    assert (found.others, found.total, found.counted, found.is_exact) == (1, 7, 7, True)
+    first, second = found.causes
+    assert (first.error, first.message) == ("ValueError", "order # is unknown")
+    assert (first.title, first.count) == ("ValueError: order # is unknown", 5)
+    assert [*first.types.items()] == [("parcel.requested", 3), ("order.placed", 2)]
+    assert first.example == "ValueError: order 19 is unknown"  # the newest
+    assert first.oldest is not None and abs(first.oldest - old) < timedelta(seconds=1)
+    assert first.newest is not None and abs(first.newest - clock) < timedelta(seconds=1)
+    assert (second.count, second.is_bounded, second.acknowledged) == (1, False, None)
+    [nameless] = [each for each in load_causes("default", limit=9).causes if not each.title]
+    assert (nameless.count, nameless.example) == (1, "")
+    of_rows = load_causes("default", limit=9, rows=OutboxEvent.objects.filter(pk=other))
+    assert [(each.title, each.count) for each in of_rows.causes] == [("KeyError: 'sku'", 1)]
+
+
+def test_listeners_that_gave_up_are_named() -> None:
+    for event_type in ("order.placed", "order.paid"):
+        title = f"{event_type} mail"
+        progress = {title: {"state": "dead"}, f"{event_type} stock": {"state": "done"}}
+        dead(1, "OSError: 1", event_type=event_type, progress=json.dumps(progress))
+    [cause] = load_causes("default", limit=9).causes
+    assert cause.listeners == {"order.placed mail", "order.paid mail"}
+
+
+def test_a_digest_finds_the_cause_and_its_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [dead(1, f"ValueError: order {n} is unknown")[0] for n in range(5)]
+    others = [*dead(1, "ValueError: order x is unknown"), *dead(1, "ValueErrors: order 1")]
+    waits = insert(1, last_error="ValueError: order 1 is unknown")
+    cause = load_causes("default", limit=1).causes[0]
+    found = find_cause("default", cause.digest)
+    assert found is not None and found.title == cause.title and found.count == 5
+    assert only_of_cause("default", cause.digest, [*others, *reversed(ids), *waits]) == ids
+    assert find_cause("default", "0" * 16) is None
+    assert newest_of_cause("default", cause.digest, span=(None, None)) == ids[::-1]
+    monkeypatch.setattr(causes, "MAX_SEARCHED", 3)
+    assert newest_of_cause("default", cause.digest, span=(None, ids[3])) == [ids[3], ids[2], ids[1]]
+    monkeypatch.setattr(causes, "MAX_LISTED", 2)
+    assert newest_of_cause("default", cause.digest, span=(None, ids[3])) == [ids[3], ids[2]]
+
+
+def test_a_digest_cannot_be_computed_without_the_secret_key() -> None:
+    """Else it would tell by trial what an error hides."""
+    dead(1, "ValueError: password=abc")
+    first = load_causes("default", limit=1).causes[0].digest
+    with override_settings(SECRET_KEY="another"):
+        assert load_causes("default", limit=1).causes[0].digest != first
+
+
+def test_counts_say_that_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most frequent texts are read; all dead events are counted."""
+    monkeypatch.setattr(causes, "MAX_TEXTS", 2)
+    for letter, count in ("a", 1), ("b", 3), ("c", 2), ("d", 1):
+        dead(count, f"ValueError: {letter}")
+    found = load_causes("default", limit=9)
+    assert (found.is_exact, found.total, found.counted, found.unread) == (False, 7, 5, 2)
+    assert [(each.message, each.count) for each in found.causes] == [("b", 3), ("c", 2)]
+    assert all(each.is_bounded for each in found.causes)
+    rows = OutboxEvent.objects.exclude(last_error="ValueError: b")
+    found = load_causes("default", limit=9, rows=rows)
+    assert (found.is_exact, found.total, found.counted) == (False, 4, 3)
+    again = find_cause("default", found.causes[0].digest)
+    assert again is not None and again.is_bounded
+
+
+def test_an_acknowledged_cause_comes_last_until_its_time() -> None:
+    dead(3, "ValueError: a")
+    dead(1, "ValueError: b")
+    first = load_causes("default", limit=1).causes[0]
+    until = now() + timedelta(hours=1)
+    known = OutboxAcknowledgement.objects
+    known.acknowledge("gone", until=now() - timedelta(hours=1))
+    known.acknowledge(first.digest, until=until - timedelta(minutes=1), by="bob")
+    known.acknowledge(first.digest, until=until, by="ada" * 100)
+    found = load_causes("default", limit=9).causes
+    assert [each.message for each in found] == ["b", "a"]
+    assert found[0].acknowledged is None
+    assert found[1].acknowledged is not None
+    assert (found[1].acknowledged.until, found[1].acknowledged.by[:6]) == (until, "adaada")
+    assert [*known.values_list("pk", flat=True)] == [first.digest]  # ended ones are deleted
+    known.update(until=now() - timedelta(seconds=1))
+    found = load_causes("default", limit=9).causes
+    assert [(each.message, each.acknowledged) for each in found] == [("a", None), ("b", None)]
+
+
+def test_the_number_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(30):
+        dead(1, f"ValueError: {chr(97 + n % 26)}", event_type=f"type.{n}")
+    with CaptureQueriesContext(
+        connection,
+    ) as captured:
+        load_causes("default", limit=20)
+    assert len(captured) == 3
+    monkeypatch.setattr(causes, "MAX_TEXTS", 2)
+    with CaptureQueriesContext(connection) as captured:
+        load_causes("default", limit=20)
+    assert len(captured) == 4
+
+
+def test_a_runbook_is_that_of_the_type_or_of_the_closest_pattern() -> None:
+    given = {"*": "https://a.example", "order.*": "https://b.example", "order.paid": "http://c"}
+    with override_settings(OUTBOX={"RUNBOOKS": given}):
+        assert runbook("order.paid") == "http://c"
+        assert runbook("order.placed") == "https://b.example"
+        assert runbook("parcel.requested") == "https://a.example"
+    with override_settings(OUTBOX={"RUNBOOKS": {"order.[ab]": "https://a.example"}}):
+        assert runbook("order.a") is None
+    assert runbook("order.paid") is None

@@ -1,0 +1,331 @@
+"""The end time of a pause: who ends it, when, and what becomes due."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+import django_outbox as outbox
+from django_outbox import signals
+from django_outbox.clocks import monotonic
+from django_outbox.models import OutboxEvent, OutboxPause, pause_queryset
+from django_outbox.models.pause_queryset import Resumed
+from django_outbox.sql import dialect_of
+from django_outbox.worker.pauses import KnownPauses, PauseEnds
+from tests.table import (
+    in_thread,
+    insert,
+    keyed,
+    listening,
+    now,
+    row,
+    statuses,
+    stream_due_in,
+    write,
+)
+from tests.test_pause import OTHER, SENT, TYPE, asked, heard, is_far, noting
+from tests.test_queue_status import breaker
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+QUEUES = {"QUEUES": {"hooks": {}}}
+
+
+@pytest.fixture(autouse=True)
+def two_queues(settings: Any) -> None:
+    settings.OUTBOX = QUEUES
+
+
+def pause(kind: str, name: str, seconds: float = 3600, **more: Any) -> None:
+    assert OutboxPause.objects.pause(kind, name, until=now() + timedelta(seconds=seconds), **more)
+
+
+def let_end(**pauses: str) -> None:
+    """Move the end of these pauses into the past."""
+    OutboxPause.objects.filter(**pauses).update(until=now() - timedelta(seconds=1))
+
+
+def known() -> KnownPauses:
+    found = KnownPauses()
+    found.read(connection)
+    return found
+
+
+# -- the end that is given -------------------------------------------------------------------------
+
+
+def test_a_pause_has_the_end_that_was_given() -> None:
+    end = now() + timedelta(hours=2)
+    with heard(signals.delivery_paused) as told:
+        assert OutboxPause.objects.pause(*TYPE, until=end)
+    assert OutboxPause.objects.get().until == end
+    assert [each["until"] for each in told] == [end]
+
+
+def test_a_second_pause_keeps_the_first_end() -> None:
+    pause(*TYPE)
+    end = OutboxPause.objects.get().until
+    assert not OutboxPause.objects.pause(*TYPE, until=now() + timedelta(days=1))
+    assert not OutboxPause.objects.pause(*TYPE)
+    assert OutboxPause.objects.get().until == end
+
+
+def test_an_end_in_the_past_is_refused() -> None:
+    end = datetime(2001, 2, 3, 4, 5, tzinfo=timezone.utc)
+    with pytest.raises(ValueError, match=r"2001-02-03 04:05:00\+00:00, is not in the future; it"):
+        OutboxPause.objects.pause(*TYPE, until=end)
+    assert not OutboxPause.objects.exists()
+
+
+def test_only_pauses_whose_time_has_come_have_ended() -> None:
+    pause("event_type", "later")
+    OutboxPause.objects.pause("event_type", "open")
+    breaker(until=now() - timedelta(seconds=60))
+    pause(*TYPE)
+    assert not OutboxPause.objects.ended().exists()
+    let_end(name=SENT)
+    assert [each.name for each in OutboxPause.objects.ended()] == [SENT]
+
+
+# -- a drain ---------------------------------------------------------------------------------------
+
+
+def test_a_drain_ends_a_pause_as_a_resume_does(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "django_outbox")
+    with noting(SENT) as got, heard(signals.delivery_resumed) as told:
+        ids = insert(3, event_type=SENT, first_due_at=now() - timedelta(days=3))
+        pause(*TYPE)
+        assert outbox.drain() == 0
+        assert all(is_far(each) for each in ids)
+        let_end()
+        assert outbox.drain() == 3
+    assert got == ids
+    assert not OutboxPause.objects.exists()
+    facts = {"kind": "event_type", "name": SENT, "count": 3}
+    assert told == [{"sender": "default", **facts}]
+    assert f"pause ended kind=event_type name={SENT} events=3 streams=0" in caplog.messages
+    first = row(ids[0]).first_due_at
+    assert first is not None
+    assert (now() - first).total_seconds() < 60
+
+
+@pytest.mark.parametrize("kind", ["event_type", "listener", "stream", "queue"])
+def test_every_kind_of_pause_ends(kind: str) -> None:
+    names = {"event_type": SENT, "listener": f"{SENT} mail", "stream": "k", "queue": "hooks"}
+    got: list[str] = []
+    queue = "hooks" if kind == "queue" else "default"
+    with listening(lambda event: got.append(event.event_id), SENT, name="mail", queue=queue):
+        ids = write(2, SENT, key="k") if kind == "stream" else write(2, SENT)
+        pause(kind, names[kind])
+        outbox.drain()
+        assert got == []
+        let_end()
+        outbox.drain()
+    assert got == ids
+    assert not OutboxPause.objects.exists()
+
+
+def test_a_stream_behind_a_paused_type_goes_on_in_its_order() -> None:
+    with noting(SENT, OTHER) as got:
+        ids = keyed("k", event_type=SENT) + keyed("k", 2, event_type=OTHER)
+        pause(*TYPE)
+        outbox.drain()
+        assert got == []
+        assert stream_due_in("k") > 60
+        let_end()
+        outbox.drain()
+    assert got == ids
+
+
+def test_what_another_pause_holds_stays_paused() -> None:
+    with noting(SENT, OTHER) as got:
+        (ended,) = insert(event_type=SENT)
+        (held,) = insert(event_type=OTHER)
+        pause(*TYPE)
+        OutboxPause.objects.pause("event_type", OTHER)
+        outbox.drain()
+        let_end(name=SENT)
+        outbox.drain()
+    assert got == [ended]
+    assert is_far(held)
+    assert OutboxPause.objects.get().name == OTHER
+
+
+def test_a_drain_at_a_later_time_does_not_end_a_pause() -> None:
+    insert(event_type=SENT)
+    pause(*TYPE)
+    assert outbox.drain(at=now() + timedelta(days=1)) == 0
+    assert OutboxPause.objects.exists()
+
+
+def test_a_drain_in_a_transaction_ends_pauses_in_it() -> None:
+    with noting(SENT) as got:
+        ids = insert(2, event_type=SENT)
+        pause(*TYPE)
+        let_end()
+        with transaction.atomic():
+            assert outbox.drain() == 2
+            transaction.set_rollback(True)
+    assert got == ids
+    assert OutboxPause.objects.exists()
+
+
+def test_the_pause_of_a_breaker_that_is_over_is_no_end() -> None:
+    """A probe decides whether it closes."""
+    made = breaker(until=now() - timedelta(seconds=60))
+    OutboxPause.objects.pause("event_type", OTHER)
+    ends = PauseEnds("default", known())
+    assert ends.next_step() > monotonic()
+    assert not ends.step(connection, monotonic())
+    outbox.drain()
+    assert OutboxPause.objects.get(kind="breaker") == made
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def test_each_step_makes_one_batch_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause_queryset, "EVENTS_PER_STATEMENT", 10)
+    insert(25, event_type=SENT)
+    pause(*TYPE)
+    outbox.drain()
+    let_end()
+    ends = PauseEnds("default", known())
+    counts = []
+    while ends.step(connection, monotonic()):
+        assert not OutboxPause.objects.exists()  # from the first step on
+        counts.append(OutboxEvent.objects.due().count())
+    assert counts[:4] == [0, 10, 20, 25]
+    assert {*counts[4:]} == {25}
+    assert ends.next_step() > monotonic() + 3600
+
+
+def test_it_waits_for_the_first_end() -> None:
+    pause("event_type", "later")
+    pause(*TYPE, seconds=60)
+    OutboxPause.objects.pause("event_type", "open")
+    found = known()
+    assert 50 < found.ends_at - monotonic() <= 60
+    ends = PauseEnds("default", found)
+    assert ends.next_step() == found.ends_at
+    assert not ends.step(connection, monotonic())
+
+
+def test_pauses_without_an_end_are_never_looked_for() -> None:
+    OutboxPause.objects.pause(*TYPE)
+    ends = PauseEnds("default", known())
+    assert asked(lambda: ends.step(connection, monotonic() + 1e6)) == []
+
+
+def test_several_that_notice_at_once_end_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "django_outbox")
+    insert(40, event_type=SENT)
+    keyed("k", event_type=SENT)
+    pause(*TYPE)
+    outbox.drain()
+    let_end()
+    start = threading.Barrier(4)
+
+    def end() -> None:
+        ends = PauseEnds("default", known())
+        start.wait(20)
+        ends.finish(connection, monotonic())
+
+    with heard(signals.delivery_resumed) as told:
+        for each in [in_thread(end) for _ in range(4)]:
+            each.result(30)
+    assert [each["count"] for each in told] == [41]
+    assert [each for each in caplog.messages if each.startswith("pause ended")] == [
+        f"pause ended kind=event_type name={SENT} events=40 streams=1"
+    ]
+    assert OutboxEvent.objects.due().count() == 40
+
+
+def test_a_pause_set_again_meanwhile_is_not_ended() -> None:
+    pause(*TYPE)
+    let_end()
+    ends = PauseEnds("default", known())
+    assert OutboxPause.objects.resume() == Resumed(pauses=1, events=0, streams=0)
+    OutboxPause.objects.pause(*TYPE)
+    ends.finish(connection, monotonic())
+    assert OutboxPause.objects.get().until is None
+
+
+def test_after_an_error_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pause("event_type", OTHER)
+    pause(*TYPE)
+    let_end()
+    ends = PauseEnds("default", known())
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(dialect_of(connection)), "clock", fail)
+        with pytest.raises(ZeroDivisionError):
+            ends.finish(connection, monotonic())
+    while ends.step(connection, monotonic()):
+        pass
+    assert not OutboxPause.objects.exists()
+
+
+def test_an_old_worker_keeps_a_pause_that_a_new_one_ends() -> None:
+    """It knows no end: it postpones until the row is gone, and then nothing."""
+    with noting(SENT) as got:
+        (event_id,) = insert(event_type=SENT)
+        pause(*TYPE)
+        let_end()
+        old = known()
+        assert old.postpone_due(connection, {"default": 10}) == {"default": 10}
+        assert is_far(event_id)
+        assert outbox.drain() == 1
+        insert(event_type=SENT)
+        assert old.postpone_due(connection, {"default": 10}) == {"default": 0}  # reads it again
+        assert old.pauses == frozenset()
+        assert outbox.drain() == 1
+    assert len(got) == 2
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+PATIENT = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60, "WORKERS": 2, "DOORBELL": None}
+
+
+@pytest.mark.parametrize("kind", ["event_type", "stream", "queue"])
+def test_an_idle_worker_ends_a_pause_in_time(settings: Any, kind: str) -> None:
+    """It knows when, so it does not wait for its next poll, which is a minute away."""
+    settings.OUTBOX = PATIENT | QUEUES
+    name = {"event_type": SENT, "stream": "k", "queue": "hooks"}[kind]
+    queue = "hooks" if kind == "queue" else "default"
+    got: Counter[str] = Counter()
+    with listening(lambda event: got.update([event.event_id]), SENT, queue=queue):
+        pause(kind, name, seconds=5)  # later than a new worker's first polls
+        end = OutboxPause.objects.get().until
+        ids = write(3, SENT, key="k") if kind == "stream" else write(3, SENT)
+        with outbox.Worker():
+            wait_until(lambda: statuses() == {"DONE": 3}, what="3 DONE")
+    assert got == Counter(ids)
+    done = OutboxEvent.objects.order_by("done_at").values_list("done_at", flat=True)[0]
+    assert done is not None
+    assert end is not None
+    assert timedelta(0) <= done - end < timedelta(seconds=4)  # not at its next poll
+    assert not OutboxPause.objects.exists()
+
+
+def test_the_next_worker_ends_what_ended_while_none_ran(settings: Any) -> None:
+    settings.OUTBOX = PATIENT
+    with noting(SENT) as got:
+        ids = insert(2, event_type=SENT)
+        pause(*TYPE)
+        outbox.drain()
+        let_end()
+        with outbox.Worker():
+            wait_until(lambda: statuses() == {"DONE": 2}, what="2 DONE")
+    assert sorted(got) == ids

@@ -1,0 +1,275 @@
+"""Slow replays: by the queryset, the command and the admin; due one after the other."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from itertools import pairwise
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.test import Client
+from django.urls import reverse
+
+import django_outbox as outbox
+from django_outbox.admin import bulk_actions
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream, replay
+from django_outbox.models.replay import Spacing
+from tests.table import insert, keyed, listening, now, row, stream_due_in
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+ALL = "admin:django_outbox_outboxevent_replay_all"
+LIST = "admin:django_outbox_outboxevent_changelist"
+
+
+def dead(count: int = 1, **columns: Any) -> list[str]:
+    given = {"status": Status.DEAD, "done_at": now(), "attempts": 3, "last_error": "E: no"}
+    return insert(count, due=None, **{**given, **columns})
+
+
+def dead_in_stream(key: str, count: int) -> list[str]:
+    ids = keyed(key, count, status=Status.DEAD, done_at=now(), last_error="E: no")
+    OutboxStream.objects.update(due_at=None)
+    return ids
+
+
+def times(ids: list[str]) -> list[datetime]:
+    found = [row(each).available_at for each in ids]
+    assert None not in found
+    return [each for each in found if each is not None]
+
+
+def steps(found: list[datetime]) -> set[timedelta]:
+    return {later - earlier for earlier, later in pairwise(found)}
+
+
+# -- the queryset ----------------------------------------------------------------------------------
+
+
+def test_events_become_due_one_after_the_other_in_the_order_of_their_ids() -> None:
+    ids = sorted(dead(5))
+    before = now()
+    assert OutboxEvent.objects.dead().replay(rate="10/m", by="ada") == 5
+    found = times(ids)
+    assert steps(found) == {6 * SECOND}
+    assert before <= found[0] <= now()
+    assert [row(each).first_due_at for each in ids] == found
+    assert {row(each).status for each in ids} == {Status.NEW}
+    assert {each.by for each in OutboxAttempt.objects.filter(kind="replayed")} == {"ada"}
+
+
+def test_the_rate_holds_over_statements_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "EVENTS_PER_STATEMENT", 3)
+    ids = sorted(dead(25))
+    assert [*OutboxEvent.objects.dead().replay_batches(size=10, rate="5/s")] == [10, 10, 5]
+    assert steps(times(ids)) == {SECOND / 5}
+
+
+def test_events_with_progress_keep_their_places() -> None:
+    first, second, third = sorted(dead(3))
+    text = '{"a":{"state":"done"},"b":{"state":"dead","attempts":3}}'
+    OutboxEvent.objects.filter(pk=second).update(progress=text)
+    OutboxEvent.objects.all().replay(rate="1/s")
+    assert steps(times([first, second, third])) == {SECOND}
+    assert '"dead"' not in str(row(second).progress)
+
+
+def test_the_ten_first_are_a_slice() -> None:
+    ids = sorted(dead(12))
+    rows = OutboxEvent.objects.dead().order_by("pk")[:10]
+    assert rows.replay(rate="1/m") == 10
+    assert steps(times(ids[:10])) == {MINUTE}
+    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
+
+
+def test_events_of_a_stream_wait_for_their_time_and_keep_their_order() -> None:
+    got: list[str] = []
+    with listening(lambda event: got.append(event.event_id)):
+        first, second = dead_in_stream("k", 2)
+        (behind,) = keyed("k")
+        assert OutboxEvent.objects.dead().replay(rate="1/m") == 2
+        outbox.drain()
+        assert got == [first]
+        assert 50 < stream_due_in("k") <= 60
+        deliver_at = row(second).deliver_at
+        assert deliver_at is not None
+        assert row(second).first_due_at == deliver_at
+        OutboxEvent.objects.filter(pk=second).update(deliver_at=now() - SECOND)
+        OutboxStream.objects.update(due_at=now())
+        outbox.drain()
+    assert got == [first, second, behind]
+
+
+def test_a_worker_delivers_them_as_they_become_due() -> None:
+    ids = sorted(dead(3))
+    with listening(lambda event: None):
+        OutboxEvent.objects.dead().replay(rate="1/m")
+        assert outbox.drain() == 1
+        assert outbox.drain(at=now() + MINUTE) == 1
+    assert [row(each).status for each in ids] == [Status.DONE, Status.DONE, Status.NEW]
+
+
+@pytest.mark.parametrize("rate", ["", "100", "0/m", "100/d", "-1/s", "1/m "])
+def test_another_rate_is_refused(rate: str) -> None:
+    dead()
+    with pytest.raises(ValueError, match='expected one such as "50/s", "100/m", "10/h"'):
+        OutboxEvent.objects.dead().replay(rate=rate)
+    assert OutboxEvent.objects.dead().count() == 1
+
+
+def test_a_spacing_that_was_interrupted_makes_no_burst() -> None:
+    """What was not replayed meanwhile is not caught up."""
+    late = now()
+    spacing = Spacing("1/m", start=late - timedelta(days=1))
+    assert spacing.take(2, late) == [late, late + MINUTE]
+    assert spacing.last_at == late + MINUTE
+    assert spacing.take(1, late) == [late + 2 * MINUTE]
+    assert spacing.take(0, late) == []
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command("outbox_replay", *arguments, stdout=out, stderr=StringIO())
+    return out.getvalue().strip()
+
+
+def test_the_command_replays_slowly() -> None:
+    ids = sorted(dead(5))
+    out = run("--all", "--rate", "10/m", "--limit", "4", "--batch-size", "2", "--by", "ada")
+    found = times(ids[:4])
+    assert steps(found) == {6 * SECOND}
+    assert out == f"replayed 4; the last is due at {found[-1].isoformat(' ', 'seconds')}"
+    assert row(ids[4]).status == Status.DEAD
+    assert {each.by for each in OutboxAttempt.objects.filter(kind="replayed")} == {"ada"}
+
+
+def test_the_command_names_the_system_user() -> None:
+    (event_id,) = dead()
+    run(event_id)
+    assert OutboxAttempt.objects.of(event_id)[0].by != ""
+
+
+def test_the_command_refuses_another_rate() -> None:
+    with pytest.raises(CommandError, match="'100' is not a rate; expected, for example, 50/s"):
+        run("--all", "--rate", "100")
+
+
+# -- the admin -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def boss(admin_user: User) -> Client:
+    client = Client()
+    client.force_login(admin_user)
+    return client
+
+
+def token(page: Any) -> str:
+    found = re.search(r'name="progress" value="([^"]+)"', page.content.decode())
+    assert found is not None
+    return found[1]
+
+
+def paces(page: Any) -> list[str]:
+    return re.findall(r'type="radio" name="pace" value="(\w+)"', page.content.decode())
+
+
+def said(response: Any) -> str:
+    from django.contrib.messages import get_messages
+
+    return " ".join(str(each) for each in get_messages(response.wsgi_request))
+
+
+def ticked(client: Client, ids: list[str], **more: str) -> Any:
+    data = {"action": "replay", "_selected_action": ids, "index": "0", **more}
+    if more:
+        data |= {"outbox_event": ids, "outbox_confirmed": "yes"}
+    return client.post(reverse(LIST), data)
+
+
+def test_the_confirmation_offers_a_choice_for_several_events(boss: Client) -> None:
+    several, (one,) = dead(2), dead()
+    choices = ["at_once", "slowly", "first"]
+    assert paces(ticked(boss, several)) == choices
+    assert paces(boss.get(reverse(ALL))) == choices
+    assert paces(ticked(boss, [one])) == []
+    discard = reverse("admin:django_outbox_outboxevent_discard_all")
+    assert paces(boss.get(discard)) == []
+
+
+def test_ticked_events_are_replayed_slowly(boss: Client) -> None:
+    ids = sorted(dead(3))
+    response = ticked(boss, ids[::-1], pace="slowly")
+    assert "3 events were replayed. They are due one after the other, the last at " in said(
+        response
+    )
+    assert steps(times(ids)) == {timedelta(seconds=0.6)}
+
+
+def test_only_the_first_ten_of_the_ticked_ones_are_replayed(boss: Client) -> None:
+    ids = sorted(dead(12))
+    response = ticked(boss, ids[::-1], pace="first")
+    assert said(response) == "10 events were replayed."
+    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
+
+
+def test_all_that_match_are_replayed_slowly_over_several_pages(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, admin_user: User
+) -> None:
+    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
+    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
+    ids = sorted(dead(5))
+    page = boss.get(reverse(ALL))
+    data = {"progress": token(page), "pace": "slowly"}
+    pages = 0
+    while (page := boss.post(reverse(ALL), data)).status_code == 200:
+        data, pages = {"progress": token(page)}, pages + 1  # the token has the pace from now on
+    assert pages == 3
+    assert steps(times(ids)) == {timedelta(seconds=0.6)}
+    assert "5 events were replayed. They are due one after the other" in said(page)
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.action_flag, entry.object_id) == ("5 events", CHANGE, None)
+    assert {each.by for each in OutboxAttempt.objects.filter(kind="replayed")} == {
+        admin_user.username
+    }
+
+
+def test_only_the_first_ten_of_all_that_match_are_replayed(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 4)
+    ids = sorted(dead(15))
+    page = boss.get(reverse(ALL))
+    response = boss.post(reverse(ALL), {"progress": token(page), "pace": "first"})
+    assert said(response) == "10 events were replayed."
+    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
+
+
+def test_a_pace_that_an_action_does_not_have_changes_nothing(boss: Client) -> None:
+    ids = dead(2)
+    progress = token(boss.get(reverse(ALL)))
+    assert boss.post(reverse(ALL), {"progress": progress, "pace": "x"}).status_code == 400
+    assert ticked(boss, ids, pace="x").status_code == 400
+    discard = reverse("admin:django_outbox_outboxevent_discard_all")
+    progress = token(boss.get(discard))
+    assert boss.post(discard, {"progress": progress, "pace": "first"}).status_code == 400
+    assert OutboxEvent.objects.dead().count() == 2
+    assert not LogEntry.objects.exists()
+
+
+def test_an_entry_names_at_most_some_ids(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_outbox.admin.action_log.MAX_NAMED", 2)
+    ids = sorted(dead(3))
+    ticked(boss, ids, pace="at_once")
+    message = LogEntry.objects.get().get_change_message()
+    assert message == f"Replayed. 3 events: {ids[0]}, {ids[1]}, …"
