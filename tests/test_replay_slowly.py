@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from itertools import pairwise
 from io import StringIO
+from itertools import pairwise
 from typing import Any
 
 import pytest

@@ -50,7 +50,7 @@ def stream(key: str) -> SafeString:
 
 
 def pause(label: str, **names: Any) -> SafeString:
-    """Return a button to the form that pauses this; what it pauses is heard, not seen."""
+    """Return a button to the form that pauses this; a screen reader says what it pauses."""
     url = f"{reverse(PAUSE)}?{urlencode(names)}"
     return format_html(
         '<a class="button" href="{}">{} <span class="visually-hidden">{}</span></a>',

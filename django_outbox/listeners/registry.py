@@ -328,12 +328,12 @@ def _types(given: Any) -> tuple[tuple[str, ...], type | None]:
     )
 
 
-def _matches(each: Listener, aggregate_type: str, event_type: str) -> bool:
-    if each.aggregate_type is not ANY and each.aggregate_type != aggregate_type:
+def _matches(given: Listener, aggregate_type: str, event_type: str) -> bool:
+    if given.aggregate_type is not ANY and given.aggregate_type != aggregate_type:
         return False
     return any(
-        pattern == event_type or ("*" in pattern and bool(type_pattern(pattern).fullmatch(event_type)))
-        for pattern in each.types
+        each == event_type or ("*" in each and type_pattern(each).fullmatch(event_type) is not None)
+        for each in given.types
     )
 
 

@@ -1,7 +1,7 @@
 """Acknowledged causes; the name follows OUTBOX["TABLE_PREFIX"] and OUTBOX["SCHEMA"]."""
 
 import django_outbox.models.fields
-from django.db import migrations, models
+from django.db import migrations
 
 from django_outbox.conf import table_name
 

@@ -69,7 +69,7 @@ class AttemptQuerySet(TableQuerySet["OutboxAttempt"]):
 class OutboxAttempt(models.Model):
     """One entry in the history of an event: a failed call, a lost worker or a replay.
 
-    ``event_id`` is no foreign key: a purge of events must not wait for their history.
+    ``event_id`` is not a foreign key: a purge of events must not wait for their history.
     """
 
     class Kind(models.TextChoices):
