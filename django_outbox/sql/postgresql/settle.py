@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
 from ..base.settle import Settling
-from ..values import AsRead, LeaseKind, settle_values
+from ..values import AsRead, Attempt, LeaseKind, settle_values
 
 
 class PostgresSettling(Settling):
@@ -66,6 +66,18 @@ class PostgresSettling(Settling):
                 locked_by = NULL, locked_at = NULL
             FROM v WHERE e.event_id = v.event_id AND {fence}""",
             [value for each in decisions for value in settle_values(*each)] + params,
+        )
+
+    def note_attempts(self, connection: BaseDatabaseWrapper, attempts: Sequence[Attempt]) -> None:
+        if not attempts:
+            return
+        columns = ", ".join(map(connection.ops.quote_name, (*Attempt._fields, "at")))
+        self._run(  # as arrays, which cost half of what a parameter for each value does
+            connection,
+            f"""INSERT INTO {self._table(connection, "outbox_attempt")} ({columns})
+            SELECT given.*, {self.now} FROM unnest(%s::text[], %s::text[], %s::int[], %s::text[],
+                %s::text[], %s::int[], %s::text[]) given""",
+            [[*values] for values in zip(*attempts, strict=True)],
         )
 
     def keep_progress(
