@@ -335,6 +335,7 @@ def test_w023_a_migrated_database_without_our_tables(sqlite: Any) -> None:
     with connection.schema_editor() as editor:
         editor.create_model(outbox_models.OutboxPause)
         editor.create_model(outbox_models.OutboxLease)
+        editor.create_model(outbox_models.OutboxAttempt)
     assert databases.check_databases(None, databases=["default"]) == []
 
 
@@ -351,7 +352,7 @@ def test_a_database_that_cannot_be_reached_is_not_said_to_lack_tables(
 NEEDED_TO_WRITE = """
 MODE ENABLED LOCK_WAIT RETENTION_DONE RETENTION_INBOX PURGE_BATCH_SIZE PURGE_INTERVAL
 MAX_PAYLOAD_BYTES SERIALIZER WRITER_HOOKS CONTEXT_PROVIDERS SIGNAL_BRIDGE LISTENER_MODULE
-TABLE_PREFIX SCHEMA METRICS_NAMESPACE REDACT
+TABLE_PREFIX SCHEMA METRICS_NAMESPACE REDACT RUNBOOKS
 """.split()
 OTHER_THAN_DEFAULT = {
     "EMBEDDED": True, "FAIRNESS": (3, 1), "RETRY": {"policy": "fixed"}, "UNROUTABLE": "ignore",
@@ -410,7 +411,7 @@ def test_w006_says_nothing_of_what_writing_and_purging_need(settings: Any, idle:
         "MODE": "writer_only", "RETENTION_DONE": 3600, "RETENTION_INBOX": 60, "LOCK_WAIT": 5,
         "PURGE_BATCH_SIZE": 50, "PURGE_INTERVAL": 60, "MAX_PAYLOAD_BYTES": 1000,
         "SIGNAL_BRIDGE": False, "REDACT": ["password"], "METRICS_NAMESPACE": "shop",
-        "SERIALIZER": "tests.test_checks.Text",
+        "SERIALIZER": "tests.test_checks.Text", "RUNBOOKS": {"order.*": "https://wiki.test/orders"},
     }  # fmt: skip
     assert idle() == []
     assert {each.id for each in ours()} <= {"django_outbox.W006"}  # for the suite's listeners

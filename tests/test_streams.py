@@ -146,9 +146,7 @@ def test_a_failed_replay_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Event and stream change in one transaction."""
     events("k", DEAD)
     put()
-    monkeypatch.setattr(
-        "django_outbox.models.event_queryset.OutboxQuerySet._reset_to_new", lambda *a, **k: 1 / 0
-    )
+    monkeypatch.setattr("django_outbox.models.replay._reset", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         OutboxEvent.objects.dead().replay()
     assert (stream().seq, stream().due_at) == (100, None)
