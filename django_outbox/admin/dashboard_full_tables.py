@@ -10,7 +10,6 @@ from django.db import connections
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ..inspection.listeners import describe_listeners, listener_options, unrouted_types
 from ..inspection.losses import Loss, losses
@@ -123,7 +122,7 @@ def _runs(each: WorkerInfo, found: Sequence[Loss], *, most: int) -> SafeString |
             for event_type, event_id, seconds in each.running
         ]
     further = len(named) - most
-    more = ngettext("and %d more", "and %d more", further) % further if further > 0 else ""
+    more = _("and %d more") % further if further > 0 else ""
     return format_html("{} {}", format_html_join(" ", "<div>{} {}</div>", named[:most]), more)
 
 
