@@ -137,7 +137,10 @@ def test_a_dead_event_is_found_read_replayed_and_delivered(
     wait_until(is_settled(event_id))
     driver.refresh()
     assert driving.texts(driver, ".outbox-status.outbox-done") == ["done"]
-    assert "out of stock" not in shown(driver)
+    history = driving.texts(driver, ".outbox-timeline th")
+    assert "Traceback" not in shown(driver)  # the error is gone, its history is not
+    assert any("died at attempt 1" in each and "out of stock" in each for each in history)
+    assert any(each.startswith("replayed by") for each in history)
 
 
 def test_by_keyboard_alone_an_event_is_replayed(driver: Any, visit: Visit) -> None:
@@ -236,7 +239,7 @@ def test_a_payload_is_corrected_and_the_event_delivered(
     press(driver, "Edit and replay")
     typed = '{"seconds": 0, "note": "half'
     fill(driver, "payload", typed)
-    press(driver, "Edit and replay")
+    press(driver, "Show what changes")
     assert "Nothing was saved." in shown(driver)
     assert "This is not JSON" in shown(driver)
     assert driver.find_element(By.NAME, "payload").get_attribute("value") == typed
@@ -244,7 +247,9 @@ def test_a_payload_is_corrected_and_the_event_delivered(
     assert row(event_id).payload == '{"seconds":"soon"}'
 
     fill(driver, "payload", '{"seconds": 0}')
-    press(driver, "Edit and replay")
+    press(driver, "Show what changes")
+    assert row(event_id).payload == '{"seconds":"soon"}'
+    press(driver, "Yes: Edit and replay")
     assert len(messages(driver)) == 1
     wait_until(is_settled(event_id))
     assert row(event_id).payload == '{"seconds":0}'
