@@ -150,12 +150,21 @@ def a_refused_parcel() -> list[str]:
     """Leave what the tutorial's courier does: one dead event, whose id is returned."""
     clock = now()
     died = clock - timedelta(minutes=3)
-    return insert(
+    ids = insert(
         due=None, event_type="parcel.requested", aggregate_type="shop.Order", aggregate_id="2",
         payload='{"order":2,"to":"Ada","skus":["spirit-burner"]}', status=Status.DEAD, attempts=4,
         occurred_at=died - timedelta(seconds=1.6), created_at=died - timedelta(seconds=1.6),
         first_due_at=died - timedelta(seconds=1.6), done_at=died, last_error=REFUSED,
     )  # fmt: skip
+    OutboxAttempt.objects.bulk_create(
+        OutboxAttempt(
+            event_id=ids[0], at=died - timedelta(seconds=1.6 - 0.2 * number**1.5),
+            kind="dead" if number == 4 else "failed", number=number, milliseconds=8 * number,
+            by="worker-1.shop.internal-4002-7f3a", listener="parcel.requested", error=REFUSED,
+        )
+        for number in range(1, 5)
+    )  # fmt: skip
+    return ids
 
 
 SAID = "The courier does not carry spirit-burner (flammable) to Ada."
