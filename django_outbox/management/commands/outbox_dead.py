@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, router
 
 from ...inspection.causes import MAX_TEXTS, Cause, load_causes
+from ...inspection.event_lines import as_json, columns_of
 from ...models import OutboxEvent, OutboxQuerySet
 from ...models.event_queryset import BATCH_SIZE
 from ...sql import dialect_of
@@ -114,16 +114,18 @@ class Command(ExampleCommand):
             raise CommandError(f"Unknown: {', '.join(unknown)}. Expected ids of stored events.")
         events = [found[each] for each in options["ids"]]
         if options["format"] == "json":
-            self.stdout.write("\n".join(map(_as_json, events)))
+            self.stdout.write("\n".join(as_json(dict(columns_of(each))) for each in events))
             return
-        texts = ("\n".join(f"{name:15}{value}" for name, value in _fields(each)) for each in events)
+        texts = (
+            "\n".join(f"{name:15}{value}" for name, value in columns_of(each)) for each in events
+        )
         self.stdout.write("\n\n".join(texts))
 
     def _export(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Write one line for each event, batch by batch."""
         for batch in dead_batches(chosen(rows, options, now), options, size=BATCH_SIZE, until=now):
             for event in batch.order_by("pk"):
-                self.stdout.write(_as_json(event))
+                self.stdout.write(as_json(dict(columns_of(event))))
 
     def _discard(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Delete dead events, batch by batch; each batch commits by itself."""
@@ -184,31 +186,3 @@ def _cause_as_json(cause: Cause) -> dict[str, Any]:
         "event_id": cause.newest_id,
         "acknowledged": {"until": known.until, "by": known.by} if known else None,
     }
-
-
-def _fields(event: OutboxEvent) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each column that has one."""
-    for field in event._meta.concrete_fields:
-        value = getattr(event, field.attname)
-        if field.name == "status":
-            value = OutboxEvent.Status(value).name
-        if value is not None:
-            yield field.name, value
-
-
-def _as_json(event: OutboxEvent) -> str:
-    """Return an event as one line; its payload is the stored JSON, or text of another format."""
-    fields = dict(_fields(event))
-    texts = [f"{json.dumps(name)}: {_json_text(str(fields.pop(name)))}"
-             for name in ("payload", "headers") if name in fields]  # fmt: skip
-    rest = json.dumps(fields, cls=DjangoJSONEncoder, ensure_ascii=False)
-    return f"{rest[:-1]}, {', '.join(texts)}}}"
-
-
-def _json_text(text: str) -> str:
-    """Return JSON text on one line, unchanged otherwise; other text as a JSON string."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return json.dumps(text)
-    return text.replace("\r", " ").replace("\n", " ")  # others may be in a string
