@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, DataError, connection, transaction
 
 import django_outbox as outbox
 from django_outbox.conf import current
@@ -13,7 +13,7 @@ from django_outbox.delivery.lease import lease_from_row
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream
-from django_outbox.models.attempts import HISTORY_LENGTH
+from django_outbox.models.attempts import ENTRIES_PER_DELETE, HISTORY_LENGTH
 from django_outbox.models.purging import scan_attempts
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL
@@ -44,24 +44,24 @@ def fail(event: Any) -> None:
     raise ValueError(f"no {event.event_type}")
 
 
-def deliver(*, until: dict[str, int], inside: bool) -> None:
-    """Have a worker deliver, or ``drain()``."""
-    if inside:
+def deliver(*, until: dict[str, int], by_drain: bool) -> None:
+    """Have a worker deliver, or ``drain()``, which tries each event once."""
+    if by_drain:
         while outbox.drain():
-            """It tries each once."""
+            pass
         assert statuses() == until
         return
     with outbox.Worker():
         wait_until(lambda: statuses() == until, what=f"{until}")
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["worker", "drain"])
+@pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])
 @pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
-def test_each_failure_has_an_entry(key: str | None, inside: bool) -> None:
+def test_each_failure_has_an_entry(key: str | None, by_drain: bool) -> None:
     before = now()
     with listening(fail, retry=TWICE, name="booking"):
         (event_id,) = write(key=key)
-        deliver(until={"DEAD": 1}, inside=inside)
+        deliver(until={"DEAD": 1}, by_drain=by_drain)
     assert kinds(event_id) == [("failed", 1), ("dead", 2)]
     for entry in history(event_id):
         assert before <= entry.at <= now()
@@ -76,7 +76,7 @@ def test_what_is_delivered_has_none() -> None:
     with listening(lambda event: None), listening(lambda event: outbox.Defer(3600), "order.late"):
         write(3)
         write(2, "order.late")
-        deliver(until={"DONE": 3, "NEW": 2}, inside=False)
+        deliver(until={"DONE": 3, "NEW": 2}, by_drain=False)
     assert not OutboxAttempt.objects.exists()
 
 
@@ -87,7 +87,7 @@ def test_each_listener_of_a_shared_event_has_its_own() -> None:
 
     with listening(fail, retry=TWICE, name="a"), listening(second, retry=TWICE, name="b"):
         (event_id,) = write()
-        deliver(until={"DEAD": 1}, inside=False)
+        deliver(until={"DEAD": 1}, by_drain=False)
     found = {(each.listener[-1], each.kind, each.number) for each in history(event_id)}
     assert found == {("a", "failed", 1), ("a", "dead", 2), ("b", "failed", 1)}
 
@@ -98,7 +98,7 @@ def test_each_event_of_a_batch_has_its_own() -> None:
 
     with listening(refuse_one, batch=3, retry=TWICE):
         ids = write(3)
-        deliver(until={"DONE": 2, "DEAD": 1}, inside=False)
+        deliver(until={"DONE": 2, "DEAD": 1}, by_drain=False)
     assert [kinds(each) for each in ids] == [[], [("failed", 1), ("dead", 2)], []]
 
 
@@ -109,7 +109,7 @@ def test_a_failure_before_a_successful_fallback_is_kept() -> None:
     with listening(call):
         registry.fallback(call, lambda event, failure: None)
         (event_id,) = write()
-        deliver(until={"DONE": 1}, inside=False)
+        deliver(until={"DONE": 1}, by_drain=False)
     assert kinds(event_id) == [("failed", 1)]
 
 
@@ -121,7 +121,7 @@ def test_a_lost_worker_is_named(key: str | None, settings: Any) -> None:
         [event_id] = keyed(key)
         OutboxStream.objects.filter(pk=key).update(locked_by="w-lost", locked_at=now())
     with listening(lambda event: None):
-        deliver(until={"DONE": 1}, inside=False)
+        deliver(until={"DONE": 1}, by_drain=False)
     assert [(each.kind, each.number, each.by) for each in history(event_id)] == [
         ("lost", 1, "w-lost")
     ]
@@ -131,7 +131,7 @@ def test_an_event_that_too_many_workers_were_lost_with(settings: Any) -> None:
     settings.OUTBOX = {**settings.OUTBOX, "MAX_RESCUES": 2}
     [event_id] = insert(1, locked_by="w2", locked_at=now(), rescues=1)
     with listening(lambda event: None):
-        deliver(until={"DEAD": 1}, inside=False)
+        deliver(until={"DEAD": 1}, by_drain=False)
     lost, dead = history(event_id)
     assert (lost.kind, lost.number, lost.by) == ("lost", 2, "w2")
     assert (dead.kind, dead.listener, dead.milliseconds) == ("dead", "", None)
@@ -147,7 +147,7 @@ def test_events_are_rescued_although_their_history_cannot_be_written(
     monkeypatch.setattr(type(dialect_of(connection)), "note_attempts", refuse)
     insert(2, locked_by="lost", locked_at=now())
     with listening(lambda event: None):
-        deliver(until={"DONE": 2}, inside=False)
+        deliver(until={"DONE": 2}, by_drain=False)
     assert "rescues missing in the history count=2" in caplog.text
 
 
@@ -155,10 +155,10 @@ def test_events_are_rescued_although_their_history_cannot_be_written(
 def test_a_replay_keeps_the_history_and_names_who_replayed(key: str | None) -> None:
     with listening(fail, retry=TWICE):
         (event_id,) = write(key=key)
-        deliver(until={"DEAD": 1}, inside=True)
+        deliver(until={"DEAD": 1}, by_drain=True)
     assert OutboxEvent.objects.dead().replay(by="ada") == 1
     with listening(lambda event: None):
-        deliver(until={"DONE": 1}, inside=True)
+        deliver(until={"DONE": 1}, by_drain=True)
     assert kinds(event_id) == [("failed", 1), ("dead", 2), ("replayed", 0)]
     assert history(event_id)[-1].by == "ada"
 
@@ -206,15 +206,27 @@ def test_some_of_one_settle_are_refused() -> None:
     assert statuses() == {"RETRY": 4, "NEW": 1}
 
 
-def test_an_error_that_a_database_rejects_is_kept_in_ascii() -> None:
-    def fail_oddly(event: outbox.Event) -> None:
-        raise ValueError("\ud800 \U0001f4a5 \0")
+def test_an_error_that_the_database_rejects_is_kept_in_ascii(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a table whose character set has no such letters."""
+    note = type(dialect_of(connection)).note_attempts
 
+    def reject(self: Any, on: Any, attempts: Any) -> None:
+        if not all(each.error.isascii() for each in attempts):
+            raise DataError("Incorrect string value")
+        note(self, on, attempts)
+
+    def fail_oddly(event: outbox.Event) -> None:
+        raise ValueError("größer" if event.payload["n"] == 1 else "large")
+
+    monkeypatch.setattr(type(dialect_of(connection)), "note_attempts", reject)
     with listening(fail_oddly, retry=TWICE):
-        (event_id,) = write()
-        deliver(until={"DEAD": 1}, inside=False)
-    assert all(each.error.startswith("ValueError: ") for each in history(event_id))
-    assert kinds(event_id) == [("failed", 1), ("dead", 2)]
+        ids = write(3)
+        deliver(until={"DEAD": 3}, by_drain=False)
+    for event_id, text in zip(ids, ("large", "gr??er", "large"), strict=True):
+        assert kinds(event_id) == [("failed", 1), ("dead", 2)]
+        assert all(each.error.startswith(f"ValueError: {text}") for each in history(event_id))
 
 
 # -- purge -----------------------------------------------------------------------------------------
@@ -262,3 +274,21 @@ def test_the_scan_keeps_the_newest() -> None:
     assert (batch.rows, batch.deleted) == (HISTORY_LENGTH + 7, 5)
     assert [number for _, number in kinds(long)] == [*range(6, HISTORY_LENGTH + 6)]
     assert kinds(short) == [("failed", 1), ("failed", 2)]
+
+
+def test_a_long_history_is_deleted_in_several_statements() -> None:
+    [event_id] = insert(1)
+    OutboxAttempt.objects.bulk_create(
+        OutboxAttempt(event_id=event_id, at=now(), kind="failed", number=1)
+        for _ in range(2 * ENTRIES_PER_DELETE + 1)
+    )
+    sizes: list[int] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sizes.append(len(params or ()))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        assert OutboxAttempt.objects.forget([event_id]) == 2 * ENTRIES_PER_DELETE + 1
+    assert max(sizes) == ENTRIES_PER_DELETE
+    assert kinds(event_id) == []

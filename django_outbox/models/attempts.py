@@ -16,6 +16,7 @@ from .fields import DatabaseNow, ExactCharField, ExactTextField, UTCDateTimeFiel
 from .queryset import TableQuerySet
 
 HISTORY_LENGTH: Final = 20  # entries of one event that are shown, and kept by the daily scan
+ENTRIES_PER_DELETE: Final = 1000  # SQLite and PostgreSQL limit the parameters of a statement
 BY: Final = 255  # characters of ``by``
 
 
@@ -63,7 +64,10 @@ class AttemptQuerySet(TableQuerySet["OutboxAttempt"]):
 
     def _delete_ids(self, ids: list[int]) -> int:
         """Delete by primary key: on MySQL, a DELETE by another index locks gaps of it."""
-        return self.filter(pk__in=ids)._raw_delete(self.db) if ids else 0
+        return sum(
+            self.filter(pk__in=ids[start : start + ENTRIES_PER_DELETE])._raw_delete(self.db)
+            for start in range(0, len(ids), ENTRIES_PER_DELETE)
+        )
 
 
 class OutboxAttempt(models.Model):
