@@ -261,10 +261,8 @@ def test_causes_are_seen_by_permission_and_escaped() -> None:
         assert "<script>alert" not in text
         assert "<img src=x" not in text
     for error in ("a\0b", "%", "_", "\\", "'"):
-        for name in ("error", "cause"):
-            query = {"state": "dead", name: error}
-            answer = client.get("/admin/django_outbox/outboxevent/", query)
-            assert answer.status_code in (200, 302)
+        query = {"state": "dead", "cause": error}
+        assert client.get("/admin/django_outbox/outboxevent/", query).status_code in (200, 302)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Dead events by cause: the page of causes, what can be done about each, and filters by error."""
+"""Dead events by cause: the page of causes, actions on each, and the filter by cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import connections
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern
 from django.utils.safestring import SafeString
@@ -24,7 +24,6 @@ from ..inspection import causes
 from ..inspection.causes import Cause
 from ..inspection.error_texts import error_class
 from ..models import OutboxAcknowledgement, OutboxEvent
-from ..models.fields import begins_with
 from ..sql import dialect_of
 from . import bulk_actions, display, redaction
 from .acknowledging import AcknowledgementForm
@@ -204,8 +203,14 @@ def _known_until(cause: Cause, now: datetime) -> str:
     return text % {"time": display.clock(known.until, now), "name": known.by}
 
 
-class _TextFilter(admin.SimpleListFilter):
-    """A filter that links elsewhere set; the list only shows it, to take it away."""
+class CauseFilter(admin.SimpleListFilter):
+    """Filter by the digest of a cause, among the newest dead events.
+
+    Links elsewhere set it; the list only shows it, to take it away.
+    """
+
+    title = _("cause")
+    parameter_name = "cause"
 
     def has_output(self) -> bool:
         return self.value() is not None
@@ -216,43 +221,13 @@ class _TextFilter(admin.SimpleListFilter):
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         if (chosen := self.value()) is None:
             return
-        name = str(self.parameter_name)
-        remove = changelist.get_query_string(remove=[name])
+        remove = changelist.get_query_string(remove=[self.parameter_name])
         yield {"selected": False, "query_string": remove, "display": _("All")}
-        here = changelist.get_query_string({name: chosen})
-        yield {"selected": True, "query_string": here, "display": self.describe(chosen)}
-
-    def describe(self, chosen: str) -> str:
-        return chosen or "–"
-
-
-class ErrorFilter(_TextFilter):
-    """Filter by error class."""
-
-    title = _("error")
-    parameter_name = "error"
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        if "\0" in chosen:  # PostgreSQL rejects NUL
-            raise IncorrectLookupParameters(self.parameter_name)
-        if not chosen:
-            return queryset.filter(Q(last_error=None) | Q(last_error=""))
-        ends = [Q(begins_with("last_error", f"{chosen}{end}")) for end in (":", "\n")]
-        return queryset.filter(ends[0] | ends[1] | Q(last_error=chosen))
-
-
-class CauseFilter(_TextFilter):
-    """Filter by the digest of a cause, among the newest dead events."""
-
-    title = _("cause")
-    parameter_name = "cause"
-
-    def describe(self, chosen: str) -> str:
-        text = gettext("one cause: at most %(listed)d of the newest %(searched)d dead events")
-        return text % {"listed": causes.MAX_LISTED, "searched": causes.MAX_SEARCHED}
+        here = changelist.get_query_string({self.parameter_name: chosen})
+        text = gettext("one cause: at most %(listed)d of the newest %(searched)d dead events") % {
+            "listed": causes.MAX_LISTED, "searched": causes.MAX_SEARCHED,
+        }  # fmt: skip
+        yield {"selected": True, "query_string": here, "display": text}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         digest = self.value()

@@ -54,7 +54,6 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     list_display = columns.LIST_COLUMNS
     list_filter = [
         StateFilter,
-        error_groups.ErrorFilter,
         error_groups.CauseFilter,
         EventTypeFilter,
         QueueFilter,

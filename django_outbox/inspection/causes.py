@@ -67,14 +67,13 @@ class Causes:
     causes: list[Cause]
     others: int  # further causes
     total: int  # dead events, of all causes
-    is_exact: bool  # False: only the texts of MAX_TEXTS were read; further events have other texts
+    counted: int  # dead events whose cause was read
+    is_exact: bool  # False: only the MAX_TEXTS most frequent texts were read
 
     @property
     def unread(self) -> int:
         """Return the number of dead events whose cause was not read."""
         return 0 if self.is_exact else self.total - self.counted
-
-    counted: int = 0  # dead events whose cause was read
 
 
 class _Text(NamedTuple):
