@@ -76,12 +76,9 @@ def advance(
 
     ``only`` picks the ids of a batch that are meant, by what no query can compare.
     """
-    until = datetime.fromisoformat(progress.until)
-    deadline = time.monotonic() + SECONDS_PER_REQUEST
-    events = OutboxEvent.objects.using(rows.db)
-    pace = pace_named(action, progress.pace)
-    start = datetime.fromisoformat(progress.next_at) if progress.next_at else None
-    spacing = pace.spacing(start)
+    until, deadline = _instant(progress.until), time.monotonic() + SECONDS_PER_REQUEST
+    events, pace = OutboxEvent.objects.using(rows.db), pace_named(action, progress.pace)
+    spacing = pace.spacing(_instant(progress.next_at))
     log = ActionLog(
         action.log_message, action.log_flag, user, about=progress.about, entry=progress.log_entry,
         count=progress.done,
@@ -106,6 +103,10 @@ def advance(
         if time.monotonic() >= deadline:
             return progress
     return replace(progress, is_finished=True)
+
+
+def _instant(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def pace_named(action: EventAction, name: str) -> Pace:
