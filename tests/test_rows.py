@@ -362,27 +362,27 @@ def test_412_the_heartbeat_goes_last(settings: Any) -> None:
 
 
 def test_439_the_registry_is_safe_to_read_from_all_threads() -> None:
-    ended = threading.Event()
+    ended, reading = threading.Event(), threading.Barrier(5, timeout=20)
 
-    def read() -> int:
-        looks = 0
+    def read() -> None:
+        reading.wait()
         while not ended.is_set():
             registry.route.cache_clear()
             assert len(registry.route(outbox.GLOBAL, PLACED)) == 1
             registry.similar_types("order.paced")
-            looks += 1
-        return looks
 
     pause = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with listening(lambda event: None):
             readers = [in_thread(read) for _ in range(4)]
+            reading.wait()
             for n in range(300):  # as a test or a late import may do
                 with listening(lambda event: None, f"other.type-{n}"):
                     pass
             ended.set()
-            assert all(future.result(20) for future in readers)
+            for each in readers:
+                each.result(20)  # raises what failed there
     finally:
         ended.set()
         sys.setswitchinterval(pause)
