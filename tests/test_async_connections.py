@@ -124,6 +124,23 @@ def test_listeners_of_a_fan_out_wait_each_for_itself(settings: Any) -> None:
     assert gauge.most == 3
 
 
+def test_listeners_after_a_batch_listener_wait_like_others(settings: Any) -> None:
+    """Their deliveries are begun from within that of the batch, and must not use its thread."""
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 3}
+    gauge, before = Gauge(), sessions()
+
+    async def first(events: list[outbox.Event]) -> None:
+        await asyncio.sleep(0.01)
+
+    with listening(first, batch=10, name="a"), listening(gauge, name="b"), outbox.Worker():
+        ids = write(100)
+        all_done(100)
+    none_failed(ids)
+    assert gauge.most == 3
+    if connection.vendor != "sqlite":
+        assert gauge.sessions <= before + OWN + 3
+
+
 def test_those_without_a_database_are_not_throttled(settings: Any) -> None:
     """Work that they pass to a thread is not throttled either."""
     settings.OUTBOX = {"ASYNC_CONNECTIONS": 1, "ASYNC_CONCURRENCY": 100}
@@ -389,6 +406,29 @@ def test_a_task_that_a_listener_left_gets_no_slot_after_its_end(settings: Any) -
             holder.go_on.set()
         write(3)
         all_done(5)
+
+
+def test_a_stop_cancels_the_tasks_that_a_listener_left() -> None:
+    """The garbage collector would end them in the context of whatever runs at that moment."""
+    left: list[asyncio.Task[Any]] = []
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        go_on.wait(15)
+
+    async def leaver(event: outbox.Event) -> None:
+        left.append(asyncio.create_task(asyncio.sleep(60)))
+        left.append(asyncio.create_task(sync_to_async(block, thread_sensitive=False)()))
+
+    try:
+        with listening(leaver), outbox.Worker():
+            write()
+            assert blocked.wait(15)
+            all_done(1)
+        assert [each.cancelled() for each in left] == [True, True]
+    finally:
+        go_on.set()
 
 
 # -- timeouts --------------------------------------------------------------------------------------

@@ -62,6 +62,19 @@ def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(site: S
     assert statuses() == {"DONE": 3}
 
 
+def test_a_worker_that_hung_exits_1_even_if_its_threads_come_back(site: Site) -> None:
+    """A process manager that restarts what failed would not start it again after a 0."""
+    retry = {"policy": "fixed", "delay": 600}
+    settings = {**QUICK, "WORKERS": 2, "LISTENER_TIMEOUT": 0.5, "DRAIN_TIMEOUT": 60, "RETRY": retry}
+    with site.worker(**settings) as child:
+        write(1, "reach.patient", payload={"seconds": 8})
+        wait_until(lambda: Effect.objects.filter(phase="start").exists())
+        slow = write(2, "reach.slow", payload={"seconds": 4})
+        child.says("only a new process helps threads=2")
+        assert child.wait(60) == 1
+    assert [tried(each) for each in slow] == [["start", "end"], ["start", "end"]]
+
+
 def test_a_supervisor_replaces_a_process_whose_threads_all_hang(site: Site) -> None:
     settings = {**QUICK, "WORKERS": 1, "LISTENER_TIMEOUT": 0.5}
     with site.worker(*PORT, "--processes", "2", **settings) as child:

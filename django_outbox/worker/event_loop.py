@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +30,8 @@ from .ready import Lane
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
+
+LEFT_TIME = 1.0  # seconds that tasks which listeners left get to end, once they are cancelled
 
 # What the current task delivers; inherited by the tasks that a listener creates.
 CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
@@ -126,9 +128,21 @@ class EventLoop:
         try:
             self._loop.run_forever()
         finally:
+            self._cancel_left_tasks()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
             connections.close_all()
+
+    def _cancel_left_tasks(self) -> None:
+        """Cancel the tasks that listeners left running, as ``asyncio.run`` does.
+
+        The garbage collector would end them in the context of whatever runs at that moment. asgiref
+        would set their variables there, and a delivery would use the thread of another one.
+        """
+        if left := asyncio.all_tasks(self._loop):
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left, timeout=LEFT_TIME))
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
@@ -151,7 +165,9 @@ class EventLoop:
                 lease, delivery = leases[0], self._deliver_batch(found.listener, leases)
             else:  # a full lane is queued a second time
                 continue
-            task = self._loop.create_task(delivery, name=lease.event_id)
+            # In a context of its own: in that of another delivery it would use the thread of that
+            # one, or one that ``ASYNC_CONNECTIONS`` does not limit.
+            task = Context().run(self._loop.create_task, delivery, name=lease.event_id)
             self._running[task] = lease
             task.add_done_callback(self._finished)
         self._pool.made_room()  # what waits here takes room from the next claim

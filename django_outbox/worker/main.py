@@ -109,13 +109,16 @@ def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> 
     def get_health() -> Health:
         return combine(worker.health() for worker in workers)
 
-    spent = False
+    def hang() -> bool:
+        return any(each.has_too_many_hung_threads for each in workers)
+
+    spent = hung = False
     try:
         for worker in workers:
             worker.start()
         while not signals.wait(output.interval):
-            spent = any(each.is_spent for each in workers)
-            if spent or any(each.has_too_many_hung_threads for each in workers):
+            spent, hung = any(each.is_spent for each in workers), hang()
+            if spent or hung:
                 break
             output.publish(get_health)
     finally:
@@ -129,8 +132,8 @@ def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> 
             ]
             while wait(ends, timeout=output.interval).not_done:
                 output.publish(get_health)
-    is_hung = any(each.has_too_many_hung_threads for each in workers)
-    return all(each.result() for each in ends) and not is_hung
+    # Threads may come back while others drain; the process is replaced all the same.
+    return all(each.result() for each in ends) and not hung and not hang()
 
 
 def _give_up_after(signals: Signals, seconds: float, since: float | None) -> Callable[[], bool]:
