@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -51,6 +54,37 @@ def test_the_best_known_claim_reads_the_payload() -> None:
         driver.close()
     payloads = [row[COLUMNS.split(", ").index("payload")] for row in rows]
     assert [json.loads(each) for each in payloads] == [PAYLOAD] * 2
+
+
+def test_the_best_known_claim_sorts_no_backlog() -> None:
+    """One that does is the slower the more events wait: no reference for a fast one."""
+    backlog.insert(20 * BATCH, due=backlog.DUE, text=backlog.TEXT)
+    backlog.analyze()
+    driver = raw.connect()
+    try:
+        claims = Recorded(driver.cursor())
+        BEST[connection.vendor].claim(claims)
+        sql, params = claims.statements[0]
+        plan = driver.cursor()
+        plan.execute(f"{connection.ops.explain_query_prefix()} {sql}", params)
+        assert not re.search("sort|temp b-tree", str(plan.fetchall()).lower())
+    finally:
+        driver.close()
+
+
+class Recorded:
+    """A cursor that keeps the statements it was given."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self.statements: list[tuple[str, Sequence[Any]]] = []
+
+    def execute(self, sql: str, params: Sequence[Any]) -> None:
+        self.statements.append((sql, params))
+        self._cursor.execute(sql, params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
 
 
 def test_a_reference_that_finds_too_little_fails() -> None:

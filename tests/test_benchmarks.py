@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.benchmarks import __main__ as command
 from tests.benchmarks import charts, console, report
 from tests.benchmarks.figures import Figure, Spread, in_turn, percentile, short
 
@@ -37,6 +38,36 @@ def test_a_ratio_is_one_of_a_round() -> None:
 def test_the_median_is_judged(bar: str, references: list[float], reached: bool | None) -> None:
     """By the ratio where there is a reference, else by the value."""
     assert figure(bar=bar, references=references).reached is reached
+
+
+@pytest.mark.parametrize(
+    ("place", "named", "vendor"),
+    [
+        ("mysql", "postgres", "mysql"),
+        ("postgres://bench@host/name", "mysql", "postgres"),
+        ("mysql://bench@host/name", "postgres", "mariadb"),
+        ("mysql://bench@host/name", "mysql", "mysql"),
+    ],
+)
+def test_a_database_is_a_name_or_a_url(
+    place: str, named: str, vendor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL of a MySQL server does not say whether it is MariaDB; ``OUTBOX_TEST_DB`` does."""
+    monkeypatch.setenv("OUTBOX_TEST_DB", named)
+    found = command.environment(place)
+    assert found["OUTBOX_TEST_DB"] == vendor
+    assert ("DATABASE_URL" in found) is ("://" in place)
+
+
+def test_an_unknown_database_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--on", "oracle://host/name"])
+    with pytest.raises(SystemExit):
+        command.arguments()
+    assert (
+        "--on: no such database: oracle://host/name; it is one of these" in capsys.readouterr().err
+    )
 
 
 def test_what_was_not_measured_reaches_nothing() -> None:

@@ -756,7 +756,8 @@ def test_a_plan_made_for_an_empty_table_holds_for_a_full_one() -> None:
         with own.cursor() as cursor:
             cursor.execute(
                 "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
-                "WHERE statement LIKE 'WITH due%' AND generic_plans > 0 ORDER BY prepare_time"
+                "WHERE statement LIKE '%FOR UPDATE SKIP LOCKED%' AND generic_plans > 0 "
+                "ORDER BY prepare_time"
             )
             prepared = cursor.fetchall()
             assert len(prepared) == len(works)

@@ -392,7 +392,7 @@ def test_a_plan_prepared_while_all_rows_are_in_one_queue_holds_for_others(model:
                 assert poll() == []
             cursor.execute(
                 "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
-                "WHERE statement LIKE 'WITH due%' AND generic_plans > 0"
+                "WHERE statement LIKE '%FOR UPDATE SKIP LOCKED%' AND generic_plans > 0"
             )
             [(prepared, number)] = cursor.fetchall()
             nulls = ", ".join(["NULL"] * number)

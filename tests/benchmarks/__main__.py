@@ -82,6 +82,10 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for place in options.on or ():
+        if place.partition("://")[0] not in databases.SCHEMES | databases.OPTIONS:
+            parser.error(f"--on: no such database: {place}; it is one of these, or a URL: "
+                         f"{', '.join(databases.OPTIONS)}")  # fmt: skip
     return options
 
 
@@ -97,7 +101,8 @@ def environment(place: str) -> dict[str, str]:
     """Return the variables that name a database, given by its vendor or URL."""
     if "://" not in place:
         return {"OUTBOX_TEST_DB": place}
-    return {"OUTBOX_TEST_DB": databases.SCHEMES[place.partition(":")[0]], "DATABASE_URL": place}
+    vendors, named = databases.SCHEMES[place.partition(":")[0]], os.environ.get("OUTBOX_TEST_DB")
+    return {"OUTBOX_TEST_DB": named if named in vendors else vendors[0], "DATABASE_URL": place}
 
 
 def measure(part: str, scale: Scale) -> dict[str, Any]:

@@ -11,7 +11,8 @@ What was tried besides, as a ratio to these (medians of five to seven rounds in 
   transaction 0.81, in one statement 0.85. The array by ctid 0.98. Without locking the rows first
   1.05, but such a claim waits for rows that others lock, instead of skipping them.
 - MariaDB and MySQL: without FORCE INDEX in the updates 0.95 and 0.92; settle and next claim in one
-  transaction 0.96 and 0.97; SELECT … FOR UPDATE SKIP LOCKED 0.5 and 0.99.
+  transaction 0.96 and 0.97; SELECT … FOR UPDATE SKIP LOCKED 0.5 and 0.99. With ``queue`` first in
+  ORDER BY, MariaDB sorts the whole backlog: 0.58 with 100,000 events.
 - SQLite: UPDATE … RETURNING 0.94, the SELECT and the UPDATE in one IMMEDIATE transaction 0.89, with
   the settle before them in it 0.82, ids as one JSON array 0.96, rows as one JSON array 0.86.
 """
@@ -76,7 +77,7 @@ class MySQL:
             f"""SELECT {COLUMNS}, available_at
             FROM {TABLE} FORCE INDEX ({index_name("outbox_event_queue")})
             WHERE queue = 'default' AND available_at <= {self.now}
-            ORDER BY queue, available_at, event_id LIMIT %s""",
+            ORDER BY available_at, event_id LIMIT %s""",
             [BATCH],
         )
         rows: Sequence[Sequence[Any]] = cursor.fetchall()

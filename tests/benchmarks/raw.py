@@ -100,6 +100,7 @@ class Bare:
         self._cursor = driver.cursor()
         self.ops, self.vendor = connection.ops, connection.vendor
         self.features, self.in_atomic_block = connection.features, False
+        self.pg_version = getattr(connection, "pg_version", None)
 
     def cursor(self) -> Bare:
         return self

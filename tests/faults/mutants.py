@@ -88,13 +88,11 @@ MUTANTS = (
             (
                 "sql/postgresql/claim.py",
                 """\
-            rows = cursor.fetchall()
-        cut: set[str] = set()
+        rows.sort(key=lambda row: (row[-3], row[0]))
 """,
                 """\
-            rows = cursor.fetchall()
+        rows.sort(key=lambda row: (row[-3], row[0]))
         type(self).seen = max([getattr(type(self), "seen", ""), *[row[0] for row in rows]])
-        cut: set[str] = set()
 """,
             ),
         ],
@@ -186,8 +184,8 @@ MUTANTS = (
         edits=[
             (
                 "sql/postgresql/claim.py",
-                "rescues = rescues + CASE",
-                "rescues = rescues + 0 * CASE",
+                "rescues = e.rescues + CASE",
+                "rescues = e.rescues + 0 * CASE",
             ),
         ],
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,90 +10,85 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import CENTURY
 from ..base.claim import EventLeases
-from ..values import INSTANTS, QUEUE, SQL, Claim, Claimed, Unclaimed, claimed, renewed_of
+from ..values import (
+    INSTANTS,
+    PAYLOAD,
+    QUEUE,
+    SQL,
+    Claim,
+    Claimed,
+    Row,
+    Unclaimed,
+    claimed,
+    renewed_of,
+)
 
 MOST_BYTES = 2**31 - 1  # of payload text, where a claim has no limit
+# A claim of events does not wait for the disk. If the server crashes and loses it, the rows are due
+# again. A settle does wait, and flushes every claim before it.
+UNFLUSHED = "(SELECT set_config('synchronous_commit', 'off', true)) unflushed"
 
 
 class PostgresEventLeases(EventLeases):
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
-        event = self._event(connection)
-        chosen, chosen_params = self._chosen(connection, claim)
         columns = ", ".join(utc(f"e.{name}") if name in INSTANTS else f"e.{name}"
                             for name in claim.columns)  # fmt: skip
-        is_cut = any(each.most_bytes for each in claim.branches)
-        table, count = ("cut", ", due.count") if is_cut else ("due", "")
-        # A claim does not wait for the disk. If the server crashes and loses it, the rows are due
-        # again. A settle does wait, and flushes every claim before it.
-        unflushed = "" if connection.in_atomic_block else (
-            ", (SELECT set_config('synchronous_commit', 'off', true)) unflushed"
-        )  # fmt: skip
-        with connection.cursor() as cursor:
-            # MATERIALIZED makes the planner obey the LIMIT.
-            cursor.execute(
-                f"""WITH {chosen}
-                UPDATE {event} e SET
-                    rescues = rescues + CASE
-                        WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
-                    locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
-                FROM {table} due{unflushed} WHERE e.event_id = due.event_id
-                RETURNING {columns}, {utc("due.due_at")}, due.previous_owner,
-                    {utc("e.locked_at")}{count}""",
-                [*chosen_params, claim.me, claim.me, claim.lease],
-            )
-            rows = cursor.fetchall()
-        cut: set[str] = set()
-        if is_cut and rows:  # the last column counts the rows that were due in the queue
-            due = {row[QUEUE]: row[-1] for row in rows}
-            if sum(due.values()) > len(rows):
-                taken = Counter(row[QUEUE] for row in rows)
-                cut = {queue for queue, number in due.items() if number > taken[queue]}
-            rows = [row[:-1] for row in rows]
+        rows = lease_chosen(
+            connection,
+            table=self._event(connection),
+            primary_key="event_id",
+            chosen=self._chosen(connection, claim),
+            changes=(
+                f"""rescues = e.rescues + CASE
+                    WHEN e.locked_by IS NULL OR e.locked_by = %s THEN 0 ELSE 1 END,
+                locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}""",
+                [claim.me, claim.me, claim.lease],
+            ),
+            returning=f"""{columns}, {utc("before.available_at")}, before.locked_by,
+                {utc("e.locked_at")}""",
+            beside=() if connection.in_atomic_block else (UNFLUSHED,),
+        )
         rows.sort(key=lambda row: (row[-3], row[0]))
-        return claimed(rows, seen=rows, branches=claim.branches, due=-3, queue=QUEUE, cut=cut)
+        return claimed(
+            rows, seen=rows, branches=claim.branches, due=-3, queue=QUEUE, cut=_full(claim, rows)
+        )
 
     def _chosen(self, connection: BaseDatabaseWrapper, claim: Claim) -> SQL:
-        """Return the subqueries that lock the rows to claim: ``due``, or those ``cut`` to size."""
+        """Return the query that locks the rows to claim: their ids, due times and owners."""
         event, until = self._event(connection), self._until(connection, claim.at)
         wanted, params = self._wanted(claim)
         if claim.ids is not None:
-            sql = f"""due AS MATERIALIZED (
-                SELECT event_id, available_at AS due_at, locked_by AS previous_owner
+            sql = f"""SELECT event_id, available_at, locked_by
                 FROM {event} WHERE available_at <= {until[0]} AND {wanted}
-                ORDER BY available_at, event_id FOR UPDATE SKIP LOCKED)"""
+                ORDER BY available_at, event_id FOR UPDATE SKIP LOCKED"""
             return sql, [*until[1], *params]
-        is_cut = any(each.most_bytes for each in claim.branches)
-        size = ", octet_length(payload) AS size, b.most_bytes" if is_cut else ""
+        branches, given = as_table(connection, ("text", "int", "float8", "int"), [
+            (
+                each.queue, each.limit, CENTURY if each.since is None else each.since,
+                min(each.most_bytes or MOST_BYTES, MOST_BYTES),
+            )
+            for each in claim.branches
+        ])  # fmt: skip
         # Rows are compared, never due times alone, and ordered by queue: an older index is by due
         # time alone, and a plan that reads all queues there is as slow as the longest of them.
-        due = f"""due AS MATERIALIZED (
-            SELECT chosen.* FROM
-                unnest(%s::text[], %s::int[], %s::float8[], %s::int[])
-                    b (queue, n, age, most_bytes),
-                LATERAL (
-                    SELECT event_id, available_at AS due_at, locked_by AS previous_owner,
-                        queue{size}
+        # At the end, a row is chosen while those before it have fewer bytes than allowed.
+        sql = f"""SELECT event_id, available_at, locked_by FROM (
+            SELECT *, sum(size) OVER (PARTITION BY queue ORDER BY available_at, event_id
+                ROWS UNBOUNDED PRECEDING) - size AS before
+            FROM (
+                SELECT chosen.*, b.most_bytes
+                FROM {branches} b (queue, n, age, most_bytes), LATERAL (
+                    SELECT event_id, available_at, locked_by, queue, octet_length(payload) AS size
                     FROM {event}
                     WHERE (queue, available_at) >=
                         (b.queue, {self.now} - b.age * interval '1 second')
                     AND (queue, available_at) <= (b.queue, {until[0]})
                     AND available_at IS NOT NULL AND {wanted}
                     ORDER BY queue, available_at, event_id LIMIT b.n
-                    FOR UPDATE SKIP LOCKED) chosen)"""
-        given = [
-            [each.queue for each in claim.branches], [each.limit for each in claim.branches],
-            [CENTURY if each.since is None else each.since for each in claim.branches],
-            [min(each.most_bytes or MOST_BYTES, MOST_BYTES) for each in claim.branches],
-        ]  # fmt: skip
-        if is_cut:  # include a row while those before it have fewer bytes
-            due += """, cut AS MATERIALIZED (
-                SELECT event_id, due_at, previous_owner, count FROM (
-                    SELECT *, count(*) OVER (PARTITION BY queue) AS count,
-                        sum(size) OVER (PARTITION BY queue ORDER BY due_at, event_id
-                            ROWS UNBOUNDED PRECEDING) - size AS before
-                    FROM due) sized
-                WHERE before < most_bytes)"""
-        return due, [*given, *until[1], *params]
+                    FOR UPDATE SKIP LOCKED) chosen
+            ) locked) sized
+        WHERE before < most_bytes"""
+        return sql, [*given, *until[1], *params]
 
     def renew(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
@@ -182,6 +176,63 @@ class PostgresEventLeases(EventLeases):
 
     def _one_of(self, ids: Collection[str]) -> SQL:
         return "event_id = ANY(%s)", [[*ids]]  # one parameter: parsing 500 took a tenth of a drain
+
+
+def as_table(
+    connection: BaseDatabaseWrapper, types: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> SQL:
+    """Return SQL for a table of these rows, whose columns have these types."""
+    if _returns_old(connection):
+        # As many as the planner sees: with arrays, it planned each claim anew, for 0.3 ms.
+        row = f"({', '.join([f'%s::{each}' for each in types])})"
+        values = [value for each in rows for value in each]
+        return f"(VALUES {', '.join([row] * len(rows))})", values
+    # As many as the planner guesses: for a known limit of 500, it joined with a scan of the table.
+    arrays = ", ".join([f"%s::{each}[]" for each in types])
+    return f"unnest({arrays})", [[*column] for column in zip(*rows, strict=True)]
+
+
+def lease_chosen(
+    connection: BaseDatabaseWrapper, *, table: str, primary_key: str, chosen: SQL, changes: SQL,
+    returning: str, beside: Sequence[str] = (),
+) -> list[Row]:  # fmt: skip
+    """Change the rows that ``chosen`` selects and locks; return ``returning`` of each.
+
+    ``chosen`` selects their primary keys, owners and due times. In ``returning``, ``e`` is the
+    row, and ``before`` what it was. ``beside``: subqueries of one row, computed with it.
+    """
+    sources = [*beside]
+    if _returns_old(connection):
+        # The join takes a fifth longer with 500 rows, and 0.4 ms longer with one.
+        given, old, params = "", "WITH (OLD AS before)", [*changes[1], *chosen[1]]
+        is_chosen = f"e.{primary_key} = ANY(ARRAY(SELECT {primary_key} FROM ({chosen[0]}) due))"
+    else:  # MATERIALIZED makes the planner obey the LIMIT
+        given, old = f"WITH before AS MATERIALIZED ({chosen[0]})", ""
+        is_chosen, params = f"e.{primary_key} = before.{primary_key}", [*chosen[1], *changes[1]]
+        sources.insert(0, "before")
+    from_sources = f"FROM {', '.join(sources)}" if sources else ""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""{given} UPDATE {table} e SET {changes[0]} {from_sources} WHERE {is_chosen}
+            RETURNING {old} {returning}""",
+            params,
+        )
+        found: list[Row] = cursor.fetchall()
+    return found
+
+
+def _returns_old(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether an UPDATE can return what a row was before."""
+    return bool(connection.pg_version >= 180000)  # type: ignore[attr-defined]
+
+
+def _full(claim: Claim, rows: Sequence[Row]) -> set[str]:
+    """Return the queues whose rows have all the bytes that the claim allows: more may be due."""
+    left = {each.queue: each.most_bytes for each in claim.branches if each.most_bytes}
+    for row in rows if left else ():
+        if row[QUEUE] in left:
+            left[row[QUEUE]] -= len(row[PAYLOAD].encode())
+    return {queue for queue, number in left.items() if number <= 0}
 
 
 def utc(column: str) -> str:

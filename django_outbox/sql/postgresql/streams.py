@@ -26,7 +26,7 @@ from ..values import (
     claimed,
     renewed_of,
 )
-from .claim import utc
+from .claim import as_table, lease_chosen, utc
 
 
 class PostgresStreams(StreamLeases, Inserting):
@@ -50,34 +50,32 @@ class PostgresStreams(StreamLeases, Inserting):
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         stream = self._stream(connection)
         until = self._until(connection, claim.at)
-        branches = claim.branches
-        with connection.cursor() as cursor:
-            cursor.execute(
-                # As in the claim of events.
-                f"""WITH due AS MATERIALIZED (
-                    SELECT chosen.* FROM
-                        unnest(%s::text[], %s::int[], %s::float8[]) b (queue, n, age),
-                        LATERAL (
-                            SELECT key, due_at, locked_by AS previous_owner FROM {stream}
-                            WHERE (queue, due_at) >=
-                                (b.queue, {self.now} - b.age * interval '1 second')
-                            AND (queue, due_at) <= (b.queue, {until[0]})
-                            AND due_at IS NOT NULL AND key <> ALL(%s)
-                            ORDER BY queue, due_at LIMIT b.n FOR UPDATE SKIP LOCKED) chosen)
-                UPDATE {stream} s SET
-                    due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}
-                FROM due WHERE s.key = due.key
-                RETURNING s.key, due.previous_owner, s.queue,
-                    {utc("due.due_at")}, {utc("s.locked_at")}""",
-                [
-                    [each.queue for each in branches], [each.limit for each in branches],
-                    [CENTURY if each.since is None else each.since for each in branches],
-                    *until[1], [SINGLE_NODE_KEY, *claim.exclude], claim.lease, claim.me,
-                ],
-            )  # fmt: skip
-            rows = sorted(cursor.fetchall(), key=lambda row: row[3])
+        branches, given = as_table(connection, ("text", "int", "float8"), [
+            (each.queue, each.limit, CENTURY if each.since is None else each.since)
+            for each in claim.branches
+        ])  # fmt: skip
+        # As in the claim of events.
+        chosen = f"""SELECT chosen.* FROM {branches} b (queue, n, age), LATERAL (
+            SELECT key, due_at, locked_by FROM {stream}
+            WHERE (queue, due_at) >= (b.queue, {self.now} - b.age * interval '1 second')
+            AND (queue, due_at) <= (b.queue, {until[0]})
+            AND due_at IS NOT NULL AND key <> ALL(%s)
+            ORDER BY queue, due_at LIMIT b.n FOR UPDATE SKIP LOCKED) chosen"""
+        rows = lease_chosen(
+            connection,
+            table=stream,
+            primary_key="key",
+            chosen=(chosen, [*given, *until[1], [SINGLE_NODE_KEY, *claim.exclude]]),
+            changes=(
+                f"due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}",
+                [claim.lease, claim.me],
+            ),
+            returning=f"""e.key, before.locked_by, e.queue, {utc("before.due_at")},
+                {utc("e.locked_at")}""",
+        )
+        rows.sort(key=lambda row: row[3])
         found = [row[:3] for row in rows]
-        return claimed(found, seen=rows, branches=branches, due=3, queue=2)
+        return claimed(found, seen=rows, branches=claim.branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         # In one snapshot, but never in the claim's, which is older than its locks.
