@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.faults import kept, report
+from tests.faults.__main__ import reasons
 from tests.faults.mutants import MUTANTS
 from tests.faults.scenarios import SCENARIOS
 
@@ -123,6 +124,14 @@ def test_every_scenario_is_listed() -> None:
     found = {each["scenario"] for each in kept.runs(kept.read(report.KEPT))}
     names = re.findall(r"^- `(\w+)`", report.RUNS.read_text(), re.MULTILINE)
     assert found <= {*SCENARIOS} == {*names}
+
+
+def test_what_failed_names_what_was_counted() -> None:
+    error = "12.5 41 WARNING claim failed error=(1213, 'Deadlock found') skip_for=300"
+    errors = {"name": "errors of the engine", "value": 1, "holds": False, "examples": [error]}
+    held = {"name": "bad events", "value": 30, "holds": True, "examples": []}
+    found = reasons(line(holds=False, violations=["stuck"], figures=[held, errors]))
+    assert found == f"stuck; errors of the engine: 1; {error}"
 
 
 def test_what_was_not_run_is_listed_without_figures() -> None:

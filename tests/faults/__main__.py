@@ -36,6 +36,10 @@ def main() -> int:
     parser.add_argument("--size", choices=("ci", "full"), default="ci")
     parser.add_argument("--out", type=Path, help="a file that the lines are added to as well")
     parser.add_argument("--patience", type=float, help="seconds until what is pending is stuck")
+    parser.add_argument(
+        "--rerun", action="store_true",
+        help="play again what is wrong in nothing but errors that the engine survived",
+    )  # fmt: skip
     parser.add_argument("--keep", type=Path, help="a directory for logs and witnesses")
     options = parser.parse_args()
     if options.db is None:
@@ -104,9 +108,11 @@ def play(options: argparse.Namespace, server: servers.Server | None, place: Path
         print(f"-- {options.db} {name} seed={options.seed}: {scenario.title}", file=sys.stderr)
         try:
             found = played(options, name, server, place)
-            if found.get("error") and not found["violations"]:
-                print(json.dumps(found), flush=True)  # no finding: it did not come to its end
-                print(f"-- {options.db} {name}: once more", file=sys.stderr)
+            if not found["violations"] and (
+                found.get("error") or (options.rerun and only_survived(found))
+            ):
+                print(json.dumps(found), flush=True)
+                print(f"AGAIN {options.db} {name}: {reasons(found)}", file=sys.stderr)
                 found = played(options, name, server, place)
         except NotHere as lack:
             print(f"{name}: NOT RUN, {lack}", file=sys.stderr)
@@ -121,8 +127,18 @@ def play(options: argparse.Namespace, server: servers.Server | None, place: Path
     return 1 if failed else 0
 
 
+def only_survived(found: dict[str, Any]) -> bool:
+    """Return whether a run is wrong in nothing but errors that the engine met and survived."""
+    from tests.faults.rig import ERRORS
+
+    return [each["name"] for each in found["figures"] if not each["holds"]] == [ERRORS]
+
+
 def reasons(found: dict[str, Any]) -> str:
-    broken = [f"{each['name']}: {each['value']}" for each in found["figures"] if not each["holds"]]
+    broken = [
+        "; ".join([f"{each['name']}: {each['value']}", *each["examples"]])
+        for each in found["figures"] if not each["holds"]
+    ]  # fmt: skip
     return "; ".join([*found["violations"], *broken, *filter(None, [found.get("error")])])
 
 

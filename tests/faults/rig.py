@@ -31,6 +31,7 @@ from tests.waiting import wait_until
 T = TypeVar("T")
 
 REPOSITORY = Path(__file__).parents[2]
+ERRORS = "errors of the engine"  # a figure: errors that it met, logged and survived
 END = 60.0  # seconds that a process gets to end when it was asked to
 OUTBOX = {
     "LEASE": 2.0,
@@ -55,6 +56,7 @@ class Figure:
     most: float | None = None
     least: float | None = None
     judged: bool = True
+    examples: list[str] = field(default_factory=list)  # of what was counted, if it does not hold
 
     @property
     def holds(self) -> bool:
@@ -575,9 +577,8 @@ class Rig:
             failed = self.logged(" failed error=")
             if locked:
                 failed = [line for line in failed if "lock" not in line.lower()]
-            for line in failed[:5]:  # the log goes away with the run
-                print(f"   {line}", file=sys.stderr)
-            self.measure("errors of the engine", len(failed), most=0)
+            self.measure(ERRORS, len(failed), most=0)
+            self.figures[-1].examples = failed[:5]  # the log goes away with the run
             self.measure("business transactions refused", self.refused, most=0)
 
     def is_quiet(self, *, but: int = 0) -> bool:
