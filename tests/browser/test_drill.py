@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from selenium.webdriver import Keys
 from selenium.webdriver.common.by import By
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxPause
 from tests.browser import driving, scene
 from tests.browser.test_dashboard import DASHBOARD
-from tests.browser.test_path import press
+from tests.browser.test_path import is_gone, named
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,16 +26,46 @@ def verdict(driver: Any) -> str:
     return "\n".join(driving.texts(driver, ".outbox-verdict"))
 
 
-def click(driver: Any, selector: str) -> None:
-    """Click what matches first, and wait for the page behind it."""
-    before = driver.current_url
-    driver.find_element(By.CSS_SELECTOR, selector).click()
-    wait_until(lambda: driver.current_url != before, what=f"the page behind {selector}")
+def by_mouse(driver: Any, control: Any) -> None:
+    control.click()
+
+
+def by_keyboard(driver: Any, control: Any) -> None:
+    """Press Tab until the control has the focus, and shows that it has; then Enter."""
+    for _ in range(120):
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        if (focused := driver.switch_to.active_element) == control:
+            outline = focused.value_of_css_property("outline-style")
+            assert outline != "none" or focused.value_of_css_property("box-shadow") != "none"
+            focused.send_keys(Keys.ENTER)
+            return
+    pytest.fail(f"{control.text!r} is not reached by Tab")
+
+
+class Operator:
+    """Uses the controls of a page, and waits for the page behind each."""
+
+    def __init__(self, driver: Any, use: Callable[[Any, Any], None]) -> None:
+        self._driver, self._use = driver, use
+
+    def follow(self, selector: str) -> None:
+        """Use the first control that matches."""
+        self.use(self._driver.find_element(By.CSS_SELECTOR, selector))
+
+    def press(self, label: str) -> None:
+        """Use the button or link of this name."""
+        self.use(named(self._driver, label))
+
+    def use(self, control: Any) -> None:
+        self._use(self._driver, control)
+        wait_until(lambda: is_gone(control), what="the page behind what was used")
 
 
 @pytest.mark.timeout(300)
-def test_the_drill(driver: Any, visit: Visit) -> None:
+@pytest.mark.parametrize("use", [by_mouse, by_keyboard])
+def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Any], None]) -> None:
     """The cause is one click away, its pause two, its replay three; each headline is true."""
+    operator = Operator(driver, use)
     with scene.listeners():
         poison = scene.the_drill()
         visit(DASHBOARD)
@@ -50,24 +81,24 @@ def test_the_drill(driver: Any, visit: Visit) -> None:
             assert each in said
         assert driving.texts(driver, CAUSE) == ["ConnectionError"]
 
-        click(driver, CAUSE)
+        operator.follow(CAUSE)
         assert "courier.example refused" in driving.texts(driver, "#content")[0]
 
         visit(DASHBOARD)
-        click(driver, "#outbox-dead .outbox-action a")
-        press(driver, "Save")
+        operator.follow("#outbox-dead .outbox-action a")
+        operator.press("Save")
         pause = OutboxPause.objects.get()
         assert (pause.kind, pause.name) == ("event_type", "parcel.requested")
         visit(DASHBOARD)
         assert "1 pause is active." in verdict(driver)
 
-        click(driver, "#outbox-paused .outbox-action a")
-        press(driver, "Yes: Resume")
+        operator.follow("#outbox-paused .outbox-action a")
+        operator.press("Yes: Resume")
         assert "pause is active" not in verdict(driver)
 
-        click(driver, CAUSE)
-        click(driver, ".outbox-groups .button.outbox-replay")
-        press(driver, "Yes: Replay")
+        operator.follow(CAUSE)
+        operator.follow(".outbox-groups .button.outbox-replay")
+        operator.press("Yes: Replay")
         dead = OutboxEvent.objects.filter(status=Status.DEAD)
         wait_until(lambda: not dead.exists(), within=120, what="5,000 replayed events")
         visit(DASHBOARD)
@@ -77,6 +108,6 @@ def test_the_drill(driver: Any, visit: Visit) -> None:
         assert replayed.count() == 5000
         assert {*replayed.values_list("by", flat=True)} == {"operator"}
 
-        driver.find_element(By.PARTIAL_LINK_TEXT, f"Event {poison}").click()
-        wait_until(lambda: poison in driver.current_url)
+        operator.use(driver.find_element(By.PARTIAL_LINK_TEXT, f"Event {poison}"))
+        assert poison in driver.current_url
         assert driving.texts(driver, ".outbox-timeline")

@@ -45,12 +45,17 @@ def worker(database_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[[]
 
 def press(driver: Any, label: str) -> None:
     """Click the button or link of this name, and wait for the page that it leads to."""
-    named = f"[normalize-space()={label!r} or @value={label!r}]"
-    control = driver.find_element(
-        By.XPATH, f"//*[@id='content']//*[self::a or self::button or self::input]{named}"
-    )
+    control = named(driver, label)
     control.click()
     wait_until(lambda: is_gone(control), what=f"the page behind {label!r}")
+
+
+def named(driver: Any, label: str) -> Any:
+    """Return the button or link of this name."""
+    name = f"[normalize-space()={label!r} or @value={label!r}]"
+    return driver.find_element(
+        By.XPATH, f"//*[@id='content']//*[self::a or self::button or self::input]{name}"
+    )
 
 
 def is_gone(element: Any) -> bool:

@@ -24,7 +24,8 @@
 
   // --- charts -----------------------------------------------------------------------------------
 
-  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  // Other themes of the admin than Django's may lack a colour.
+  const colour = (name, otherwise) => getComputedStyle(root).getPropertyValue(name).trim() || otherwise;
   const DASHES = { p95: [8, 3], p99: [2, 3], rescued: [8, 3], deferred: [2, 3] };
 
   function shown(value, unit) {
@@ -61,9 +62,10 @@
   }
 
   function axes(chart) {
-    const stroke = colour("--body-quiet-color");
-    const grid = { stroke: colour("--hairline-color"), width: 1 };
-    const font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    const text = getComputedStyle(document.body);
+    const stroke = colour("--body-quiet-color", text.color);
+    const grid = { stroke: colour("--hairline-color", "#88888844"), width: 1 };
+    const font = `11px ${text.fontFamily}`;
     const look = { stroke, font, grid, ticks: { ...grid, size: 4 } };
     const isLog = chart.unit === "seconds" && chart.name !== "lag";
     return [
