@@ -16,6 +16,7 @@ from django.core.management import call_command, get_commands
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import samples
+from tests.absolute_links import absolute
 from tests.receiver import receiving
 from tests.testapp.models import Order
 
@@ -63,6 +64,19 @@ def test_llms_links_are_absolute_where_the_repository_has_an_address() -> None:
     """An assistant may read the file without the repository around it."""
     links = LINK.findall((ROOT / "llms.txt").read_text())
     assert [link for link in links if not link.startswith(address())] == []
+
+
+@pytest.mark.any_database
+def test_a_release_makes_the_links_of_the_readme_absolute() -> None:
+    """PyPI has none of the files that they lead to."""
+    text = (ROOT / "README.md").read_text()
+    made = absolute(text, "https://code.example/outbox", "v1")
+    assert "](https://code.example/outbox/raw/v1/docs/images/" in made
+    assert [link for link in LINK.findall(made) if "://" not in link] == []
+    assert (
+        broken(made.replace("/raw/v1/", "/blob/v1/"), "https://code.example/outbox/blob/v1/") == []
+    )
+    assert LINK.sub("", made) == LINK.sub("", text)
 
 
 # --- the form of llms.txt (llmstxt.org), and its names -------------------------------------------
