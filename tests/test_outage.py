@@ -31,6 +31,7 @@ ALIAS = "outage"
 LASTS = 4.0  # seconds without a database
 WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "mysql": ["kill"], "sqlite": []}
 BACK_WITHIN = 15.0  # seconds: the longest back-off, with jitter, on a slow machine
+IN_FLIGHT = 10  # events that are claimed and not settled, at most; one is written in 10 ms
 OUTBOX = {
     "LEASE": 3,
     "DRAIN_TIMEOUT": 2,
@@ -175,17 +176,24 @@ def test_a_worker_carries_on_after_a_restart(
     wait_until(lambda: not pending(alias), what="an event pending")
     assert refused > 0
     assert fleet.end(worker) == 0
-    check_oracle(fleet, alias, writer.committed)
+    # A claim on PostgreSQL does not wait until it is on disk: see the page on databases.
+    forgets = databases.vendor() == "postgres" and way == "immediate"
+    check_oracle(fleet, alias, writer.committed, again=IN_FLIGHT if forgets else 0)
 
 
-def check_oracle(fleet: Fleet, alias: str, committed: Sequence[str | None]) -> None:
+def check_oracle(
+    fleet: Fleet, alias: str, committed: Sequence[str | None], *, again: int = 0
+) -> None:
+    """Check that nothing is lost, and that at most ``again`` events ran twice."""
     rows = OutboxEvent.objects.using(alias)
     assert {*rows.values_list("status", "attempts")} == {(OutboxEvent.Status.DONE, 0)}
     assert not rows.exclude(locked_by=None).exists()
     starts = fleet.starts()
     assert {*committed} <= {*starts}, "lost"
     assert {*starts} == {*rows.values_list("event_id", flat=True)}, "ghosts, or no effect"
-    assert max(starts.values()) == 1, "one worker that lived through it ran an event twice"
+    twice = [each for each, count in starts.items() if count > 1]
+    assert len(twice) <= again, "one worker that lived through it ran events twice"
+    assert max(starts.values()) <= 2
 
 
 @with_server

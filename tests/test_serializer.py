@@ -136,7 +136,7 @@ def test_a_worker_delivers_hot_and_cold_by_the_same_serializer(settings: Any) ->
         write_one({"tags": {1}})
         wait_until(lambda: len(got) == 2, what="two deliveries")
     assert [payload for _, payload in got] == [{"tags": {1}}] * 2
-    assert got[1][0] == "cold"
+    assert {source for source, _ in got} == {"hot", "cold"}  # a poll may find it first
 
 
 def test_headers_do_not_go_through_it(settings: Any) -> None:
