@@ -18,7 +18,7 @@ from django.test import Client
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.models import OutboxEvent, OutboxWorker
-from django_outbox.worker import queues, throttle
+from django_outbox.worker import prefetch, queues, throttle
 from django_outbox.worker.throttle import ClaimThrottle
 from django_outbox.worker.wakeup import Wakeup
 from tests.reach.children import Site, workers_show
@@ -410,8 +410,9 @@ def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
 # -- sharing ---------------------------------------------------------------------------------------
 
 
-def test_j15_hot_and_cold_share_two_to_one(settings: Any) -> None:
+def test_j15_hot_and_cold_share_two_to_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one slot and one thread each claim takes one event, so the order shows the claims."""
+    monkeypatch.setattr(prefetch, "BUSY_AFTER", 3600)  # seconds; the hold is longer at times
     settings.OUTBOX = quiet(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1)
     started, go_on = threading.Event(), threading.Event()
 

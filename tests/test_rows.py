@@ -28,6 +28,7 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import RescueState
+from django_outbox.worker import prefetch
 from django_outbox.worker.statistics import Statistics
 from django_outbox.worker.throttle import Throttle
 from tests.table import (
@@ -273,7 +274,10 @@ def test_266_a_full_claim_is_followed_by_the_next_at_once(settings: Any) -> None
         wait_until(lambda: statuses() == {"DONE": 60}, what="twelve claims without a poll")
 
 
-def test_227_a_large_first_number_comes_near_strict_priority(settings: Any) -> None:
+def test_227_a_large_first_number_comes_near_strict_priority(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "BUSY_AFTER", FAR)  # the gate is closed for longer at times
     settings.OUTBOX = far(
         WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1, FAIRNESS=(50, 1)
     )  # fmt: skip
