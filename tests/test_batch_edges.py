@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,10 +15,10 @@ from django.db import DatabaseError, IntegrityError, connection, transaction
 import django_outbox as outbox
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.signals import events_claimed
 from django_outbox.worker.drain import _Drain
-from tests.table import PLACED, insert, keyed, listening, now, row, write
+from tests.table import PLACED, in_thread, insert, keyed, listening, now, row, write
 from tests.test_batches import (
     AT_ONCE,
     FAR,
@@ -295,6 +295,47 @@ def test_what_a_stop_leaves_of_a_batch_counts_no_attempt(monkeypatch: pytest.Mon
     assert bulk.sizes == [8]
     assert {*statuses().values()} == {Status.NEW}
     assert {*attempts().values()} == {0}
+
+
+def in_each_way(bulk: Bulk, way: str) -> Callable[..., Any]:
+    """Return a batch listener that calls this one: on the event loop if it is ``awaited``."""
+
+    async def awaited(events: list[outbox.Event]) -> Any:
+        return await asyncio.to_thread(in_thread(lambda: bulk(events)).result)
+
+    return awaited if way == "awaited" else bulk
+
+
+@outside
+@pytest.mark.parametrize("way", ["drain", "worker", "awaited"])
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_half_of_a_batch_is_called_without_what_another_worker_has_by_now(
+    way: str, is_keyed: bool, settings: Any
+) -> None:
+    """Its lease is not renewed, and has ended once all the others have been renewed twice."""
+    settings.OUTBOX = {"LEASE": 1.0}
+    keys = [f"key-{number}" for number in range(8)]
+    ids = [keyed(key)[0] for key in keys] if is_keyed else write(8)
+    lost, kept, bad = (keys if is_keyed else ids)[4:7]
+    rows, end = (
+        (OutboxStream.objects, "due_at") if is_keyed else (OutboxEvent.objects, "available_at")
+    )
+
+    def work(events: list[outbox.Event]) -> None:
+        if len(bulk.batches) == 1:
+            until = rows.values_list(end, flat=True).get(pk=lost) + timedelta(seconds=1.0)
+            rows.filter(pk=lost).update(**{"locked_by": "thief", end: now() + timedelta(hours=1)})
+            wait_until(lambda: rows.filter(pk=kept, **{f"{end}__gt": until}).exists())
+        if bad in [each.key or each.event_id for each in events]:
+            raise LookupError(bad)
+
+    bulk = Bulk(work)
+    with listening(in_each_way(bulk, way), batch=8, within=1.0, retry=FAR):
+        deliver(way, lambda: [*statuses().values()].count(Status.NEW) == 1)
+    assert bulk.sizes[0] == 8
+    assert ids[4] not in bulk.ids[8:]
+    assert {statuses()[each] for each in ids if each not in (ids[4], ids[6])} == {Status.DONE}
+    assert {each.status for each in OutboxEvent.objects.filter(pk=ids[4])} == {Status.NEW}
 
 
 @outside

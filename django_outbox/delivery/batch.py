@@ -28,7 +28,6 @@ from .interceptors import Escaping
 from .lease import Lease
 from .member import Member, NotBegun, Verdict
 from .scope import Scope
-from .timeouts import TimedCall
 from .verdicts import Verdicts, for_breaker
 
 # What a call raises for all of its events; it is not split.
@@ -45,7 +44,8 @@ class Batch:
 
     def __init__(
         self, listener: Listener, leases: list[Lease], *, alias: str,
-        between: Callable[[Lease], Any], scope: Scope, escaping: Escaping = (),
+        between: Callable[[Lease], Any], is_current: Callable[[Lease], bool], scope: Scope,
+        escaping: Escaping = (),
     ) -> None:  # fmt: skip
         self.decided: Decided = []  # what is to be settled
         self.to_repeat: list[Lease] = []  # behind an event of the same key that is not done
@@ -55,15 +55,13 @@ class Batch:
         self.context: Context | None = None
         self._listener, self._alias, self._settings = listener, alias, current()
         self._verdicts = Verdicts(listener, self._settings)
-        self._between, self._escaping = between, escaping
+        self._between, self._is_current, self._escaping = between, is_current, escaping
         self._scope = scope.of_batch(listener.title)
         self._began_at = monotonic()
         self._by_key: dict[str, list[Member]] = {}
-        members = self._members(leases)
-        self._halving = Halving(members)
-        self._has_members = bool(members)
-        if self._has_members:
-            self._begin(members)
+        self._whole = self._members(leases)
+        self._halving = Halving(self._whole)
+        self._begin(self._whole)
 
     def undecided(self) -> list[Lease]:
         """Return the events that are in none of the results, after the delivery was interrupted."""
@@ -110,8 +108,9 @@ class Batch:
             self.run()
 
     def _parts(self) -> Iterator[list[Member]]:
-        for part in self._halving if self._has_members else ():
-            if ready := self._without_blocked(part):
+        for part in self._halving if self._whole else ():
+            current = part if part is self._whole else self._without_lost(part)
+            if ready := self._without_blocked(current):
                 yield ready
 
     def _call(self, part: list[Member]) -> BatchCall:
@@ -186,6 +185,16 @@ class Batch:
                 announce(
                     event_started, sender=self._alias, event=each.event, listener=self._listener
                 )
+
+    def _without_lost(self, part: list[Member]) -> list[Member]:
+        """Return the events of a part whose leases have not ended since the call before."""
+        kept = []
+        for each in part:
+            if self._is_current(each.lease):
+                kept.append(each)
+            else:  # another worker may run it by now
+                self._record(each, AT_ONCE)
+        return kept
 
     def _without_blocked(self, part: list[Member]) -> list[Member]:
         """Return the events of a part that no earlier one of their key holds up."""
@@ -339,12 +348,3 @@ class Batch:
                 self._record(each, LOST)
         self._renew(rest)
         self._halving.again(rest)
-
-
-def finish_batch(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Batch:
-    """Continue a batch whose thread was abandoned in this call, which failed for all its events."""
-    assert isinstance(timed.call, BatchCall)
-    batch = timed.call.batch
-    assert batch.context is not None
-    batch.context.copy().run(batch.take_over, timed.call, timed.seconds, between)
-    return batch

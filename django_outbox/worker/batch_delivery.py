@@ -9,7 +9,7 @@ from contextvars import copy_context
 from typing import Protocol
 
 from ..conf import current
-from ..delivery.batch import Batch, finish_batch
+from ..delivery.batch import Batch
 from ..delivery.batch_call import BatchCall
 from ..delivery.decide import deferred_after_error
 from ..delivery.deliver import batch_listener, batch_size
@@ -63,7 +63,7 @@ class BatchDelivery:
             place.lease = lead = place.batch[0]
             batch = Batch(
                 lane.listener, place.batch, alias=self._alias, between=between,
-                scope=self._pool.scope(lead),
+                is_current=self._held.is_current, scope=self._pool.scope(lead),
             )  # fmt: skip
             batch.context = context = copy_context()
             context.run(batch.run)
@@ -113,9 +113,10 @@ class BatchDelivery:
         """Finish a batch that an abandoned thread delivered."""
         assert isinstance(timed.call, BatchCall)
         batch = timed.call.batch
+        assert batch.context is not None
         place.lease = batch.lead
         try:
-            finish_batch(timed, between=between)
+            batch.context.copy().run(batch.take_over, timed.call, timed.seconds, between)
         except CallAbandoned:
             raise
         except BaseException:

@@ -204,20 +204,20 @@ class _Drain(DrainClaims):
     ) -> None:
         if inline:
             with Savepoint(connections[self.alias]) as savepoint:
-                self._run_in_context(listener, leases, into, savepoint.renew)
+                self._run_in_context(listener, leases, into, savepoint.renew, self.held.has)
         else:
-            self._run_in_context(listener, leases, into, self._tidy)
+            self._run_in_context(listener, leases, into, self._tidy, self.held.is_current)
             self._tidy(leases[0])
 
     def _run_in_context(
         self, listener: Listener, leases: list[Lease], into: Settled,
-        between: Callable[[Lease], bool],
+        between: Callable[[Lease], bool], is_current: Callable[[Lease], bool],
     ) -> None:  # fmt: skip
         context = copy_context()
         context.run(drain_ending_errors.set, ESCAPING)
         batch = Batch(
-            listener, leases, alias=self.alias, between=between, scope=self.scope,
-            escaping=ESCAPING,
+            listener, leases, alias=self.alias, between=between, is_current=is_current,
+            scope=self.scope, escaping=ESCAPING,
         )  # fmt: skip
         try:
             context.run(batch.run)

@@ -251,8 +251,9 @@ class EventLoop:
                 return self._held.is_current(lease) and not self._stopping
 
             batch = Batch(
-                listener, leases, alias=self._alias, between=between, scope=self._pool.scope(lead)
-            )
+                listener, leases, alias=self._alias, between=between,
+                is_current=self._held.is_current, scope=self._pool.scope(lead),
+            )  # fmt: skip
             batches.append(batch)
             await batch.arun()
             await self._fall_back(batch, between)

@@ -40,7 +40,7 @@ def main() -> int:
         "--rerun", action="store_true",
         help="play again what is wrong in nothing but errors that the engine survived",
     )  # fmt: skip
-    parser.add_argument("--keep", type=Path, help="a directory for logs and witnesses")
+    parser.add_argument("--keep", type=Path, help="a directory for logs, witnesses and faults")
     options = parser.parse_args()
     if options.db is None:
         with ThreadPoolExecutor(AT_ONCE[options.size]) as pool:
@@ -164,6 +164,7 @@ def played(
     finally:
         rig.close()
         if options.keep:
+            (directory / "faults").write_text("\n".join(map(str, rig.faults)))
             shutil.copytree(directory, options.keep / f"{options.db}-{name}", dirs_exist_ok=True)
     from django.db import connection
 
