@@ -38,8 +38,7 @@ def nothing_left() -> Iterator[None]:
     cycle("other", idle)
     before = resources()
     yield
-    wait_until(lambda: all(a <= b for a, b in zip(resources(), before, strict=True)),
-               what=f"{resources()} (threads, files, sessions), not {before},")  # fmt: skip
+    wait_until(lambda: no_more_than(before), what=f"no more threads, files, sessions than {before}")
     assert not hot_queues.by_alias
 
 
@@ -47,6 +46,10 @@ def resources() -> tuple[int, int, int]:
     connections.close_all()  # SQLite keeps the files of closed connections while one is open
     connection.ensure_connection()
     return threading.active_count(), psutil.Process().num_fds(), sessions()
+
+
+def no_more_than(before: tuple[int, int, int]) -> bool:
+    return all(now <= then for now, then in zip(resources(), before, strict=True))
 
 
 def cycle(alias: str, meanwhile: Callable[[], object]) -> bool:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from django.db import connection, transaction
 from django.db.models import F
@@ -41,6 +42,7 @@ from tests.table import (
     statuses,
     write,
 )
+from tests.test_process import pause
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -153,7 +155,7 @@ def test_w3_a_paused_one_is_not_the_active_one_when_it_wakes(site: Site) -> None
         first, second = two(stack, site, LEASE=1.5, WORKERS=1)
         slow = write(60, "reach.slow", payload={"seconds": 0.02})
         wait_until(lambda: Effect.objects.filter(phase="end").count() >= 3, what="a beginning")
-        first.tell(signal.SIGSTOP)
+        pause(psutil.Process(first.pid))
         wait_until(lambda: active() == second.pid, what="a successor")
         wait_until(lambda: Effect.objects.filter(pid=second.pid).exists(), what="a rescue")
         first.tell(signal.SIGCONT)

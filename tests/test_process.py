@@ -95,7 +95,7 @@ def wait_until_it_runs(workers: Workers, worker: psutil.Popen) -> None:
     wait_until(lambda: workers.logged(mine), what="the worker's start")
 
 
-def pause(worker: psutil.Popen) -> None:
+def pause(worker: psutil.Process) -> None:
     """Send SIGSTOP at a moment when the process holds no lock that would block the others."""
 
     def is_paused() -> bool:

@@ -15,7 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
@@ -45,6 +44,7 @@ from tests.table import (
     steal,
     write,
 )
+from tests.test_cycles import no_more_than, resources
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -955,15 +955,12 @@ def test_w1_a_hundred_starts_and_stops_leave_nothing(caplog: pytest.LogCaptureFi
         with outbox.Worker(workers=2):
             wait_until(lambda: len(engine_threads()) >= 6)
 
-    process = psutil.Process()
     for _ in range(3):
         cycle()
-    threads, files, open_sessions = threading.active_count(), process.num_fds(), sessions()
+    before = resources()
     for _ in range(100):
         cycle()
-    assert threading.active_count() == threads
-    wait_until(lambda: sessions() == open_sessions, what="the sessions of before")
-    assert abs(process.num_fds() - files) <= 1
+    wait_until(lambda: no_more_than(before), what=f"no more threads, files, sessions than {before}")
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
