@@ -16,6 +16,7 @@ from django.db import OperationalError, connection, connections
 
 import django_outbox as outbox
 from django_outbox.listeners import registry
+from django_outbox.models import OutboxAttempt
 from django_outbox.worker.async_connections import DeliveryThread, Slots
 from tests.table import in_thread, listening, row, sessions, statuses, write
 from tests.testapp.models import Effect
@@ -74,6 +75,7 @@ def all_done(count: int, *, within: float = 60) -> None:
 
 
 def none_failed(ids: list[str]) -> None:
+    assert [each.error for each in OutboxAttempt.objects.filter(event_id__in=ids)] == []
     assert {row(each).attempts for each in ids} == {0}
 
 

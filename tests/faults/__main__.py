@@ -25,7 +25,7 @@ from tests.where_possible import missing
 
 NAME = "faults"  # of the database, made anew for every run
 DATABASES = ("postgres", "mariadb", "mysql", "sqlite")
-AT_ONCE = {"ci": 2, "full": 1}  # databases: at full size times are judged, too
+AT_ONCE = {"ci": 3, "full": 1}  # databases: at full size times are judged, too
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def main() -> int:
 def apart(database: str) -> int:
     """Run on one database in a process of its own; Django knows one in its life.
 
-    What it says is shown when it has ended: two may run side by side.
+    What it says is shown when it has ended: several may run side by side.
     """
     command = [sys.executable, "-m", "tests.faults", "--db", database, *sys.argv[1:]]
     done = subprocess.run(
