@@ -109,8 +109,8 @@ class Batch:
 
     def _parts(self) -> Iterator[list[Member]]:
         for part in self._halving if self._whole else ():
-            current = part if part is self._whole else self._without_lost(part)
-            if ready := self._without_blocked(current):
+            ours = part if part is self._whole else self._without_lost(part)
+            if ready := self._without_blocked(ours):
                 yield ready
 
     def _call(self, part: list[Member]) -> BatchCall:
