@@ -1,8 +1,11 @@
-"""Build sdist and wheel, install the wheel into an empty environment, and put it to use there.
+"""Build sdist and wheel, and use the wheel in empty environments as its users do.
 
-Nothing of the package may have stayed behind; the demo runs, and pytest finds the plugin.
+Nothing of the package may be missing. On the oldest and the newest Python of this machine, with
+the declared dependencies alone, every module is imported, and a new project delivers an event.
+The demo runs, and pytest finds the plugin.
 
-Run by tox in an environment without the package: ``python tests/check_package.py``.
+Run by tox in an environment without the package: ``python tests/check_package.py [PYTHON…]``. The
+arguments are interpreters besides those on PATH and in pyenv.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -30,22 +32,55 @@ NEEDED = [
     "locale/de/LC_MESSAGES/django.mo",
     "locale/zh_Hans/LC_MESSAGES/django.mo",
 ]
-# Outside the source tree, so that it is the wheel that answers.
-SMOKE = """
-import django
-import django_outbox
-from django.conf import settings
-from django.core.management import call_command
-settings.configure(
-    INSTALLED_APPS=["django.contrib.contenttypes", "django_outbox"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "smoke.sqlite3"}},
-)
+OLDEST = (3, 10)
+# Modules that need an extra; every other module is imported without any.
+EXTRAS = {
+    "aws": "relays.aws",
+    "kafka": "relays.kafka",
+    "nats": "relays.nats",
+    "opentelemetry": "contrib.opentelemetry",
+    "prometheus": "contrib.prometheus",
+    "rabbitmq": "relays.rabbitmq",
+    "redis": "doorbell.redis relays.redis",
+    "tasks": "contrib.tasks",  # Django 6 needs no extra
+    "webhooks": "relays.http",
+}
+TEST_KIT = "pytest_plugin"  # pytest is what imports it
+IMPORT_ALL = """
+import django, importlib, os, pathlib, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "fresh.settings"
 django.setup()
-call_command("migrate", verbosity=0)
-call_command("makemigrations", check=True, dry_run=True, verbosity=0)
-from django_outbox.models import OutboxEvent
-assert OutboxEvent.objects.count() == 0
-print("the installed wheel migrates:", django_outbox.__version__)
+import django_outbox
+root = pathlib.Path(django_outbox.__file__).parent
+files = [path.relative_to(root.parent).with_suffix("") for path in root.rglob("*.py")]
+names = {".".join(path.parts).removesuffix(".__init__") for path in files}
+only, without = (tuple(f"django_outbox.{each}" for each in part.split()) for part in sys.argv[1:])
+for name in sorted(names):
+    if name.startswith(only or "django_outbox") and not (without and name.startswith(without)):
+        importlib.import_module(name)
+"""
+LISTENER = """
+from pathlib import Path
+import django_outbox as outbox
+
+@outbox.listener("order.placed")
+def note(event):
+    Path("delivered").write_text(event.payload["sku"])
+"""
+WRITE = """
+from django.db import transaction
+import django_outbox as outbox
+with transaction.atomic():
+    outbox.write("order.placed", {"sku": "A-1"})
+"""
+DELIVER = """
+import pathlib, signal, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "manage.py", "outbox_worker"])
+until = time.monotonic() + 60
+while worker.poll() is None and time.monotonic() < until and not pathlib.Path("delivered").exists():
+    time.sleep(0.05)
+worker.send_signal(signal.SIGTERM)
+sys.exit(worker.wait(60) or pathlib.Path("delivered").read_text() != "A-1")
 """
 PLUGIN = """
 from importlib.metadata import entry_points
@@ -74,6 +109,7 @@ def test_the_plugin_lends_its_fixture(db, outbox_events):
 
 
 def main() -> None:
+    check_imports()
     source = {str(path.relative_to(ROOT)) for path in source_files()}
     missing = [need for need in NEEDED if not any(f"{PACKAGE}/{need}" in name for name in source)]
     with tempfile.TemporaryDirectory() as directory:
@@ -88,19 +124,81 @@ def main() -> None:
     print(f"{len(source)} files of {PACKAGE} are in wheel and sdist")
 
 
+def check_imports() -> None:
+    """Fail if the package imports what it does not declare itself."""
+    deptry = [sys.executable, "-m", "deptry", str(ROOT / PACKAGE), "--config", "pyproject.toml"]
+    done = subprocess.run(deptry, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+
+
 def use(wheel: Path, directory: Path) -> None:
     """Do with the wheel what its users do, where the source tree cannot answer in its place."""
-    venv.create(directory / "empty", with_pip=True)
-    python = directory / "empty" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-    run("-m", "pip", "install", "--quiet", str(wheel), python=python)
+    found = interpreters()
+    for version in sorted({min(found), max(found)}):
+        use_alone(wheel, directory / ".".join(map(str, version)), found[version])
+    python = environment(directory / "demo", sys.executable, str(wheel))
     shutil.copytree(ROOT / "example_project", directory / "example_project")
-    for script in (INSTALLED, SMOKE, PLUGIN, LICENCES):
+    for script in (INSTALLED, PLUGIN, LICENCES):
         run("-c", script, cwd=directory, python=python)
     run("-m", "example_project.demo", cwd=directory, python=python)
-    run("-m", "pip", "install", "--quiet", "pytest", "pytest-django", python=python)
+    uv("pip", "install", "--quiet", "--python", str(python), "pytest", "pytest-django")
     (directory / "test_plugin.py").write_text(TEST)
     settings = "example_project.settings"
     run("-m", "pytest", "-q", "--ds", settings, "test_plugin.py", cwd=directory, python=python)
+
+
+def use_alone(wheel: Path, directory: Path, interpreter: str) -> None:
+    """Import each module, and deliver an event in a new project, with declared packages alone."""
+    directory.mkdir()
+    python = environment(directory / "alone", interpreter, str(wheel))
+    project = new_project(directory, python)
+    run("-c", IMPORT_ALL, "", " ".join([*EXTRAS.values(), TEST_KIT]), cwd=project, python=python)
+    for command in (["check"], ["migrate", "-v0"], ["makemigrations", "--check", "-v0"]):
+        run("-W", "error", "manage.py", *command, cwd=project, python=python)
+    run("manage.py", "shell", "-v0", "-c", WRITE, cwd=project, python=python)
+    run("-c", DELIVER, cwd=project, python=python)
+    for extra, modules in EXTRAS.items():
+        if extra == "kafka" and directory.name == "3.15":
+            continue  # the client has no wheel for it yet
+        python = environment(directory / extra, interpreter, f"{wheel}[{extra}]")
+        run("-c", IMPORT_ALL, modules, "", cwd=project, python=python)
+    print(f"Python {directory.name}: every module imported, an event delivered")
+
+
+def new_project(directory: Path, python: Path) -> Path:
+    run("-m", "django", "startproject", "fresh", cwd=directory, python=python)
+    project = directory / "fresh"
+    settings = project / "fresh" / "settings.py"
+    settings.write_text(f'{settings.read_text()}\nINSTALLED_APPS += ["django_outbox", "fresh"]\n')
+    (project / "fresh" / "listeners.py").write_text(LISTENER)
+    return project
+
+
+def interpreters() -> dict[tuple[int, ...], str]:
+    """Return an interpreter for each version of Python that we support and that is here."""
+    installed = shutil.which("pyenv")
+    pyenv = Path(installed).resolve().parents[1] / "versions" if installed else ROOT / "none"
+    known = [shutil.which(f"python3.{minor}") for minor in range(10, 20)]
+    found = {}
+    for each in [*known, *pyenv.glob("3.*/bin/python"), sys.executable, *sys.argv[1:]]:
+        asked = [str(each), "-c", "import ssl, sys; print(*sys.version_info[:2])"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False) if each else None
+        if (
+            done
+            and not done.returncode
+            and (version := (*map(int, done.stdout.split()),)) >= OLDEST
+        ):
+            found[version] = str(each)
+    return found
+
+
+def environment(directory: Path, interpreter: str, package: str) -> Path:
+    """Make an environment with a package and what it declares; return its interpreter."""
+    uv("venv", "--quiet", "--python", interpreter, str(directory))
+    python = directory / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    uv("pip", "install", "--quiet", "--python", str(python), package)
+    return python
 
 
 def source_files() -> list[Path]:
@@ -123,10 +221,14 @@ def sdist_names(sdist: Path) -> set[str]:
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
+def uv(*arguments: str) -> None:
+    run("-m", "uv", *arguments)
+
+
 def run(*arguments: str, cwd: Path | None = None, python: str | Path = sys.executable) -> None:
     # What a run of the suite adds to pytest's options is not known in an empty environment.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    if code := subprocess.call([str(python), *arguments], cwd=cwd, env=environment):
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    if code := subprocess.call([str(python), *arguments], cwd=cwd, env=env):
         sys.exit(code)
 
 

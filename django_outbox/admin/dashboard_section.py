@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from django.utils.translation import gettext as _
-from typing_extensions import Self
 
 MAX_ROWS: Final = 5  # rows of a table on the dashboard; all of them are on a page of their own
 
@@ -49,7 +48,7 @@ class Section:
     def all_label(self) -> str:
         return _("All %s") % self.count if self.count else _("All")
 
-    def short(self) -> Self:
+    def short(self) -> Section:
         """Return the section with at most ``MAX_ROWS`` rows, and the number of all of them."""
         if len(self.rows) <= MAX_ROWS:
             return self

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from typing_extensions import Self
 
 from ..sql import dialect_of
 
@@ -32,7 +31,7 @@ class TableQuerySet(models.QuerySet[M]):
             rows = rows.select_for_update(skip_locked=skip)
         return [*rows.values_list("pk", flat=True)]
 
-    def _all_rows(self) -> Self:
+    def _all_rows(self: Q) -> Q:
         """Return all rows of the table, whatever this queryset is restricted to."""
         return self.__class__(model=self.model, using=self._write_alias())
 
