@@ -21,8 +21,8 @@ from django_outbox.exceptions import DuplicateEvent, InvalidEvent, PayloadError
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Failure
 from django_outbox.testing import make_event
+from tests.conformance.test_hot import quiet, resting
 from tests.table import PLACED, keyed, listening, row, statuses, write
-from tests.test_hot import quiet, resting
 from tests.testapp.models import Order
 from tests.waiting import wait_until
 

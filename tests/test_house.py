@@ -434,7 +434,7 @@ def test_509_every_python_sample_is_run_by_a_test() -> None:
 
 def sample_runners() -> Iterator[tuple[str, Callable[[str, str], bool]]]:
     """Yield the page of each call of `samples.run` and the like, and which blocks it runs."""
-    for path in (ROOT / "tests").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         tree = ast.parse(path.read_text())
         named = {
             each.targets[0].id: each.value

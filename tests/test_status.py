@@ -34,10 +34,10 @@ from django_outbox.models import (
     OutboxWorker,
 )
 from django_outbox.sql import dialect_of
+from tests.conformance.test_streams import events, in_ten_minutes, put
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
 from tests.test_batch_commands import Terminal
-from tests.test_streams import events, in_ten_minutes, put
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

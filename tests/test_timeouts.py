@@ -648,7 +648,7 @@ def leased(kind: LeaseKind, **columns: Any) -> str:
         claim()
         return event_id
     (event_id,) = keyed("a", **columns)
-    from tests.test_stream_leases import take
+    from tests.conformance.test_stream_leases import take
 
     assert take() == ["a"]
     return event_id

@@ -198,10 +198,10 @@ def tried(rig: Rig, file: str, examples: int) -> None:
     """Run a file of the suite with that many examples; it must pass."""
     with rig.log.open("ab") as log:
         code = subprocess.call(
-            [sys.executable, "-m", "pytest", "-q", "--timeout", "0", f"tests/{file}"],
+            [sys.executable, "-m", "pytest", "-q", "--timeout", "0", f"tests/conformance/{file}"],
             env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings",
                  "OUTBOX_EXAMPLES": str(examples)},
             cwd=REPOSITORY, stdout=log, stderr=log,
         )  # fmt: skip
-    rig.measure(f"examples of tests/{file}", examples)
-    rig.measure(f"exit code of tests/{file}", code, most=0)
+    rig.measure(f"examples of tests/conformance/{file}", examples)
+    rig.measure(f"exit code of tests/conformance/{file}", code, most=0)

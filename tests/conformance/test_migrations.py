@@ -32,7 +32,7 @@ from tests import databases, sql_page
 from tests.plans import analyze
 from tests.table import insert
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FIRST = [OutboxEvent, OutboxInbox, OutboxStream, OutboxWorker]
 LATER = [OutboxAcknowledgement, OutboxAttempt, OutboxLease, OutboxPause, OutboxStatistics]
 MODELS = [*FIRST, *LATER]

@@ -25,6 +25,7 @@ from django_outbox.worker import claimer, poll_times, stream_claims, throttle, w
 from django_outbox.worker.statistics import Statistics
 from django_outbox.worker.throttle import FULL_SCAN_FACTOR, LONGEST_PAUSE, Throttle
 from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, ScanningWatermark, Watermark
+from tests.conformance.test_hot import engine_statements
 from tests.table import (
     claimed,
     insert,
@@ -37,7 +38,6 @@ from tests.table import (
     stream_claim,
     write,
 )
-from tests.test_hot import engine_statements
 from tests.waiting import wait_until
 
 FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}

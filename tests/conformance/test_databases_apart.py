@@ -23,10 +23,10 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
+from tests.conformance.test_hot import at_rest
 from tests.fleet import Fleet
 from tests.table import PLACED, listening
 from tests.test_doorbell import rings_at
-from tests.test_hot import at_rest
 from tests.testapp.models import Effect, Order
 from tests.waiting import wait_until
 

@@ -51,7 +51,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FAR = 3600.0  # seconds; an interval that no test waits for
 SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1}
 LONG_AGO = timedelta(days=30)
@@ -171,7 +171,7 @@ def test_190_skip_locked_only_where_the_features_have_it(monkeypatch: pytest.Mon
     ids = insert(3)
     has = connection.features.has_select_for_update_skip_locked
     assert any("SKIP LOCKED" in sql for sql in statements(lambda: renew(ids))) is has
-    # MySQL claims without locks, except where a wait would be too long: see tests/test_claim.py.
+    # MySQL claims without locks, except where a wait would be too long: see test_claim.py.
     claims_with = connection.vendor == "postgresql"
     assert any("SKIP LOCKED" in sql for sql in statements(claim)) is claims_with
     if connection.vendor == "postgresql":  # every supported version has it
