@@ -1,6 +1,6 @@
 """Build the documentation, and follow every link of it that needs no network.
 
-Run by ``tox -e docs``: ``python tests/check_docs.py [DIRECTORY FOR THE SITE]``. Three things fail:
+Run by ``tox -e check``: ``python tests/check_docs.py [DIRECTORY FOR THE SITE]``. Three things fail:
 a warning of Sphinx, a link to nothing, on the site or on the repository's own pages, and a page of
 the site that would load anything from another host.
 """

@@ -4,8 +4,8 @@ Nothing of the package may be missing. On the oldest and the newest Python of th
 the declared dependencies alone, every module is imported, and a new project delivers an event.
 The demo runs, and pytest finds the plugin.
 
-Run by tox in an environment without the package: ``python tests/check_package.py [PYTHON…]``. The
-arguments are interpreters besides those on PATH and in pyenv.
+Run by tox in an environment of its own: ``python tests/check_package.py``. The interpreters are
+those on PATH, of pyenv, and those that ``tests/debian.py`` has unpacked.
 """
 
 from __future__ import annotations
@@ -180,8 +180,9 @@ def interpreters() -> dict[tuple[int, ...], str]:
     installed = shutil.which("pyenv")
     pyenv = Path(installed).resolve().parents[1] / "versions" if installed else ROOT / "none"
     known = [shutil.which(f"python3.{minor}") for minor in range(10, 20)]
+    unpacked = (ROOT / ".tox" / "debian").glob("python-*/root/usr/bin/python3.[0-9][0-9]")
     found = {}
-    for each in [*known, *pyenv.glob("3.*/bin/python"), sys.executable, *sys.argv[1:]]:
+    for each in [*known, *pyenv.glob("3.*/bin/python"), *unpacked, sys.executable]:
         asked = [str(each), "-c", "import ssl, sys; print(*sys.version_info[:2])"]
         done = subprocess.run(asked, capture_output=True, text=True, check=False) if each else None
         if (
