@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands, load_command_class
 
+from tests.cases import cases
 from tests.samples import DOCS
 
 pytestmark = pytest.mark.any_database
@@ -59,7 +60,7 @@ def test_there_are_command_lines() -> None:
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_outbox")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", COMMANDS)
 def test_the_help_of_a_command_ends_with_examples_that_it_takes(name: str) -> None:
     parser = load_command_class("django_outbox", name).create_parser("manage.py", name)
     listed = parser.format_help().rpartition("Examples:\n")[2].splitlines()
@@ -71,7 +72,7 @@ def test_the_help_of_a_command_ends_with_examples_that_it_takes(name: str) -> No
         parser.parse_args(arguments)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", COMMANDS)
 def test_every_option_of_a_command_is_explained(name: str) -> None:
     parsers = [load_command_class("django_outbox", name).create_parser("manage.py", name)]
     for parser in parsers:
