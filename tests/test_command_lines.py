@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from os import utime
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from django.core.management import get_commands, load_command_class
+from django.db import connections
 
 from tests.cases import cases
 from tests.samples import DOCS
@@ -36,20 +38,14 @@ def lines() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 FOUND = sorted(set(lines()))
 
 
-@pytest.mark.parametrize(
-    ("page", "command", "arguments"), FOUND, ids=[f"{p} {c} {' '.join(a)}" for p, c, a in FOUND]
-)
+@cases("page, command, arguments", FOUND, ids=[f"{p} {c} {' '.join(a)}" for p, c, a in FOUND])
 def test_a_command_line_of_the_documentation_is_taken(
-    page: str, command: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    page: str, command: str, arguments: tuple[str, ...]
 ) -> None:
-    from django.db import connections
-
-    if "--database" in arguments:  # the reader's aliases
-        known = dict.fromkeys([*arguments, "default"], connections.settings["default"])
-        monkeypatch.setattr(connections, "_settings", known, raising=False)
-        monkeypatch.setitem(connections.__dict__, "settings", known)
-    loaded = load_command_class(get_commands()[command], command)
-    loaded.create_parser("manage.py", command).parse_args([*arguments])
+    aliases = dict.fromkeys([*arguments, "default"], connections.settings["default"])
+    with patch.dict(connections.settings, aliases):  # the reader's
+        loaded = load_command_class(get_commands()[command], command)
+        loaded.create_parser("manage.py", command).parse_args([*arguments])
 
 
 def test_there_are_command_lines() -> None:
