@@ -27,6 +27,7 @@ BREAKS: list[tuple[Rule, Break]] = [
     (words.words_of_templates, ("django_outbox/templates/admin/x.html", "", "<p>Nobody</p>")),
     (words.words_of_modules, ("django_outbox/conf.py", "", "# somebody has it\n")),
     (words.words_of_modules, ("django_outbox/conf.py", "", 'x = f"{1} stands in for nobody."\n')),
+    (words.words_of_modules, ("django_outbox/conf.py", "", 'raise ValueError("Nobody waits.")\n')),
     (code.modules_are_short, ("django_outbox/conf.py", "", "x = 1\n" * 351)),
     (code.functions_are_short, ("django_outbox/conf.py", "", f"def f():\n{LONG}")),
     (code.functions_are_short, ("django_outbox/x.py", "", f"def f():\n{LONG[:120]}\n" * 9000)),
@@ -244,6 +245,18 @@ def test_code_is_not_searched_for_words(repository: Path) -> None:
     assert not broken(repository, "README.md", "", page, words.words_of_pages)
     module = 'METHODS = ("ring", "ear")\nraise ValueError("Expected ring(connection) and ear().")\n'
     assert not broken(repository, "django_outbox/x.py", "", module, words.words_of_modules)
+
+
+def test_an_answer_ends_at_the_next_heading() -> None:
+    """A comment in a code block is not a heading."""
+    text = "# One\nfirst\n```sh\n# no heading\n```\n## Two\nsecond [text](a.md)\n# Three\nthird\n"
+    read = {title: questions.answer(text, title)[1] for title in ("One", "Two", "Three", "Four")}
+    assert {title: questions.as_read(below) for title, below in read.items()} == {
+        "One": "first ```sh # no heading ```",
+        "Two": "second text",
+        "Three": "third",
+        "Four": "",
+    }
 
 
 # --- rules that read the package itself ----------------------------------------------------------
