@@ -23,6 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ONCE = "any_database"  # the mark
 LEFT_OUT = pytest.StashKey[int]()
 REASON = 25  # lines shown of a failure whose test passed when run again
+MOMENT = 0.1  # seconds for threads that are at their end, as most are; a collection takes longer
 GRACE = 5  # seconds for threads and processes that are ending when their test returns
 
 
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [each for each in items if not each.get_closest_marker(ONCE)]
     config.hook.pytest_deselected(items=once)
     getattr(config, "workeroutput", {})["left out"] = len(once)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported by now out of garbage collections, which take long otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -94,11 +101,13 @@ def nothing_left_running() -> Iterator[None]:
 
 def _threads_left(before: set[threading.Thread]) -> list[str]:
     new = set(threading.enumerate()) - before - _threads_of_asgiref()
-    if new:
-        gc.collect()  # async_to_sync leaves an executor; collecting it ends its thread
     for thread in new:
+        thread.join(MOMENT)
+    if left := [thread for thread in new if thread.is_alive()]:
+        gc.collect()  # async_to_sync leaves an executor; collecting it ends its thread
+    for thread in left:
         thread.join(GRACE)
-    return [f"thread {thread.name}" for thread in new if thread.is_alive()]
+    return [f"thread {thread.name}" for thread in left if thread.is_alive()]
 
 
 def _threads_of_asgiref() -> set[threading.Thread]:

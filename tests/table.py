@@ -134,6 +134,14 @@ def end_stream_leases(*keys: str) -> None:
     OutboxStream.objects.filter(key__in=keys).update(due_at=now() - timedelta(seconds=1))
 
 
+@contextmanager
+def undone() -> Iterator[None]:
+    """Undo what is written inside, such as by one of the cases that a test goes through."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+
+
 def row(event_id: str) -> OutboxEvent:
     return OutboxEvent.objects.get(pk=event_id)
 

@@ -29,6 +29,8 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream
 from tests import table
+from tests.cases import cases
+from tests.table import undone
 
 pytestmark = pytest.mark.django_db
 
@@ -169,9 +171,10 @@ WAYS: dict[str, Callable[[Client, str, OutboxEvent], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("actor", ACTORS)
-@pytest.mark.parametrize("verb", VERBS)
+@cases("way", WAYS)
+@cases("actor", ACTORS)
+@cases("verb", VERBS)
+@undone()
 def test_only_a_permitted_post_changes_a_row(verb: str, actor: str, way: str) -> None:
     event = make()
     before = checksum()
@@ -546,10 +549,9 @@ def queries_of(work: Callable[[], Any]) -> list[dict[str, str]]:
     return sent.captured_queries
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(
-    "forged", ["no-such-event", "../../x", "a\0b", "' OR 1=1 --", "%", "é" * 99]
-)
+@cases("verb", VERBS)
+@cases("forged", ["no-such-event", "../../x", "a\0b", "' OR 1=1 --", "%", "é" * 99])
+@undone()
 def test_forged_ids_change_nothing(verb: str, forged: str) -> None:
     make()
     before = checksum()
@@ -604,7 +606,7 @@ def test_the_list_says_what_is_stuck() -> None:
     assert "secret" not in text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("status", "fields", "phrase", "is_late"),
     [
         (Status.DEAD, {"done_at": NOW - timedelta(hours=3)}, "for 3 h", False),
@@ -628,6 +630,7 @@ def test_the_list_says_what_is_stuck() -> None:
         (Status.DONE, {"done_at": None}, "", False),
     ],
 )
+@undone()
 def test_timing(status: Status, fields: dict[str, Any], phrase: str, is_late: bool) -> None:
     shown = display.timing(make(status, **fields), NOW)
     assert html.unescape(re.sub(r"<[^>]+>", "", shown)) == phrase
@@ -783,8 +786,8 @@ def test_times_are_right_with_and_without_time_zones(settings: Any, use_tz: bool
     assert not OutboxEvent.objects.dead().exists()
 
 
-@pytest.mark.parametrize("use_tz", [True, False])
-@pytest.mark.parametrize(
+@cases("use_tz", [True, False])
+@cases(
     ("lookup", "value", "found"),
     [
         ("created_at__gte", "2026-01-02 03:04:00+00:00", True),
@@ -795,6 +798,7 @@ def test_times_are_right_with_and_without_time_zones(settings: Any, use_tz: bool
         ("done_at__isnull", "0", True),
     ],
 )
+@undone()
 def test_date_lookups(settings: Any, use_tz: bool, lookup: str, value: str, found: bool) -> None:
     settings.USE_TZ = use_tz
     make(created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
@@ -877,7 +881,8 @@ def test_what_no_index_finds_is_sought_among_the_newest(monkeypatch: pytest.Monk
     assert "were searched" not in body(client, reverse(LIST), up_to=events[3], event_type="a")
 
 
-@pytest.mark.parametrize("state", ["due", "leased", "scheduled", "retrying", "blocked", "dead"])
+@cases("state", ["due", "leased", "scheduled", "retrying", "blocked", "dead"])
+@undone()
 def test_a_state_and_a_time_together(state: str) -> None:
     """Both filters apply, whichever of them an index serves."""
     soon, held = table.now() + HOUR, {"locked_by": "w", "locked_at": NOW}
@@ -941,7 +946,7 @@ def offered_types(page: str) -> list[str]:
     return sorted(set(re.findall(r'\?event_type=([^"&]+)"', page)))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("term", "found"),
     [
         ("01ABC", ["01ABC"]),
@@ -956,13 +961,14 @@ def offered_types(page: str) -> list[str]:
         ("", ["01DEF", "01ABC"]),
     ],
 )
+@undone()
 def test_search_compares_whole_ids(term: str, found: list[str]) -> None:
     make(event_id="01ABC")
     make(event_id="01DEF", aggregate_id="order 5", unique_key="once", key="cart:7", seq=1)
     assert listed(visitor("view", "replay"), q=term) == found
 
 
-@pytest.mark.parametrize(
+@cases(
     "query",
     [
         {"event_type": "a\0b"},
@@ -998,6 +1004,7 @@ def test_search_compares_whole_ids(term: str, found: list[str]) -> None:
         {"event_type": "' OR 1=1 --"},
     ],
 )
+@undone()
 def test_forged_queries_change_nothing_and_break_nothing(query: dict[str, str]) -> None:
     make()
     before = checksum()

@@ -18,7 +18,8 @@ import django_outbox as outbox
 from django_outbox.admin import edit_diff, editing, redaction
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
-from tests.table import keyed, listening, now
+from tests.cases import cases
+from tests.table import keyed, listening, now, undone
 from tests.test_admin import LIST, PAGE, body, checksum, make, press, said, traces, url_of, visitor
 
 pytestmark = pytest.mark.django_db
@@ -53,9 +54,8 @@ def test_named_values_are_hidden_wherever_they_stand() -> None:
 
 
 @override_settings(OUTBOX=HIDING)
-@pytest.mark.parametrize(
-    "text", ["{", '{"password": "s3cret"', "s3cret", "[" * 5000 + "s3cret", "NaN"]
-)
+@cases("text", ["{", '{"password": "s3cret"', "s3cret", "[" * 5000 + "s3cret", "NaN"])
+@undone()
 def test_text_that_cannot_be_searched_is_hidden_as_a_whole(text: str) -> None:
     event = make(payload=text, headers=text)
     page = body(visitor("view"), reverse(PAGE, args=[event.pk]))
@@ -72,7 +72,7 @@ def test_a_long_text_is_hidden_before_it_is_cut() -> None:
 
 
 @override_settings(OUTBOX=HIDING)
-@pytest.mark.parametrize(
+@cases(
     ("text", "shown"),
     [
         ("no password=s3cret, region=eu", "no password=•••, region=eu"),
@@ -125,7 +125,7 @@ def test_no_filter_guesses_a_hidden_value_of_an_error(lookup: str) -> None:
         assert "outbox-id" not in page
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     ['{"a":1.10,"a":[1e400,{}],"b":{"":[[]]}}', "[]", '"x"', "12345678901234567890.0", "null"],
 )
@@ -258,7 +258,7 @@ def test_a_large_change_is_shown_in_part() -> None:
 
 
 @override_settings(OUTBOX={"MAX_PAYLOAD_BYTES": 2000})
-@pytest.mark.parametrize(
+@cases(
     ("name", "text", "fault"),
     [
         ("payload", "{", "This is not JSON"),
@@ -277,6 +277,7 @@ def test_a_large_change_is_shown_in_part() -> None:
     ],
     ids=range(13),
 )
+@undone()
 def test_what_could_not_be_written_is_not_saved(name: str, text: str, fault: str) -> None:
     event = make()
     before = checksum()

@@ -20,7 +20,8 @@ from django_outbox.inspection import causes
 from django_outbox.inspection.causes import load_causes
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxAcknowledgement, OutboxEvent
-from tests.table import now
+from tests.cases import cases
+from tests.table import now, undone
 from tests.test_admin import EVIL, body, checksum, listed, make, said, say_yes, traces, visitor
 
 pytestmark = pytest.mark.django_db
@@ -265,7 +266,7 @@ def test_causes_are_seen_by_permission_and_escaped() -> None:
         assert client.get("/admin/django_outbox/outboxevent/", query).status_code in (200, 302)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("codenames", "opened"),
     [
         ((), ()),
@@ -277,6 +278,7 @@ def test_causes_are_seen_by_permission_and_escaped() -> None:
     ],
     ids=lambda each: "+".join(each) or "none",
 )
+@undone()
 def test_each_action_needs_its_permission_and_a_token(
     codenames: tuple[str, ...], opened: tuple[str, ...]
 ) -> None:

@@ -19,7 +19,8 @@ from django.utils import timezone
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.models import OutboxEvent, OutboxPause
-from tests.table import insert, keyed, listening, now
+from tests.cases import cases
+from tests.table import insert, keyed, listening, now, undone
 
 pytestmark = pytest.mark.django_db
 
@@ -291,7 +292,7 @@ PEOPLE = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("who", "looks", "pauses", "resumes"),
     [
         ("nobody", False, False, False),
@@ -302,6 +303,7 @@ PEOPLE = {
     ],
     ids=[*PEOPLE],
 )
+@undone()
 def test_each_verb_has_its_permission(who: str, looks: bool, pauses: bool, resumes: bool) -> None:
     codenames, user = PEOPLE[who]
     client, pause = visitor(*codenames, **user), paused("other")

@@ -14,7 +14,8 @@ from django_outbox.admin import bulk_actions
 from django_outbox.inspection.causes import load_causes
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from tests.table import now
+from tests.cases import cases
+from tests.table import now, undone
 from tests.test_admin import EVIL, EVIL_ID, LIST, acting_id, checksum, make, tick, traces, visitor
 
 pytestmark = pytest.mark.django_db
@@ -68,7 +69,8 @@ ACTORS: dict[str, tuple[Callable[[], Client], tuple[str, ...] | None]] = {
 }
 
 
-@pytest.mark.parametrize("actor", ACTORS)
+@cases("actor", ACTORS)
+@undone()
 def test_each_page_opens_only_with_its_permission(actor: str) -> None:
     """By GET nothing changes; a POST without a token changes nothing either."""
     make_client, opened = ACTORS[actor]

@@ -23,6 +23,8 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests import plans, table
+from tests.cases import cases
+from tests.table import undone
 from tests.test_admin import EVIL, HOUR, LIST, NOW, PAGE, body, checksum, listed, make, visitor
 from tests.testapp.models import Order
 
@@ -54,7 +56,7 @@ def shop() -> dict[str, str]:
     return {name: each.pk for name, each in made.items()}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "names"),
     [
         ("id:event-0001", "http"),
@@ -97,6 +99,7 @@ def shop() -> dict[str, str]:
         ('tenant:"a""b"', ""),
     ],
 )
+@undone()
 def test_words_find_events(shop: dict[str, str], text: str, names: str) -> None:
     assert listed(visitor("view"), q=text) == [shop[each] for each in names.split()]
 
@@ -115,7 +118,7 @@ def test_an_error_is_searched_among_the_dead_and_the_page_says_so(shop: dict[str
     assert "/all/replay/?q=error" in page  # the actions of dead events are offered
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "fault"),
     [
         ("tennant:acme", "Did you mean “tenant:”?"),
@@ -133,6 +136,7 @@ def test_an_error_is_searched_among_the_dead_and_the_page_says_so(shop: dict[str
         ("a\0b", "a character that no event can have"),
     ],
 )
+@undone()
 def test_what_is_not_understood_lists_nothing_and_says_why(text: str, fault: str) -> None:
     make()
     client = visitor("view", "replay")
@@ -168,7 +172,7 @@ def test_markup_in_a_search_is_escaped() -> None:
 
 
 @override_settings(OUTBOX=HIDING)
-@pytest.mark.parametrize(
+@cases(
     ("text", "is_found"),
     [
         ("error:HTTPError", True),
@@ -181,7 +185,8 @@ def test_markup_in_a_search_is_escaped() -> None:
         ("error:a.s3cret", False),
     ],
 )
-@pytest.mark.parametrize("tail", [": password=.s3cret", "\nTrace: a.s3cret: b", ""])
+@cases("tail", [": password=.s3cret", "\nTrace: a.s3cret: b", ""])
+@undone()
 def test_a_search_finds_only_the_whole_class_of_an_error(
     text: str, is_found: bool, tail: str
 ) -> None:
@@ -190,11 +195,12 @@ def test_a_search_finds_only_the_whole_class_of_an_error(
 
 
 @override_settings(OUTBOX=HIDING)
-@pytest.mark.parametrize(
+@cases(
     "text",
     ["error:password=s", "error:HTTPError:", 'error:"a b"', "header:X-Request-ID=r-7",
      "header:x-request-id=r"],
 )  # fmt: skip
+@undone()
 def test_a_search_does_not_probe_hidden_values(text: str) -> None:
     make(last_error="HTTPError: password=s3cret", headers='{"x-request-id":"r-7"}')
     page = body(visitor("view"), reverse(LIST), q=text)

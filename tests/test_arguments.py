@@ -22,13 +22,14 @@ from django_outbox.management.arguments import (
     retention,
     share,
 )
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "seconds"),
     [
         ("7d", 7 * DAY), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("2w", 14 * DAY),
@@ -41,7 +42,7 @@ def test_a_duration(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     ["", " ", "d", "7 days", "7x", "-1", "-1h", "1h-5m", "30m1h", "1h1h", "h30", "1,5h", "inf",
      "nan", "1e3", "٣", "1h 30m", "0x10", "."],
@@ -52,7 +53,7 @@ def test_what_is_no_duration_says_what_is_expected(text: str) -> None:
         duration(text)
 
 
-@pytest.mark.parametrize("text", ["101w200000d", "99999999999999999999", "36526d"])
+@cases("text", ["101w200000d", "99999999999999999999", "36526d"])
 def test_a_duration_ends_at_a_century(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="century"):
         duration(text)
@@ -85,7 +86,7 @@ def test_a_pause_is_above_zero() -> None:
         positive_duration("0s")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [
         ("2026-03-01", datetime(2026, 2, 28, 18, 15, tzinfo=timezone.utc)),
@@ -102,13 +103,13 @@ def test_an_instant_is_a_time_or_how_long_ago_it_was(text: str, expected: Any) -
     assert instant(text) == expected
 
 
-@pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "2026-02-30T10:00", "", "1.3.2026"])
+@cases("text", ["yesterday", "2026-13-01", "2026-02-30T10:00", "", "1.3.2026"])
 def test_what_is_no_instant_is_told(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="not an instant"):
         instant(text)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parse", "text", "expected"),
     [(positive_int, "0", "at least 1"), (positive_int, "-1", "at least 1"),
      (positive_int, "1.5", "at least 1"), (positive_int, "", "at least 1"),
@@ -121,12 +122,12 @@ def test_what_is_no_count_is_told(parse: Callable[[str], int], text: str, expect
         parse(text)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("1d", 86_400.0), ("90m", 5400.0), ("0", 0.0)])
+@cases(("text", "seconds"), [("1d", 86_400.0), ("90m", 5400.0), ("0", 0.0)])
 def test_a_retention_has_a_unit(text: str, seconds: float) -> None:
     assert retention(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["1", "0.5", " 30 "])
+@cases("text", ["1", "0.5", " 30 "])
 def test_a_retention_without_a_unit_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="has no unit"):
         retention(text)
@@ -134,12 +135,12 @@ def test_a_retention_without_a_unit_is_refused(text: str) -> None:
         instant(text)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("10", 0.1), ("0.5%", 0.005), ("100 %", 1.0)])
+@cases(("text", "expected"), [("10", 0.1), ("0.5%", 0.005), ("100 %", 1.0)])
 def test_a_share_is_given_in_percent(text: str, expected: float) -> None:
     assert share(text) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("text", ["101", "-1", "", "a tenth"])
+@cases("text", ["101", "-1", "", "a tenth"])
 def test_what_is_no_percentage_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="not a percentage"):
         share(text)

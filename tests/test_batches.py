@@ -21,6 +21,7 @@ from django_outbox.listeners.batching import Batching
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.signals import batch_called, event_decided
+from tests.cases import cases
 from tests.table import PLACED, insert, keyed, listening, row, steal, write
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
@@ -95,7 +96,7 @@ def all_are(status: Status) -> Callable[[], bool]:
 # -- the options -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
     [
         {"batch": 0}, {"batch": 501}, {"batch": True}, {"batch": "5"}, {"batch": 2.0},

@@ -11,6 +11,7 @@ import pytest
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import charts, console, report
 from tests.benchmarks.figures import Figure, Spread, in_turn, percentile, short
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
@@ -23,7 +24,7 @@ def test_a_ratio_is_one_of_a_round() -> None:
     assert figure(references=[6.0, 4.0, 2.0]).ratios == [0.5, 0.25, 1.0]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("bar", "references", "reached"),
     [
         ("≥ 0.5", [6.0, 2.0, 2.0], True),
@@ -79,7 +80,7 @@ def test_a_spread_is_median_lowest_and_highest() -> None:
     assert str(Spread.of([0.5, 1.25, 20.0])) == "1.25 (0.50 to 20.0)"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "text"),
     [(46_123.4, "46,123"), (999.6, "1000"), (123.4, "123"), (12.34, "12.3"), (1.234, "1.23"),
      (0.123, "0.12"), (0.00123, "0.0012"), (0, "0.00")],
@@ -89,7 +90,7 @@ def test_a_number_has_the_digits_that_mean_something(value: float, text: str) ->
     assert short(value) == text
 
 
-@pytest.mark.parametrize(("percent", "expected"), [(50, 50), (99, 99), (100, 100), (0.1, 1)])
+@cases(("percent", "expected"), [(50, 50), (99, 99), (100, 100), (0.1, 1)])
 def test_a_percentile_is_a_value_that_was_measured(percent: float, expected: float) -> None:
     assert percentile([float(value) for value in range(100, 0, -1)], percent) == expected
 
@@ -212,7 +213,7 @@ def test_the_published_charts_are_those_of_the_kept_run() -> None:
         assert f"({name}.svg)" in report.PAGE.read_text()
 
 
-@pytest.mark.parametrize(("load", "told"), [(0.9, False), (1.0, True)])
+@cases(("load", "told"), [(0.9, False), (1.0, True)])
 def test_a_busy_machine_is_told(load: float, told: bool) -> None:
     made = run()
     made["hardware"]["load_before"] = load
@@ -220,7 +221,7 @@ def test_a_busy_machine_is_told(load: float, told: bool) -> None:
         assert ("busy" in block(made)) is told
 
 
-@pytest.mark.parametrize("page", report.PAGES, ids=[each.stem for each in report.PAGES])
+@cases("page", report.PAGES, ids=[each.stem for each in report.PAGES])
 def test_the_published_figures_are_those_of_the_kept_run(page: Any) -> None:
     text = page.read_text()
     assert report.BLOCK.search(text)

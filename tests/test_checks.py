@@ -20,6 +20,7 @@ from django_outbox import models as outbox_models
 from django_outbox.checks import databases, deploying, pooling
 from django_outbox.events import decode, encode
 from django_outbox.listeners import registry
+from tests.cases import cases
 from tests.table import listening
 
 
@@ -70,7 +71,7 @@ def test_no_database_is_warned_of_conditional_indexes() -> None:
     assert "models.W037" not in {each.id for each in found}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("outbox", "message", "hint"),
     [
         ({"LEESE": 1}, "OUTBOX['LEESE'] is not a setting.", 'Did you mean "LEASE"?'),
@@ -89,7 +90,7 @@ def test_e001_an_unknown_or_unfit_setting(outbox: Any, message: str, hint: str) 
     assert hint in (error.hint or "")
 
 
-@pytest.mark.parametrize(
+@cases(
     "outbox",
     [{"RETRY": "nonsense"}, {"RETRY": {"policy": "nonsense"}}, {"RETRY": {"base": -1}},
      {"RETRY": 5}, {"SERIALIZER": "nonsense.x"}, {"SERIALIZER": "tests.test_checks.Half"},
@@ -139,7 +140,7 @@ WRONG_PATHS: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG_PATHS)
+@cases("name", WRONG_PATHS)
 def test_e002_a_path_of_a_list_that_leads_to_nothing_usable(name: str) -> None:
     """The check reports what would fail at the first write."""
     setting, path, says = WRONG_PATHS[name]
@@ -169,7 +170,7 @@ def test_ordered_delivery_needs_no_further_setting_and_hears_nothing() -> None:
         assert ours() == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "refused"),
     [({}, True), ({"UNROUTABLE_GRACE": 0}, False), ({"UNROUTABLE": "ignore"}, False),
      ({"ORDERING": "aggregate"}, False), ({"MODE": "multi_node"}, False)],
@@ -381,7 +382,7 @@ def idle() -> Callable[[], list[str]]:
 Idle = Callable[[], list[str]]
 
 
-@pytest.mark.parametrize("name", sorted({*conf.RULES} - {*NEEDED_TO_WRITE}))
+@cases("name", sorted({*conf.RULES} - {*NEEDED_TO_WRITE}))
 def test_w006_a_setting_that_has_no_effect_in_writer_only(
     settings: Any, idle: Idle, name: str
 ) -> None:
@@ -473,7 +474,7 @@ POOLS: dict[str, tuple[Any, int, bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", POOLS)
+@cases("name", POOLS)
 def test_w051_a_pool_smaller_than_the_threads(postgres: Any, settings: Any, name: str) -> None:
     pool, threads, is_small = POOLS[name]
     postgres(default={"OPTIONS": {"pool": pool} if pool else {}})
@@ -503,7 +504,7 @@ DOORBELLS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", DOORBELLS)
+@cases("name", DOORBELLS)
 def test_w052_listening_through_a_pooler(postgres: Any, settings: Any, name: str) -> None:
     aliases, outbox, is_pooled = DOORBELLS[name]
     postgres(**aliases)
@@ -520,7 +521,7 @@ def test_a_sound_deployment_hears_nothing() -> None:
     assert deployed() == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "found"),
     [({"CONN_MAX_AGE": None}, True), ({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}, False),
      ({"CONN_MAX_AGE": 60}, False), ({}, False),

@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from os import utime
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from django.core.management import get_commands, load_command_class
+from django.db import connections
 
+from tests.cases import cases
 from tests.samples import DOCS
 
 pytestmark = pytest.mark.any_database
@@ -35,20 +38,14 @@ def lines() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 FOUND = sorted(set(lines()))
 
 
-@pytest.mark.parametrize(
-    ("page", "command", "arguments"), FOUND, ids=[f"{p} {c} {' '.join(a)}" for p, c, a in FOUND]
-)
+@cases("page, command, arguments", FOUND, ids=[f"{p} {c} {' '.join(a)}" for p, c, a in FOUND])
 def test_a_command_line_of_the_documentation_is_taken(
-    page: str, command: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    page: str, command: str, arguments: tuple[str, ...]
 ) -> None:
-    from django.db import connections
-
-    if "--database" in arguments:  # the reader's aliases
-        known = dict.fromkeys([*arguments, "default"], connections.settings["default"])
-        monkeypatch.setattr(connections, "_settings", known, raising=False)
-        monkeypatch.setitem(connections.__dict__, "settings", known)
-    loaded = load_command_class(get_commands()[command], command)
-    loaded.create_parser("manage.py", command).parse_args([*arguments])
+    aliases = dict.fromkeys([*arguments, "default"], connections.settings["default"])
+    with patch.dict(connections.settings, aliases):  # the reader's
+        loaded = load_command_class(get_commands()[command], command)
+        loaded.create_parser("manage.py", command).parse_args([*arguments])
 
 
 def test_there_are_command_lines() -> None:
@@ -59,7 +56,7 @@ def test_there_are_command_lines() -> None:
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_outbox")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", COMMANDS)
 def test_the_help_of_a_command_ends_with_examples_that_it_takes(name: str) -> None:
     parser = load_command_class("django_outbox", name).create_parser("manage.py", name)
     listed = parser.format_help().rpartition("Examples:\n")[2].splitlines()
@@ -71,7 +68,7 @@ def test_the_help_of_a_command_ends_with_examples_that_it_takes(name: str) -> No
         parser.parse_args(arguments)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", COMMANDS)
 def test_every_option_of_a_command_is_explained(name: str) -> None:
     parsers = [load_command_class("django_outbox", name).create_parser("manage.py", name)]
     for parser in parsers:

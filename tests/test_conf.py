@@ -13,6 +13,7 @@ from django.test import override_settings
 from django_outbox import conf
 from django_outbox.conf import Settings, current, index_name, problems, table_name
 from django_outbox.queue_settings import BreakerSettings
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
@@ -159,12 +160,8 @@ GOOD: dict[str, list[Any]] = {
 }
 
 
-def cases(table: dict[str, list[Any]]) -> list[Any]:
-    return [
-        pytest.param(name, value, id=f"{name}={value!r}")
-        for name, values in table.items()
-        for value in values
-    ]
+def pairs(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, values in table.items() for value in values]
 
 
 def test_every_default_is_the_designs() -> None:
@@ -177,7 +174,7 @@ def test_every_setting_has_its_good_and_bad_values_here() -> None:
     assert {*BAD} == {*DEFAULTS} - {"RETRY", "SERIALIZER"}  # these are resolved, see test_checks
 
 
-@pytest.mark.parametrize(("name", "value"), cases(BAD))
+@cases("name, value", pairs(BAD))
 def test_an_unfit_value_is_a_problem_that_names_it(name: str, value: Any) -> None:
     with override_settings(OUTBOX={name: value}):
         [problem] = problems()
@@ -188,14 +185,14 @@ def test_an_unfit_value_is_a_problem_that_names_it(name: str, value: Any) -> Non
             current()
 
 
-@pytest.mark.parametrize(("name", "value"), cases(GOOD))
+@cases("name, value", pairs(GOOD))
 def test_a_fit_value_is_in_force(name: str, value: Any) -> None:
     with override_settings(OUTBOX={name: value}):
         assert problems() == []
         assert getattr(current(), name) == value
 
 
-@pytest.mark.parametrize(
+@cases(
     ("key", "hint"),
     [
         ("LEESE", 'Did you mean "LEASE"?'),
@@ -215,7 +212,7 @@ def test_an_unknown_key_is_a_problem_with_the_nearest_name(key: Any, hint: str) 
             current()
 
 
-@pytest.mark.parametrize("value", [None, [], "x", 5], ids=repr)
+@cases("value", [None, [], "x", 5], ids=repr)
 def test_outbox_is_a_dict(value: Any) -> None:
     with override_settings(OUTBOX=value):
         [problem] = problems()
@@ -254,7 +251,7 @@ def test_no_outbox_at_all_is_every_default(settings: Any) -> None:
 # --- table names ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("outbox", "name"),
     [
         ({}, "outbox_event"),
@@ -270,8 +267,8 @@ def test_prefix_and_schema_move_the_tables(outbox: dict[str, Any], name: str) ->
         assert table_name("outbox_event") == name
 
 
-@pytest.mark.parametrize("value", ['ev"; drop table ev; --', "a b", "a.b", 5, ["x"]], ids=repr)
-@pytest.mark.parametrize("key", ["TABLE_PREFIX", "SCHEMA"])
+@cases("value", ['ev"; drop table ev; --', "a b", "a.b", 5, ["x"]], ids=repr)
+@cases("key", ["TABLE_PREFIX", "SCHEMA"])
 def test_an_unfit_name_never_reaches_a_table_name(key: str, value: Any) -> None:
     """Django's ``quote_name`` does not escape, so an unsafe name must not be used."""
     with override_settings(OUTBOX={key: value}):
@@ -300,7 +297,7 @@ def test_a_path_leads_to_what_it_names() -> None:
         assert conf.resolve("RETRY") == {"a": 1}
 
 
-@pytest.mark.parametrize("path", ["nonsense", "tests.nonsense.x", "tests.test_conf.nonsense"])
+@cases("path", ["nonsense", "tests.nonsense.x", "tests.test_conf.nonsense"])
 def test_a_path_that_leads_nowhere_is_improper(path: str) -> None:
     with (
         override_settings(OUTBOX={"SERIALIZER": path}),
@@ -343,9 +340,7 @@ QUEUE_FAULTS: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("queues", "says"), QUEUE_FAULTS, ids=[str(q)[:40] for q, _ in QUEUE_FAULTS]
-)
+@cases(("queues", "says"), QUEUE_FAULTS, ids=[str(q)[:40] for q, _ in QUEUE_FAULTS])
 def test_a_fault_in_the_queues_is_named(queues: Any, says: str) -> None:
     with override_settings(OUTBOX={"QUEUES": queues}):
         [problem] = problems()

@@ -34,8 +34,9 @@ from django_outbox.models import (
 )
 from django_outbox.models.statistics import BOUNDS, SPANS
 from tests.browser import scene
+from tests.cases import cases
 from tests.plans import analyze, large_steps
-from tests.table import PLACED, insert, keyed, listening, multiply, now
+from tests.table import PLACED, insert, keyed, listening, multiply, now, undone
 from tests.test_admin import visitor
 from tests.waiting import wait_until
 
@@ -376,7 +377,7 @@ def test_41_a_minute_that_is_not_over_is_not_shown(boss: Client) -> None:
     assert {*data(body(boss))["charts"][0]["series"][0]["values"]} == {None}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "unit", "text"),
     [
         (None, "seconds", "–"),
@@ -747,7 +748,8 @@ PAGES = [("changelist",), ("refresh",), ("deliveries",), ("table", "workers"), (
          ("table", "suspects"), ("table", "listeners"), ("resume", 1)]  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda each: "-".join(map(str, each)))
+@cases("page", PAGES, ids=lambda each: "-".join(map(str, each)))
+@undone()
 def test_each_page_needs_the_permission_to_view_events(page: tuple[Any, ...]) -> None:
     name, *arguments = page
     url = reverse(f"admin:django_outbox_outboxstatistics_{name}", args=arguments)

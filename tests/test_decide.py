@@ -21,6 +21,7 @@ from django_outbox import (
 )
 from django_outbox.delivery.decide import ERROR_LENGTH, clean, decide, describe
 from django_outbox.listeners.outcomes import Decision, Status
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
@@ -43,7 +44,7 @@ class Own(Exception):
     """An error raised by the listener."""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("answer", "expected"),
     [
         (None, (DONE, None, 0, "done")),
@@ -73,7 +74,7 @@ def test_every_answer_and_exception(answer: Any, expected: tuple[Any, ...]) -> N
     assert summary(decision(answer)) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("attempts", "expected"),
     [
         (0, (RETRY, 0.2, 1, "retry")),
@@ -96,7 +97,7 @@ def test_retry_after_is_dead_once_the_attempts_are_spent() -> None:
     assert summary(decision(RetryAfter(5), attempts=9)) == (DEAD, None, 1, "dead")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("own", "setting", "attempts", "status"),
     [(2, 10, 0, RETRY), (2, 10, 1, DEAD), (None, 3, 1, RETRY), (None, 3, 2, DEAD), (5, 1, 3, RETRY),
      (1, 10, 0, DEAD)],
@@ -122,7 +123,7 @@ def test_retry_after_asks_no_policy() -> None:
     assert summary(decision(RetryAfter(7), policy=policy)) == (RETRY, 7.0, 1, "retry")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("age", "limit", "status"), [(10, None, NEW), (10, 10, NEW), (10.1, 10, DEAD), (1e9, None, NEW)]
 )
 def test_endless_deferral_ends(age: float, limit: float | None, status: Status) -> None:
@@ -191,9 +192,7 @@ def test_a_limit_that_cannot_be_read_is_that_of_the_settings(
     assert "retry policy failed" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "delay", [math.inf, math.nan, -5, 1e300, "5", None, timedelta(1)], ids=repr
-)
+@cases("delay", [math.inf, math.nan, -5, 1e300, "5", None, timedelta(1)], ids=repr)
 def test_a_policy_that_answers_nonsense_gives_a_due_time_all_the_same(delay: Any) -> None:
     made = decision(ValueError(), policy=Odd(delay))
     assert made.status is RETRY
@@ -217,7 +216,7 @@ def raised(error: Exception, *, causes: int = 0) -> Exception:
         return caught
 
 
-@pytest.mark.parametrize(
+@cases(
     ("answer", "begins"),
     [
         (Dead("sold out"), "sold out"),
@@ -232,7 +231,7 @@ def test_the_error_names_class_and_message(answer: Any, begins: str) -> None:
     assert (decision(answer).error or "").startswith(begins)
 
 
-@pytest.mark.parametrize("answer", [None, Done(), Defer(5)], ids=repr)
+@cases("answer", [None, Done(), Defer(5)], ids=repr)
 def test_what_is_no_failure_keeps_the_error_of_the_row(answer: Any) -> None:
     assert decision(answer).error is None
 

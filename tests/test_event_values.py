@@ -20,7 +20,9 @@ from django_outbox.events import event_from_row
 from django_outbox.exceptions import DuplicateEvent, InvalidEvent, PayloadError
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Failure
+from django_outbox.models import OutboxEvent
 from django_outbox.testing import make_event
+from tests.cases import cases
 from tests.conformance.test_hot import quiet, resting
 from tests.table import PLACED, keyed, listening, row, statuses, write
 from tests.testapp.models import Order
@@ -30,16 +32,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def pickled(protocol: int) -> Any:
-    twin = lambda value: pickle.loads(pickle.dumps(value, protocol))  # noqa: E731 - one of COPIES
-    return pytest.param(twin, id=f"pickle{protocol}")
+    return lambda value: pickle.loads(pickle.dumps(value, protocol))
 
 
-COPIES: list[Any] = [
-    pytest.param(copy.copy, id="copy"),
-    pytest.param(copy.deepcopy, id="deepcopy"),
-    *map(pickled, range(pickle.HIGHEST_PROTOCOL + 1)),
-]
-copies = pytest.mark.parametrize("twin", COPIES)
+COPIES: dict[str, Any] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{f"pickle{each}": pickled(each) for each in range(pickle.HIGHEST_PROTOCOL + 1)},
+}
+copies = cases("twin", COPIES.values(), ids=COPIES)
 Twin = Callable[[Any], Any]
 FIELDS: dict[str, Any] = {
     "payload": {"sku": "tea", "price": [1.5, None]}, "headers": {"region": "eu"},
@@ -121,7 +122,7 @@ Made = Callable[..., Event]
 @everywhere
 def test_an_event_copies_and_pickles(made: Made) -> None:
     event = made()
-    for twin in (each.values[0] for each in COPIES):
+    for twin in COPIES.values():
         other = twin(event)
         assert other == event
         assert hash(other) == hash(event) == hash(event.event_id)
@@ -142,6 +143,7 @@ def test_an_event_copies_and_pickles(made: Made) -> None:
 @pytest.mark.parametrize("made", [fresh, undecoded])
 @copies
 def test_a_copy_has_every_field(made: Made, twin: Twin, fields: dict[str, Any]) -> None:
+    OutboxEvent.objects.all().delete()  # of the copy before
     event = made(**fields)
     other = twin(event)
     assert other == event
@@ -235,6 +237,7 @@ def test_a_copy_is_read_by_the_serializer_of_its_process(settings: Any, twin: Tw
 @copies
 def test_of_two_copies_the_second_is_a_duplicate(twin: Twin) -> None:
     """It is detected without a database error, which would end the transaction."""
+    OutboxEvent.objects.all().delete()  # of the copy before
     for first_is_copy in (True, False):
         event = fresh()
         pair = [twin(event), event] if first_is_copy else [event, twin(event)]
@@ -273,6 +276,7 @@ def test_replace_keeps_the_id_of_an_event_that_was_not_delivered(made: Made) -> 
 @copies
 def test_replace_of_a_delivered_event_is_a_new_one(made: Made, twin: Twin) -> None:
     """Its content carries over; its identity, its times and its delivery do not."""
+    OutboxEvent.objects.all().delete()  # of the copy before
     event = made(unique_key="u")
     other = dataclasses.replace(twin(event), event_type="order.forwarded")
     assert {name: getattr(other, name) for name in CARRIED[1:]} == {
@@ -422,7 +426,7 @@ VALUES: list[Any] = [
 
 
 @copies
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+@cases("value", VALUES, ids=lambda value: type(value).__name__)
 def test_policies_answers_and_listeners_copy_pickle_and_are_replaced(
     value: Any, twin: Twin
 ) -> None:

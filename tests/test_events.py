@@ -36,6 +36,7 @@ from django_outbox.events import (
     event_from_row,
     new_id,
 )
+from tests.cases import cases
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.any_database
@@ -85,13 +86,13 @@ def test_it_is_frozen_and_slotted() -> None:
     assert {"key", "attempts", "headers", "occurred_at"} <= set(Event.__slots__)
 
 
-@pytest.mark.parametrize("name", ["aggregate", "deliver_after"])
+@cases("name", ["aggregate", "deliver_after"])
 def test_arguments_that_only_fill_others_are_no_attributes(name: str) -> None:
     event = Event(event_type="x", aggregate=Order(pk=1), deliver_after=5)
     assert not hasattr(event, name)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("member", "text"),
     [
         (Kind.PLACED, "order.placed"),
@@ -100,7 +101,7 @@ def test_arguments_that_only_fill_others_are_no_attributes(name: str) -> None:
         (mark_safe("order.placed"), "order.placed"),
     ],
 )
-@pytest.mark.parametrize("column", ["event_type", "aggregate_type"])
+@cases("column", ["event_type", "aggregate_type"])
 def test_enum_members_name_types(column: str, member: Any, text: str) -> None:
     event = Event(**{"event_type": "x", column: member})
 
@@ -108,14 +109,14 @@ def test_enum_members_name_types(column: str, member: Any, text: str) -> None:
     assert type(getattr(event, column)) is str
 
 
-@pytest.mark.parametrize("value", [None, 5, b"x", ["x"]])
-@pytest.mark.parametrize("column", ["event_type", "aggregate_type"])
+@cases("value", [None, 5, b"x", ["x"]])
+@cases("column", ["event_type", "aggregate_type"])
 def test_other_type_names_are_invalid(column: str, value: Any) -> None:
     with pytest.raises(InvalidEvent, match=f"{column} is .*expected a str or an enum member"):
         Event(**{"event_type": "x", column: value})
 
 
-@pytest.mark.parametrize("column", LENGTHS)
+@cases("column", LENGTHS)
 def test_a_column_takes_exactly_its_length(column: str) -> None:
     """The limit itself passes; one character more is refused."""
     limit = LENGTHS[column]
@@ -125,22 +126,22 @@ def test_a_column_takes_exactly_its_length(column: str) -> None:
         Event(**{"event_type": "x", column: "é" * (limit + 1)})
 
 
-@pytest.mark.parametrize("column", LENGTHS)
-@pytest.mark.parametrize("value", ["\0", "a\0b", "\ud800", "trailing ", " ", "\t\n"], ids=repr)
+@cases("column", LENGTHS)
+@cases("value", ["\0", "a\0b", "\ud800", "trailing ", " ", "\t\n"], ids=repr)
 def test_a_column_refuses_what_some_database_would_change(column: str, value: str) -> None:
     """NUL, lone surrogates, trailing spaces and blanks are refused."""
     with pytest.raises(InvalidEvent, match=column):
         Event(**{"event_type": "x", column: value})
 
 
-@pytest.mark.parametrize("column", ["aggregate_id", "tenant_id", "unique_key", "key"])
-@pytest.mark.parametrize("value", [b"x", 1.5, True, ["x"]], ids=repr)
+@cases("column", ["aggregate_id", "tenant_id", "unique_key", "key"])
+@cases("value", [b"x", 1.5, True, ["x"]], ids=repr)
 def test_a_column_refuses_what_is_no_text(column: str, value: Any) -> None:
     with pytest.raises(InvalidEvent, match=f"{column} is .*expected a str"):
         Event(**{"event_type": "x", column: value})
 
 
-@pytest.mark.parametrize("column", ["aggregate_id", "tenant_id", "unique_key", "key", "event_id"])
+@cases("column", ["aggregate_id", "tenant_id", "unique_key", "key", "event_id"])
 def test_a_column_holds_exact_str_for_drivers(column: str) -> None:
     event = Event(**{"event_type": "x", column: Kind.PLACED})
 
@@ -148,13 +149,13 @@ def test_a_column_holds_exact_str_for_drivers(column: str) -> None:
     assert type(getattr(event, column)) is str
 
 
-@pytest.mark.parametrize("column", ["event_id", "key"])
-@pytest.mark.parametrize("value", [7, UUID(int=7)])
+@cases("column", ["event_id", "key"])
+@cases("value", [7, UUID(int=7)])
 def test_ints_and_uuids_stand_for_their_text(column: str, value: Any) -> None:
     assert getattr(Event(**{"event_type": "x", column: value}), column) == str(value)
 
 
-@pytest.mark.parametrize("value", [False, True, 1.5, b"x"], ids=repr)
+@cases("value", [False, True, 1.5, b"x"], ids=repr)
 def test_an_own_id_that_is_no_text_is_invalid(value: Any) -> None:
     with pytest.raises(InvalidEvent, match="event_id"):
         Event(event_type="x", event_id=value)
@@ -180,15 +181,13 @@ def test_an_instance_without_a_key_is_invalid() -> None:
         Event(event_type="x", aggregate=Order())
 
 
-@pytest.mark.parametrize(
-    "value", [Order, "order", 5, object()], ids=["class", "str", "int", "object"]
-)
+@cases("value", [Order, "order", 5, object()], ids=["class", "str", "int", "object"])
 def test_only_instances_are_aggregates(value: Any) -> None:
     with pytest.raises(InvalidEvent, match="expected a model instance"):
         Event(event_type="x", aggregate=value)
 
 
-@pytest.mark.parametrize("also", [{"aggregate_type": "a"}, {"aggregate_id": "1"}], ids=str)
+@cases("also", [{"aggregate_type": "a"}, {"aggregate_id": "1"}], ids=str)
 def test_an_instance_excludes_the_other_form(also: dict[str, str]) -> None:
     with pytest.raises(InvalidEvent, match="together"):
         Event(event_type="x", aggregate=Order(pk=1), **also)
@@ -207,7 +206,7 @@ def test_headers_are_a_read_only_copy() -> None:
         event.headers["a"] = "3"  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
+@cases(
     "value", [{1: "a"}, {"a": 1}, {"a": None}, {None: "a"}, {"a": b"b"}, {"a": "\ud800"}, [], "", 0,
               [("a", "b")], "ab"],
     ids=repr,
@@ -226,12 +225,12 @@ def test_no_headers_are_stored_as_null() -> None:
     assert encode_headers(Event(event_type="x", headers={}).headers, most=100) is None
 
 
-@pytest.mark.parametrize("text", [None, "", "null", "{}"])
+@cases("text", [None, "", "null", "{}"])
 def test_stored_nothings_are_no_headers(text: str | None) -> None:
     assert decode_headers(text) == {}
 
 
-@pytest.mark.parametrize("text", ["[]", '{"a": 1}', '{"a"', '{"a": null}', "7", "[" * 5000])
+@cases("text", ["[]", '{"a": 1}', '{"a"', '{"a": null}', "7", "[" * 5000])
 def test_damaged_headers_are_a_payload_error(text: str) -> None:
     with pytest.raises(PayloadError, match="headers cannot be decoded"):
         decode_headers(text)
@@ -266,8 +265,8 @@ def test_times_are_utc() -> None:
     assert event.occurred_at.tzinfo is timezone.utc
 
 
-@pytest.mark.parametrize("name", ["occurred_at", "available_at"])
-@pytest.mark.parametrize(
+@cases("name", ["occurred_at", "available_at"])
+@cases(
     "value",
     [
         date(2030, 1, 1),
@@ -291,7 +290,7 @@ def test_available_at_is_a_due_time() -> None:
     assert event.is_delayed
 
 
-@pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)], ids=repr)
+@cases("delay", [90, 90.0, timedelta(seconds=90)], ids=repr)
 def test_deliver_after_counts_from_the_databases_now(delay: Any) -> None:
     """Without ``occurred_at`` there is no due time until the database supplies one."""
     event = Event(event_type="x", deliver_after=delay)
@@ -309,7 +308,7 @@ def test_both_due_times_are_invalid() -> None:
         Event(event_type="x", available_at=NOON, deliver_after=1)
 
 
-@pytest.mark.parametrize(
+@cases(
     "delay",
     [0, -1, 0.0, 1e-9, timedelta(0), timedelta(microseconds=-1), float("nan"), float("inf"),
      float("-inf"), 10**400, timedelta(days=36_526), True, "5", Decimal(5)],
@@ -339,7 +338,7 @@ def test_a_past_due_time_alone_is_due_at_once() -> None:
     assert Event(event_type="x", available_at=past).available_at == past
 
 
-@pytest.mark.parametrize("name", ["available_at", "deliver_after"])
+@cases("name", ["available_at", "deliver_after"])
 def test_an_explicit_none_is_no_due_time(name: str) -> None:
     with pytest.raises(TypeError, match="None is not a due time"):
         Event(**{"event_type": "x", name: None})
@@ -354,7 +353,7 @@ def test_an_explicit_none_is_no_error_for_occurred_at() -> None:
 LATER = NOON + timedelta(days=1)
 
 
-@pytest.mark.parametrize(
+@cases(
     "fields",
     [
         {},
@@ -439,7 +438,7 @@ class Level(IntEnum):
     LOW = 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("payload", "text"),
     [
         (None, "null"),
@@ -493,7 +492,7 @@ UNFIT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNFIT)
+@cases("name", UNFIT)
 def test_what_json_cannot_hold_is_invalid(name: str) -> None:
     with pytest.raises(InvalidEvent, match="cannot be written as JSON"):
         encode(UNFIT[name]())
@@ -534,22 +533,20 @@ def test_siblings_are_no_nesting() -> None:
     check_text(encode([[1], [2]] * 200), most=10**6)
 
 
-@pytest.mark.parametrize("depth", [20_000, 100_000])
+@cases("depth", [20_000, 100_000])
 def test_any_depth_is_invalid_and_no_crash(depth: int) -> None:
     """Deep nesting must not end in a RecursionError, which 20,000 levels used to raise."""
     with pytest.raises(InvalidEvent, match="deeper than 100"):
         check_text(encode(nested(depth)), most=10**7)
 
 
-@pytest.mark.parametrize(
-    "payload", ["\ud800", {"\udfff": 1}, [{"a": "x\ud83d"}]], ids=["value", "key", "inside"]
-)
+@cases("payload", ["\ud800", {"\udfff": 1}, [{"a": "x\ud83d"}]], ids=["value", "key", "inside"])
 def test_a_lone_surrogate_is_invalid(payload: Any) -> None:
     with pytest.raises(InvalidEvent, match="lone surrogate"):
         check_text(encode(payload), most=10**6)
 
 
-@pytest.mark.parametrize("letter", ["a", "é", "😀"])
+@cases("letter", ["a", "é", "😀"])
 def test_exactly_the_limit_of_utf8_bytes_passes(letter: str) -> None:
     text = encode(letter * 3)
     size = len(text.encode())
@@ -643,7 +640,7 @@ def test_a_damaged_payload_is_a_payload_error() -> None:
         _ = event.payload
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN", "[" * 100_000, '"\\ud800"', "1e999"], ids=repr)
+@cases("text", ["", "{", "NaN", "[" * 100_000, '"\\ud800"', "1e999"], ids=repr)
 def test_damaged_json_is_a_payload_error(text: str) -> None:
     with pytest.raises(PayloadError):
         decode(text)
@@ -675,9 +672,7 @@ def test_from_json_keeps_the_exact_text() -> None:
     assert event.tenant_id == "t"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "NaN", "[1,]", '"\\ud800"', b"1", None, "1e999"], ids=repr
-)
+@cases("text", ["", "{", "NaN", "[1,]", '"\\ud800"', b"1", None, "1e999"], ids=repr)
 def test_from_json_refuses_what_is_no_json(text: Any) -> None:
     with pytest.raises(InvalidEvent, match="from_json got"):
         Event.from_json("x", text)

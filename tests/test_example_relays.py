@@ -20,6 +20,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.relay_settings import relays_fault
 from example_project.broker import relays_from
 from tests import brokers, samples
+from tests.cases import cases
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +51,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @once
-@pytest.mark.parametrize(
+@cases(
     "url",
     ["amqp://a:b@h/", "amqps://h/", "nats://h", "redis://h/1", "kafka://h:9092", "https://h/{x}"],
 )

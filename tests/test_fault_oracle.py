@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import django_outbox
+from tests.cases import cases
 from tests.faults import log
 from tests.faults.calls import batches, calls, crowded
 from tests.faults.mutants import MUTANTS, Mutant, apply
@@ -570,13 +571,13 @@ def test_calls_with_too_many_events_of_a_key_are_counted() -> None:
 
 
 # Row 500.
-@pytest.mark.parametrize("name", WELL)
+@cases("name", WELL)
 def test_500_what_is_well_is_no_violation(name: str) -> None:
     assert violations(judge(WELL[name])) == {}
 
 
 # Row 500.
-@pytest.mark.parametrize("name", ILL)
+@cases("name", ILL)
 def test_500_every_violation_is_counted(name: str) -> None:
     found, expected = ILL[name]
     assert violations(judge(found)) == expected
@@ -589,7 +590,7 @@ def test_recovery_is_counted_from_the_kill() -> None:
     assert recoveries(found, executions(found, Verdict())) == ([2.5], [4.0])
 
 
-@pytest.mark.parametrize("held", ["a", "k"])
+@cases("held", ["a", "k"])
 def test_recovery_is_counted_from_the_last_worker_that_held_the_event(held: str) -> None:
     then = Fault(kind="kill", at=4, until=4, pids=frozenset({TWO}), held=frozenset({held}))
     found = evidence(ran(1, None), ran(6, 7), intents=[intent(key="k")], faults=[kill(1.5), then])
@@ -646,7 +647,7 @@ def probe(since: float, end: float, **given: Any) -> Call:
                 **given)  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@cases(
     ("before", "after", "count"),
     [
         (probe(1, 1.2), probe(2.2, 2.4), 0),

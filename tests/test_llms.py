@@ -1,4 +1,4 @@
-"""The pages outside the documentation: the README's sample and links, and the whole of llms.txt."""
+"""The samples of the README and of llms.txt run, and a release makes their links absolute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from django.core.management import call_command, get_commands
+from django.core.management import call_command
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
@@ -22,48 +22,7 @@ from tests.testapp.models import Order
 
 ROOT = samples.DOCS.parent
 LLMS = "../llms.txt"
-PAGES = ("README.md", "llms.txt")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-
-
-# --- links ---------------------------------------------------------------------------------------
-
-
-def address() -> str:
-    """Return where the repository's files are shown; empty until pyproject.toml names a place."""
-    text = (ROOT / "pyproject.toml").read_text()
-    urls = text.partition("[project.urls]\n")[2].partition("\n[")[0]
-    found = re.search(r'^Repository = "(https://[^"]+?)/?"$', urls, re.MULTILINE)
-    assert bool(found) is bool(urls), "[project.urls] has no Repository, to which links could lead"
-    return f"{found[1]}/blob/main/" if found else ""
-
-
-def broken(text: str, place: str) -> list[str]:
-    """Return the links to files of the repository that lead to none; ``place`` is its address."""
-    links = [link.removeprefix(place) for link in LINK.findall(text)]
-    paths = [link.partition("#")[0] for link in links if "://" not in link]
-    assert paths, "no link to any file"
-    return [path for path in paths if path and not (ROOT / path).is_file()]
-
-
-@pytest.mark.any_database
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_to_a_file_of_the_repository(page: str) -> None:
-    assert broken((ROOT / page).read_text(), address()) == []
-
-
-@pytest.mark.any_database
-def test_links_to_nothing_are_found() -> None:
-    place = "https://code.example/outbox/blob/main/"
-    text = f"[a](README.md#x) [b](docs/none.md) [c]({place}docs/index.md) [d]({place}none)"
-    assert broken(text, place) == ["docs/none.md", "none"]
-
-
-@pytest.mark.any_database
-def test_llms_links_are_absolute_where_the_repository_has_an_address() -> None:
-    """An assistant may read the file without the repository around it."""
-    links = LINK.findall((ROOT / "llms.txt").read_text())
-    assert [link for link in links if not link.startswith(address())] == []
 
 
 @pytest.mark.any_database
@@ -72,55 +31,11 @@ def test_a_release_makes_the_links_of_the_readme_absolute() -> None:
     text = (ROOT / "README.md").read_text()
     made = absolute(text, "https://code.example/outbox", "v1")
     assert "](https://code.example/outbox/raw/v1/docs/images/" in made
-    assert [link for link in LINK.findall(made) if "://" not in link] == []
-    assert (
-        broken(made.replace("/raw/v1/", "/blob/v1/"), "https://code.example/outbox/blob/v1/") == []
-    )
+    links = [link.partition("#")[0] for link in LINK.findall(made)]
+    assert [link for link in links if "://" not in link] == []
+    files = {re.sub(r"^https://code.example/outbox/(raw|blob)/v1/", "", link) for link in links}
+    assert [each for each in files if "://" not in each and not (ROOT / each).is_file()] == []
     assert LINK.sub("", made) == LINK.sub("", text)
-
-
-# --- the form of llms.txt (llmstxt.org), and its names -------------------------------------------
-
-
-def parts() -> tuple[str, list[str]]:
-    """Return what comes before the first section, and the sections."""
-    before, *sections = re.split(r"^## ", (ROOT / "llms.txt").read_text(), flags=re.MULTILINE)
-    return before, sections
-
-
-@pytest.mark.any_database
-def test_the_form_is_that_of_the_convention() -> None:
-    """A title, a summary, details without headings, then sections that are lists of links."""
-    before, sections = parts()
-    assert re.match(r"# \S.*\n\n> \S.*\n\n", before)
-    prose = re.sub(r"^```.*?^```$", "", before, flags=re.MULTILINE | re.DOTALL)
-    assert len(re.findall(r"^#", prose, re.MULTILINE)) == 1
-    assert sections[-1].startswith("Optional\n")  # what may be left out
-    for section in sections:
-        _, *lines = section.strip().splitlines()
-        for line in filter(None, lines):
-            assert re.fullmatch(r"- \[[^\]]+\]\([^)\s]+\): \S.*", line)
-
-
-@pytest.mark.any_database
-def test_there_are_ten_rules() -> None:
-    numbers = re.findall(r"^(\d+)\. \*\*", parts()[0], re.MULTILINE)
-    assert [int(number) for number in numbers] == [*range(1, 11)]
-
-
-@pytest.mark.any_database
-@pytest.mark.parametrize("page", PAGES)
-def test_every_name_exists(page: str) -> None:
-    text = (ROOT / page).read_text()
-    names = {*re.findall(r"(?<![-\w])outbox\.(\w+)", text)}
-    assert names
-    assert names <= {*outbox.__all__}
-    commands = {*re.findall(r"manage\.py (\w+)", text)}
-    assert "outbox_worker" in commands
-    assert commands <= {*get_commands()}
-
-
-# --- the samples ---------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_outbox.contrib.prometheus import receivers
 from django_outbox.contrib.prometheus.metrics import BACKLOG_GAUGES, COUNTERS, GAUGES, HISTOGRAMS
 from tests import samples
+from tests.cases import cases
 from tests.fleet import REPOSITORY, Fleet, children
 from tests.table import statuses, write
 from tests.waiting import wait_until
@@ -138,7 +139,7 @@ def grouped(query: str) -> set[str]:
 QUERIES = [*((rule["alert"], rule["expr"]) for rule in rules()), *panels()]
 
 
-@pytest.mark.parametrize("number", range(len(QUERIES)))
+@cases("number", range(len(QUERIES)))
 def test_a_query_asks_for_metrics_and_labels_that_exist(number: int) -> None:
     known, (_, query) = series(), QUERIES[number]
     asked = selectors(query)

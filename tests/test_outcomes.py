@@ -15,6 +15,7 @@ import django_outbox as outbox
 from django_outbox import Dead, Defer, Done, RetryAfter, exceptions
 from django_outbox.listeners.outcomes import DONE, UNSETTLED, Decision, Status
 from django_outbox.models import OutboxEvent
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
@@ -37,14 +38,14 @@ def test_the_numbers_of_status_are_part_of_the_table() -> None:
     assert UNSETTLED == (Status.NEW, Status.RETRY)
 
 
-@pytest.mark.parametrize(("delay", "seconds"), DELAYS, ids=str)
+@cases(("delay", "seconds"), DELAYS, ids=str)
 def test_a_delay_is_seconds_or_a_timedelta(delay: Any, seconds: float) -> None:
     """Rows 304, 313: zero is allowed."""
     assert Defer(delay).delay == seconds
     assert RetryAfter(delay).delay == seconds
 
 
-@pytest.mark.parametrize("delay", NO_DELAYS, ids=repr)
+@cases("delay", NO_DELAYS, ids=repr)
 def test_what_is_no_delay_is_refused_at_construction(delay: Any) -> None:
     """Rows 313, J22."""
     with pytest.raises(ValueError, match="Defer got the delay"):
@@ -53,7 +54,7 @@ def test_what_is_no_delay_is_refused_at_construction(delay: Any) -> None:
         RetryAfter(delay)
 
 
-@pytest.mark.parametrize("answer", [Done(), Defer(1), Dead("r"), DONE], ids=repr)
+@cases("answer", [Done(), Defer(1), Dead("r"), DONE], ids=repr)
 def test_answers_are_frozen_values(answer: Any) -> None:
     """Row 303."""
     assert answer == dataclasses.replace(answer)
@@ -63,7 +64,7 @@ def test_answers_are_frozen_values(answer: Any) -> None:
         setattr(answer, name, 1)
 
 
-@pytest.mark.parametrize("reason", [None, 5, b"x", ValueError()], ids=repr)
+@cases("reason", [None, 5, b"x", ValueError()], ids=repr)
 def test_a_reason_is_text(reason: Any) -> None:
     """J22."""
     with pytest.raises(ValueError, match="Dead got the reason"):
@@ -106,7 +107,7 @@ TREE: dict[type[Exception], tuple[type[Exception], ...]] = {
 }
 
 
-@pytest.mark.parametrize("error", TREE, ids=lambda each: each.__name__)
+@cases("error", TREE, ids=lambda each: each.__name__)
 def test_the_error_tree(error: type[Exception]) -> None:
     """Rows 309, +3."""
     assert error.__bases__ == TREE[error]

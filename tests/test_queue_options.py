@@ -14,6 +14,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.worker import main
 from django_outbox.worker.probes import Probes
 from django_outbox.worker.supervisor import Signals
+from tests.cases import cases
 from tests.table import insert, listening
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -116,7 +117,7 @@ def left() -> Counter[str]:
     return Counter(OutboxEvent.objects.pending().values_list("queue", flat=True))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "says"),
     [
         (["--queue", "hoks"], "does not have 'hoks'; expected one of default, hooks, mail."),
@@ -127,7 +128,7 @@ def left() -> Counter[str]:
     ],
     ids=["unknown", "unknown-excluded", "unknown-both", "none-of-one", "none-of-all"],
 )
-@pytest.mark.parametrize("how", [[], ["--once"], ["--reload"]], ids=["", "once", "reload"])
+@cases("how", [[], ["--once"], ["--reload"]], ids=["", "once", "reload"])
 def test_what_cannot_be_served_is_refused(
     given: dict[str, Any], arguments: list[str], says: str, how: list[str]
 ) -> None:

@@ -18,6 +18,7 @@ from django.test import modify_settings, override_settings
 import django_outbox as outbox
 from django_outbox import ANY, GLOBAL, Event, Fixed, ListenerAlreadyRegistered, listener
 from django_outbox.listeners import registry
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
@@ -221,7 +222,7 @@ def test_a_type_that_no_event_can_have_is_refused(value: Any) -> None:
         listener("x", aggregate_type=value)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
     [{"retry": "exponential"}, {"retry": Fixed}, {"retry": 3}, {"timeout": 0}, {"timeout": -1},
      {"timeout": "5"}, {"name": None}],

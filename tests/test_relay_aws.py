@@ -34,6 +34,7 @@ moto_server = pytest.importorskip("moto.server")
 
 from django_outbox.relays.aws import NOT_SENT, SNS, SQS  # noqa: E402
 from django_outbox.relays.aws_messages import RefusedByAWS, entry_of, grouped  # noqa: E402
+from tests.cases import cases  # noqa: E402
 
 any_database = pytest.mark.any_database
 database = pytest.mark.django_db(transaction=True)
@@ -402,7 +403,7 @@ def test_group_ids_that_aws_refuses_are_hashed(group: str) -> None:
 
 
 @any_database
-@pytest.mark.parametrize(
+@cases(
     ("service", "to"),
     [
         ("sqs", "a b"), ("sqs", "a.b"), ("sqs", "q" * 81), ("sqs", "ftp://a"), ("sns", "topic"),
@@ -427,7 +428,7 @@ def test_checks(backend: Any, sqs: Any, sns: Any, moto: str) -> None:
 
 
 @any_database
-@pytest.mark.parametrize(
+@cases(
     ("options", "said"),
     [
         ({"color": "red"}, "unexpected keyword argument 'color'"),
@@ -437,7 +438,7 @@ def test_checks(backend: Any, sqs: Any, sns: Any, moto: str) -> None:
     ],
     ids=["unknown", "timeout", "empty", "half"],
 )
-@pytest.mark.parametrize("kind", [SQS, SNS], ids=["sqs", "sns"])
+@cases("kind", [SQS, SNS], ids=["sqs", "sns"])
 def test_options_that_do_not_fit(kind: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said) as caught:
         kind(**options)

@@ -46,6 +46,7 @@ from django_outbox.relays.http_messages import (  # noqa: E402
     target_of,
 )
 from django_outbox.relays.http_network import AddressRefused, is_public  # noqa: E402
+from tests.cases import cases  # noqa: E402
 
 any_database = pytest.mark.any_database
 database = pytest.mark.django_db(transaction=True)
@@ -621,7 +622,7 @@ def test_without_a_secret_there_is_an_id_and_no_signature(client: Any, receiver:
 
 
 @any_database
-@pytest.mark.parametrize(
+@cases(
     ("to", "said"),
     [
         ("http://example.com/", "set the option allow_http"),
@@ -652,7 +653,7 @@ def test_fields_are_percent_encoded_for_the_url() -> None:
 
 
 @any_database
-@pytest.mark.parametrize(
+@cases(
     ("address", "expected"),
     [
         ("93.184.216.34", True), ("1.1.1.1", True), ("172.32.0.1", True), ("11.0.0.1", True),
@@ -675,7 +676,7 @@ def test_public_addresses(address: str, expected: bool) -> None:
 
 
 @any_database
-@pytest.mark.parametrize(
+@cases(
     "host",
     ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0", "[::1]", "[::ffff:127.0.0.1]",
      "[64:ff9b::7f00:1]", "[::ffff:7f00:1]"],
@@ -892,7 +893,7 @@ def test_the_rest_of_a_batch_is_not_sent_to_a_host_that_is_away(
 
 
 @any_database
-@pytest.mark.parametrize(
+@cases(
     ("options", "said"),
     [
         ({"color": 1}, "unexpected keyword argument 'color'"),

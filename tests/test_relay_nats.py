@@ -27,6 +27,7 @@ from tests.waiting import wait_until
 nats = pytest.importorskip("nats")
 
 from django_outbox.relays.nats import JetStream, NoStream, RefusedMessage  # noqa: E402
+from tests.cases import cases  # noqa: E402
 
 direct = pytest.mark.any_database  # of the backend alone
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
@@ -587,7 +588,7 @@ def test_a_check_names_what_is_missing(stream: Stream) -> None:
 
 
 @direct
-@pytest.mark.parametrize(
+@cases(
     ("options", "error"),
     [
         ({"server": "x"}, r"unknown option 'server'; the client's are \['connect_timeout'"),

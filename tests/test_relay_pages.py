@@ -28,6 +28,7 @@ from django_outbox.relays import Backend, Message
 from django_outbox.relays.envelope import Envelope
 from django_outbox.testing import make_event
 from tests import samples
+from tests.cases import cases
 
 PAGE = "how-to/write-a-relay-backend.md"
 
@@ -204,7 +205,7 @@ SHOWN_ONCE = "django_outbox.relays.aws.SNS"  # its options are those of SQS
 
 
 @pytest.mark.any_database
-@pytest.mark.parametrize("path", EXTRAS)
+@cases("path", EXTRAS)
 def test_a_backend_of_the_package_is_in_the_reference_with_its_options(path: str) -> None:
     _, _, section = reference().partition(f"\n`{path}`, extra `{EXTRAS[path]}`")
     assert section

@@ -27,6 +27,7 @@ from tests.waiting import wait_until
 aio_pika = pytest.importorskip("aio_pika")
 
 from django_outbox.relays.rabbitmq import RabbitMQ, RefusedMessage, UnroutableMessage  # noqa: E402
+from tests.cases import cases  # noqa: E402
 
 direct = pytest.mark.any_database  # of the backend alone
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
@@ -558,7 +559,7 @@ def test_a_check_leaves_nothing_behind(consumer: Consumer) -> None:
 
 
 @direct
-@pytest.mark.parametrize(
+@cases(
     ("options", "error"),
     [
         ({"urls": "x"}, r"unknown option 'urls'; the client's are \('host', "),

@@ -23,6 +23,7 @@ from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
 from django_outbox.relays.registration import relays
 from tests import brokers, samples
+from tests.cases import cases
 from tests.waiting import wait_until
 
 redis = pytest.importorskip("redis")
@@ -432,7 +433,7 @@ def test_a_user_without_permissions(server: Any, client: Any, opened: Any) -> No
 
 
 @on_any_database
-@pytest.mark.parametrize(
+@cases(
     ("options", "expected"),
     [
         ({}, "url"),

@@ -16,6 +16,7 @@ from django_outbox.checks.relays import EXTRAS
 from django_outbox.listeners import registry
 from django_outbox.relay_settings import FIELDS, relays_fault, without_secrets
 from django_outbox.relays import Backend
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
@@ -38,7 +39,7 @@ def checked_relay(others: Any = None, **relay: Any) -> list[CheckMessage]:
     return checked({"orders": {**GOOD, **relay}}, **(others or {}))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "expected"),
     [
         ([], "a dict with the settings of each relay"),
@@ -63,9 +64,7 @@ def test_of_the_whole_setting(value: Any, expected: str) -> None:
     assert expected in (relays_fault(value) or "")
 
 
-@pytest.mark.parametrize(
-    "value", [None, {}, {"a": GOOD}, {"a-b_C1": GOOD}, {"a" * 50: GOOD}], ids=str
-)
+@cases("value", [None, {}, {"a": GOOD}, {"a-b_C1": GOOD}, {"a" * 50: GOOD}], ids=str)
 def test_of_the_whole_setting_that_fits(value: Any) -> None:
     assert relays_fault(value) is None
 
@@ -140,7 +139,7 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "expected"), WRONG, ids=str)
+@cases(("key", "value", "expected"), WRONG, ids=str)
 def test_of_one_relay(key: str, value: Any, expected: str) -> None:
     found = fault(**{key: value})
     assert found is not None
@@ -148,14 +147,14 @@ def test_of_one_relay(key: str, value: Any, expected: str) -> None:
     assert "hunter2" not in found
 
 
-@pytest.mark.parametrize("value", [SECRET + "{", SECRET + "{x}", SECRET + "{}"], ids=str)
+@cases("value", [SECRET + "{", SECRET + "{x}", SECRET + "{}"], ids=str)
 def test_a_url_with_a_password_is_not_shown(value: str) -> None:
     found = fault(TO=value)
     assert found is not None
     assert "hunter2" not in found
 
 
-@pytest.mark.parametrize(
+@cases(
     ("key", "value"),
     [
         ("EVENTS", ("order.*", "stock.moved")),
@@ -179,7 +178,7 @@ def test_of_one_relay_that_fits(key: str, value: Any) -> None:
     assert fault(**{key: value}) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "shown"),
     [
         ("{event_type}", "{event_type}"),
@@ -215,7 +214,7 @@ def test_e002_a_retry_policy_that_cannot_be_read_does_not_keep_the_project_from_
         assert 'OUTBOX["RELAYS"][\'orders\']["RETRY"]' in error.msg
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "message", "hint"),
     [
         ("nonsense.Kafka", "cannot be imported", "install what the module imports"),
@@ -253,7 +252,7 @@ def test_the_extras_are_those_of_the_package() -> None:
         assert f"\n{extra} = [" in extras, path
 
 
-@pytest.mark.parametrize("path", EXTRAS)
+@cases("path", EXTRAS)
 def test_each_backend_of_the_package_is_there(path: str) -> None:
     try:
         found = import_string(path)
@@ -269,7 +268,7 @@ class Stubborn(Backend):
         raise KeyError("hunter2")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("relay", "message"),
     [
         ({"OPTIONS": {"color": "none"}}, "color is 'none'; expected a color."),

@@ -17,6 +17,7 @@ from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hoo
 from django_outbox.conf import Settings, current
 from django_outbox.listeners.retry import MAX_RETRY_DELAY, bounded, checked, from_setting
 from tests import samples
+from tests.cases import cases
 
 pytestmark = pytest.mark.any_database
 
@@ -90,8 +91,8 @@ def test_exponential_jitter_spreads_and_may_pass_the_cap(monkeypatch: pytest.Mon
     assert policy.delay(1) == 0.1
 
 
-@pytest.mark.parametrize("attempt", [0, 1, 2, 10, 1023, 1024, 1025, 2000, 10**6, 10**18])
-@pytest.mark.parametrize(
+@cases("attempt", [0, 1, 2, 10, 1023, 1024, 1025, 2000, 10**6, 10**18])
+@cases(
     "policy",
     [Exponential(), Exponential(base=1, cap=60, multiplier=3), Exponential(cap=1e300),
      Exponential(base=1e308, multiplier=1e308, cap=1e308), Fixed(), Linear(), Linear(step=1e308),
@@ -126,7 +127,7 @@ def test_jittered_adds_at_most_its_part() -> None:
     assert 3 <= min(drawn) < max(drawn) <= 3.5
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "delay"),
     [(-1, 0), (0, 0), (5, 5), (math.inf, MAX_RETRY_DELAY), (-math.inf, 0), (math.nan, 0)],
 )
@@ -137,13 +138,13 @@ def test_what_a_policy_of_somebody_else_says_is_bounded(given: float, delay: flo
 # --- which errors -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+@cases("make", [Exponential, Fixed, Linear])
 def test_every_exception_is_worth_a_retry_by_default(make: Callable[..., RetryPolicy]) -> None:
     assert make().should_retry(ValueError())
     assert make().should_retry(SystemExit())
 
 
-@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+@cases("make", [Exponential, Fixed, Linear])
 def test_give_up_on_wins_over_retry_on(make: Callable[..., RetryPolicy]) -> None:
     policy = make(retry_on=(LookupError,), give_up_on=(KeyError,))
     assert policy.should_retry(IndexError())
@@ -161,8 +162,8 @@ def caused_by(cause: BaseException, *, depth: int = 1) -> Exception:
     return cause  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("depth", [1, 5])
-@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+@cases("depth", [1, 5])
+@cases("make", [Exponential, Fixed, Linear])
 def test_causes_are_looked_at(make: Callable[..., RetryPolicy], depth: int) -> None:
     error = caused_by(ConnectionRefusedError(), depth=depth)
     assert make(retry_on=(ConnectionError,)).should_retry(error)
@@ -172,7 +173,7 @@ def test_causes_are_looked_at(make: Callable[..., RetryPolicy], depth: int) -> N
     assert not make(retry_on=(RuntimeError,), give_up_on=(ConnectionError,)).should_retry(error)
 
 
-@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+@cases("make", [Exponential, Fixed, Linear])
 def test_what_was_merely_being_handled_is_no_cause(make: Callable[..., RetryPolicy]) -> None:
     with pytest.raises(TimeoutError) as caught:
         try:
@@ -200,7 +201,7 @@ def test_jittered_asks_the_policy_inside() -> None:
     assert 7 <= policy.delay(1) <= 7.5
 
 
-@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
+@cases("make", [Exponential, Fixed, Linear])
 def test_the_number_of_executions_can_be_set(make: Callable[..., RetryPolicy]) -> None:
     assert make(max_attempts=4).max_attempts == 4
     assert make().max_attempts is None
@@ -209,8 +210,8 @@ def test_the_number_of_executions_can_be_set(make: Callable[..., RetryPolicy]) -
 # --- bad arguments ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [Exponential, Fixed, Linear])
-@pytest.mark.parametrize(
+@cases("make", [Exponential, Fixed, Linear])
+@cases(
     "options",
     [{"max_attempts": 0}, {"max_attempts": -1}, {"max_attempts": 2.5}, {"max_attempts": True},
      {"max_attempts": "3"}, {"retry_on": ValueError}, {"retry_on": ["x"]},
@@ -222,8 +223,8 @@ def test_bad_arguments_of_every_policy_are_refused(make: Any, options: dict[str,
         make(**options)
 
 
-@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "5", None, True], ids=repr)
-@pytest.mark.parametrize(
+@cases("value", [-1, math.nan, math.inf, "5", None, True], ids=repr)
+@cases(
     ("make", "name"),
     [(Exponential, "base"), (Exponential, "cap"), (Exponential, "multiplier"), (Fixed, "delay"),
      (Linear, "step"), (Linear, "cap")],
@@ -233,17 +234,13 @@ def test_bad_numbers_are_refused(make: Any, name: str, value: Any) -> None:
         make(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "value", [1, (1,), (1.5, 0.5), (-1, 1), (0, math.inf), ("a", "b"), None], ids=repr
-)
+@cases("value", [1, (1,), (1.5, 0.5), (-1, 1), (0, math.inf), ("a", "b"), None], ids=repr)
 def test_bad_jitter_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="jitter"):
         Exponential(jitter=value)
 
 
-@pytest.mark.parametrize(
-    "arguments", [("fixed",), (Fixed,), (None,), (Fixed(), -1), (Fixed(), math.nan)], ids=str
-)
+@cases("arguments", [("fixed",), (Fixed,), (None,), (Fixed(), -1), (Fixed(), math.nan)], ids=str)
 def test_jittered_needs_a_policy_and_a_part(arguments: Any) -> None:
     with pytest.raises(ValueError, match=r"not a retry policy|jitter"):
         Jittered(*arguments)
@@ -259,7 +256,7 @@ def test_policies_are_values() -> None:
 # --- from the setting -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "policy"),
     [
         (None, Exponential()),
@@ -296,7 +293,7 @@ def test_the_setting_may_name_a_class() -> None:
         assert type(hooks.retry_policy()) is Own
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
     [{"policy": "nonsense"}, {"policy": None}, {"policy": ["fixed"]}, {"nonsense": 1}, {"base": -1},
      {"policy": "fixed", "base": 1}, {1: 2}, "tests.test_retry.nonsense", "nonsense", 5,
@@ -347,7 +344,7 @@ def test_the_old_defaults_are_those_of_the_page_about_upgrades() -> None:
     assert sum(waits) == pytest.approx(102.2)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("page", "hours"),
     [("call-a-webhook", (17.5, 18.5)), ("listen", (17.5, 18.5)), ("retry", (23, 25))],
 )  # fmt: skip

@@ -24,6 +24,7 @@ from django_outbox.events import decode, encode
 from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
 from tests import samples
+from tests.cases import cases
 from tests.table import insert, listening, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -206,7 +207,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
 
 
 # The error is raised before any SQL.
-@pytest.mark.parametrize("name", BAD)
+@cases("name", BAD)
 def test_a_path_that_leads_to_no_key_is_invalid_and_named(name: str) -> None:
     make, says = BAD[name]
     with transaction.atomic(), CaptureQueriesContext(connection) as sent:
@@ -267,7 +268,7 @@ UNFIT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNFIT)
+@cases("name", UNFIT)
 def test_a_wrong_declaration_fails_where_it_stands(name: str) -> None:
     with pytest.raises(InvalidEvent):
         UNFIT[name]()

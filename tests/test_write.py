@@ -41,6 +41,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.base import insert as inserting
 from django_outbox.writing.hot_queue import hot_queues
+from tests.cases import cases
 from tests.table import now
 from tests.test_events import UNFIT, nested
 from tests.testapp.models import Order
@@ -317,7 +318,8 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
+@cases("name", BAD)
+@undone()
 def test_bad_input_is_found_before_any_sql_and_poisons_nothing(name: str) -> None:
     call, error = BAD[name]
     with transaction.atomic():

@@ -30,7 +30,8 @@ from django_outbox.inspection.error_texts import (
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxAcknowledgement, OutboxEvent
 from django_outbox.sql import dialect_of
-from tests.table import insert, now
+from tests.cases import cases
+from tests.table import insert, now, undone
 
 pytestmark = pytest.mark.django_db
 
@@ -80,7 +81,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
+@cases("texts", SAME.values(), ids=SAME)
 def test_errors_that_differ_in_numbers_and_ids_are_the_same(texts: tuple[str, str]) -> None:
     first, second = map(normalised, texts)
     assert first == second
@@ -88,7 +89,7 @@ def test_errors_that_differ_in_numbers_and_ids_are_the_same(texts: tuple[str, st
     assert normalised(first) == first  # and it stays so
 
 
-@pytest.mark.parametrize("texts", OTHERS.values(), ids=OTHERS)
+@cases("texts", OTHERS.values(), ids=OTHERS)
 def test_errors_that_name_other_things_differ(texts: tuple[str, str]) -> None:
     assert normalised(texts[0]) != normalised(texts[1])
 
@@ -104,7 +105,8 @@ def test_a_normalised_error_is_readable_and_short() -> None:
     assert (normalised(None), error_class(None), error_class("no colon\nx")) == ("", "", "no colon")
 
 
-@pytest.mark.parametrize("text", [each for pair in {**SAME, **OTHERS}.values() for each in pair])
+@cases("text", [each for pair in {**SAME, **OTHERS}.values() for each in pair])
+@undone()
 def test_the_database_reads_the_first_line_without_ids(text: str) -> None:
     """What it returns has the same cause; so texts that differ in numbers alone are one group."""
     dead(1, text)

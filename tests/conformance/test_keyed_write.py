@@ -31,6 +31,7 @@ from django_outbox.sql.base import insert as inserting
 from django_outbox.sql.base import sequence_numbers
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
+from tests.cases import cases
 from tests.databases import vendor
 from tests.sessions import waiters
 from tests.table import claim, elsewhere, in_thread, now, row
@@ -213,7 +214,7 @@ BAD: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@cases("name", BAD)
 def test_an_unfit_key_is_found_before_any_sql_and_poisons_nothing(name: str) -> None:
     with transaction.atomic():
         with CaptureQueriesContext(connection) as sent, pytest.raises(InvalidEvent, match="key"):

@@ -31,6 +31,7 @@ from django_outbox.models.statistics import (
 )
 from django_outbox.worker import statistics as engine_statistics
 from django_outbox.worker.statistics import Statistics
+from tests.cases import cases
 from tests.fleet import Fleet
 from tests.plans import analyze, large_steps
 from tests.table import PLACED, in_thread, insert, keyed, listening, now, purging, steal, write
@@ -91,7 +92,7 @@ def counts(**by_number: int) -> list[int]:
     return [by_number.get(f"b{number}", 0) for number in range(len(BOUNDS) + 1)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "part", "expected"),
     [
         (counts(), 0.5, None),
