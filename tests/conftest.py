@@ -16,6 +16,7 @@ from django.db import connection, connections
 
 from django_outbox.sql import dialect_of
 from tests import databases
+from tests.waiting import MovedClock
 
 # A shell makes its background jobs ignore SIGINT; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,7 +24,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ONCE = "any_database"  # the mark
 LEFT_OUT = pytest.StashKey[int]()
 REASON = 25  # lines shown of a failure whose test passed when run again
-GRACE = 5  # seconds for threads and processes that are ending when their test returns
+GRACE = 30  # seconds for threads and processes that are ending when their test returns
 
 
 def pytest_report_header() -> str:
@@ -72,6 +73,12 @@ def database_env(transactional_db: None) -> dict[str, str]:
         **databases.environment(settings),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
     }
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    """Return the monotonic clock of workers and event loops, which the test moves ahead."""
+    return MovedClock(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
