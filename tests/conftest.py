@@ -16,6 +16,7 @@ from django.db import connection, connections
 
 from django_outbox.sql import dialect_of
 from tests import databases
+from tests.waiting import MovedClock
 
 # A shell makes its background jobs ignore SIGINT; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,7 +25,7 @@ ONCE = "any_database"  # the mark
 LEFT_OUT = pytest.StashKey[int]()
 REASON = 25  # lines shown of a failure whose test passed when run again
 MOMENT = 0.1  # seconds for threads that are at their end, as most are; a collection takes longer
-GRACE = 5  # seconds for threads and processes that are ending when their test returns
+GRACE = 30  # seconds for threads and processes that are ending when their test returns
 
 
 def pytest_report_header() -> str:
@@ -79,6 +80,12 @@ def database_env(transactional_db: None) -> dict[str, str]:
         **databases.environment(settings),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
     }
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    """Return the monotonic clock of workers and event loops, which the test moves ahead."""
+    return MovedClock(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -13,19 +13,23 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.waiting import wait_until
+from tests import waiting
+
+# A busy machine takes half a minute to start a process.
+wait_until = partial(waiting.wait_until, within=60.0)
 
 REPOSITORY = Path(__file__).parent.parent
 
 WITNESS = "OUTBOX_TEST_WITNESS"  # the environment variable with the file's path
 POISONED = 23  # exit code of a process that a poison event ended
 
-END = 20.0  # seconds that a process gets to end
+END = 60.0  # seconds that a process gets to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from tests.test_batches import (
     working,
 )
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
+from tests.waiting import MovedClock, wait_until
 
 LONG = '{"text":"' + 989 * "x" + '"}'  # a payload of a thousand characters
 
@@ -339,7 +339,7 @@ def test_half_of_a_batch_is_called_without_what_another_worker_has_by_now(
 
 
 @outside
-def test_a_second_call_that_hangs_fails_alone() -> None:
+def test_a_second_call_that_hangs_fails_alone(clock: MovedClock) -> None:
     """The thread that replaces it goes on with the other half."""
     ids = write(8)
     over = threading.Event()
@@ -348,10 +348,11 @@ def test_a_second_call_that_hangs_fails_alone() -> None:
         if len(events) == 8:
             raise LookupError("no")
         if ids[0] in ids_of(events) and len(bulk.batches) < 4:
-            over.wait(30)
+            clock.advance(6)
+            over.wait(60)
 
     bulk = Bulk(work)
-    with listening(bulk, batch=8, within=1.0, timeout=0.3, retry=FAR), working():
+    with listening(bulk, batch=8, within=1.0, timeout=5, retry=FAR), working():
         wait_until(nothing_is_new)
         over.set()
     assert bulk.sizes == [8, 4, 4]
@@ -573,7 +574,7 @@ def test_atomic_batches_delete_what_is_not_kept(run: str, per_key: int, settings
 
 
 @outside
-def test_an_atomic_batch_whose_thread_is_written_off_commits_nothing() -> None:
+def test_an_atomic_batch_whose_thread_is_written_off_commits_nothing(clock: MovedClock) -> None:
     if connection.vendor == "sqlite":
         pytest.skip("the hanging thread locks the file")
     ids = write(4)
@@ -581,11 +582,12 @@ def test_an_atomic_batch_whose_thread_is_written_off_commits_nothing() -> None:
 
     def work(events: list[outbox.Event]) -> None:
         if len(bulk.batches) == 1:
-            over.wait(30)
+            clock.advance(6)
+            over.wait(60)
         note_all(events)
 
     bulk = Bulk(work)
-    with listening(bulk, batch=4, atomic=True, timeout=0.3, retry=AT_ONCE), working():
+    with listening(bulk, batch=4, atomic=True, timeout=5, retry=AT_ONCE), working():
         wait_until(all_are(Status.DONE))
         over.set()
     assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox.delivery.halves import Halving
 from django_outbox.exceptions import PayloadError
-from django_outbox.listeners import registry
+from django_outbox.listeners import batching, registry
 from django_outbox.listeners.batching import Batching
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause
@@ -24,7 +23,7 @@ from django_outbox.signals import batch_called, event_decided
 from tests.cases import cases
 from tests.table import PLACED, insert, keyed, listening, row, steal, write
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
+from tests.waiting import MovedClock, wait_until
 
 outside = pytest.mark.django_db(transaction=True)
 # Runs a test twice: by ``drain()``, and by a worker in this process.
@@ -184,26 +183,26 @@ def test_a_single_event_does_not_wait_for_others() -> None:
 
 
 @outside
-def test_a_batch_waits_within_its_time_for_more() -> None:
+def test_a_batch_waits_within_its_time_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_WITHIN", 600.0)
     bulk = Bulk()
-    with listening(bulk, batch=500, within=1.0), working():
-        started = time.monotonic()
-        for _ in range(5):
+    with listening(bulk, batch=500, within=3), working():
+        write(1)
+        wait_until(OutboxEvent.objects.leased().exists)
+        for _ in range(4):
             write(1)
         wait_until(lambda: bool(bulk.sizes))
     assert bulk.sizes == [5]
-    assert time.monotonic() - started >= 0.9
 
 
 @outside
-def test_a_full_batch_does_not_wait() -> None:
+def test_a_full_batch_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_WITHIN", 600.0)
     bulk = Bulk()
-    with listening(bulk, batch=5, within=1.0), working():
+    with listening(bulk, batch=5, within=600), working():
         write(1)
-        started = time.monotonic()
         write(4)
         wait_until(lambda: sum(bulk.sizes) == 5)
-        assert time.monotonic() - started < 0.9
     assert bulk.sizes == [5]
 
 
@@ -394,16 +393,17 @@ def test_a_rescued_event_is_called_alone(run: str) -> None:
 
 
 @outside
-def test_a_batch_that_exceeds_its_timeout_is_not_split() -> None:
+def test_a_batch_that_exceeds_its_timeout_is_not_split(clock: MovedClock) -> None:
     over = threading.Event()
 
     def work(events: list[outbox.Event]) -> None:
         if len(bulk.batches) == 1:
-            over.wait(20)
+            clock.advance(6)
+            over.wait(60)
 
     bulk = Bulk(work)
     write(20)
-    with listening(bulk, batch=20, within=1.0, timeout=0.3, retry=AT_ONCE), working():
+    with listening(bulk, batch=20, within=1.0, timeout=5, retry=AT_ONCE), working():
         wait_until(lambda: {*statuses().values()} == {Status.DONE})
         over.set()
     assert bulk.sizes == [20, 5, 5, 5, 5]
@@ -411,16 +411,17 @@ def test_a_batch_that_exceeds_its_timeout_is_not_split() -> None:
 
 
 @outside
-def test_an_awaited_batch_is_cancelled_after_its_timeout() -> None:
+def test_an_awaited_batch_is_cancelled_after_its_timeout(clock: MovedClock) -> None:
     sizes = []
 
     async def work(events: list[outbox.Event]) -> None:
         sizes.append(len(events))
         if len(sizes) == 1:
-            await asyncio.sleep(60)
+            clock.advance(6)
+            await asyncio.Event().wait()
 
     write(8)
-    with listening(work, batch=8, within=1.0, timeout=0.3, retry=AT_ONCE), working():
+    with listening(work, batch=8, within=1.0, timeout=5, retry=AT_ONCE), working():
         wait_until(lambda: {*statuses().values()} == {Status.DONE})
     assert sizes == [8, 2, 2, 2, 2]
 

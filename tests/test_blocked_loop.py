@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +16,11 @@ import pytest
 import django_outbox as outbox
 from django_outbox.worker import blocked_loop
 from django_outbox.worker.blocked_loop import BlockedLoopWatch
+from tests.fleet import wait_until
 from tests.reach.children import Site
 from tests.table import PLACED, in_thread, listening, statuses, write
 from tests.test_health import PORT, ask, port_of, wait_for
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
 
 database = pytest.mark.django_db(transaction=True)
 
@@ -51,12 +50,22 @@ class Blocker:
         task = asyncio.current_task()
         assert task
         self.task = task.get_name()
-        self.go_on.wait(30)
+        self.go_on.wait(60)
 
 
 def lines(caplog: pytest.LogCaptureFixture, start: str) -> list[tuple[str, str]]:
     found = [(each.levelname, each.getMessage()) for each in caplog.records]
     return [each for each in found if each[1].startswith(start)]
+
+
+def pass_until(fact: Callable[[], Any], clock: Clock) -> None:
+    """Let the time of the watch pass, all of it busy, until it has seen ``fact``."""
+
+    def seen() -> Any:
+        clock.pass_(0.05, used=0.05)
+        return fact()
+
+    wait_until(seen, what="a report")
 
 
 def quick(event: outbox.Event) -> None:
@@ -84,25 +93,29 @@ def in_a_task(blocker: Blocker) -> Any:
 
 @database
 @pytest.mark.parametrize("registered", [alone, second, in_a_task])
-def test_a_blocked_loop_is_reported_once_with_what_blocks_it(
-    settings: Any, caplog: pytest.LogCaptureFixture, registered: Callable[[Blocker], Any]
+def test_a_blocked_loop_is_reported_with_what_blocks_it(
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    clock: Clock,
+    registered: Callable[[Blocker], Any],
 ) -> None:
-    settings.OUTBOX = {"STUCK_AFTER": 1.8}
+    settings.OUTBOX = {"STUCK_AFTER": 1000}
     blocker = Blocker()
     with (
         caplog.at_level(logging.INFO, "django_outbox"), listening(idle, "order.*", name="idle"),
         registered(blocker), outbox.Worker() as worker,
     ):  # fmt: skip
         try:
+            wait_until(lambda: worker.health().is_ready, what="a worker that is ready")
             (event_id,) = write()
-            wait_until(lambda: lines(caplog, "event loop blocked"), what="a warning")
+            wait_until(lambda: blocker.task, what="a block")
+            pass_until(lambda: lines(caplog, "event loop blocked"), clock)
             assert worker.health().is_ready
+            clock.pass_(1000, used=1000)
             wait_until(lambda: lines(caplog, "event loop stuck"), what="an error")
             unready = worker.health().unready
             assert len(unready) == 1
             assert unready[0].startswith("outbox-default-loop has been blocked for ")
-            looked = worker._event_loops[0]._watch._checked_at
-            wait_until(lambda: worker._event_loops[0]._watch._checked_at > looked + 0.6)
         finally:
             blocker.go_on.set()
         wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
@@ -116,56 +129,36 @@ def test_a_blocked_loop_is_reported_once_with_what_blocks_it(
         assert f"listener='{PLACED}{' second' * (registered is second)}'" in line
         assert f"task={blocker.task!r}" in line
         assert "threading.py:" in line.split("at=")[1]
-    assert 1 <= float(warning[1].split("seconds=")[1].split(" ")[0]) < 1.8
+    assert 1 <= float(warning[1].split("seconds=")[1].split(" ")[0]) < 1000
     ((_, end),) = lines(caplog, "event loop runs again")
-    assert float(end.split("seconds=")[1]) >= 1.8
+    assert float(end.split("seconds=")[1]) >= 1000
 
 
 @database
 def test_a_callback_that_blocks_is_reported_without_an_event(
-    settings: Any, caplog: pytest.LogCaptureFixture
+    settings: Any, caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
-    settings.OUTBOX = {}
-    go_on = threading.Event()
+    settings.OUTBOX = {"STUCK_AFTER": 1000}
+    entered, go_on = threading.Event(), threading.Event()
+
+    def block() -> None:
+        entered.set()
+        go_on.wait(60)
 
     async def listener(event: outbox.Event) -> None:
-        asyncio.get_running_loop().call_later(0.05, go_on.wait, 30)
+        asyncio.get_running_loop().call_later(0.05, block)
 
     with (
         caplog.at_level(logging.INFO, "django_outbox"), listening(listener), outbox.Worker()
     ):  # fmt: skip
         try:
             write()
-            wait_until(lambda: lines(caplog, "event loop blocked"), what="a warning")
+            assert entered.wait(30)
+            pass_until(lambda: lines(caplog, "event loop blocked"), clock)
         finally:
             go_on.set()
         wait_until(lambda: lines(caplog, "event loop runs again"), what="the end")
     assert "event_id=None event_type=None listener=None task=None at=/" in caplog.text
-
-
-@database
-def test_a_loop_that_waits_is_not_taken_for_a_blocked_one(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = {"STUCK_AFTER": 0.5}
-    go_on = threading.Event()
-
-    async def listener(event: outbox.Event) -> None:
-        while not go_on.is_set():  # noqa: ASYNC110 - told by a thread
-            await asyncio.sleep(0.01)
-
-    caplog.set_level(logging.INFO, "django_outbox")
-    with listening(listener), outbox.Worker() as worker:
-        try:
-            write(20)
-            watch = worker._event_loops[0]._watch
-            begun = watch._checked_at
-            wait_until(lambda: watch._checked_at > begun + 2, what="looks for 2 s")
-            assert worker.health().is_ready
-        finally:
-            go_on.set()
-        wait_until(lambda: statuses() == {"DONE": 20}, what="DONE")
-    assert not lines(caplog, "event loop")
 
 
 # -- what still works ------------------------------------------------------------------------------
@@ -204,9 +197,7 @@ def test_a_stop_under_a_blocked_loop_ends_in_time_and_releases_what_waited(setti
             wait_until(lambda: blocker.task, what="a block")
             write(4)
             wait_until(lambda: worker._event_loops[0].waiting == 4, what="four that wait")
-            started = time.monotonic()
-            assert in_thread(worker.stop).result(20) is False
-            assert time.monotonic() - started < 0.3 + 1 + 3
+            assert in_thread(worker.stop).result(30) is False  # while the loop is blocked
             free = outbox.models.OutboxEvent.objects.filter(locked_by=None).count()
             assert free >= 4
         finally:
@@ -222,7 +213,7 @@ def test_a_process_with_a_blocked_loop_is_live_not_ready_and_recovers(
     site: Site, tmp_path: Path
 ) -> None:
     until = tmp_path / "go on"
-    with site.worker(*PORT, STUCK_AFTER=2) as child:
+    with site.worker(*PORT, STUCK_AFTER=6) as child:
         port = port_of(child)
         wait_for(port, "/ready", 200)
         (event_id,) = write(1, "reach.blocking", payload={"until": str(until)})
@@ -250,10 +241,8 @@ def test_a_process_with_a_blocked_loop_ends_in_time_with_code_1(site: Site, tmp_
         write(5, "reach.blocking", payload={"until": str(tmp_path / "never")})
         wait_until(lambda: Effect.objects.filter(phase="start").exists(), what="the listener")
         child.says("event loop blocked")
-        started = time.monotonic()
         child.tell(signal.SIGTERM)
-        assert child.wait() == 1
-        assert time.monotonic() - started < 1 + 1 + 5
+        assert child.wait() == 1  # the loop stays blocked
     assert statuses() == {"NEW": 5}
     assert outbox.models.OutboxEvent.objects.filter(locked_by=None).count() >= 4
 
@@ -330,6 +319,15 @@ def test_a_listener_that_keeps_every_thread_from_running_is_reported_when_it_let
     rounds(1, answering=False)
     ((level, line),) = lines(caplog, "event loop blocked")
     assert (level, "seconds=4." in line) == ("WARNING", True)
+
+
+def test_a_loop_that_answers_is_not_taken_for_a_blocked_one(
+    watched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, _, rounds = watched
+    rounds(40, answering=True)
+    assert not lines(caplog, "event loop")
+    assert watch.unready_reason is None
 
 
 def test_each_blockage_is_reported_once_and_anew(

@@ -8,14 +8,12 @@ import re
 import signal
 import socket
 import threading
-import time
 import urllib.request
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
@@ -27,10 +25,10 @@ import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.worker import embedded
 from django_outbox.writing.hot_queue import hot_queues
+from tests.fleet import wait_until
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left
-from tests.table import listening, statuses, write
+from tests.table import in_thread, listening, statuses, write
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -46,7 +44,8 @@ SERVERS = {
     "runserver": ("django", "runserver", "{address}"),
 }
 # Workers poll only at their start, so only the hot queue delivers quickly.
-FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60, "DOORBELL": None}
+FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600, "DOORBELL": None}
+MANY = 400  # events, of which a server that is stopped leaves some, however slow the machine
 
 
 class Server:
@@ -104,7 +103,7 @@ def write_in_every_process(server: Server, count: int) -> list[dict[str, Any]]:
             answers.extend(pool.map(lambda _: server.write(), range(6)))
         return len({each["pid"] for each in answers}) >= count
 
-    wait_until(all_answered, within=30, what=f"answers of {count} processes")
+    wait_until(all_answered, what=f"answers of {count} processes")
     return answers
 
 
@@ -116,27 +115,24 @@ def test_39_a_request_is_followed_by_its_listener_in_the_same_process(
     name: str, database_env: dict[str, str], tmp_path: Path
 ) -> None:
     processes = 2 if "2" in SERVERS[name] else 1
+    answers: list[dict[str, Any]] = []
+
+    def delivers_its_own() -> bool:
+        """Return whether each process has delivered an event that it wrote, from memory."""
+        with ThreadPoolExecutor(6) as pool:
+            answers.extend(pool.map(lambda _: server.write(), range(6)))
+        all_done(answers)
+        # A poll that runs at that moment, in any process, may be faster than the hot queue.
+        found = effects("hot")
+        writers = pids_by_event(answers)
+        return len({pid for each, pid in writers.items()
+                    if each in found and found[each].pid == pid}) == processes  # fmt: skip
+
     with serving(name, database_env, tmp_path, **FAR) as server:
-        first = write_in_every_process(server, processes)
-        all_done(first)
-        answers = write_in_every_process(server, processes)
-        all_done(first + answers)
-        end = stop(server)
-    found, writers = effects(), pids_by_event(answers)
-    own = {
-        event_id: pid for event_id, pid in writers.items()
-        if found[event_id].pid == pid and found[event_id].phase == "hot"
-    }  # fmt: skip
-    # A poll that runs at that moment, in any process, may be faster than the hot queue.
-    assert 2 * len(own) > len(writers) and {*own.values()} == {*writers.values()}
-    share_no_session(first + answers, found)
+        wait_until(delivers_its_own, what="a delivery in each process that wrote")
+        stop(server)
+    share_no_session(answers, effects())
     nothing_is_left()
-    waits = [
-        found[event_id].at.timestamp() - each["committed_at"]
-        for each in answers
-        for event_id in each["ids"]
-    ]
-    print(f"{name}: commit to listener, median {median(waits) * 1000:.1f} ms, {end}")  # noqa: T201
 
 
 def all_done(answers: list[dict[str, Any]]) -> None:
@@ -216,14 +212,14 @@ def test_39_the_first_request_starts_the_worker_though_it_writes_nothing(
 def test_at_exit_what_runs_is_finished_and_the_rest_released(
     name: str, database_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """One thread, twenty events: when the server is stopped, one runs and the others wait."""
+    """One thread, many events: when the server is stopped, one runs and others wait."""
     with serving(name, database_env, tmp_path, WORKERS=1, **FAR) as server:
-        ids = server.write(type="reach.slow", seconds=0.05, count=20)["ids"]
+        ids = server.write(type="reach.slow", seconds=0.05, count=MANY)["ids"]
         wait_until(lambda: effects("start"), what="a start")
         stop(server)
     started = effects("start")
     assert [*effects("end")] == [*started]
-    assert statuses() == {"DONE": len(started), "NEW": 20 - len(started)}
+    assert statuses() == {"DONE": len(started), "NEW": MANY - len(started)}
     rest = OutboxEvent.objects.filter(pk__in=ids).pending()
     assert {*rest.values_list("locked_by", "attempts", "rescues")} <= {(None, 0, 0)}
     nothing_is_left()
@@ -254,7 +250,7 @@ def test_a_killed_server_process_leaves_its_events_to_the_next(
             server.get("threads")  # any request starts the worker of the process that took over
             return Effect.objects.filter(phase="start").exclude(pid=answer["pid"]).exists()
 
-        wait_until(rescued, within=30, what="a rescue")
+        wait_until(rescued, what="a rescue")
         stop(server)
 
 
@@ -282,15 +278,19 @@ def test_17_a_forked_child_has_no_worker(settings: Any) -> None:
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite keeps locks by process")
 def test_17_a_fork_inherits_no_lock_of_a_worker(settings: Any) -> None:
     settings.OUTBOX = {"DOORBELL": None}
-    inside = threading.Event()
+    inside, go_on = threading.Event(), threading.Event()
 
     def listener(event: outbox.Event) -> None:
         Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
         inside.set()
-        time.sleep(0.5)  # it keeps SQLite's only write lock meanwhile
+        assert go_on.wait(30)  # it keeps SQLite's only write lock meanwhile
+
+    def end_it() -> None:
+        wait_until(lambda: not hot_queues.by_alias, what="the stop of the worker before the fork")
+        go_on.set()
 
     def writes() -> str:
-        connection.settings_dict["OPTIONS"]["timeout"] = 3
+        connection.settings_dict["OPTIONS"]["timeout"] = 20
         try:
             Effect.objects.create(event_id="child", pid=0, phase="end")
         except OperationalError as error:
@@ -301,12 +301,15 @@ def test_17_a_fork_inherits_no_lock_of_a_worker(settings: Any) -> None:
         embedded.start("default")
         try:
             write()
-            assert inside.wait(10)
+            assert inside.wait(30)
             connection.close()
+            ending = in_thread(end_it)
             assert in_child(writes) == "written"
+            ending.result(30)
             write()
             wait_until(lambda: statuses() == {"DONE": 2}, what="the parent's worker is back")
         finally:
+            go_on.set()
             embedded.stop()
     assert in_child(lambda: [*hot_queues.by_alias]) == []
     assert not hot_queues.by_alias  # the stopped worker is not started again

@@ -31,9 +31,9 @@ from django_outbox.worker.queues import Held, Offers
 from django_outbox.worker.ready import Ready
 from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
-from tests.fleet import Fleet
+from tests.fleet import Fleet, wait_until
 from tests.table import in_thread, insert, keyed, listening, row, statuses, stream, write
-from tests.waiting import Gate, wait_until
+from tests.waiting import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -265,31 +265,29 @@ def running(fleet: Fleet, worker: psutil.Popen) -> bool:
 
 
 def test_a_worker_that_joins_gets_its_share_of_a_backlog_of_slow_listeners(fleet: Fleet) -> None:
-    insert(320, payload='{"seconds": 0.1}')
+    insert(5000, payload='{"seconds": 0.1}')  # more than they can deliver meanwhile
     workers = [fleet.start()]
     wait_until(lambda: len(fleet.starts()) >= 20, what="the first twenty")
     workers += [fleet.start(), fleet.start()]
-    wait_until(lambda: all(running(fleet, each) for each in workers), what="three workers")
-    before = len(fleet.starts())
-    wait_until(lambda: statuses() == {"DONE": 320}, within=60, what="DONE")
+
+    def shares() -> Counter[int]:
+        return Counter(line.pid for line in fleet.lines() if line.phase == "start")
+
+    wait_until(lambda: all(shares()[each.pid] >= 20 for each in workers), what="shares")
     assert [fleet.end(each) for each in workers] == [0, 0, 0]
-    shares = Counter(line.pid for line in fleet.lines()[2 * before :] if line.phase == "start")
     assert max(Counter(fleet.starts()).values()) == 1
-    left = sum(shares.values())
-    assert left > 40, "the joining workers came too late to show anything"
-    assert all(shares[each.pid] > left / 10 for each in workers), shares
 
 
 def test_a_busy_worker_leaves_new_events_to_an_idle_one(fleet: Fleet) -> None:
     """Otherwise half of the 60 quick events would wait until the long calls end."""
-    insert(2, payload='{"seconds": 45}')
+    insert(2, payload='{"seconds": 600}')
     busy = fleet.start()
     wait_until(lambda: len(fleet.starts()) == 2, what="two long calls")
     idle = fleet.start()
     wait_until(lambda: running(fleet, idle), what="the idle worker")
     for _ in range(30):
         write(2, payload={"seconds": 0})
-    wait_until(lambda: statuses() == {"DONE": 60, "NEW": 2}, within=15, what="60 quick events done")
+    wait_until(lambda: statuses() == {"DONE": 60, "NEW": 2}, what="60 quick events done")
     assert {line.pid for line in fleet.lines() if line.phase == "end"} == {idle.pid}
     busy.kill()
     busy.wait()

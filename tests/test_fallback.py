@@ -26,7 +26,7 @@ from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.table import PLACED, in_thread, insert, listening, row, statuses, steal, write
 from tests.testapp.models import Effect, Order
-from tests.waiting import wait_until
+from tests.waiting import MovedClock, wait_until
 
 # Each test runs in a transaction that is rolled back, as in a TestCase, and without one.
 both = pytest.mark.parametrize(
@@ -546,18 +546,24 @@ def test_a_worker_closes_what_the_listener_broke_before_it(settings: Any) -> Non
 
 
 @outside_alone
-def test_the_timeout_counts_for_it_anew(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_timeout_counts_for_it_anew(
+    settings: Any, caplog: pytest.LogCaptureFixture, clock: MovedClock
+) -> None:
     """A plain fallback that hangs is abandoned and reported, as a listener is."""
-    settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
+    settings.OUTBOX = {"DRAIN_TIMEOUT": 0.5}
     go_on = threading.Event()
 
     def reports() -> int:
         return sum("longer than its timeout" in each.getMessage() for each in caplog.records)
 
-    fallback = Fallback(lambda event, failure: go_on.wait(15))
+    def hang(event: outbox.Event, failure: outbox.Failure) -> None:
+        clock.advance(6)
+        go_on.wait(60)
+
+    fallback = Fallback(hang)
     with (
         caplog.at_level(logging.WARNING, "django_outbox"),
-        guarded(raising(LookupError()), fallback, timeout=0.05, retry=ONCE),
+        guarded(raising(LookupError()), fallback, timeout=5, retry=ONCE),
         outbox.Worker(),
     ):
         try:

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.fleet import wait_until
 from tests.reach.children import Site, is_alive, workers_show
 from tests.table import row, statuses, write
 from tests.test_health import PORT, ask, port_of, wait_for
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+TIMEOUT = 4  # seconds; of a listener that hangs, and enough for one that does not
 QUICK: dict[str, Any] = {
     "POLL_INTERVAL": 0.2, "LOCK_WAIT": 1, "RETRY": {"policy": "fixed", "delay": 0.1},
 }  # fmt: skip
@@ -37,13 +38,16 @@ def done(*ids: str) -> None:
     wait_until(lambda: all(row(each).status == 1 for each in ids), what=f"{statuses()}")
 
 
-def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(site: Site) -> None:
+def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(
+    site: Site, tmp_path: Path
+) -> None:
     """The events are tried again by threads in their place, and a worker with none left exits 1."""
-    settings = {**QUICK, "WORKERS": 2, "LISTENER_TIMEOUT": 0.5, "DRAIN_TIMEOUT": 25}
+    until = tmp_path / "go on"
+    settings = {**QUICK, "WORKERS": 2, "LISTENER_TIMEOUT": TIMEOUT, "DRAIN_TIMEOUT": 100}
     with site.worker(*PORT, **settings) as child:
         port = port_of(child)
         wait_for(port, "/ready", 200)
-        write(1, "reach.patient", payload={"seconds": 12})
+        write(1, "reach.patient", payload={"until": str(until)})
         wait_until(lambda: Effect.objects.filter(phase="start").exists())
         first = hang()
         done(first)
@@ -52,6 +56,7 @@ def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(site: S
         second = hang()
         dead = wait_for(port, "/live", 503)
         assert "2 threads hang in listeners past their timeouts" in dead.reasons
+        until.touch()
         assert child.wait(30) == 1
         assert child.output.count("only a new process helps threads=2") == 1
         assert child.output.count("listener runs longer than its timeout") == 2
@@ -62,21 +67,28 @@ def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(site: S
     assert statuses() == {"DONE": 3}
 
 
-def test_a_worker_that_hung_exits_1_even_if_its_threads_come_back(site: Site) -> None:
+def test_a_worker_that_hung_exits_1_even_if_its_threads_come_back(
+    site: Site, tmp_path: Path
+) -> None:
     """A process manager that restarts what failed would not start it again after a 0."""
+    patient, slow = tmp_path / "patient", tmp_path / "slow"
     retry = {"policy": "fixed", "delay": 600}
-    settings = {**QUICK, "WORKERS": 2, "LISTENER_TIMEOUT": 0.5, "DRAIN_TIMEOUT": 60, "RETRY": retry}
-    with site.worker(**settings) as child:
-        write(1, "reach.patient", payload={"seconds": 8})
+    settings = {"LISTENER_TIMEOUT": 0.5, "DRAIN_TIMEOUT": 100, "RETRY": retry}
+    with site.worker(**{**QUICK, "WORKERS": 2, **settings}) as child:
+        write(1, "reach.patient", payload={"until": str(patient)})
         wait_until(lambda: Effect.objects.filter(phase="start").exists())
-        slow = write(2, "reach.slow", payload={"seconds": 4})
+        ids = write(2, "reach.gated", payload={"until": str(slow)})
         child.says("only a new process helps threads=2")
+        child.says("worker draining")
+        slow.touch()
+        wait_until(lambda: Effect.objects.filter(phase="end").count() == 2, what="two ends")
+        patient.touch()
         assert child.wait(60) == 1
-    assert [tried(each) for each in slow] == [["start", "end"], ["start", "end"]]
+    assert [tried(each) for each in ids] == [["start", "end"], ["start", "end"]]
 
 
 def test_a_supervisor_replaces_a_process_whose_threads_all_hang(site: Site) -> None:
-    settings = {**QUICK, "WORKERS": 1, "LISTENER_TIMEOUT": 0.5}
+    settings = {**QUICK, "WORKERS": 1, "LISTENER_TIMEOUT": TIMEOUT}
     with site.worker(*PORT, "--processes", "2", **settings) as child:
         port = port_of(child)
         workers_show(2)
@@ -97,18 +109,23 @@ def test_a_supervisor_replaces_a_process_whose_threads_all_hang(site: Site) -> N
     assert row(event_id).attempts == 1
 
 
-def test_without_a_timeout_a_pool_that_is_stuck_is_live_and_not_ready(site: Site) -> None:
+def test_without_a_timeout_a_pool_that_is_stuck_is_live_and_not_ready(
+    site: Site, tmp_path: Path
+) -> None:
+    until = tmp_path / "go on"
     with site.worker(*PORT, **QUICK, WORKERS=2, STUCK_AFTER=1, DRAIN_TIMEOUT=20) as child:
         port = port_of(child)
         wait_for(port, "/ready", 200)
-        ids = write(2, "reach.slow", payload={"seconds": 5})
+        ids = write(2, "reach.gated", payload={"until": str(until)})
         stuck = wait_for(port, "/ready", 503)
         assert "every thread has been in one call for" in stuck.reasons
         assert ask(port, "/live").code == 200  # type: ignore[union-attr]
+        child.says("every thread is in a call")
+        until.touch()
         wait_for(port, "/ready", 200)
         done(*ids)
         assert child.stop() == 0
         lines = [line for line in child.output.splitlines() if "every thread is in a call" in line]
     assert len(lines) == 1
-    assert all(f"{each} (reach.slow)" in lines[0] for each in ids)
+    assert all(f"{each} (reach.gated)" in lines[0] for each in ids)
     assert [row(each).attempts for each in ids] == [0, 0]

@@ -25,9 +25,8 @@ from django_outbox.contrib.prometheus import receivers
 from django_outbox.contrib.prometheus.metrics import BACKLOG_GAUGES, COUNTERS, GAUGES, HISTOGRAMS
 from tests import samples
 from tests.cases import cases
-from tests.fleet import REPOSITORY, Fleet, children
+from tests.fleet import REPOSITORY, Fleet, children, wait_until
 from tests.table import statuses, write
-from tests.waiting import wait_until
 
 SHIPPED = Path(receivers.__file__).parent
 PAGE = samples.DOCS / "reference" / "metrics.md"
@@ -260,7 +259,7 @@ def test_432_j25_processes_are_summed_up_and_a_killed_one_leaves_no_gauge(fleet:
     wait_until(lambda: len(fleet.logged("worker started")) == 2, what="two workers")
     write(20, "order.followed")
     wait_until(lambda: statuses() == {"DONE": 20}, what="all delivered")
-    wait_until(lambda: scrape(fleet).get("outbox_events_settled_total") == 20, within=60)
+    wait_until(lambda: scrape(fleet).get("outbox_events_settled_total") == 20)
     seen = scrape(fleet)
     assert seen["outbox_workers_running"] == 2
     assert seen["outbox_workers"] == 2

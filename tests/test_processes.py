@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from django_outbox.models import OutboxEvent
+from tests.fleet import wait_until
 from tests.reach.children import (
     Child,
     Site,
@@ -23,11 +25,11 @@ from tests.reach.children import (
 )
 from tests.table import statuses, write
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TWO = ("--processes", "2")
+MANY = 500  # events of which a worker that is told to stop leaves some, however slow the machine
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def test_444_a_signal_lets_every_process_finish_what_runs(
     """Ctrl-C in a terminal reaches the children too; it is still a soft stop."""
     with site.worker(*TWO, WORKERS=1) as child:
         running(child)
-        write(30, "reach.slow", payload={"seconds": 0.2})
+        write(MANY, "reach.slow", payload={"seconds": 0.2})
         started(1)
         processes = child.children
         child.tell(number, group=group)
@@ -117,13 +119,12 @@ def test_444_a_signal_lets_every_process_finish_what_runs(
         all_gone(processes)
     assert phases()["start"] == phases()["end"]
     done = len(phases()["end"])
-    assert done < 30
-    assert statuses() == {"DONE": done, "NEW": 30 - done}
+    assert statuses() == {"DONE": done, "NEW": MANY - done}
     nothing_is_left()
 
 
 def test_a_second_signal_is_quick_and_exits_one(site: Site) -> None:
-    with site.worker(*TWO, WORKERS=1, DRAIN_TIMEOUT=25) as child:
+    with site.worker(*TWO, WORKERS=1, DRAIN_TIMEOUT=300) as child:
         running(child)
         write(1, "reach.slow", payload={"seconds": 60})
         started(1)
@@ -131,14 +132,14 @@ def test_a_second_signal_is_quick_and_exits_one(site: Site) -> None:
         child.tell(signal.SIGTERM)
         wait_until(lambda: len(pids(child)) == 1, what="the idle one has ended")
         child.tell(signal.SIGTERM)
-        assert child.wait(within=15) == 1
+        assert child.wait() == 1  # long before the drain times out
         all_gone(processes)
 
 
 def test_38_children_of_a_killed_supervisor_end_by_themselves(site: Site) -> None:
     with site.worker(*TWO, WORKERS=1) as child:
         running(child)
-        write(30, "reach.slow", payload={"seconds": 0.2})
+        write(MANY, "reach.slow", payload={"seconds": 0.2})
         started(1)
         processes = child.children
         child.tell(signal.SIGKILL)
@@ -152,7 +153,7 @@ def test_max_events_recycles(site: Site) -> None:
     with site.worker(*TWO, "--max-events", "20", WORKERS=1, COLD_QUEUE_CAPACITY=10) as child:
         first = running(child)
         write(100, "reach.slow", payload={"seconds": 0.04})
-        wait_until(lambda: statuses() == {"DONE": 100}, within=40, what="100 DONE")
+        wait_until(lambda: statuses() == {"DONE": 100}, what="100 DONE")
         assert child.stop() == 0
     ends = Effect.objects.filter(phase="end")
     assert {*ends.values_list("pid", flat=True)} - first
@@ -161,11 +162,11 @@ def test_max_events_recycles(site: Site) -> None:
 
 
 def test_max_events_ends_a_single_process(site: Site) -> None:
-    write(60, "reach.slow", payload={"seconds": 0.05})
+    write(MANY, "reach.slow", payload={"seconds": 0.05})
     with site.worker("--max-events", "5", WORKERS=1, COLD_QUEUE_CAPACITY=5) as child:
         assert child.wait() == 0
     assert phases()["start"] == phases()["end"]
-    assert 5 <= len(phases()["end"]) < 60
+    assert 5 <= len(phases()["end"]) < MANY
     nothing_is_left()
 
 
@@ -197,7 +198,7 @@ def test_reload_starts_anew_when_a_file_is_touched(site: Site, watched: Path) ->
         write(8, "reach.slow", payload={"seconds": 0.1})
         started(1)
 
-        touched = iter(range(1, 9))
+        touched = count(1)
 
         def another() -> set[int]:
             touch(watched, next(touched))  # again, in case the reloader did not watch yet
@@ -205,8 +206,8 @@ def test_reload_starts_anew_when_a_file_is_touched(site: Site, watched: Path) ->
                 return wait_until(lambda: pids(child) - {old}, within=4)
             return set()
 
-        wait_until(another, within=30, what="another process")
-        wait_until(lambda: statuses() == {"DONE": 8}, within=30, what="8 DONE")
+        wait_until(another, what="another process")
+        wait_until(lambda: statuses() == {"DONE": 8}, what="8 DONE")
         assert child.stop() == 0
     assert Effect.objects.filter(phase="end").count() == 8
     nothing_is_left()
@@ -216,12 +217,12 @@ def test_reload_starts_anew_when_a_file_is_touched(site: Site, watched: Path) ->
 def test_reload_ends_softly(site: Site, watched: Path, number: int, group: bool) -> None:
     with reloading(site, watched, WORKERS=1, LEASE=600) as child:
         workers_show(1)
-        write(30, "reach.slow", payload={"seconds": 0.2})
+        write(MANY, "reach.slow", payload={"seconds": 0.2})
         started(1)
         processes = child.children
         child.tell(number, group=group)
         assert child.wait() == 0
         all_gone(processes)
     assert phases()["start"] == phases()["end"]
-    assert len(phases()["end"]) < 30
+    assert len(phases()["end"]) < MANY
     nothing_is_left()

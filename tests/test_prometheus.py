@@ -31,7 +31,7 @@ from tests.table import (
     steal,
     write,
 )
-from tests.waiting import wait_until
+from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -313,15 +313,17 @@ def test_424_depths_are_shown_and_none_is_left_by_a_worker_that_is_gone(
         assert shown("outbox_queue_depth", queue="cold") == 0
 
 
-def test_calls_past_their_timeouts_are_counted_by_listener(shown: Shown) -> None:
-    gate = threading.Event()
+def test_calls_past_their_timeouts_are_counted_by_listener(shown: Shown, clock: MovedClock) -> None:
+    gate, together = threading.Event(), threading.Barrier(2)
 
     def hangs_at_first(event: outbox.Event) -> None:
         if not event.attempts:
+            together.wait(30)
+            clock.advance(6)
             assert gate.wait(60)
 
     retry = outbox.Fixed(0.01)
-    with listening(hangs_at_first, name="stats", timeout=0.1, retry=retry), outbox.Worker():
+    with listening(hangs_at_first, name="stats", timeout=5, retry=retry), outbox.Worker():
         try:
             write(2)
             wait_until(lambda: statuses() == {"DONE": 2}, what="DONE")

@@ -21,8 +21,9 @@ from django_outbox import clocks, testing
 from django_outbox.listeners.progress import entries
 from django_outbox.listeners.queues import first_queue, next_queue
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from django_outbox.worker.rate import RateLimit
 from tests.table import insert, keyed, listening, now, row, statuses, stream, write
-from tests.waiting import Gate, wait_until
+from tests.waiting import Gate, MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,7 +121,7 @@ def test_a_queue_of_hung_listeners_does_not_hold_up_the_others() -> None:
             wait_until(lambda: len(gate.entered) == 2)
             for _ in range(30):
                 (event_id,) = write()
-                wait_until(lambda: event_id in seen.ids, within=5)  # noqa: B023
+                wait_until(lambda: event_id in seen.ids)  # noqa: B023
             insert(1500)
             wait_until(lambda: len(seen.ids) == 1530)
             assert len(gate.entered) == 2
@@ -414,6 +415,16 @@ def test_the_search_for_unknown_queues_finds_them_within_a_minute() -> None:
 # -- pauses of queues ------------------------------------------------------------------------------
 
 
+POLLS = 3
+
+
+def several_polls(seen: Seen) -> None:
+    """Wait until the worker has polled several times: each finds an event of ``default``."""
+    for _ in range(POLLS):
+        (event_id,) = insert()
+        wait_until(lambda event_id=event_id: event_id in seen.ids)  # type: ignore[misc]
+
+
 def pause(name: str = "hooks") -> None:
     OutboxPause.objects.pause("queue", name)
 
@@ -425,9 +436,7 @@ def test_nothing_is_claimed_from_a_paused_queue_and_no_row_is_touched() -> None:
     before = [*OutboxEvent.objects.order_by("pk").values()]
     with listening(hook, "hook.sent", queue="hooks"), listening(seen):
         with outbox.Worker():
-            write(5)
-            wait_until(lambda: len(seen.ids) == 5)
-            time.sleep(0.3)
+            several_polls(seen)
         after = OutboxEvent.objects.filter(pk__in=ids).order_by("pk")
         assert ([*after.values()], hook.ids) == (before, [])
         assert outbox.drain() == 0
@@ -447,10 +456,11 @@ def test_what_a_worker_has_ready_is_released_when_its_queue_is_paused() -> None:
         finally:
             gate.open.set()
         wait_until(lambda: statuses() == {"DONE": 2, "NEW": 4})
-        time.sleep(0.2)
+        with listening(seen := Seen()):
+            several_polls(seen)
         assert len(gate.entered) == 2
         OutboxPause.objects.all().resume()
-        wait_until(lambda: statuses() == {"DONE": 6})
+        wait_until(lambda: statuses() == {"DONE": 6 + POLLS})
     assert Counter(gate.entered) == Counter(ids)
     assert {*OutboxEvent.objects.values_list("attempts", "rescues")} == {(0, 0)}
 
@@ -472,21 +482,41 @@ def test_a_shared_event_does_not_wait_for_a_paused_queue_with_its_other_listener
 # -- rates -----------------------------------------------------------------------------------------
 
 
-def test_a_rate_limits_the_calls_of_a_queue(settings: Any) -> None:
-    settings.OUTBOX = {**TWO, "QUEUES": {"hooks": {"WORKERS": 2, "RATE": "50/s"}}}
-    calls, seen = list[float](), Seen()
-    insert(1000, event_type="hook.sent", queue="hooks")
-
-    def note(event: outbox.Event) -> None:
-        calls.append(time.monotonic())
-
-    with listening(note, "hook.sent", queue="hooks"), listening(seen), outbox.Worker():
-        write(200)
-        wait_until(lambda: len(seen.ids) == 200)
-        wait_until(lambda: len(calls) > 150)
-    windows = [sum(start <= each < start + 1 for each in calls) for start in calls[:100]]
-    assert max(windows) <= 105  # a bucket of one second's worth, and one second
+def test_a_rate_limits_the_calls_of_a_queue(settings: Any, clock: MovedClock) -> None:
+    """A minute for each event: real time adds none."""
+    settings.OUTBOX = {**TWO, "QUEUES": {"hooks": {"WORKERS": 2, "RATE": "1/m"}}, "LEASE": 3600}
+    hook, seen = Seen(), Seen()
+    insert(50, event_type="hook.sent", queue="hooks")
+    with listening(hook, "hook.sent", queue="hooks"), listening(seen), outbox.Worker():
+        write(20)
+        wait_until(lambda: len(seen.ids) == 20)
+        assert hook.ids == []  # a new worker begins with less than one event
+        # Its share of the rate begins to count when it knows how many other workers there are.
+        wait_until(lambda: clock.advance(0.5) or hook.ids, what="the first event")  # type: ignore[func-returns-value]
+        several_polls(seen)
+        first = len(hook.ids)
+        assert first <= 2
+        for count in range(first + 1, first + 5):
+            clock.advance(60)
+            wait_until(lambda count=count: len(hook.ids) >= count)  # type: ignore[misc]
+            several_polls(seen)
+            assert len(hook.ids) == count
     assert OutboxEvent.objects.leased().count() == 0
+
+
+def test_a_workers_share_of_a_rate_gathers_for_a_second(clock: MovedClock) -> None:
+    limit = RateLimit(50)
+    clock.advance(10)
+    assert limit.available() == 0  # the other workers are not known yet
+    limit.set_workers(2)
+    clock.advance(10)
+    assert limit.available() == 25
+    limit.spend(25)
+    assert limit.available() < 25
+    clock.advance(0.5)
+    assert 12 <= limit.available() <= 25
+    limit.spend(40)
+    assert limit.available() < 0
 
 
 def test_what_is_over_the_rate_is_neither_leased_nor_rewritten(settings: Any) -> None:
@@ -495,9 +525,7 @@ def test_what_is_over_the_rate_is_neither_leased_nor_rewritten(settings: Any) ->
     before = [*OutboxEvent.objects.order_by("pk").values()]
     seen = Seen()
     with listening(seen), listening(seen, "hook.sent", queue="hooks"), outbox.Worker():
-        write(10)
-        wait_until(lambda: len(seen.ids) == 10)
-        time.sleep(0.3)
+        several_polls(seen)
     rows = OutboxEvent.objects.filter(event_type="hook.sent").order_by("pk")
     assert [*rows.values()] == before
 

@@ -15,9 +15,8 @@ from django.core.management import call_command
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
-from tests.fleet import Fleet
+from tests.fleet import Fleet, wait_until
 from tests.table import insert, listening, statuses
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -263,17 +263,13 @@ def test_a_real_broker_that_is_away(broker: Any, opened: Any) -> None:
     backend = opened(broker.url, timeout=2)
     assert backend.publish(messages(3), within(2)) == [None] * 3
     broker.kill()
-    began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=rf"Kafka at 127.0.0.1:{broker.port} is not avail"):
         backend.publish(messages(3), within(1))
-    assert time.monotonic() - began < 3
     with pytest.raises(BrokerUnavailable):
         backend.check()
     with pytest.raises(BrokerUnavailable, match="refused"):
         opened(broker.url, timeout=1)
-    began = time.monotonic()
     backend.close()
-    assert time.monotonic() - began < 1
     broker.restart()
     again = opened(broker.url)
     assert again.publish(messages(3), within(10)) == [None] * 3
@@ -284,10 +280,8 @@ def test_a_real_broker_that_does_not_answer(broker: Any, opened: Any) -> None:
     backend = opened(broker.url)
     assert backend.publish(messages(1, to="before"), within(10)) == [None]
     broker.pause()
-    began = time.monotonic()
     with pytest.raises(BrokerUnavailable):
         backend.publish(messages(500), within(0.5))
-    assert time.monotonic() - began < 3
     broker.resume()
     with pytest.raises(BrokerUnavailable):  # a new one has to be made
         backend.publish(messages(1), within(10))
@@ -357,13 +351,9 @@ def test_a_mock_that_is_slow(mock: Any, opened: Any) -> None:
     backend = opened(mock.servers)
     backend.publish([message()], within(10))
     mock.delay(3000)
-    began = time.monotonic()
     with pytest.raises(BrokerUnavailable):
         backend.publish(messages(10), within(0.5))
-    assert time.monotonic() - began < 2
-    began = time.monotonic()
     backend.close()
-    assert time.monotonic() - began < 1
     mock.delay(0)
 
 
@@ -572,9 +562,7 @@ def test_an_outage_costs_no_attempts(relay: Any, broker: Any) -> None:
     with outbox.Worker():
         wait_until(lambda: OutboxPause.objects.filter(kind="breaker").exists())
         broker.restart()
-        began = time.monotonic()
         wait_until(lambda: not OutboxEvent.objects.exclude(status=OutboxEvent.Status.DONE).exists())
-        assert time.monotonic() - began < 5 + 2  # the promise, and a busy machine
     for row in rows:
         row.refresh_from_db()
         assert row.attempts == 0

@@ -276,9 +276,7 @@ def test_what_was_answered_before_a_connection_broke_is_confirmed(server: Any, c
 def test_a_server_that_does_not_answer(server: Any, client: Any, opened: Any) -> None:
     backend = opened(server.url)
     server.pause()
-    began = time.monotonic()
     outcomes = backend.publish(messages(500), within(0.5))
-    assert time.monotonic() - began < 3
     assert {type(each) for each in outcomes} == {Unconfirmed}
     server.resume()
     assert backend.publish([message(to="after")], within(10)) == [None]
@@ -583,9 +581,7 @@ def test_an_outage_costs_no_attempts(relay: Any, server: Any, client: Any) -> No
     with outbox.Worker():
         wait_until(lambda: OutboxPause.objects.filter(kind="breaker").exists())
         server.restart()
-        began = time.monotonic()
         wait_until(lambda: client.xlen("orders") == 21)
-        assert time.monotonic() - began < 5 + 2  # the promise, and a busy machine
         wait_until(lambda: not OutboxEvent.objects.exclude(status=OutboxEvent.Status.DONE).exists())
     for row in rows:
         row.refresh_from_db()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -25,6 +22,8 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import LeaseKind
+from django_outbox.testing import pass_time
+from django_outbox.worker.dispatcher import Dispatcher
 from tests.table import (
     PLACED,
     claim,
@@ -35,17 +34,19 @@ from tests.table import (
     now,
     row,
     statuses,
+    stream,
     write,
 )
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
+from tests.waiting import Gate, MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1}
+# A lease outlasts what the tests add to the clock.
+SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1, "LEASE": 3600}
 AT_ONCE = outbox.Fixed(delay=0.01)
 ONCE = outbox.Fixed(delay=0.01, max_attempts=1)
-SHORT = 0.2  # seconds of a timeout
+TIMEOUT = 60.0  # seconds; a call that hangs moves the clock past it, no other call takes that long
 NOT_SQLITE = pytest.mark.skipif(
     "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
 )
@@ -56,14 +57,34 @@ def soon(settings: Any) -> None:
     settings.OUTBOX = SOON
 
 
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows with each check of the watchdog that has ended."""
+    watch, ended = Dispatcher.watch, list[None]()
+
+    def note(dispatcher: Dispatcher) -> None:
+        watch(dispatcher)
+        ended.append(None)
+
+    monkeypatch.setattr(Dispatcher, "watch", note)
+    return ended
+
+
 class Hanging:
-    """A listener whose first calls hang until ``wake()``; it records each call and its thread."""
+    """A listener whose first calls hang until ``wake()``; it records each call and its thread.
+
+    A call that hangs moves the clock past its timeout.
+    """
 
     def __init__(
-        self, calls: int = 1, *, first: Callable[[Any], Any] = lambda event: None,
+        self,
+        clock: MovedClock,
+        calls: int = 1,
+        *,
+        first: Callable[[Any], Any] = lambda event: None,
         then: Callable[[Any], Any] = lambda event: None,
-    ) -> None:  # fmt: skip
-        self.hangs, self.first, self.then = calls, first, then
+    ) -> None:
+        self.clock, self.hangs, self.first, self.then = clock, calls, first, then
         self.attempts: list[int] = []
         self.threads: list[threading.Thread] = []
         self.ended: list[int] = []  # numbers of the calls that returned, in order
@@ -75,6 +96,7 @@ class Hanging:
         self.threads.append(threading.current_thread())
         if number < self.hangs:
             self.first(event)
+            self.clock.advance(2 * TIMEOUT)
             assert self._awake.wait(60)
         self.ended.append(number)
         return self.then(event)
@@ -88,11 +110,11 @@ class Hanging:
 
 
 @contextmanager
-def hanging(calls: int = 1, **options: Any) -> Iterator[Hanging]:
+def hanging(clock: MovedClock, calls: int = 1, **options: Any) -> Iterator[Hanging]:
     """Register a ``Hanging`` listener; calls that still hang at the end of the block wake up."""
     given = {name: options.pop(name) for name in ("first", "then") if name in options}
-    listener = Hanging(calls, **given)
-    options = {"timeout": SHORT, "retry": AT_ONCE, **options}
+    listener = Hanging(clock, calls, **given)
+    options = {"timeout": TIMEOUT, "retry": AT_ONCE, **options}
     with listening(listener, **options):
         try:
             yield listener
@@ -134,53 +156,65 @@ def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
 # -- written off -----------------------------------------------------------------------------------
 
 
-def test_a_listener_past_its_timeout_is_written_off_and_its_event_tried_again() -> None:
-    """A replacement thread retries within two seconds of the timeout; that costs one attempt."""
-    with hanging() as listener, outbox.Worker(workers=1):
+def test_a_listener_past_its_timeout_is_written_off_and_its_event_tried_again(
+    clock: MovedClock,
+) -> None:
+    """A replacement thread retries it while the call still hangs; that costs one attempt."""
+    with hanging(clock) as listener, outbox.Worker(workers=1):
         (event_id,) = write()
-        began = time.monotonic()
         ended(DONE=1)
-        assert time.monotonic() - began < 2 + SHORT
         assert not listener.first_thread_has_ended
     found = row(event_id)
     assert (found.attempts, found.rescues, found.locked_by) == (1, 0, None)
     assert listener.attempts == [0, 1]
     assert str(found.last_error).startswith("django_outbox.exceptions.ListenerTimeout: tests.")
-    assert f"ran longer than {SHORT} s; its thread was written off" in str(found.last_error)
+    assert f"ran longer than {TIMEOUT} s; its thread was written off" in str(found.last_error)
 
 
-def test_the_default_timeout_is_that_of_listeners_without_one(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": SHORT}
-    with hanging(timeout=None) as listener, outbox.Worker(workers=1):
+def test_the_default_timeout_is_that_of_listeners_without_one(
+    settings: Any, clock: MovedClock
+) -> None:
+    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": TIMEOUT}
+    with hanging(clock, timeout=None) as listener, outbox.Worker(workers=1):
         (event_id,) = write()
         ended(DONE=1)
     assert (row(event_id).attempts, listener.attempts) == (1, [0, 1])
 
 
-def test_a_listeners_own_timeout_comes_before_the_default(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": SHORT}
-    seen: list[int] = []
+def test_a_listeners_own_timeout_comes_before_the_default(settings: Any, clock: MovedClock) -> None:
+    """The timeout of one call passes, that of the other call does not."""
+    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": TIMEOUT}
+    patient = Gate()
+    with (
+        listening(patient, "order.patient", timeout=10 * TIMEOUT),
+        hanging(clock, timeout=None) as listener,
+        outbox.Worker(workers=2),
+    ):
+        try:
+            (event_id,) = write(event_type="order.patient")
+            wait_until(lambda: patient.entered)
+            write()
+            ended(DONE=1, NEW=1)
+            assert listener.attempts == [0, 1]
+        finally:
+            patient.open.set()
+        ended(DONE=2)
+    assert (row(event_id).attempts, patient.entered) == (0, [event_id])
 
-    def takes_a_second(event: outbox.Event) -> None:
-        seen.append(event.attempts)
-        time.sleep(1)  # the listener's work
 
-    with listening(takes_a_second, timeout=30), outbox.Worker(workers=1):
-        (event_id,) = write()
-        ended(DONE=1)
-    assert (row(event_id).attempts, seen) == (0, [0])
-
-
-def test_the_default_timeout_is_that_of_async_listeners_too(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": SHORT}
+def test_the_default_timeout_is_that_of_async_listeners_too(
+    settings: Any, clock: MovedClock
+) -> None:
+    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": TIMEOUT}
 
     async def endless(event: outbox.Event) -> None:
-        await asyncio.sleep(60)
+        clock.advance(2 * TIMEOUT)
+        await asyncio.Event().wait()
 
     with listening(endless, retry=ONCE), outbox.Worker(workers=1):
         (event_id,) = write()
         ended(DEAD=1)
-    assert f"ran longer than {SHORT} s; cancelled" in str(row(event_id).last_error)
+    assert f"ran longer than {TIMEOUT} s; cancelled" in str(row(event_id).last_error)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +222,10 @@ def test_the_default_timeout_is_that_of_async_listeners_too(settings: Any) -> No
     [(outbox.Fixed(0.01, max_attempts=2), 2), (outbox.Fixed(0, give_up_on=(Exception,)), 1)],
     ids=["attempts", "give up"],
 )
-def test_the_retry_policy_decides_on_a_timeout(policy: Any, attempts: int) -> None:
-    with hanging(5, retry=policy), outbox.Worker(workers=1):
+def test_the_retry_policy_decides_on_a_timeout(
+    policy: Any, attempts: int, clock: MovedClock
+) -> None:
+    with hanging(clock, 5, retry=policy), outbox.Worker(workers=1):
         (event_id,) = write()
         ended(DEAD=1)
     assert row(event_id).attempts == attempts
@@ -200,7 +236,9 @@ def test_the_retry_policy_decides_on_a_timeout(policy: Any, attempts: int) -> No
     [lambda event: None, lambda event: outbox.Dead("no"), lambda event: 1 / 0, leave],
     ids=["done", "dead", "raises", "writes"],
 )
-def test_what_a_written_off_call_says_is_ignored(says: Callable[[Any], Any]) -> None:
+def test_what_a_written_off_call_says_is_ignored(
+    says: Callable[[Any], Any], clock: MovedClock
+) -> None:
     """Its thread closes its connections and ends; it settles nothing and sends no signal."""
 
     def first_only(event: outbox.Event) -> Any:
@@ -215,7 +253,7 @@ def test_what_a_written_off_call_says_is_ignored(says: Callable[[Any], Any]) -> 
     with (
         heard(signals.event_settled) as settled,
         heard(signals.event_decided) as decided,
-        hanging(first=connect, then=first_only) as listener,
+        hanging(clock, first=connect, then=first_only) as listener,
         outbox.Worker(workers=1),
     ):
         (event_id,) = write()
@@ -231,13 +269,13 @@ def test_what_a_written_off_call_says_is_ignored(says: Callable[[Any], Any]) -> 
     assert [each["outcome"] for each in decided] == ["retry", "done"]
 
 
-def test_a_transaction_that_a_written_off_listener_left_open_is_undone() -> None:
+def test_a_transaction_that_a_written_off_listener_left_open_is_undone(clock: MovedClock) -> None:
     def leave_open(event: outbox.Event) -> None:
         if not event.attempts:
             connections["default"].set_autocommit(False)
             leave(event)
 
-    with hanging(then=leave_open) as listener, outbox.Worker(workers=1):
+    with hanging(clock, then=leave_open) as listener, outbox.Worker(workers=1):
         write()
         ended(DONE=1)
         listener.wake()
@@ -245,21 +283,8 @@ def test_a_transaction_that_a_written_off_listener_left_open_is_undone() -> None
     assert effects() == []
 
 
-def test_a_renewed_lease_keeps_what_runs_within_its_timeout(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
-    with hanging(timeout=30) as listener, outbox.Worker(workers=2):
-        (event_id,) = write()
-        wait_until(lambda: listener.attempts)
-        since = now()
-        wait_until(lambda: (now() - since).total_seconds() > 1.5)
-        assert listener.attempts == [0]
-        listener.wake()
-        ended(DONE=1)
-    assert row(event_id).attempts == 0
-
-
 def test_a_thread_that_could_not_be_started_is_started_later(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: MovedClock
 ) -> None:
     """At the system's thread limit no event is lost: the worker tries again a moment later."""
     real, refused = threading.Thread.start, list[str]()
@@ -270,7 +295,7 @@ def test_a_thread_that_could_not_be_started_is_started_later(
             raise RuntimeError("can't start new thread")
         real(thread)
 
-    with hanging() as listener, outbox.Worker(workers=1):
+    with hanging(clock) as listener, outbox.Worker(workers=1):
         monkeypatch.setattr(threading.Thread, "start", start)
         (event_id,) = write()
         ended(DONE=1)
@@ -278,67 +303,59 @@ def test_a_thread_that_could_not_be_started_is_started_later(
     assert row(event_id).attempts == 1
 
 
-def test_a_stop_does_not_wait_for_what_was_written_off() -> None:
-    with hanging(2, retry=outbox.Fixed(60)) as listener:
+def test_a_stop_does_not_wait_for_what_was_written_off(clock: MovedClock) -> None:
+    with hanging(clock, 2, retry=outbox.Fixed(60)) as listener:
         worker = outbox.Worker(workers=2)
         worker.start()
         ids = write(2)
         ended(RETRY=2)
-        began = time.monotonic()
-        assert worker.stop(timeout=30) is True
-        assert time.monotonic() - began < 5
+        assert worker.stop(timeout=60) is True  # not False, which it is after that time
         assert [row(each).locked_by for each in ids] == [None, None]
         listener.wake()
     assert [row(each).attempts for each in ids] == [1, 1]
 
 
-def test_what_is_written_off_during_a_drain_is_settled_first() -> None:
-    with hanging(timeout=1, retry=outbox.Fixed(60)) as listener:
+def test_what_is_written_off_during_a_drain_is_settled_first(clock: MovedClock) -> None:
+    gate = Gate()
+    with listening(gate, timeout=TIMEOUT, retry=outbox.Fixed(3600)):
         worker = outbox.Worker(workers=1)
         worker.start()
-        (event_id,) = write()
-        wait_until(lambda: listener.attempts)
-        assert worker.stop(timeout=30) is True
-        found = row(event_id)
-        assert (found.status, found.attempts, found.locked_by) == (Status.RETRY, 1, None)
+        try:
+            (event_id,) = write()
+            wait_until(lambda: gate.entered)
+            stopping = in_thread(lambda: worker.stop(timeout=60))
+            wait_until(lambda: "draining" in str(worker.health().unready), what="the drain")
+            clock.advance(2 * TIMEOUT)
+            assert stopping.result(60) is True
+            found = row(event_id)
+        finally:
+            gate.open.set()
+    assert (found.status, found.attempts, found.locked_by) == (Status.RETRY, 1, None)
 
 
-def test_300_calls_that_return_at_the_moment_of_their_timeouts() -> None:
-    """Either the thread or the watchdog ends a call: no settle is lost or made twice."""
-    calls: Counter[str] = Counter()
-    late: Counter[str] = Counter()
+def test_a_call_is_ended_once_by_its_thread_or_by_the_watchdog() -> None:
+    """So a call that returns at the moment of its timeout is neither settled twice nor lost."""
+    call: Any = None
+    calls = [timeouts.TimedCall(call, 0.0, TIMEOUT) for _ in range(1000)]
+    start = threading.Barrier(2)
 
-    def near(event: outbox.Event) -> None:
-        calls[event.event_id] += 1
-        assert event.attempts == calls[event.event_id] - 1, "attempts are exact"
-        if event.attempts == 0:  # about half of these are written off
-            time.sleep(random.uniform(0.05, 0.45))
+    def end(how: Callable[[timeouts.TimedCall], bool]) -> list[bool]:
+        start.wait(60)
+        return [how(each) for each in calls]
 
-    def note(**facts: Any) -> None:
-        if facts["outcome"] == "retry":
-            late[facts["event"].event_id] += 1
-
-    signals.event_settled.connect(note)
-    try:
-        with listening(near, timeout=0.1, retry=AT_ONCE), outbox.Worker(workers=16) as worker:
-            ids = write(300)
-            wait_until(lambda: statuses() == {"DONE": 300}, within=60, what=f"{statuses()}")
-            hang = worker._dispatchers[0]._hanging
-            wait_until(lambda: not hang(), what="the ends of written-off threads")
-            assert len([each for each in threading.enumerate() if "-worker-" in each.name]) == 16
-    finally:
-        signals.event_settled.disconnect(note)
-    found = dict(OutboxEvent.objects.values_list("event_id", "attempts"))
-    assert {each: calls[each] - 1 for each in ids} == found
-    assert {each: late[each] for each in ids} == found
-    assert 0 < sum(found.values()) < 300
-    assert max(found.values()) == 1
+    returned = in_thread(lambda: end(timeouts.TimedCall.mark_returned))
+    abandoned = in_thread(lambda: end(timeouts.TimedCall.abandon))
+    both = [*zip(returned.result(60), abandoned.result(60), strict=True)]
+    assert {sum(each) for each in both} == {1}
+    assert [each.has_returned for each in calls] == [by_its_thread for by_its_thread, _ in both]
 
 
 # -- the fallback ----------------------------------------------------------------------------------
 
 
-def test_the_fallback_of_a_written_off_listener_runs_in_the_thread_that_replaces_it() -> None:
+def test_the_fallback_of_a_written_off_listener_runs_in_the_thread_that_replaces_it(
+    clock: MovedClock,
+) -> None:
     failures: list[outbox.Failure] = []
     threads: list[threading.Thread] = []
 
@@ -348,7 +365,7 @@ def test_the_fallback_of_a_written_off_listener_runs_in_the_thread_that_replaces
         threads.append(threading.current_thread())
 
     spoil = lambda event: event.payload.update(n=99)  # noqa: E731
-    with hanging(first=spoil, retry=ONCE) as listener, outbox.Worker(workers=1):
+    with hanging(clock, first=spoil, retry=ONCE) as listener, outbox.Worker(workers=1):
         registry.fallback(listener, fallback)
         (event_id,) = write()
         ended(DONE=1)
@@ -359,7 +376,7 @@ def test_the_fallback_of_a_written_off_listener_runs_in_the_thread_that_replaces
     assert failures[0].attempts == 1
 
 
-def test_a_fallback_sees_the_context_that_a_hung_listener_set() -> None:
+def test_a_fallback_sees_the_context_that_a_hung_listener_set(clock: MovedClock) -> None:
     """A fallback in a replacement thread gets the same context as one in the same thread."""
     said: ContextVar[str] = ContextVar("said", default="nothing")
     heard_of: list[str] = []
@@ -370,8 +387,8 @@ def test_a_fallback_sees_the_context_that_a_hung_listener_set() -> None:
 
     with (
         hanging(
-            first=lambda event: said.set("hello"), then=lambda event: heard_of.append(said.get()),
-            retry=ONCE,
+            clock, first=lambda event: said.set("hello"),
+            then=lambda event: heard_of.append(said.get()), retry=ONCE,
         ) as listener,
         outbox.Worker(workers=1),
     ):  # fmt: skip
@@ -383,13 +400,13 @@ def test_a_fallback_sees_the_context_that_a_hung_listener_set() -> None:
     assert heard_of == ["hello", "hello"]
 
 
-def test_a_fallback_that_hangs_is_written_off_and_the_event_dead() -> None:
-    fallback = Hanging()
+def test_a_fallback_that_hangs_is_written_off_and_the_event_dead(clock: MovedClock) -> None:
+    fallback = Hanging(clock)
 
     def listen(event: outbox.Event) -> None:
         raise LookupError("sold out")
 
-    with listening(listen, timeout=SHORT, retry=ONCE), outbox.Worker(workers=1):
+    with listening(listen, timeout=TIMEOUT, retry=ONCE), outbox.Worker(workers=1):
         registry.fallback(listen, fallback)
         try:
             (event_id,) = write()
@@ -406,9 +423,9 @@ def test_a_fallback_that_hangs_is_written_off_and_the_event_dead() -> None:
     assert fallback.attempts == [0]
 
 
-def test_listener_and_fallback_may_both_hang() -> None:
-    fallback = Hanging()
-    with hanging(retry=ONCE) as listener, outbox.Worker(workers=1) as worker:
+def test_listener_and_fallback_may_both_hang(clock: MovedClock) -> None:
+    fallback = Hanging(clock)
+    with hanging(clock, retry=ONCE) as listener, outbox.Worker(workers=1) as worker:
         registry.fallback(listener, fallback)
         try:
             (event_id,) = write()
@@ -424,7 +441,7 @@ def test_listener_and_fallback_may_both_hang() -> None:
 # -- fan-out ---------------------------------------------------------------------------------------
 
 
-def test_the_others_of_a_fan_out_go_on_in_the_thread_that_replaces_it() -> None:
+def test_the_others_of_a_fan_out_go_on_in_the_thread_that_replaces_it(clock: MovedClock) -> None:
     """A hung listener does not hold the others up, and only it is retried."""
     seen: list[tuple[str, int]] = []
 
@@ -436,7 +453,7 @@ def test_the_others_of_a_fan_out_go_on_in_the_thread_that_replaces_it() -> None:
 
     with (
         listening(note, name="a"),
-        hanging(2, name="b", retry=outbox.Fixed(0), first=note) as hangs,
+        hanging(clock, 2, name="b", retry=outbox.Fixed(0), first=note) as hangs,
         listening(last, name="c"),
         outbox.Worker(workers=1),
     ):
@@ -447,9 +464,9 @@ def test_the_others_of_a_fan_out_go_on_in_the_thread_that_replaces_it() -> None:
     assert row(event_id).attempts == 2
 
 
-def test_an_atomic_listener_after_a_hung_one_commits_its_progress() -> None:
+def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedClock) -> None:
     with (
-        hanging(name="a") as hangs,
+        hanging(clock, name="a") as hangs,
         listening(leave, name="b", atomic=True),
         outbox.Worker(workers=1),
     ):
@@ -461,26 +478,36 @@ def test_an_atomic_listener_after_a_hung_one_commits_its_progress() -> None:
     assert (row(event_id).attempts, hangs.attempts) == (1, [0, 1])
 
 
-def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept() -> None:
+def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
+    clock: MovedClock, rounds: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "CANCELLATION_GRACE", TIMEOUT)
     calls: list[int] = []
+    over: list[bool] = []
 
     async def endless(event: outbox.Event) -> None:
         calls.append(event.attempts)
         if not event.attempts:
+            clock.advance(TIMEOUT)
             try:
-                await asyncio.sleep(60)
-            finally:
-                await asyncio.sleep(0.6)  # a cancelled coroutine may take a moment to clean up
+                await asyncio.Event().wait()
+            finally:  # a cancelled coroutine may take a moment to clean up
+                seen = len(rounds)
+                while len(rounds) < seen + 2 and not over:  # noqa: ASYNC110 - set by threads
+                    await asyncio.sleep(0.01)
 
     with (
         heard(signals.listener_overdue) as overdue,
-        listening(endless, name="a", timeout=SHORT, retry=AT_ONCE),
+        listening(endless, name="a", timeout=TIMEOUT, retry=AT_ONCE),
         listening(lambda event: None, name="b"),
         outbox.Worker(workers=1) as worker,
     ):
         (event_id,) = write()
-        ended(DONE=1)
-        assert worker._dispatchers[0]._abandoned == []
+        try:
+            ended(DONE=1)
+            assert worker._dispatchers[0]._abandoned == []
+        finally:
+            over.append(True)
     assert calls == [0, 1]
     assert "ListenerTimeout" in str(row(event_id).last_error)
     assert "cancelled" in str(row(event_id).last_error)
@@ -488,16 +515,15 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept() -> None:
 
 
 def test_a_coroutine_that_blocks_its_thread_is_written_off_a_moment_later(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: MovedClock,
 ) -> None:
-    monkeypatch.setattr(timeouts, "CANCELLATION_GRACE", 0.3)
-    block = Hanging()
+    block = Hanging(clock)
 
     async def blocks(event: outbox.Event) -> None:
         block(event)
 
     with (
-        listening(blocks, name="a", timeout=SHORT, retry=AT_ONCE),
+        listening(blocks, name="a", timeout=TIMEOUT, retry=AT_ONCE),
         listening(lambda event: None, name="b"),
         outbox.Worker(workers=1),
     ):
@@ -514,10 +540,10 @@ def test_a_coroutine_that_blocks_its_thread_is_written_off_a_moment_later(
 # -- a call that was written off cannot commit -----------------------------------------------------
 
 
-def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote() -> None:
+def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote(clock: MovedClock) -> None:
     """On SQLite its retry must wait for it: an open transaction keeps every other writer out."""
     with (
-        hanging(first=leave, then=leave, atomic=True) as listener,
+        hanging(clock, first=leave, then=leave, atomic=True) as listener,
         outbox.Worker(workers=1) as worker,
     ):
         (event_id,) = write()
@@ -536,7 +562,7 @@ def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote() -> None
 @NOT_SQLITE
 @pytest.mark.parametrize("name", ["", "of several"])
 def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_what_it_wrote(
-    name: str,
+    name: str, clock: MovedClock
 ) -> None:
     running, go_on = threading.Event(), threading.Event()
 
@@ -548,7 +574,7 @@ def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_wh
 
     with ExitStack() as stack:
         options = {"name": name, "atomic": True, "timeout": 3}
-        listener = stack.enter_context(hanging(then=second_waits, **options))
+        listener = stack.enter_context(hanging(clock, then=second_waits, **options))
         if name:
             stack.enter_context(listening(lambda event: None, name="another"))
         stack.enter_context(outbox.Worker(workers=1))
@@ -566,7 +592,9 @@ def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_wh
 
 
 @NOT_SQLITE
-def test_an_atomic_listener_whose_undoing_fails_is_written_off_all_the_same() -> None:
+def test_an_atomic_listener_whose_undoing_fails_is_written_off_all_the_same(
+    clock: MovedClock,
+) -> None:
     """The failed rollback raises an error in the thread, which does not count as an outcome."""
     failed: list[str] = []
 
@@ -580,7 +608,7 @@ def test_an_atomic_listener_whose_undoing_fails_is_written_off_all_the_same() ->
 
     with (
         heard(signals.event_decided) as decided,
-        hanging(then=breaks, atomic=True) as listener,
+        hanging(clock, then=breaks, atomic=True) as listener,
         outbox.Worker(workers=1),
     ):
         (event_id,) = write()
@@ -710,19 +738,21 @@ def put(key: str, count: int) -> list[str]:
     return write(count, key=key)
 
 
-def test_a_written_off_event_keeps_its_followers_until_its_retry_is_done() -> None:
+def test_a_written_off_event_keeps_its_followers_until_its_retry_is_done(clock: MovedClock) -> None:
     order: list[int] = []
 
     def note(event: outbox.Event) -> None:
         order.append(event.payload["n"])
 
     with (
-        hanging(first=note, then=note, retry=outbox.Fixed(0.5)) as listener,
+        hanging(clock, first=note, then=note, retry=outbox.Fixed(60)) as listener,
         outbox.Worker(workers=4),
     ):
         ids = put("a", 4)
         ended(RETRY=1, NEW=3)
         assert order == [0]
+        wait_until(lambda: stream("a").locked_by is None, what="the stream's release")
+        pass_time(60)
         ended(DONE=4)
         assert order == [0, 0, 1, 2, 3]
         listener.wake()
@@ -731,8 +761,8 @@ def test_a_written_off_event_keeps_its_followers_until_its_retry_is_done() -> No
     assert [row(each).attempts for each in ids] == [1, 0, 0, 0]
 
 
-def test_no_follower_is_handed_to_a_thread_that_was_written_off() -> None:
-    with hanging(retry=outbox.Fixed(60)) as listener, outbox.Worker(workers=1):
+def test_no_follower_is_handed_to_a_thread_that_was_written_off(clock: MovedClock) -> None:
+    with hanging(clock, retry=outbox.Fixed(60)) as listener, outbox.Worker(workers=1):
         put("a", 3)
         ended(RETRY=1, NEW=2)
         listener.wake()
@@ -745,12 +775,12 @@ def test_no_follower_is_handed_to_a_thread_that_was_written_off() -> None:
 
 
 def test_one_warning_and_one_signal_name_event_listener_and_seconds(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, "django_outbox"),
         heard(signals.listener_overdue) as overdue,
-        hanging() as listener,
+        hanging(clock) as listener,
         outbox.Worker(workers=1),
     ):
         (event_id,) = write()
@@ -758,22 +788,25 @@ def test_one_warning_and_one_signal_name_event_listener_and_seconds(
         listener.wake()
         wait_until(lambda: listener.first_thread_has_ended)
     (line,) = reports(caplog)
-    assert f"event_id={event_id} event_type={PLACED} listener='{PLACED}' seconds=0." in line
+    assert f"event_id={event_id} event_type={PLACED} listener='{PLACED}' seconds=12" in line
     (facts,) = overdue
     assert (facts["sender"], facts["event"].event_id) == ("default", event_id)
     assert facts["listener"].title == PLACED
-    assert SHORT <= facts["seconds"] < 2 + SHORT
+    assert facts["seconds"] >= 2 * TIMEOUT
 
 
-def test_an_async_listener_past_its_timeout_is_told_alike(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_async_listener_past_its_timeout_is_told_alike(
+    caplog: pytest.LogCaptureFixture, clock: MovedClock
+) -> None:
     async def endless(event: outbox.Event) -> None:
         await sync_to_async(Effect.objects.count)()
-        await asyncio.sleep(60)
+        clock.advance(2 * TIMEOUT)
+        await asyncio.Event().wait()
 
     with (
         caplog.at_level(logging.WARNING, "django_outbox"),
         heard(signals.listener_overdue) as overdue,
-        listening(endless, timeout=SHORT, retry=ONCE),
+        listening(endless, timeout=TIMEOUT, retry=ONCE),
         outbox.Worker(workers=1),
     ):
         write()
@@ -784,19 +817,19 @@ def test_an_async_listener_past_its_timeout_is_told_alike(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
 def test_drain_cannot_write_its_own_thread_off_and_reports_when_the_call_returns(
-    caplog: pytest.LogCaptureFixture, inside: bool
+    caplog: pytest.LogCaptureFixture, clock: MovedClock, inside: bool
 ) -> None:
     from contextlib import nullcontext
 
     from django.db import transaction
 
     def slow(event: outbox.Event) -> None:
-        time.sleep(2 * SHORT)  # the listener's work
+        clock.advance(2 * TIMEOUT)
 
     with (
         caplog.at_level(logging.WARNING, "django_outbox"),
         heard(signals.listener_overdue) as overdue,
-        listening(slow, timeout=SHORT),
+        listening(slow, timeout=TIMEOUT),
     ):
         (event_id,) = write()
         with transaction.atomic() if inside else nullcontext():
@@ -809,12 +842,12 @@ def test_drain_cannot_write_its_own_thread_off_and_reports_when_the_call_returns
 
 
 def test_a_worker_whose_threads_all_hang_says_that_only_a_new_process_helps(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, clock: MovedClock
 ) -> None:
     """It continues with new threads all the same, because it may be part of a web server."""
     with (
         caplog.at_level(logging.ERROR, "django_outbox"),
-        hanging(2, retry=outbox.Fixed(60)) as listener,
+        hanging(clock, 2, retry=outbox.Fixed(60)) as listener,
         outbox.Worker(workers=2) as worker,
     ):
         write(1)
@@ -834,52 +867,57 @@ def test_a_worker_whose_threads_all_hang_says_that_only_a_new_process_helps(
 
 
 def test_a_pool_that_is_stuck_is_not_ready_and_one_error_names_the_events(
-    settings: Any, caplog: pytest.LogCaptureFixture
+    settings: Any, caplog: pytest.LogCaptureFixture, clock: MovedClock, rounds: list[None]
 ) -> None:
-    settings.OUTBOX = {**SOON, "STUCK_AFTER": 0.5}
+    settings.OUTBOX = {**SOON, "STUCK_AFTER": TIMEOUT}
+    gate = Gate()
     with (
         caplog.at_level(logging.ERROR, "django_outbox"),
-        hanging(2, timeout=None) as listener,
+        listening(gate),
         outbox.Worker(workers=2) as worker,
     ):
-        first = write(1)
-        wait_until(lambda: worker.health().is_ready and listener.attempts)
-        began = time.monotonic()
-        wait_until(lambda: time.monotonic() > began + 1)  # one busy thread of two is not a reason
-        assert worker.health().is_ready
-        second = write(1)
-        wait_until(lambda: not worker.health().is_ready, what="trouble")
-        assert worker.health().is_live
-        assert "every thread has been in one call for" in str(worker.health().unready)
-        wait_until(lambda: "every thread is in a call" in caplog.text)
-        rounds = time.monotonic()
-        wait_until(lambda: time.monotonic() > rounds + 0.6)  # two rounds of the watchdog
-        listener.wake()
+        try:
+            first = write(1)
+            wait_until(lambda: worker.health().is_ready and gate.entered)
+            clock.advance(2 * TIMEOUT)
+            assert worker.health().is_ready  # one busy thread of two is not a reason
+            second = write(1)
+            wait_until(lambda: len(gate.entered) == 2)
+            assert worker.health().is_ready
+            clock.advance(2 * TIMEOUT)
+            assert worker.health().is_live
+            assert "every thread has been in one call for" in str(worker.health().unready)
+            seen = len(rounds)
+            wait_until(lambda: len(rounds) > seen + 2, what="three rounds of the watchdog")
+        finally:
+            gate.open.set()
         wait_until(lambda: worker.health().is_ready, what="a free thread")
         ended(DONE=2)
     (line,) = [each.getMessage() for each in caplog.records if "every thread" in each.getMessage()]
     assert all(f"{each} ({PLACED})" in line for each in first + second)
 
 
-def test_a_pool_that_works_is_not_stuck(settings: Any) -> None:
+def test_a_pool_that_works_is_not_stuck(settings: Any, clock: MovedClock) -> None:
     """The thread is busy for a long time, but each call is short."""
-    settings.OUTBOX = {**SOON, "STUCK_AFTER": 1.0}
-    names = "abcdefgh"
+    settings.OUTBOX = {**SOON, "STUCK_AFTER": TIMEOUT}
+    seen: list[bool] = []
+
+    def call(event: outbox.Event) -> None:
+        clock.advance(TIMEOUT / 2)
+        seen.append(worker.health().is_ready)
+
     with ExitStack() as stack:
-        for name in names:
-            call = lambda event: time.sleep(0.25)  # noqa: E731 - the listener's work
-            stack.enter_context(listening(call, name=name))
+        for name in "abcdefgh":
+            each = lambda event: call(event)  # noqa: E731, PLW0108 - a listener of its own
+            stack.enter_context(listening(each, name=name))
         worker = stack.enter_context(outbox.Worker(workers=1))
         wait_until(lambda: worker.health().is_ready)
         write(1)
-        seen: list[bool] = []
-        wait_until(
-            lambda: seen.append(worker.health().is_ready) or statuses() == {"DONE": 1}  # type: ignore[func-returns-value]
-        )
-    assert all(seen)
+        ended(DONE=1)
+    assert seen == [True] * 8
 
 
-def test_the_thread_of_a_replacement_keeps_its_own_connections() -> None:
+def test_the_thread_of_a_replacement_keeps_its_own_connections(clock: MovedClock) -> None:
     """The hung thread uses one database connection, its replacement another."""
     used: list[int] = []
 
@@ -887,7 +925,7 @@ def test_the_thread_of_a_replacement_keeps_its_own_connections() -> None:
         Effect.objects.count()
         used.append(id(connections["default"].connection))
 
-    with hanging(first=ask, then=ask) as listener, outbox.Worker(workers=1):
+    with hanging(clock, first=ask, then=ask) as listener, outbox.Worker(workers=1):
         write()
         ended(DONE=1)
         assert len({*used}) == 2

@@ -25,7 +25,7 @@ import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.worker import connection_cleanup
+from django_outbox.worker import connection_cleanup, shedding
 from django_outbox.worker.queues import Held
 from django_outbox.writing.hot_queue import hot_queues
 from tests.sessions import terminate_other_sessions
@@ -46,7 +46,7 @@ from tests.table import (
 )
 from tests.test_cycles import no_more_than, resources
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
+from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -221,11 +221,10 @@ def test_j6_a_delayed_event_is_on_time_and_not_at_the_poll(settings: Any) -> Non
         write()
         wait_for_statuses(DONE=1)
         (event_id,) = write(deliver_after=0.8)
-        wait_for_statuses(DONE=2)
+        wait_for_statuses(DONE=2)  # the poll is a minute away, which is later than this waits
     due = row(event_id).deliver_at
     assert due is not None
-    late = (clock[1] - due).total_seconds()
-    assert -0.002 <= late < 5  # the poll is a minute away
+    assert (clock[1] - due).total_seconds() >= -0.002
     assert len(clock) == 2
 
 
@@ -240,8 +239,8 @@ def test_22_a_retry_is_on_time_and_not_at_the_poll(settings: Any) -> None:
 
     with listening(listener, retry=outbox.Fixed(delay=0.5)), outbox.Worker():
         write()
-        wait_for_statuses(DONE=1)
-    assert 0.2 < started[1] - started[0] < 5
+        wait_for_statuses(DONE=1)  # the poll is a minute away, which is later than this waits
+    assert started[1] - started[0] > 0.2
 
 
 def test_j12_many_threads_deliver_each_event_once() -> None:
@@ -255,12 +254,13 @@ def test_j12_many_threads_deliver_each_event_once() -> None:
 
 def test_w7_at_most_workers_at_once() -> None:
     running, most, lock = [0], [0], threading.Lock()
+    together = threading.Barrier(3)
 
     def listener(event: outbox.Event) -> None:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        time.sleep(0.005)  # the listener's work
+        together.wait(60)
         with lock:
             running[0] -= 1
 
@@ -268,16 +268,6 @@ def test_w7_at_most_workers_at_once() -> None:
         write(60)
         wait_for_statuses(DONE=60)
     assert most[0] == 3
-
-
-def test_2_an_event_of_this_process_is_hot(settings: Any) -> None:
-    settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
-    sources: list[str] = []
-    with listening(lambda event: sources.append(event.source)), outbox.Worker():
-        for n in range(20):
-            write()
-            wait_for_statuses(DONE=n + 1)
-    assert sources.count("hot") >= 17  # the first polls may claim a few
 
 
 def test_g2_nothing_runs_before_the_commit() -> None:
@@ -347,20 +337,16 @@ def test_354_a_full_hot_queue_loses_nothing(settings: Any) -> None:
 # -- leases ----------------------------------------------------------------------------------------
 
 
-def test_14_a_slow_listener_keeps_its_lease(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LEASE": 1.2}
+def test_14_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) -> None:
+    """The heartbeat renews a lease once a third of it is over, here by the worker's clock."""
+    settings.OUTBOX = {**SOON, "LEASE": 12}
     with gated() as gate, outbox.Worker(workers=2):
         (event_id,) = write()
         wait_until(lambda: gate.entered)
-        first = row(event_id).available_at
-        assert first is not None
-        later = first + timedelta(seconds=2.4)
-
-        def is_kept() -> bool:
-            assert lease_ends_in(event_id) > 0  # at every check: renewed, not claimed again
-            return (row(event_id).available_at or first) > later
-
-        wait_until(is_kept, what="two more leases")
+        claimed = row(event_id)
+        clock.advance(6)
+        wait_until(lambda: row(event_id).available_at > claimed.available_at, what="a renewal")  # type: ignore[operator]
+        assert row(event_id).locked_at == claimed.locked_at  # renewed, not claimed again
         gate.open()
         wait_for_statuses(DONE=1)
     assert gate.entered == [event_id]
@@ -399,14 +385,18 @@ def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
     assert "lost leases" in caplog.text
 
 
-def test_w16_what_was_stolen_before_its_start_is_not_run(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LEASE": 0.9}
+def test_w16_what_was_stolen_before_its_start_is_not_run(
+    settings: Any, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shedding, "MAX_THREAD_WAIT", 3600.0)  # or what waits is released first
+    settings.OUTBOX = {**SOON, "LEASE": 6}
     with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
         first, second = write(2)
         wait_until(lambda: len(gate.entered) == 1 and OutboxEvent.objects.leased().count() == 2)
         waiting = second if gate.entered == [first] else first
         steal(waiting)
         OutboxEvent.objects.filter(pk=waiting).update(available_at=now() + timedelta(seconds=60))
+        clock.advance(3)  # time to renew
         wait_until(lambda: lost, what="the heartbeat's count")
         gate.open()
         wait_until(lambda: statuses().get("DONE") == 1)
@@ -776,9 +766,7 @@ def test_444_a_stuck_listener_does_not_hold_stop() -> None:
         worker.start()
         (stuck,) = write()
         wait_until(lambda: gate.entered)
-        started = time.monotonic()
-        assert worker.stop(timeout=0.2) is False
-        assert time.monotonic() - started < 5
+        assert worker.stop(timeout=0.2) is False  # True if it waited for the listener
         assert row(stuck).locked_by is None  # not the lease of a lost worker
         assert lease_ends_in(stuck) > 0  # it may still run: no other worker claims it before
 

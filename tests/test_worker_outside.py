@@ -17,9 +17,9 @@ import pytest
 
 from django_outbox.contrib.logs import JSONFormatter
 from django_outbox.worker.threads import Loop
+from tests.fleet import wait_until
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import statuses, write
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

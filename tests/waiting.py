@@ -1,11 +1,18 @@
-"""Waiting for a fact, with a deadline; and a listener that waits for the test."""
+"""Waiting for a fact with a deadline, a listener that waits for the test, a clock that it moves."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django_outbox.clocks import monotonic
+
+if TYPE_CHECKING:
+    import pytest
 
 T = TypeVar("T")
 
@@ -35,3 +42,26 @@ class Gate:
     def __call__(self, event: Any) -> None:
         self.entered.append(event.event_id)
         self.open.wait(60)
+
+
+class MovedClock:
+    """The package's monotonic clock and that of event loops: real time, and what was added to it.
+
+    A timeout in a test can be much longer than any busy machine needs for a call, and ends at once.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._added = 0.0  # seconds
+        loop_time = asyncio.BaseEventLoop.time
+        monkeypatch.setattr(
+            asyncio.BaseEventLoop, "time", lambda loop: loop_time(loop) + self._added
+        )
+        for name, module in {**sys.modules}.items():
+            if name.startswith("django_outbox.") and vars(module).get("monotonic") is monotonic:
+                monkeypatch.setattr(module, "monotonic", self.monotonic)
+
+    def monotonic(self) -> float:
+        return monotonic() + self._added
+
+    def advance(self, seconds: float) -> None:
+        self._added += seconds

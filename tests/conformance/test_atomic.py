@@ -21,7 +21,7 @@ from django_outbox.sql import dialect_of
 from tests.reach.children import Child, Site
 from tests.table import in_thread, listening, row, statuses, steal, write
 from tests.testapp.models import Effect, Order
-from tests.waiting import wait_until
+from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -257,16 +257,20 @@ def test_a_renewed_lease_breaks_no_repeatable_read(
     assert Effect.objects.count() == 1
 
 
-def test_w13_a_timeout_undoes_an_awaited_atomic_listener_and_counts(settings: Any) -> None:
+def test_w13_a_timeout_undoes_an_awaited_atomic_listener_and_counts(
+    settings: Any, clock: MovedClock
+) -> None:
     settings.OUTBOX = {"DRAIN_TIMEOUT": 0.5}
     go_on = threading.Event()
 
     async def listener(event: outbox.Event) -> None:
         await Effect.objects.acreate(event_id=event.event_id, pid=0, phase="once")
+        if not event.attempts:
+            clock.advance(6)
         while not event.attempts and not go_on.is_set():  # noqa: ASYNC110 - set by a thread
             await asyncio.sleep(0.01)
 
-    with listening(listener, atomic=True, timeout=0.2, retry=TWICE), outbox.Worker():
+    with listening(listener, atomic=True, timeout=5, retry=TWICE), outbox.Worker():
         try:
             (event_id,) = write()
             ended(DONE=1)

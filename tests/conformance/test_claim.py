@@ -106,7 +106,7 @@ def test_a_claim_tells_when_the_event_was_due_and_what_the_clock_says() -> None:
     assert stored_instant(found["due_at"]) == before
     assert leased_at is not None
     assert told is not None
-    assert 0 <= (leased_at - told).total_seconds() < 2  # two statements, except on PostgreSQL
+    assert leased_at >= told  # two statements, except on PostgreSQL
 
 
 def test_a_claim_brings_every_field_of_the_event() -> None:

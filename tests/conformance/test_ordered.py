@@ -42,7 +42,7 @@ from tests.table import (
     write,
 )
 from tests.testapp.models import Order
-from tests.waiting import wait_until
+from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -460,15 +460,16 @@ def test_a_plain_listener_within_its_timeout_keeps_its_stream() -> None:
     assert (seen.ids, claimed) == (ids, [])
 
 
-def test_an_async_listener_past_its_timeout_is_retried_in_place() -> None:
+def test_an_async_listener_past_its_timeout_is_retried_in_place(clock: MovedClock) -> None:
     async def wait(event: outbox.Event) -> None:
         seen(event)
         if event.payload["n"] == 1 and not event.attempts:
+            clock.advance(6)
             await asyncio.Event().wait()
 
     seen = Seen()
     ids = put("a", 4)
-    with listening(wait, timeout=0.2), worker():
+    with listening(wait, timeout=5), worker():
         all_done()
     assert seen.order["a"] == [0, 1, 1, 2, 3]
     assert [row(each).attempts for each in ids] == [0, 1, 0, 0]

@@ -163,7 +163,7 @@ def test_41_waits_and_runs_are_measured_on_the_database_s_clock() -> None:
     waits, runs = spread(WAIT_COLUMNS), spread(RUN_COLUMNS)
     assert waits[bucket(25)] == 5, waits
     assert sum(waits) == sum(runs) == 5
-    assert sum(runs[bucket(0.26) : bucket(1.0) + 1]) == 5, runs
+    assert sum(runs[bucket(0.26) :]) == 5, runs
 
 
 def test_41_time_in_the_queue_of_a_worker_is_waiting_too() -> None:

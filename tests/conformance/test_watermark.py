@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from django.db import OperationalError, connection
 
 import django_outbox as outbox
-from django_outbox import doorbell
+from django_outbox import clocks, doorbell
 from django_outbox.conf import CENTURY
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxLease
@@ -74,7 +73,7 @@ def pause_for(seconds: float) -> Callable[[Throttle, float], None]:
     """Return a ``Throttle.after`` that pauses for this long, unless its factor is 0."""
 
     def after(self: Throttle, started: float) -> None:
-        self.until = time.monotonic() + seconds * bool(self._factor)
+        self.until = clocks.monotonic() + seconds * bool(self._factor)
 
     return after
 

@@ -46,7 +46,7 @@ class Child:
             return []
         return [each for each in found if is_alive(each)]
 
-    def says(self, pattern: str, *, within: float = 30) -> str:
+    def says(self, pattern: str, *, within: float = 60) -> str:
         """Wait until its output matches; return the match."""
 
         def look() -> str | None:
@@ -60,14 +60,14 @@ class Child:
     def tell(self, number: int, *, group: bool = False) -> None:
         (os.killpg if group else os.kill)(self.pid, number)
 
-    def wait(self, within: float = 20) -> int:
+    def wait(self, within: float = 60) -> int:
         """Wait for its end; return the exit code."""
         try:
             return self._process.wait(within)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {within} s: {self.output}") from None
 
-    def stop(self, number: int = signal.SIGTERM, *, within: float = 20) -> int:
+    def stop(self, number: int = signal.SIGTERM, *, within: float = 60) -> int:
         self.tell(number)
         return self.wait(within)
 
@@ -109,7 +109,7 @@ class Site:
         return self.run("django", "outbox_worker", *options, **outbox)
 
 
-def workers_show(count: int, *, within: float = 30) -> set[int]:
+def workers_show(count: int, *, within: float = 60) -> set[int]:
     """Wait until that many workers show; return their process ids."""
 
     def look() -> set[int]:

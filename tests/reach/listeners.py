@@ -24,6 +24,19 @@ def run_for_a_while(event: outbox.Event) -> None:
     leave(event, "end")
 
 
+@outbox.listener("reach.gated")
+def run_until_told(event: outbox.Event) -> None:
+    """Run until the file that the payload names is there."""
+    leave(event, "start")
+    wait_for_file(event)
+    leave(event, "end")
+
+
+def wait_for_file(event: outbox.Event) -> None:
+    while not Path(event.payload["until"]).exists():
+        time.sleep(0.02)
+
+
 @outbox.listener("reach.awaited")
 async def wait_for_a_while(event: outbox.Event) -> None:
     await sync_to_async(leave)(event, "start")
@@ -52,7 +65,7 @@ def hang_at_first(event: outbox.Event) -> None:
         time.sleep(120)  # what no timeout of its own ends
 
 
-@outbox.listener("reach.patient", timeout=60)
+@outbox.listener("reach.patient", timeout=120)
 def take_its_time(event: outbox.Event) -> None:
     leave(event, "start")
-    time.sleep(event.payload["seconds"])  # the listener's work
+    wait_for_file(event)

@@ -41,7 +41,7 @@ def index_links_every_page_once(root: Path) -> Iterator[str]:
 
 def samples_are_run(root: Path) -> Iterator[str]:
     """A test runs every block of Python on every page, including the README."""
-    tests = [path.read_text() for path in sorted((root / "tests").glob("test_*.py"))]
+    tests = [path.read_text() for path in sorted((root / "tests").rglob("test_*.py"))]
     runners = [runner for text in tests for runner in sample_runners(text)]
     tutorials = (root / "tests" / "test_tutorial.py").read_text()
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
