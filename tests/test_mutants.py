@@ -1,0 +1,26 @@
+"""Mutants: what each replaces is still there, and what results is Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import django_outbox
+from tests.faults.mutants import MUTANTS, Patch, edited
+
+pytestmark = pytest.mark.any_database
+
+PACKAGE = Path(django_outbox.__file__).parent
+
+
+def named(patch: Patch) -> str:
+    return patch.name
+
+
+@pytest.mark.parametrize("patch", MUTANTS, ids=named)
+def test_every_patch_still_finds_what_it_takes_away(patch: Patch) -> None:
+    texts = edited(patch, PACKAGE)
+    for name, text in texts.items():
+        compile(text, name, "exec")
+    assert all(new in texts[name] for name, _, new in patch.edits)
