@@ -255,6 +255,18 @@ SURVIVORS = (
         "::test_what_is_behind_a_lost_event_of_its_key_does_not_start",
     ),
     Survivor(
+        name="a batch with an event behind one that its queue turned away",
+        edits=[
+            (
+                "worker/batch_delivery.py",
+                "if lease.key not in held_up and self._may_start(lease):",
+                "if self._may_start(lease):",
+            ),
+        ],
+        test="tests/unit/test_start_order.py"
+        "::test_a_batch_calls_nothing_behind_what_its_queue_turned_away",
+    ),
+    Survivor(
         name="a batch that takes an event behind one that is not the last",
         edits=[
             (

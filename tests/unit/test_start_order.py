@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
 from django_outbox.conf import Settings
 from django_outbox.delivery.lease import Lease
+from django_outbox.delivery.scope import Scope
+from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
+from django_outbox.worker.batch_delivery import BatchDelivery
+from django_outbox.worker.connection_cleanup import ConnectionCleanup
 from django_outbox.worker.queues import Held
+from django_outbox.worker.ready import Lane, Ready
 from django_outbox.worker.stream import Stream
 from django_outbox.worker.streams import Streams
 from django_outbox.worker.wakeup import Wakeup
+from tests.table import PLACED, listening
 from tests.unit.scripted import SCRIPTED, Clock, lease
 
 pytestmark = pytest.mark.any_database
@@ -119,3 +127,34 @@ def test_what_a_batch_puts_back_keeps_its_order(leased: Leased) -> None:
     assert leased.ready == "ab"
     leased.streams.settled([(leased.b, DONE)])
     assert leased.ready == "abc"
+
+
+@pytest.mark.parametrize(
+    ("turned_away", "called"),
+    [("", "abcxyz"), ("a", "xyz"), ("b", "axyz"), ("x", "abcyz")],
+)
+def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
+    turned_away: str, called: str, held: Held
+) -> None:
+    leases = [*(lease(each, key=KEY) for each in "abc"), *(lease(each) for each in "xyz")]
+    held.add(leases)
+    parts: Any = {
+        "pool": SimpleNamespace(
+            is_probing=False,
+            ready=Ready(),
+            may_start=lambda each: each.event_id not in turned_away,
+            scope=lambda each: Scope(None, frozenset()),
+        ),
+        "pools": SimpleNamespace(take_back=lambda each: None, pass_on=lambda each, decision: True),
+        "streams": Leased(Held(30)).streams,
+    }
+    cleanup: Any = create_autospec(ConnectionCleanup, instance=True)
+    place: Any = SimpleNamespace(lease=None, batch=[], fallbacks=deque())
+    delivery = BatchDelivery(alias=SCRIPTED, held=held, is_stopping=lambda: False, **parts)
+    found = list[str]()
+    with listening(lambda events: found.extend(each.event_id for each in events), batch=9):
+        (listener,) = registry.route("", PLACED)
+        lane = Lane(listener, 9)
+        lane.leases.extend(leases)
+        delivery.deliver(place, lane, cleanup, lambda each: True)
+    assert "".join(found) == called
