@@ -106,7 +106,7 @@ class Relay:
         """Close the connection; the next event opens another."""
         with self._lock:
             session, self._session = self._session, None
-        if session is not None:
+        if session is not None and session.is_ours:
             session.retire()
 
     def _publish(
@@ -140,8 +140,8 @@ class Relay:
     def _open_session(self) -> Session:
         with self._lock:
             session = self._session
-            if session is None or session.pid != os.getpid() or session.failed:
-                if session is not None and session.pid == os.getpid():
+            if session is None or not session.is_ours or session.failed:
+                if session is not None and session.is_ours:
                     session.retire()
                 self._session = None
                 session = Session(self.new_backend())
@@ -159,7 +159,7 @@ class Session:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self.backend, self.pid, self.failed = backend, os.getpid(), False
+        self.backend, self._pid, self.failed = backend, os.getpid(), False
         self._lock = threading.Lock()
         self._calls, self._is_retired, self._is_closed = 0, False, False
         is_async = any(
@@ -175,6 +175,11 @@ class Session:
         except BaseException:
             self.retire()
             raise
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether this process opened it. A forked one neither uses nor closes it."""
+        return self._pid == os.getpid()
 
     def enter(self) -> None:
         with self._lock:

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,18 @@ PATIENCE = 20.0  # seconds until a delivery that does not come counts as stuck
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mutant:
+class Patch:
+    """A change to the package, for a copy of it."""
+
     name: str
+    edits: Sequence[tuple[str, str, str]]  # file of the package, what stands there, what instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant(Patch):
     without: str  # what keeps us from it
     database: str
     scenario: str
-    edits: Sequence[tuple[str, str, str]]  # file of the package, what stands there, what instead
 
 
 MUTANTS = (
@@ -686,11 +693,7 @@ def main() -> int:
 
 def tried(mutant: Mutant, keep: Path | None) -> dict[str, Any]:
     """Let the harness run on the mutant, with one seed after the other until it fails."""
-    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place:
-        copy = Path(place) / "repository"
-        for each in COPIED:
-            shutil.copytree(REPOSITORY / each, copy / each)
-        apply(mutant, copy / "django_outbox")
+    with patched_copy(mutant) as copy:
         by: dict[str, Any] = {}
         for seed in SEEDS:
             if by := symptoms(mutant, copy, seed, keep):
@@ -701,16 +704,31 @@ def tried(mutant: Mutant, keep: Path | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def apply(mutant: Mutant, package: Path) -> None:
-    """Edit a copy of the package; what the mutant replaces must be there exactly once."""
-    for name, old, new in mutant.edits:
-        text = (package / name).read_text()
+@contextmanager
+def patched_copy(patch: Patch) -> Iterator[Path]:
+    """Copy the repository, without what no run needs, and edit the copy's package."""
+    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place:
+        copy = Path(place) / "repository"
+        for each in COPIED:
+            shutil.copytree(REPOSITORY / each, copy / each)
+        for name, text in edited(patch, copy / "django_outbox").items():
+            (copy / "django_outbox" / name).write_text(text)
+        shutil.copy(REPOSITORY / "pyproject.toml", copy)  # it configures pytest
+        yield copy
+
+
+def edited(patch: Patch, package: Path) -> dict[str, str]:
+    """Return the files that a patch changes; what it replaces must be there exactly once."""
+    found: dict[str, str] = {}
+    for name, old, new in patch.edits:
+        text = found.get(name) or (package / name).read_text()
         if (count := text.count(old)) != 1:
             raise LookupError(
-                f"The mutant {mutant.name!r} finds {old!r} {count} times in {name}; expected once. "
-                "The engine has changed: mend the mutant."
+                f"The patch {patch.name!r} finds {old!r} {count} times in {name}; expected once. "
+                "The engine has changed: mend the patch."
             )
-        (package / name).write_text(text.replace(old, new))
+        found[name] = text.replace(old, new)
+    return found
 
 
 def symptoms(mutant: Mutant, copy: Path, seed: int, keep: Path | None) -> dict[str, Any]:

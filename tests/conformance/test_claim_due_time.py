@@ -1,0 +1,102 @@
+"""A claim leases what is still due when it writes, whatever another worker did since it read.
+
+SQLite, MySQL and MariaDB read what is due and lease it by a second statement. Between the two,
+another worker may lease a row, fail it and give it back, due later and held by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.sql import dialect_of
+from tests.table import claim, insert, keyed, now, row, stream, stream_claim
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LATER = 60.0  # seconds
+
+
+def before_update(work: Callable[[], object]) -> Any:
+    """Do ``work`` before the first UPDATE of a block, as a session that is faster would."""
+    waiting = [work]
+
+    def be_faster(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if waiting and "UPDATE" in sql.replace("FOR UPDATE", ""):
+            waiting.pop()()
+        return execute(sql, params, many, context)
+
+    return connection.execute_wrapper(be_faster)
+
+
+def events_due_later(*ids: str) -> Callable[[], object]:
+    """Return what makes events due later, as a settled retry does."""
+    rows = OutboxEvent.objects.filter(pk__in=ids)
+    return lambda: rows.update(available_at=now() + timedelta(seconds=LATER))
+
+
+def streams_due_later(*keys: str) -> Callable[[], object]:
+    """Return what makes streams due later, as a release does."""
+    rows = OutboxStream.objects.filter(pk__in=keys)
+    return lambda: rows.update(due_at=now() + timedelta(seconds=LATER))
+
+
+def test_a_claim_leaves_an_event_that_is_due_later_by_now() -> None:
+    first, second, third = (insert(due=-due)[0] for due in (3, 2, 1))
+    with before_update(events_due_later(second)):
+        found = [each["event_id"] for each in claim()]
+    assert found == [first, third]
+    assert row(second).locked_by is None
+    assert claim() == []
+
+
+def test_a_claim_leaves_offered_events_that_are_due_later_by_now() -> None:
+    first, second = insert(2, due=-1)
+    with before_update(events_due_later(second)):
+        found = [each["event_id"] for each in claim(ids=[first, second])]
+    assert found == [first]
+    assert row(second).locked_by is None
+
+
+def test_a_claim_finds_what_is_behind_events_that_are_all_due_later_by_now() -> None:
+    first, second = (insert(due=-due)[0] for due in (2, 1))
+    with before_update(events_due_later(first)):
+        found = [each["event_id"] for each in claim(limit=1)]
+    assert found == [second]
+
+
+def test_a_claim_leaves_a_stream_that_is_due_later_by_now() -> None:
+    for key, due in (("a", -3.0), ("b", -2.0), ("c", -1.0)):
+        keyed(key, due=due)
+    with before_update(streams_due_later("b")):
+        found = dialect_of(connection).claim_streams(connection, stream_claim()).rows
+    assert [key for key, *_ in found] == ["a", "c"]
+    assert stream("b").locked_by is None
+
+
+def move(ids: Sequence[str], newest: datetime) -> int:
+    return dialect_of(connection).move(connection, ids=ids, queue="mail", newest=newest)
+
+
+def postpone(ids: Sequence[str], newest: datetime) -> int:
+    count, _ = dialect_of(connection).postpone(
+        connection, ids=ids, newest=newest, pauses=frozenset()
+    )
+    return count
+
+
+@pytest.mark.parametrize("change", [move, postpone])
+def test_events_that_are_due_later_by_now_are_neither_moved_nor_postponed(
+    change: Callable[[Sequence[str], datetime], int],
+) -> None:
+    first, second = (insert(due=-due)[0] for due in (2, 1))
+    found = dialect_of(connection).due_first(connection, limit=9, since={"default": None})
+    events_due_later(second)()
+    before = row(second)
+    assert change([first, second], found[-1].due_at) == 1
+    assert (row(second).queue, row(second).available_at) == (before.queue, before.available_at)

@@ -1,0 +1,315 @@
+"""``python -m tests.survivors``: break the package on purpose; a quick test has to notice.
+
+The other tests pass with each of these changes. Each is made to a copy of the repository,
+where the test that it names must fail, on SQLite. One that survives ends the program with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.mutants import REPOSITORY, Patch, patched_copy
+
+DEADLINES = "tests/unit/test_lease_deadlines.py::test_a_lease_counts_from_before_its_statement"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survivor(Patch):
+    test: str  # the id of the test that fails, or of one with several parameters
+
+
+SURVIVORS = (
+    Survivor(
+        name="a claim of what was due when it was read",
+        edits=[
+            (
+                "sql/sqlite/claim.py",
+                "[me, me, claim.lease, *ids, to_database(newest, connection), me],",
+                '[me, me, claim.lease, *ids, "9999", me],',
+            ),
+        ],
+        test="tests/conformance/test_claim_due_time.py"
+        "::test_a_claim_leaves_an_event_that_is_due_later_by_now",
+    ),
+    Survivor(
+        name="a claimed event's deadline that counts from the statement's end",
+        edits=[
+            (
+                "worker/event_claims.py",
+                "deadline=deadline, me=self._me, claimed_at=now,",
+                "deadline=self._held.deadline(now), me=self._me, claimed_at=now,",
+            ),
+        ],
+        test=f"{DEADLINES}[claim_event-too late]",
+    ),
+    Survivor(
+        name="a claimed stream's deadline that counts from the statement's end",
+        edits=[
+            (
+                "worker/stream_claims.py",
+                "            Stream(key, deadline, queue=queue)\n",
+                "            Stream(key, self._held.deadline(monotonic()), queue=queue)\n",
+            ),
+        ],
+        test=f"{DEADLINES}[claim_stream-too late]",
+    ),
+    Survivor(
+        name="a renewed event's deadline that counts from the statement's end",
+        edits=[
+            (
+                "worker/leases.py",
+                "if each.event_id in renewed], deadline)",
+                "if each.event_id in renewed], self._held.deadline(monotonic()))",
+            ),
+        ],
+        test=f"{DEADLINES}[renew_event-too late]",
+    ),
+    Survivor(
+        name="a renewed stream's deadline that counts from the statement's end",
+        edits=[
+            (
+                "worker/streams.py",
+                "self._set_deadline(some[key], deadline)",
+                "self._set_deadline(some[key], self._held.deadline(monotonic()))",
+            ),
+        ],
+        test=f"{DEADLINES}[renew_stream-too late]",
+    ),
+    Survivor(
+        name="a deadline of a known event that counts from the claim's end",
+        edits=[
+            (
+                "worker/queues.py",
+                "known.deadline = lease.deadline",
+                "known.deadline = self.deadline(monotonic())",
+            ),
+        ],
+        test=f"{DEADLINES}[claim_known_event-too late]",
+    ),
+    Survivor(
+        name="a named lease that counts from the statement's end",
+        edits=[
+            (
+                "worker/leader_lease.py",
+                "return self._record(taken, started)",
+                "return self._record(taken, monotonic())",
+            ),
+        ],
+        test=f"{DEADLINES}[take_named_lease-too late]",
+    ),
+    Survivor(
+        name="a renewed named lease that counts from the statement's end",
+        edits=[
+            (
+                "worker/leader_lease.py",
+                "self._record(self._write(state, self._lease), started)",
+                "self._record(self._write(state, self._lease), monotonic())",
+            ),
+        ],
+        test=f"{DEADLINES}[renew_named_lease-too late]",
+    ),
+    Survivor(
+        name="an active worker's lease that counts from the statement's end",
+        edits=[
+            (
+                "worker/single_node.py",
+                "self._until = started + SAFE_PART",
+                "self._until = monotonic() + SAFE_PART",
+            ),
+        ],
+        test=f"{DEADLINES}[take_active_lease-too late]",
+    ),
+    Survivor(
+        name="a failed claim of offers that asks for no poll",
+        edits=[
+            (
+                "worker/claimer.py",
+                "self._wakeup.poll_wanted = True  # the offers are gone",
+                "self._wakeup.poll_wanted = False  # the offers are gone",
+            ),
+        ],
+        test="tests/unit/test_hot_claims.py::test_a_poll_follows_a_claim_of_offers_that_failed",
+    ),
+    Survivor(
+        name="a paused offer that asks for no poll",
+        edits=[
+            (
+                "worker/claimer.py",
+                "self._wakeup.poll_wanted = True  # the poll postpones",
+                "self._wakeup.poll_wanted = False  # the poll postpones",
+            ),
+        ],
+        test="tests/unit/test_hot_claims.py::test_a_poll_follows_an_offer_that_is_paused",
+    ),
+    Survivor(
+        name="offers without a free thread that ask for no poll",
+        edits=[
+            (
+                "worker/claimer.py",
+                "self._wakeup.poll_wanted = True  # perhaps no other worker runs",
+                "self._wakeup.poll_wanted = False  # perhaps no other worker runs",
+            ),
+        ],
+        test="tests/unit/test_hot_claims.py::test_a_poll_follows_offers_for_which_no_thread_was_free",
+    ),
+    Survivor(
+        name="a lost call that a breaker counts as a success",
+        edits=[
+            (
+                "worker/breaker.py",
+                "        if decision is LOST:\n            return\n",
+                "        if decision is LOST and self._is_probing:\n            return\n",
+            ),
+        ],
+        test="tests/unit/test_breaker.py"
+        "::test_failures_in_a_row_trip_it_and_what_was_lost_is_neither",
+    ),
+    Survivor(
+        name="a lost probe that closes its breaker",
+        edits=[
+            (
+                "worker/breaker.py",
+                "        if decision is LOST:\n            return\n",
+                "        if decision is LOST and not self._is_probing:\n            return\n",
+            ),
+        ],
+        test="tests/unit/test_breaker.py::test_only_a_success_of_the_probe_closes_it",
+    ),
+    Survivor(
+        name="a batch without an outcome that counts as a success",
+        edits=[
+            (
+                "delivery/verdicts.py",
+                "next(iter(decisions), LOST))",
+                "next(iter(decisions), DONE))",
+            ),
+        ],
+        test="tests/unit/test_breaker.py::test_a_batch_has_failed_if_all_that_it_called_has",
+    ),
+    Survivor(
+        name="a repeated half that counts twice",
+        edits=[("delivery/halves.py", "        del self._errors[-1]\n", "")],
+        test="tests/unit/test_halves.py::test_a_repeated_part_counts_once_and_is_called_next",
+    ),
+    Survivor(
+        name="a repeated half that is called last",
+        edits=[
+            (
+                "delivery/halves.py",
+                "self._queue.appendleft((part, None))",
+                "self._queue.append((part, None))",
+            ),
+        ],
+        test="tests/unit/test_halves.py::test_a_repeated_part_counts_once_and_is_called_next",
+    ),
+    Survivor(
+        name="a relay that uses its parent's connection",
+        edits=[
+            (
+                "relays/relay.py",
+                "if session is None or not session.is_ours or session.failed:",
+                "if session is None or session.failed:",
+            ),
+        ],
+        test="tests/unit/test_relay_sessions.py"
+        "::test_a_forked_process_opens_a_connection_of_its_own",
+    ),
+    Survivor(
+        name="a relay that closes its parent's connection when it opens one",
+        edits=[
+            (
+                "relays/relay.py",
+                "                if session is not None and session.is_ours:\n",
+                "                if session is not None:\n",
+            ),
+        ],
+        test="tests/unit/test_relay_sessions.py::test_a_forked_process_opens_a_connection_of_its_own",
+    ),
+    Survivor(
+        name="a relay that closes its parent's connection at its end",
+        edits=[
+            (
+                "relays/relay.py",
+                "session is not None and session.is_ours:\n            session.retire()\n",
+                "session is not None:\n            session.retire()\n",
+            ),
+        ],
+        test="tests/unit/test_relay_sessions.py::test_a_forked_process_does_not_close_the_connection_of_its_parent",
+    ),
+    Survivor(
+        name="a later event of a key that starts without an earlier one",
+        edits=[
+            (
+                "worker/queues.py",
+                "if lease.key in held_up or self._start(lease, now):",
+                "if self._start(lease, now):",
+            ),
+        ],
+        test="tests/unit/test_start_order.py"
+        "::test_what_is_behind_a_lost_event_of_its_key_does_not_start",
+    ),
+    Survivor(
+        name="a batch with an event behind one that its queue turned away",
+        edits=[
+            (
+                "worker/batch_delivery.py",
+                "if lease.key not in held_up and self._may_start(lease):",
+                "if self._may_start(lease):",
+            ),
+        ],
+        test="tests/unit/test_start_order.py"
+        "::test_a_batch_calls_nothing_behind_what_its_queue_turned_away",
+    ),
+    Survivor(
+        name="a batch that takes an event behind one that is not the last",
+        edits=[
+            (
+                "worker/stream.py",
+                " or stream.handed_out[-1:] != [lease]",
+                "",
+            ),
+        ],
+        test="tests/unit/test_start_order.py::test_a_batch_takes_them_one_behind_the_other",
+    ),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.survivors", description=__doc__)
+    parser.add_argument("--only", action="append", help="a part of a survivor's name")
+    only = parser.parse_args().only or [""]
+    chosen = [each for each in SURVIVORS if any(part in each.name for part in only)]
+    if fails(REPOSITORY, [each.test for each in chosen]):
+        raise RuntimeError("A test fails without any change; mend it first.")
+    survived = 0
+    for each in chosen:
+        with patched_copy(each) as copy:
+            caught = fails(copy, [each.test])
+        survived += not caught
+        print(f"{'caught' if caught else 'MISSED':<8} {each.name:<70} {each.test}", flush=True)
+    return 1 if survived else 0
+
+
+def fails(repository: Path, tests: Sequence[str]) -> bool:
+    """Return whether a test fails, run in this copy of the repository and with its package."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(repository), "OUTBOX_TEST_DB": "sqlite"},
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest itself failed on {tests}:\n{done.stdout[-3000:]}{done.stderr}")
+    return done.returncode == 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tests of single functions and classes, without a database and without threads."""

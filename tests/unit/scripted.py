@@ -1,0 +1,63 @@
+"""A clock that a test moves, and a database whose answers it gives."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from django.db import connections
+
+from django_outbox.delivery.lease import Lease, lease_from_row
+from django_outbox.sql.values import FULL, KEYED
+
+SCRIPTED = "scripted"  # the alias of the database, and its vendor
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+VALUES: dict[str, Any] = {
+    "attempts": 0,
+    "rescues": 0,
+    "queue": "default",
+    "occurred_at": NOW,
+    "created_at": NOW,
+    "first_due_at": NOW,
+    "event_type": "order.placed",
+    "aggregate_type": "",
+    "payload": "{}",
+    "status": 0,
+}
+
+
+class Clock:
+    """A monotonic clock that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0  # seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def connection() -> Any:
+    """Return the connection to the scripted database."""
+    return connections[SCRIPTED]
+
+
+def row(event_id: str, columns: tuple[str, ...] = FULL, **values: Any) -> tuple[Any, ...]:
+    """Return a row of these columns; what is not given is NULL, or as in a new event."""
+    given = {"event_id": event_id, **VALUES, **values}
+    return tuple(given.get(name) for name in columns)
+
+
+def claimed_row(
+    event_id: str, columns: tuple[str, ...] = FULL, *, was: str | None = None, **values: Any
+) -> tuple[Any, ...]:
+    """Return a row as a claim does, with due time, previous owner and the database's clock."""
+    return (*row(event_id, columns, **values), NOW, was, NOW)
+
+
+def lease(event_id: str = "a", *, key: str | None = None, deadline: float = 10_000.0) -> Lease:
+    """Return a lease of an event, or of an event of a stream."""
+    found = claimed_row(event_id, KEYED, key=key, seq=1)
+    return lease_from_row(found, KEYED, deadline=deadline, me="me")

@@ -1,0 +1,112 @@
+"""Which outcomes of calls a circuit breaker counts, and which close it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_outbox.delivery.verdicts import for_breaker
+from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
+from django_outbox.listeners.registry import ANY, Listener
+from django_outbox.queue_settings import BreakerSettings
+from django_outbox.worker.breaker import Breaker
+from django_outbox.worker.queues import Held
+from django_outbox.worker.wakeup import Wakeup
+from tests.unit.scripted import SCRIPTED, Clock, connection, lease
+
+pytestmark = pytest.mark.any_database
+
+FAILED = Decision(status=Status.RETRY, delay=1.0, spent=1, error="E", kind="E", outcome="retry")
+DEAD = Decision(status=Status.DEAD, spent=1, error="E", kind="E", outcome="dead")
+DEFERRED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")
+AWAY = Decision(status=Status.NEW, delay=1.0, outcome="deferred", unavailable="refused")
+OUTCOMES = {
+    "done": DONE,
+    "failed": FAILED,
+    "dead": DEAD,
+    "deferred": DEFERRED,
+    "away": AWAY,
+    "lost": LOST,
+}
+
+LISTENER = Listener(
+    call=print,
+    event_type="hook.sent",
+    aggregate_type=ANY,
+    name="",
+    retry=None,
+    timeout=None,
+    atomic=False,
+)
+
+
+@pytest.fixture
+def held(clock: Clock) -> Held:
+    return Held(30)
+
+
+@pytest.fixture
+def breaker(held: Held, dialect: Any) -> Breaker:
+    settings = BreakerSettings(failures=3, within=60, pause=60)
+    return Breaker("hooks", settings, alias=SCRIPTED, held=held, wakeup=Wakeup())
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "trips"),
+    [
+        ("failed failed failed", True),
+        ("failed dead failed", True),
+        ("failed failed done failed", False),
+        ("failed failed deferred failed", False),
+        ("failed failed lost failed", True),
+        ("lost lost lost", False),
+        ("away", True),
+    ],
+)
+def test_failures_in_a_row_trip_it_and_what_was_lost_is_neither(
+    outcomes: str, trips: bool, breaker: Breaker
+) -> None:
+    for each in outcomes.split():
+        breaker.record(LISTENER, OUTCOMES[each])
+    assert breaker.is_tripped is trips
+
+
+@pytest.mark.parametrize(
+    ("outcome", "statement"),
+    [
+        ("done", "close_breaker"),
+        ("deferred", "close_breaker"),
+        ("failed", "extend_breaker"),
+        ("away", "extend_breaker"),
+        ("lost", "extend_breaker"),
+    ],
+)
+def test_only_a_success_of_the_probe_closes_it(
+    outcome: str, statement: str, breaker: Breaker, held: Held, dialect: Any
+) -> None:
+    probe = lease()
+    held.add([probe])
+    assert breaker.begin_probe(connection(), 60)
+    assert breaker.is_probe(probe)
+    breaker.record(LISTENER, OUTCOMES[outcome])
+    held.drop([probe])
+    assert breaker.write(connection())
+    sent = [name for name, _, _ in dialect.method_calls]
+    assert sent == ["probe_breaker", statement]
+    assert not breaker.is_probing
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "counted"),
+    [
+        ("", "lost"),
+        ("failed failed", "failed"),
+        ("failed dead", "failed"),
+        ("failed done", "done"),
+        ("failed deferred", "deferred"),
+        ("failed away", "away"),
+    ],
+)
+def test_a_batch_has_failed_if_all_that_it_called_has(outcomes: str, counted: str) -> None:
+    assert for_breaker([OUTCOMES[each] for each in outcomes.split()]) is OUTCOMES[counted]

@@ -1,0 +1,109 @@
+"""What this process offered and could not claim: the claimer drops it, and polls the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+import django_outbox as outbox
+from django_outbox.conf import Settings
+from django_outbox.sql.values import Claimed
+from django_outbox.worker.claimer import Claimer
+from django_outbox.worker.pauses import KnownPauses
+from django_outbox.worker.pools import Pool, Pools
+from django_outbox.worker.queues import AsyncLoad, Decisions, Held, Offers
+from django_outbox.worker.streams import Streams
+from django_outbox.worker.throttle import ClaimThrottle
+from django_outbox.worker.wakeup import Wakeup
+from tests.unit.scripted import SCRIPTED, Clock, lease
+
+pytestmark = pytest.mark.any_database
+
+EVENT = outbox.Event(event_type="order.placed", payload={}).as_delivered("{}", lambda text: {})
+
+
+class Worker:
+    """A claimer that has polled the table, found nothing, and waits for the next poll."""
+
+    def __init__(self, dialect: Any) -> None:
+        settings, wakeup, decisions, pauses = Settings(), Wakeup(), Decisions(), KnownPauses()
+        self._dialect, self.held = dialect, Held(settings.LEASE)
+        self.offers = Offers(10, most_bytes=1000, wakeup=wakeup)
+        pool = Pool(
+            settings.queues["default"],
+            offers=self.offers,
+            breaker=None,
+            known_pauses=pauses,
+            wakeup=wakeup,
+            alone=True,
+        )
+        pool.async_load = lambda: AsyncLoad(waiting=0, is_full=False)
+        pools = Pools({"default": pool}, held=self.held, decisions=decisions, wakeup=wakeup)
+        parts: dict[str, Any] = {
+            "alias": SCRIPTED,
+            "me": "me",
+            "settings": settings,
+            "held": self.held,
+            "pools": pools,
+            "wakeup": wakeup,
+        }
+        self._claimer = Claimer(
+            decisions=decisions,
+            may_claim=lambda: True,
+            settled=lambda: 0,
+            known_pauses=pauses,
+            streams=Streams(**parts),
+            throttle=ClaimThrottle(),
+            **parts,
+        )
+        assert self.claims() == ["poll"]
+        assert self.claims() == []
+
+    def claims(self) -> list[str]:
+        """Make steps until the claimer waits; return its claims."""
+        self._dialect.claim.reset_mock()
+        while self._claimer.step() == 0:
+            pass
+        given = [call.args[1] for call in self._dialect.claim.call_args_list]
+        return ["poll" if each.ids is None else "hot" for each in given]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_due(clock: Clock, dialect: Any, settings: Any) -> None:
+    settings.OUTBOX = {"DOORBELL": None}
+    dialect.claim.return_value = dialect.claim_streams.return_value = Claimed([])
+    dialect.seconds_to_pause_end.return_value = None
+
+
+def test_an_offer_is_claimed_without_a_poll(dialect: Any) -> None:
+    worker = Worker(dialect)
+    worker.offers.offer(EVENT)
+    assert worker.claims() == ["hot"]
+    assert worker.claims() == []
+
+
+def test_a_poll_follows_a_claim_of_offers_that_failed(dialect: Any) -> None:
+    worker = Worker(dialect)
+    dialect.claim.side_effect = [OperationalError("the server is gone"), Claimed([])]
+    worker.offers.offer(EVENT)
+    with pytest.raises(OperationalError):
+        worker.claims()
+    assert worker.claims() == ["poll"]
+
+
+def test_a_poll_follows_an_offer_that_is_paused(dialect: Any) -> None:
+    dialect.pauses.return_value = frozenset([("event_type", EVENT.event_type)])
+    worker = Worker(dialect)
+    worker.offers.offer(EVENT)
+    assert worker.claims() == ["poll"]
+
+
+def test_a_poll_follows_offers_for_which_no_thread_was_free(dialect: Any) -> None:
+    worker = Worker(dialect)
+    worker.held.add([lease()])
+    worker.offers.offer(EVENT)
+    assert worker.claims() == []
+    worker.held.drop([*worker.held.unstarted()])
+    assert worker.claims() == ["poll"]

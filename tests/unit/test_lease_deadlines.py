@@ -1,0 +1,167 @@
+"""Until when a worker counts on a lease: from before the statement that leased or renewed it.
+
+The database counts from when it executes the statement; its answer may come much later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_outbox.conf import Settings
+from django_outbox.delivery.lease import Lease
+from django_outbox.sql.values import KEYED, Branch, Claim, Claimed, StreamRows
+from django_outbox.worker.event_claims import EventClaims
+from django_outbox.worker.leader_lease import Leader
+from django_outbox.worker.leases import Heartbeat
+from django_outbox.worker.pauses import KnownPauses
+from django_outbox.worker.queues import SAFE_PART, Decisions, Held
+from django_outbox.worker.single_node import ActiveLease
+from django_outbox.worker.stream import Stream
+from django_outbox.worker.stream_claims import StreamClaims
+from django_outbox.worker.streams import Streams
+from django_outbox.worker.wakeup import Wakeup
+from tests.unit.scripted import NOW, SCRIPTED, Clock, claimed_row, connection, lease, row
+
+pytestmark = pytest.mark.any_database
+
+LEASE = 30.0  # seconds
+SAFE = SAFE_PART * LEASE  # seconds
+KEY = "order-1"
+
+
+class Parts:
+    """What a worker has for one event, without its threads."""
+
+    def __init__(self) -> None:
+        self.held, self.settings, self.ready = Held(LEASE), Settings(), list[Lease]()
+        self.common: dict[str, Any] = {"alias": SCRIPTED, "me": "me", "held": self.held}
+        self.pools: Any = SimpleNamespace(
+            put=self.ready.append, put_all=self.ready.extend, accepts=lambda queue: True
+        )
+        self.streams = Streams(
+            settings=self.settings, pools=self.pools, wakeup=Wakeup(), **self.common
+        )
+        self.for_claims: dict[str, Any] = {
+            **self.common,
+            "settings": self.settings,
+            "decisions": Decisions(),
+            "pools": self.pools,
+            "known_pauses": KnownPauses(),
+            "connect": connection,
+        }
+
+    def has(self, deadline: float, *, key: str | None = None) -> None:
+        """Lease the event, or its stream, until ``deadline`` (monotonic)."""
+        found = lease("a", key=key, deadline=deadline)
+        if key is None:
+            self.held.add([found])
+            self.ready.append(found)
+        else:
+            stream = Stream(key, deadline)
+            self.streams.claimed([stream])
+            self.streams.add_events(stream, 1, [found], 0.0)
+
+    def beat(self) -> None:
+        Heartbeat(worker_row=None, streams=self.streams, **self.common).step()
+
+    def may_start(self) -> bool:
+        (found,) = self.ready
+        return self.held.is_current(found)
+
+
+def claim_event(parts: Parts) -> Callable[[], bool]:
+    EventClaims(intakes={}, **parts.for_claims).claim(
+        Claim(me="me", lease=LEASE, branches=[Branch("default", 1)])
+    )
+    return parts.may_start
+
+
+def claim_known_event(parts: Parts) -> Callable[[], bool]:
+    parts.has(0.0)
+    return claim_event(parts)
+
+
+def claim_stream(parts: Parts) -> Callable[[], bool]:
+    streams = StreamClaims(streams=parts.streams, may_try=lambda: True, **parts.for_claims)
+    streams.claim({"default": 1})
+    return parts.may_start
+
+
+def claim_known_stream(parts: Parts) -> Callable[[], bool]:
+    parts.has(0.0, key=KEY)
+    return claim_stream(parts)
+
+
+def renew_event(parts: Parts) -> Callable[[], bool]:
+    parts.has(0.0)
+    parts.beat()
+    return parts.may_start
+
+
+def renew_stream(parts: Parts) -> Callable[[], bool]:
+    parts.has(0.0, key=KEY)
+    parts.beat()
+    return parts.may_start
+
+
+def take_named_lease(parts: Parts) -> Callable[[], bool]:
+    leader = Leader(alias=SCRIPTED, me="me", name="purge", lease=LEASE)
+    leader.take()
+    return lambda: leader.holds
+
+
+def renew_named_lease(parts: Parts) -> Callable[[], bool]:
+    leader = Leader(alias=SCRIPTED, me="me", name="purge", lease=LEASE)
+    leader.renew("")
+    return lambda: leader.holds
+
+
+def take_active_lease(parts: Parts) -> Callable[[], bool]:
+    active = ActiveLease(alias=SCRIPTED, me="me", lease=LEASE, poll=1.0)
+    active.step()
+    return active
+
+
+# What is leased or renewed, the statement that does it, and its answer.
+CASES: list[tuple[Callable[[Parts], Callable[[], bool]], str, Any]] = [
+    (claim_event, "claim", Claimed([claimed_row("a")])),
+    (claim_known_event, "claim", Claimed([claimed_row("a", was="me")])),
+    (claim_stream, "claim_streams", Claimed([(KEY, None, "default")])),
+    (claim_known_stream, "claim_streams", Claimed([(KEY, "me", "default")])),
+    (renew_event, "renew", ({"a"}, {"a"})),
+    (renew_stream, "renew_streams", ({KEY}, {KEY})),
+    (take_named_lease, "take_lease", True),
+    (renew_named_lease, "note_lease", True),
+    (take_active_lease, "take_active", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_ours"),
+    [(0.0, True), (SAFE - 0.5, True), (SAFE + 0.5, False)],
+    ids=["at once", "soon enough", "too late"],
+)
+@pytest.mark.parametrize(
+    ("act", "statement", "answer"), CASES, ids=[each[0].__name__ for each in CASES]
+)
+def test_a_lease_counts_from_before_its_statement(
+    act: Callable[[Parts], Callable[[], bool]],
+    statement: str,
+    answer: Any,
+    seconds: float,
+    is_ours: bool,
+    clock: Clock,
+    dialect: Any,
+) -> None:
+    def execute(*args: Any, **kwargs: Any) -> Any:
+        clock.advance(seconds)
+        return answer
+
+    getattr(dialect, statement).side_effect = execute
+    read = StreamRows(KEY, 1, NOW, [row("a", KEYED, key=KEY, seq=1)])
+    dialect.read_streams.return_value = [read]
+    assert act(Parts())() is is_ours

@@ -1,0 +1,160 @@
+"""No event of a key starts before an earlier one: what threads start, go on with and put back."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+from django_outbox.conf import Settings
+from django_outbox.delivery.lease import Lease
+from django_outbox.delivery.scope import Scope
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
+from django_outbox.worker.batch_delivery import BatchDelivery
+from django_outbox.worker.connection_cleanup import ConnectionCleanup
+from django_outbox.worker.queues import Held
+from django_outbox.worker.ready import Lane, Ready
+from django_outbox.worker.stream import Stream
+from django_outbox.worker.streams import Streams
+from django_outbox.worker.wakeup import Wakeup
+from tests.table import PLACED, listening
+from tests.unit.scripted import SCRIPTED, Clock, lease
+
+pytestmark = pytest.mark.any_database
+
+KEY = "order-1"
+DEFERRED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")
+FAILED = Decision(status=Status.RETRY, delay=1.0, spent=1, outcome="retry")
+DEAD = Decision(status=Status.DEAD, spent=1, outcome="dead")
+
+
+@pytest.fixture
+def held(clock: Clock) -> Held:
+    return Held(30)
+
+
+@pytest.mark.parametrize(
+    ("lost", "started"),
+    [("", "abcxyz"), ("a", "xyz"), ("b", "axyz"), ("c", "abxyz"), ("ax", "yz")],
+)
+def test_what_is_behind_a_lost_event_of_its_key_does_not_start(
+    lost: str, started: str, held: Held
+) -> None:
+    leases = [*(lease(each, key=KEY) for each in "abc"), *(lease(each) for each in "xyz")]
+    held.add(leases)
+    held.drop(each for each in leases if each.event_id in lost)
+    held.start_all(leases)
+    assert "".join(each.event_id for each in leases if each.started_at) == started
+
+
+class Leased:
+    """A worker's streams; one is leased, and its events a, b and c were read."""
+
+    def __init__(self, held: Held) -> None:
+        self._ready = list[Lease]()
+        pools: Any = SimpleNamespace(put=self._ready.append, accepts=lambda queue: True)
+        self.streams = Streams(
+            alias=SCRIPTED, me="me", settings=Settings(), held=held, pools=pools, wakeup=Wakeup()
+        )
+        self.a, self.b, self.c = self.events = [lease(each, key=KEY) for each in "abc"]
+        stream = Stream(KEY, self.a.deadline)
+        self.streams.claimed([stream])
+        self.streams.add_events(stream, 3, self.events, 0.0)
+
+    @property
+    def ready(self) -> str:
+        """The events that threads may take."""
+        return "".join(each.event_id for each in self._ready)
+
+    def follow(self, lease: Lease) -> Lease | None:
+        """Return what joins a batch behind an event."""
+        return self.streams.follower_of(lease, lambda follower: True)
+
+
+@pytest.fixture
+def leased(held: Held) -> Leased:
+    return Leased(held)
+
+
+def test_one_event_at_a_time_is_handed_out_until_it_is_settled(leased: Leased) -> None:
+    assert leased.ready == "a"
+    leased.streams.settled([(leased.a, DONE)])
+    assert leased.ready == "ab"
+    leased.streams.settled([(leased.b, DONE)])
+    assert leased.ready == "abc"
+
+
+def test_a_thread_goes_on_behind_the_last_event_that_was_handed_out(leased: Leased) -> None:
+    assert leased.streams.next(leased.a, DONE) is leased.b
+    assert leased.streams.next(leased.a, DONE) is None
+    assert leased.streams.next(leased.b, DONE) is leased.c
+
+
+@pytest.mark.parametrize("decision", [DEFERRED, FAILED, DEAD, LOST], ids=lambda each: each.outcome)
+def test_no_thread_goes_on_before_what_is_not_done_is_settled(
+    decision: Decision, leased: Leased
+) -> None:
+    assert leased.streams.next(leased.a, decision) is None
+    leased.streams.settled([(leased.a, decision)])
+    assert leased.ready == ("ab" if decision is DEAD else "a")
+
+
+def test_a_batch_takes_them_one_behind_the_other(leased: Leased) -> None:
+    assert leased.follow(leased.a) is leased.b
+    assert leased.follow(leased.a) is None
+    assert leased.follow(leased.b) is leased.c
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["a thread's", "a batch's"])
+def test_nothing_is_handed_out_while_a_later_event_runs(first: int, leased: Leased) -> None:
+    take = leased.follow if first else lambda each: leased.streams.next(each, DONE)
+    assert take(leased.a) is leased.b
+    leased.streams.settled([(leased.a, DONE)])
+    assert leased.ready == "a"
+    leased.streams.settled([(leased.b, DONE)])
+    assert leased.ready == "ac"
+
+
+def test_what_a_batch_puts_back_keeps_its_order(leased: Leased) -> None:
+    leased.follow(leased.a)
+    leased.follow(leased.b)
+    leased.streams.wait_again([leased.b, leased.c])
+    leased.streams.settled([(leased.a, DONE)])
+    assert leased.ready == "ab"
+    leased.streams.settled([(leased.b, DONE)])
+    assert leased.ready == "abc"
+
+
+@pytest.mark.parametrize(
+    ("turned_away", "called"),
+    [("", "abcxyz"), ("a", "xyz"), ("b", "axyz"), ("x", "abcyz")],
+)
+def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
+    turned_away: str, called: str, held: Held
+) -> None:
+    leases = [*(lease(each, key=KEY) for each in "abc"), *(lease(each) for each in "xyz")]
+    held.add(leases)
+    parts: Any = {
+        "pool": SimpleNamespace(
+            is_probing=False,
+            ready=Ready(),
+            may_start=lambda each: each.event_id not in turned_away,
+            scope=lambda each: Scope(None, frozenset()),
+        ),
+        "pools": SimpleNamespace(take_back=lambda each: None, pass_on=lambda each, decision: True),
+        "streams": Leased(Held(30)).streams,
+    }
+    cleanup: Any = create_autospec(ConnectionCleanup, instance=True)
+    place: Any = SimpleNamespace(lease=None, batch=[], fallbacks=deque())
+    delivery = BatchDelivery(alias=SCRIPTED, held=held, is_stopping=lambda: False, **parts)
+    found = list[str]()
+    with listening(lambda events: found.extend(each.event_id for each in events), batch=9):
+        (listener,) = registry.route("", PLACED)
+        lane = Lane(listener, 9)
+        lane.leases.extend(leases)
+        delivery.deliver(place, lane, cleanup, lambda each: True)
+    assert "".join(found) == called
