@@ -39,12 +39,13 @@ class Lease:
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """A call of a listener with one event; in a batch, one for each event."""
+    """A call of a listener with one event; a call with a batch is one for each of its events."""
 
     event_id: str
     listener: str  # its title
     worker: str  # the name that its leases have
     timeout: float | None = None  # seconds
+    number: int = 0  # the same for all events of a batch
     start: float = 0.0
     end: float | None = None
     # "done", "failed", "final" (the event is to die), "deferred", "cancelled", "killed"

@@ -14,7 +14,8 @@ judge.** A rule that is loosened says here why.
   call has had its timeout.
 - ``twice``: a call begins although another of the same event and listener still runs or has ended
   well. Causes that excuse it: the lease of the former ended, a stop gave it back, a replay.
-- ``order``: a call begins before an earlier event of its key has ended.
+- ``order``: a call begins before an earlier event of its key has ended, which is not in the same
+  batch.
 - ``idle``: an event waits that nothing will make due: behind an idle stream, or without due time.
 - ``done``: an event is done though not all of its listeners have ended well.
 - ``lost``: an event is gone from the table without having been done.
@@ -133,9 +134,11 @@ class Oracle:
         for former in self._of_event[event.id]:
             if former.listener != call.listener or former.is_excused:
                 continue
+            if former.is_overdue(self._clock()):
+                continue  # it counts as failed, whatever it still says
             if former.outcome in GOOD and former.replays == event.replays:
                 self._report("twice", f"{call} after the success of {former}")
-            elif former.is_running and not former.is_overdue(self._clock()):
+            elif former.is_running:
                 self._report("twice", f"{call} while {former} runs")
 
     def _judge_order(self, event: Event, call: Call) -> None:
@@ -146,7 +149,12 @@ class Oracle:
                 continue
             if other.status == RETRY and not self._rules.failure_blocks:
                 continue
-            if other.status not in FINAL and not self._has_ended_well(other, call.worker):
+            is_with_it = any(each.number == call.number for each in self._of_event[other.id])
+            if (
+                other.status not in FINAL
+                and not is_with_it
+                and not self._has_ended_well(other, call.worker)
+            ):
                 self._report("order", f"{call} seq={event.seq} before {other}")
         if self._rules.dead_blocks:
             for other in self.table.events.values():
