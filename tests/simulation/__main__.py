@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 from importlib import import_module
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("seed", type=int)
     parser.add_argument("count", type=int, nargs="?", default=1)
     parser.add_argument("--jobs", type=int, default=1, help="histories at a time")
+    parser.add_argument("--kind", help="COUNT seeds of this kind of history only")
     parser.add_argument("--trace", action="store_true", help="print each step")
     parser.add_argument("--digests", action="store_true", help="print the digest of each history")
     parser.add_argument("--keep-going", action="store_true", help="go on after a violation")
@@ -109,7 +111,12 @@ def show(outcome: Any) -> None:
 
 def outcomes(given: argparse.Namespace, folder: Path) -> Any:
     """Yield the outcome of each seed, in order."""
-    seeds = iter(range(given.seed, given.seed + given.count))
+    from tests.simulation.plan import KINDS, plan_of
+
+    if given.kind not in (None, *KINDS):
+        raise ValueError(f"--kind is {given.kind!r}; expected one of {', '.join(KINDS)}.")
+    every = (each for each in count(given.seed) if given.kind in (None, plan_of(each).name))
+    seeds = islice(every, given.count)
     running: list[tuple[int, Any]] = []
     try:
         while True:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import django_outbox as outbox
@@ -35,6 +36,7 @@ class Stage:
     oracle: Oracle
     mail_is_away = False  # what the queue "mail" sends to cannot be reached
     calls: Counter[tuple[str, str]] = Counter()  # by event and listener
+    numbers = count(1)  # of all calls
 
 
 def act_of(event: outbox.Event, title: str) -> tuple[str, float]:
@@ -56,9 +58,9 @@ def act_of(event: outbox.Event, title: str) -> tuple[str, float]:
 
 
 def begin(events: Sequence[outbox.Event], title: str, timeout: float | None) -> list[Call]:
-    worker = scheduler.current.process.values["worker"]
+    worker, number = scheduler.current.process.values["worker"], next(Stage.numbers)
     calls = [
-        Call(event_id=each.event_id, listener=title, worker=worker, timeout=timeout)
+        Call(event_id=each.event_id, listener=title, worker=worker, timeout=timeout, number=number)
         for each in events
     ]
     for call in calls:
