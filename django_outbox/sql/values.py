@@ -196,6 +196,7 @@ class StreamRows:
 
     key: str
     seq: int  # its version
+    locked_at: Any  # when it was leased, as the driver returned it
     now: Any  # the database's clock
     rows: list[Row] = field(default_factory=list)
 
@@ -208,6 +209,8 @@ class Release:
     seq: int | None  # the version that was read; None: any
     delay: float | None  # seconds until it is due; None: idle until the next write
     queue: str | None = None  # where it waits from now on; None keeps its queue
+    # When it was leased, as it was read: a worker that lost the lease may have another one now.
+    locked_at: Any = None  # None: it was not read, so that any lease of the worker ends
 
 
 def claimed(

@@ -5,6 +5,7 @@ Call it before anything else is imported. From then on nothing in this process w
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import os
 import queue
@@ -320,7 +321,7 @@ def install() -> None:
     threading.Thread = Thread  # type: ignore[misc,assignment]
     threading.local = Local  # type: ignore[misc,assignment]
     threading.current_thread = current_thread
-    threading.get_ident = lambda: scheduler.current.number
+    threading.get_ident = _thread.get_ident = lambda: scheduler.current.number
     threading._active = {scheduler.main.number: threading.main_thread()}  # type: ignore[attr-defined]
     queue.SimpleQueue = SimpleQueue  # type: ignore[misc,assignment]
     asyncio.new_event_loop = asyncio.events.new_event_loop = EventLoop
