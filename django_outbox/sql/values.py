@@ -247,12 +247,21 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) else value
 
 
-def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
-    """Return a row of a settle's VALUES: id, status, spent, delay, error, progress, queue."""
-    return (
-        event_id, plain(decision.status), decision.spent, decision.delay, decision.error,
-        decision.progress, decision.queue,
-    )  # fmt: skip
+def settle_values(
+    decisions: Sequence[tuple[str, Decision]], attempts: Mapping[str, int]
+) -> list[Any]:
+    """Return the VALUES of a settle.
+
+    For each event: id, status, spent, delay, error, progress, queue, attempts that were read.
+    """
+    return [
+        value
+        for event_id, decision in decisions
+        for value in (
+            event_id, plain(decision.status), decision.spent, decision.delay, decision.error,
+            decision.progress, decision.queue, attempts.get(event_id),
+        )
+    ]  # fmt: skip
 
 
 class Attempt(NamedTuple):
