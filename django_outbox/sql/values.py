@@ -196,6 +196,7 @@ class StreamRows:
 
     key: str
     seq: int  # its version
+    locked_at: Any  # when it was leased, as the driver returned it
     now: Any  # the database's clock
     rows: list[Row] = field(default_factory=list)
 
@@ -208,6 +209,8 @@ class Release:
     seq: int | None  # the version that was read; None: any
     delay: float | None  # seconds until it is due; None: idle until the next write
     queue: str | None = None  # where it waits from now on; None keeps its queue
+    # When it was leased, as it was read: a worker that lost the lease may have another one now.
+    locked_at: Any = None  # None: it was not read, so that any lease of the worker ends
 
 
 def claimed(
@@ -244,12 +247,21 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) else value
 
 
-def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
-    """Return a row of a settle's VALUES: id, status, spent, delay, error, progress, queue."""
-    return (
-        event_id, plain(decision.status), decision.spent, decision.delay, decision.error,
-        decision.progress, decision.queue,
-    )  # fmt: skip
+def settle_values(
+    decisions: Sequence[tuple[str, Decision]], attempts: Mapping[str, int]
+) -> list[Any]:
+    """Return the VALUES of a settle.
+
+    For each event: id, status, spent, delay, error, progress, queue, attempts that were read.
+    """
+    return [
+        value
+        for event_id, decision in decisions
+        for value in (
+            event_id, plain(decision.status), decision.spent, decision.delay, decision.error,
+            decision.progress, decision.queue, attempts.get(event_id),
+        )
+    ]  # fmt: skip
 
 
 class Attempt(NamedTuple):

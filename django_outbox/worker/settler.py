@@ -222,6 +222,9 @@ def _write_with_history(
                 decisions=[(lease.event_id, decision) for lease, decision in batch],
                 kind=batch[0][0].kind,
                 delete_done=settings.RETENTION_DONE == 0,
+                attempts={}
+                if first is DONE
+                else {lease.event_id: lease.attempts for lease, _ in batch},
             )
             if refused and attempts and len(batch) > 1:
                 raise _Refused

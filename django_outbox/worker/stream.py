@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..clocks import monotonic
 from ..conf import Settings
@@ -28,6 +28,7 @@ class Stream:
     careful: int = 0  # events to run one by one, because a worker was lost with this stream
     lost_worker: str = ""  # that worker
     seq: int = 0  # its version when it was read
+    locked_at: Any = None  # when it was leased, as it was read; None: it was not read
     waiting: deque[Lease] = field(default_factory=deque)
     handed_out: list[Lease] = field(default_factory=list)  # and not settled
     due: float = inf  # monotonic; when it is due after its release; inf: idle
@@ -160,7 +161,8 @@ def unstarted(stream: Stream) -> list[Lease]:
 
 def release_of(stream: Stream, now: float) -> Release:
     if stream.due == inf:
-        return Release(stream.key, stream.seq, None)
+        return Release(stream.key, stream.seq, None, locked_at=stream.locked_at)
     delay, queue = max(stream.due - now, 0.0), stream.next_queue
     # If it is due at once, its next claim reads what was written in the meantime.
-    return Release(stream.key, stream.seq if delay else None, delay, queue)
+    seq = stream.seq if delay else None
+    return Release(stream.key, seq, delay, queue, stream.locked_at)

@@ -144,6 +144,7 @@ class StreamClaims:
             stream = self.streams.get(found.key)
             if stream is None:
                 continue
+            stream.locked_at = found.locked_at
             leases, due = self._plan(stream, found, limit, retries.get(found.key))
             if leases and not self._pools.accepts(leases[0].queue):
                 stream.seq = found.seq

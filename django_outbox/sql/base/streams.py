@@ -67,7 +67,7 @@ class StreamLeases(Statements):
     def release_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
     ) -> set[str]:
-        """Release streams whose version is still the one that was read; return their keys.
+        """Release streams whose version and lease are those that were read; return their keys.
 
         It queries no events: the statement's snapshot of them may be older than the row's lock.
         """

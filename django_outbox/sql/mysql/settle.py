@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from django.db import OperationalError, transaction
@@ -48,10 +49,14 @@ class MySQLSettling(Settling):
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
         decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        as_read: AsRead | None = None, attempts: Mapping[str, int] = MappingProxyType({}),
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read)
         ids = [event_id for event_id, _ in decisions]
+        if read := [event_id for event_id in ids if event_id in attempts]:
+            fence += f" AND attempts = CASE event_id {'WHEN %s THEN %s ' * len(read)}"
+            fence += "ELSE attempts END"
+            params += [value for event_id in read for value in (event_id, attempts[event_id])]
         case = "CASE event_id " + "WHEN %s THEN %s " * len(ids) + "END"
         times = "CASE event_id " + f"WHEN %s THEN {self.now_plus} " * len(ids) + "END"
         # By id: MariaDB's sql_mode decides if another assigned column has its old or new value.

@@ -118,7 +118,7 @@ class MySQLStreams(StreamLeases, Inserting):
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT `key`, seq, {self.now} FROM {self._stream(connection)}
+                f"""SELECT `key`, seq, locked_at, {self.now} FROM {self._stream(connection)}
                 WHERE `key` IN ({marks(read.keys)}) AND locked_by = %s""",
                 [*read.keys, read.me],
             )
@@ -229,6 +229,10 @@ class MySQLStreams(StreamLeases, Inserting):
         if read := [each for each in streams if each.seq is not None]:
             mine += f" AND seq = CASE `key` {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
             params += [value for each in read for value in (each.key, each.seq)]
+        if read := [each for each in streams if each.locked_at is not None]:
+            leased = "WHEN %s THEN CAST(%s AS DATETIME(6)) " * len(read)
+            mine += f" AND locked_at = CASE `key` {leased}ELSE locked_at END"
+            params += [value for each in read for value in (each.key, each.locked_at)]
         due = f"CASE s.`key` {f'WHEN %s THEN {self.now_plus} ' * len(keys)}END"
         values: list[Any] = [value for each in streams for value in (each.key, each.delay)]
         queue = ""

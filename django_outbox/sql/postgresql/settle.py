@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
@@ -47,16 +48,17 @@ class PostgresSettling(Settling):
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
         decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        as_read: AsRead | None = None, attempts: Mapping[str, int] = MappingProxyType({}),
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read, of="e")
         rows = ", ".join(
-            ["(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text, %s::text)"]
+            ["(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text, %s::text, %s::int)"]
             * len(decisions)
         )
         return self._run(
             connection,
-            f"""WITH v (event_id, status, spent, delay, error, progress, queue) AS (VALUES {rows})
+            f"""WITH v (event_id, status, spent, delay, error, progress, queue, attempts) AS
+                (VALUES {rows})
             UPDATE {self._event(connection)} e SET
                 status = v.status, attempts = e.attempts + v.spent, rescues = 0,
                 {kind.value} = {self.now} + v.delay * interval '1 second',
@@ -64,8 +66,9 @@ class PostgresSettling(Settling):
                 last_error = COALESCE(v.error, e.last_error),
                 progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
-            FROM v WHERE e.event_id = v.event_id AND {fence}""",
-            [value for each in decisions for value in settle_values(*each)] + params,
+            FROM v WHERE e.event_id = v.event_id AND {fence}
+            AND e.attempts = COALESCE(v.attempts, e.attempts)""",
+            [*settle_values(decisions, attempts), *params],
         )
 
     def note_attempts(self, connection: BaseDatabaseWrapper, attempts: Sequence[Attempt]) -> None:

@@ -85,7 +85,7 @@ class PostgresStreams(StreamLeases, Inserting):
                             for name in KEYED)  # fmt: skip
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT s.key, s.seq, {utc(self.now)}, {columns}
+                f"""SELECT s.key, s.seq, s.locked_at, {utc(self.now)}, {columns}
                 FROM {self._stream(connection)} s LEFT JOIN LATERAL (
                     SELECT {", ".join(KEYED)} FROM {self._event(connection)} e
                     WHERE e.key = s.key AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s
@@ -95,8 +95,8 @@ class PostgresStreams(StreamLeases, Inserting):
             )
             rows = cursor.fetchall()
         found: dict[str, StreamRows] = {}
-        for key, seq, now, *row in rows:
-            stream = found.setdefault(key, StreamRows(key, seq, now))
+        for key, seq, locked_at, now, *row in rows:
+            stream = found.setdefault(key, StreamRows(key, seq, locked_at, now))
             if row[0] is not None:
                 stream.rows.append(tuple(row))
         return [*found.values()]
@@ -170,11 +170,12 @@ class PostgresStreams(StreamLeases, Inserting):
             cursor.execute(
                 f"""WITH given AS MATERIALIZED (
                     SELECT mine.key, v.delay, v.queue
-                    FROM unnest(%s::text[], %s::bigint[], %s::float8[], %s::text[])
-                        v (key, seq, delay, queue),
+                    FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[], %s::float8[],
+                        %s::text[]) v (key, seq, locked_at, delay, queue),
                     LATERAL (
                         SELECT s.key FROM {stream} s WHERE s.key = v.key
                         AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s
+                        AND s.locked_at = COALESCE(v.locked_at, s.locked_at)
                         FOR UPDATE SKIP LOCKED) mine)
                 UPDATE {stream} s SET due_at = {self.now} + given.delay * interval '1 second',
                     queue = COALESCE(given.queue, s.queue),
@@ -182,7 +183,8 @@ class PostgresStreams(StreamLeases, Inserting):
                 FROM given WHERE s.key = given.key RETURNING s.key""",
                 [
                     [each.key for each in streams], [each.seq for each in streams],
-                    [each.delay for each in streams], [each.queue for each in streams], me,
+                    [each.locked_at for each in streams], [each.delay for each in streams],
+                    [each.queue for each in streams], me,
                 ],
             )  # fmt: skip
             return {row[0] for row in cursor.fetchall()}

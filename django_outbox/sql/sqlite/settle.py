@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -40,10 +41,10 @@ class SQLiteSettling(Settling):
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
         decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        as_read: AsRead | None = None, attempts: Mapping[str, int] = MappingProxyType({}),
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read, of="e")
-        rows = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(decisions))
+        rows = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(decisions))
         due = self.now_plus.replace("%s", "v.delay")
         return self._run(
             connection,
@@ -58,10 +59,11 @@ class SQLiteSettling(Settling):
             FROM (
                 SELECT column1 AS event_id, column2 AS status, column3 AS spent,
                     column4 AS delay, column5 AS error, column6 AS progress,
-                    column7 AS queue
+                    column7 AS queue, column8 AS attempts
                 FROM (VALUES {rows})) AS v
-            WHERE e.event_id = v.event_id AND {fence}""",
-            [value for each in decisions for value in settle_values(*each)] + params,
+            WHERE e.event_id = v.event_id AND {fence}
+            AND e.attempts = COALESCE(v.attempts, e.attempts)""",
+            [*settle_values(decisions, attempts), *params],
         )
 
     def keep_progress(

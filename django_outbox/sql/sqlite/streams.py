@@ -68,7 +68,7 @@ class SQLiteStreams(StreamLeases):
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT key, seq, {self.now} FROM {self._stream(connection)}
+                f"""SELECT key, seq, +locked_at, {self.now} FROM {self._stream(connection)}
                 WHERE key IN ({marks(read.keys)}) AND locked_by = %s""",
                 [*read.keys, read.me],
             )
@@ -166,6 +166,9 @@ class SQLiteStreams(StreamLeases):
         if read := [each for each in streams if each.seq is not None]:
             same = f"AND seq = CASE key {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
             params += [value for each in read for value in (each.key, each.seq)]
+        if read := [each for each in streams if each.locked_at is not None]:
+            same += f" AND locked_at = CASE key {'WHEN %s THEN %s ' * len(read)}ELSE locked_at END"
+            params += [value for each in read for value in (each.key, each.locked_at)]
         taken = self._run(
             connection,
             f"""UPDATE {stream} SET

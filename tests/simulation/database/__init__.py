@@ -1,0 +1,1 @@
+"""The database backend of the simulation: Django's for SQLite, in virtual time."""

@@ -1,0 +1,111 @@
+"""What the oracle judges by: the tables as they are committed, and the calls of listeners."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+EVENTS = """SELECT event_id, event_type, status, attempts, rescues, available_at, locked_by,
+    locked_at, key, seq FROM outbox_event"""
+STREAMS = "SELECT key, due_at, locked_by, locked_at FROM outbox_stream"
+BREAKERS = "SELECT name FROM outbox_pause WHERE kind = 'breaker'"
+
+
+@dataclass(slots=True)
+class Event:
+    """A row of the table of events."""
+
+    id: str
+    type: str
+    status: int
+    attempts: int
+    rescues: int
+    due: str | None  # or the end of its lease
+    key: str | None
+    seq: int
+    replays: int = field(default=0, compare=False)  # by which it became pending again
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """That a worker has an event or a stream."""
+
+    worker: str
+    until: str
+    since: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """A call of a listener with one event; a call with a batch is one for each of its events."""
+
+    event_id: str
+    listener: str  # its title
+    worker: str  # the name that its leases have
+    timeout: float | None = None  # seconds
+    number: int = 0  # the same for all events of a batch
+    start: float = 0.0
+    end: float | None = None
+    # "done", "failed", "final" (the event is to die), "deferred", "cancelled", "killed"
+    outcome: str | None = None
+    queue: str = ""
+    replays: int = 0  # of the event when it began
+    is_excused: bool = False  # its lease was lost, so that it may be repeated
+
+    @property
+    def is_running(self) -> bool:
+        return self.outcome is None
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether it has taken longer than its timeout, so that it counts as failed."""
+        if self.timeout is None:
+            return False
+        return (now if self.end is None else self.end) - self.start >= self.timeout * 0.9
+
+
+@dataclass(slots=True)
+class Table:
+    """All tables at one moment."""
+
+    events: dict[str, Event]
+    streams: dict[str, str]  # due times by key; a stream without one is left out
+    leases: dict[str, Lease]  # by event id or key
+    breakers: set[str]  # queues
+
+    def lease_of(self, event: Event) -> Lease | None:
+        return self.leases.get(event.id if event.key is None else event.key)
+
+
+class Tables:
+    """Reads what is committed, on a connection of its own."""
+
+    def __init__(self, path: str, clock: Callable[[], datetime]) -> None:
+        self._connection, self._clock = sqlite3.connect(path), clock
+        self._version = -1
+
+    def now(self) -> str:
+        """Return the database's time as it stores it."""
+        return self._clock().strftime("%Y-%m-%d %H:%M:%S.%f")[:23] + "000"
+
+    def have_changed(self) -> bool:
+        """Return whether another connection has committed since the last call."""
+        before = self._version
+        (self._version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return before != self._version
+
+    def read(self) -> Table:
+        run = self._connection.execute
+        events, leases, streams = {}, {}, {}
+        for row in run(EVENTS):
+            (event_id, kind, status, attempts, rescues, due, worker, since, key, seq) = row
+            events[event_id] = Event(event_id, kind, status, attempts, rescues, due, key, seq or 0)
+            if worker is not None and key is None:
+                leases[event_id] = Lease(worker, due or "", since)
+        for key, due, worker, since in run(STREAMS):
+            if due is not None:
+                streams[key] = due
+            if worker is not None:
+                leases[key] = Lease(worker, due or "", since)
+        return Table(events, streams, leases, {name for (name,) in run(BREAKERS)})

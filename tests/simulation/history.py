@@ -1,0 +1,379 @@
+"""Plays one history: starts workers, writes events, makes things fail, waits for the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.db import Error, connections, transaction
+
+import django_outbox as outbox
+from django_outbox import doorbell
+from django_outbox.events import arguments
+from django_outbox.events.ids import new_id
+from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.writing.hot_queue import hot_queues
+from tests.simulation import listeners
+from tests.simulation.database.base import server
+from tests.simulation.evidence import Tables
+from tests.simulation.listeners import TYPES, Stage
+from tests.simulation.oracle import Oracle, Rules
+from tests.simulation.plan import Plan
+from tests.simulation.primitives import SimpleQueue
+from tests.simulation.scheduler import Process, Scheduler, Stalled, scheduler
+
+END = 120.0  # virtual seconds after the last fault in which everything has to end
+EXIT = 0.3  # seconds from the hand-back of a stopping worker to the end of its process
+WRITING = ("INSERT", "UPDATE", "DELETE", "COMMIT", "BEGIN")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one history."""
+
+    plan: Plan
+    violations: list[tuple[str, str]]
+    digest: str
+    lines: list[str] | None
+    seconds: float  # of virtual time
+    events: int
+    calls: int
+
+
+class PerProcess(MutableMapping[str, Any]):
+    """A mapping of which every simulated process has its own, like a global of a real one."""
+
+    def _own(self) -> dict[str, Any]:
+        found: dict[str, Any] = scheduler.current.process.values.setdefault(self, {})
+        return found
+
+    def __getitem__(self, key: str) -> Any:
+        return self._own()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._own()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._own()[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+    __hash__ = object.__hash__
+
+
+class VirtualDatetime(datetime):
+    """``datetime.now`` by the clock of the simulated process."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        shift = timedelta(seconds=scheduler.current.process.wall_offset)
+        return (scheduler.database_time() + shift).astimezone(tz)
+
+
+def prepare() -> None:
+    """Give each simulated process its own globals. Once, before any history."""
+    hot_queues.by_alias = PerProcess()  # type: ignore[assignment]
+    make, notifiers = doorbell._notifier.__wrapped__, PerProcess()
+
+    def notifier(alias: str) -> Any:
+        if alias not in notifiers:
+            notifiers[alias] = make(alias)
+        return notifiers[alias]
+
+    notifier.cache_clear = lambda: None  # type: ignore[attr-defined]
+    doorbell._notifier = notifier  # type: ignore[assignment]
+    arguments.datetime = VirtualDatetime  # type: ignore[misc]
+    listeners.register()
+
+
+class History:
+    """One history, played in the driver's thread."""
+
+    def __init__(self, plan: Plan, path: str) -> None:
+        self.plan, self.kind = plan, plan.kind
+        self.chance = random.Random(f"history {plan.seed}")
+        self.violations: list[tuple[str, str]] = []
+        scheduler.violation = self.violate
+        by_type, queues = listeners.titles()
+        policy = plan.outbox["RETRY"]
+        self.oracle = Stage.oracle = Oracle(
+            Tables(path, scheduler.database_time),
+            Rules(
+                listeners=by_type,
+                queues=queues,
+                max_attempts=policy["max_attempts"],
+                max_rescues=plan.outbox["MAX_RESCUES"],
+                dead_blocks=plan.outbox["ON_DEAD"] == "block",
+                failure_blocks=plan.outbox["STOP_ON_FIRST_FAILURE"],
+            ),
+            report=self.violate,
+            clock=lambda: scheduler.now,
+        )
+        self.processes: list[Process] = []  # of workers, that live
+        self.numbers = iter(range(1, 1000))
+        self.faulty_until = scheduler.now + plan.seconds
+        self.written = 0
+
+    def violate(self, rule: str, text: str) -> None:
+        scheduler.trace("VIOLATION", rule, text)
+        self.violations.append((rule, text))
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def process(self, name: str) -> Process:
+        number, skew = next(self.numbers), self.kind.skew
+        return Process(
+            name=f"{name}{number}",
+            pid=1000 + number,
+            rate=1 + self.chance.uniform(-skew, skew) / 2,
+            offset=self.chance.uniform(-5000, 5000),
+            wall_offset=self.chance.uniform(-2, 2),
+        )
+
+    def start_worker(self) -> None:
+        process = self.process("worker")
+        process.values["orders"] = SimpleQueue()
+        self.processes.append(process)
+        scheduler.spawn(lambda: self.run_worker(process), "main", process)
+
+    def run_worker(self, process: Process) -> None:
+        worker = outbox.Worker(purge=self.plan.seed % 3 == 0)
+        process.values["worker"] = worker.id
+        process.on_kill.append(lambda: self.oracle.killed(worker.id))
+        try:
+            worker.start()
+        except Error:
+            scheduler.kill(process)
+        process.values["orders"].get()
+        self.oracle.stops(worker.id)
+        scheduler.trace("stop")
+        until = scheduler.monotonic() + worker.settings.DRAIN_TIMEOUT
+        worker.finish(lambda: scheduler.monotonic() > until)
+        worker.hand_back(1.0)
+        scheduler.sleep(EXIT)
+        scheduler.kill(process)
+
+    def stop_worker(self, process: Process) -> None:
+        process.values["orders"].put("stop")
+
+    def suspend(self, process: Process, seconds: float) -> None:
+        if process.suspended or not process.alive:
+            return
+        scheduler.suspend(process, seconds)
+        worker = process.values.get("worker", "")
+        scheduler.at(scheduler.now + seconds, lambda: self.oracle.wakes(worker))
+
+    # -- faults of statements --------------------------------------------------------------------
+
+    def set_faults(self) -> None:
+        server.before = lambda sql: self.stall(sql, self.kind.slow_before, 0.0003)
+        server.after = lambda sql: self.stall(sql, self.kind.slow_after, 0.0001)
+        server.loses_answer = self.loses_answer
+        server.changed = lambda: self.oracle.look(
+            scheduler.current.process.values.get("worker", "")
+        )
+
+    def is_faulty(self) -> bool:
+        return scheduler.now < self.faulty_until and scheduler.current.process in self.processes
+
+    def stall(self, sql: str, probability: float, usual: float) -> float:
+        """Return how long a statement stalls."""
+        usual *= scheduler.random.random()
+        if not probability or not self.is_faulty() or scheduler.random.random() > probability:
+            return usual
+        if scheduler.current.name.endswith("heartbeat") and not self.kind.slow_heartbeat:
+            return usual
+        return scheduler.random.choice(self.kind.stalls)
+
+    def loses_answer(self, sql: str) -> bool:
+        if not self.kind.lost_answers or not self.is_faulty():
+            return False
+        return sql.startswith(WRITING) and scheduler.random.random() < self.kind.lost_answers
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def write_some(self) -> None:
+        """Write one to three events in a transaction, in a worker's process or in another."""
+        hot = [each for each in self.processes if each.alive and "worker" in each.values]
+        if hot and self.chance.random() < self.kind.hot:
+            process = self.chance.choice(hot)
+        else:
+            process = self.process("writer")
+        events = [self.event() for _ in range(self.chance.choice([1, 1, 2, 3]))]
+        self.written += len(events)
+        holds, fails = self.chance.choice([0, 0, 0, 0.2]), self.chance.random() < 0.1
+        late: dict[str, Any] = self.chance.choice([{}] * 5 + [{"deliver_after": 0.5}])
+
+        def write() -> None:
+            new_id.reset()
+            try:
+                with transaction.atomic():
+                    for event_type, payload, key in events:
+                        outbox.write(event_type, payload, key=key, **({} if key else late))
+                    scheduler.sleep(holds)
+                    if fails:
+                        raise Error("planned")
+            except Error:
+                scheduler.trace("not written")
+            finally:
+                connections.close_all()
+
+        scheduler.spawn(write, "write", process)
+
+    def event(self) -> tuple[str, dict[str, Any], str | None]:
+        chance, number = self.chance, next(self.numbers)
+        payload = {
+            "n": number,
+            "act": chance.choice(self.kind.acts),
+            "seconds": chance.choice(self.kind.durations),
+        }
+        keyed = chance.random() < self.kind.keyed
+        key = f"key{chance.randrange(self.kind.keys)}" if keyed else None
+        return TYPES[chance.choice(self.kind.types)], payload, key
+
+    # -- what people and operators do ------------------------------------------------------------
+
+    def disturb(self, passed: float) -> None:
+        """Make things fail, as probable as they are in the seconds that have ``passed``."""
+        kind, chance, workers = self.kind, self.chance, [*self.processes]
+        acts: list[tuple[float, Callable[[Process], None]]] = [
+            (kind.kills, scheduler.kill),
+            (kind.suspensions, lambda each: self.suspend(each, chance.uniform(0.3, 7.0))),
+            (kind.deploys, self.stop_worker),
+            (kind.pauses, lambda each: self.as_person(self.pause)),
+            (kind.replays, lambda each: self.as_person(self.replay)),
+            (kind.outages, lambda each: self.outage()),
+        ]
+        for rate, act in acts:
+            if rate and workers and chance.random() < rate * passed:
+                act(chance.choice(workers))
+
+    def as_person(self, act: Callable[[], None]) -> None:
+        """Do something in a process of its own; it is left if the database refuses it."""
+
+        def run() -> None:
+            try:
+                act()
+            except Error:
+                scheduler.trace("refused")
+            finally:
+                connections.close_all()
+
+        scheduler.spawn(run, "person", self.process("person"))
+
+    def pause(self) -> None:
+        kind, name = self.chance.choice(
+            [
+                ("event_type", "plain"),
+                ("event_type", "order.placed"),
+                ("listener", "fan mail"),
+                ("stream", "key0"),
+                ("queue", "mail"),
+                ("queue", "default"),
+            ]
+        )
+        OutboxPause.objects.pause(kind, name)
+        scheduler.sleep(self.chance.uniform(0.2, 3.0))
+        OutboxPause.objects.filter(kind=kind, name=name).resume()
+
+    def replay(self) -> None:
+        OutboxEvent.objects.filter(status=OutboxEvent.Status.DEAD).replay()
+
+    def outage(self) -> None:
+        if Stage.mail_is_away:
+            return
+        Stage.mail_is_away = True
+        scheduler.trace("outage")
+
+        def over() -> None:
+            Stage.mail_is_away = False
+
+        scheduler.at(scheduler.now + self.chance.uniform(1.0, 6.0), over)
+
+    def poison(self) -> None:
+        event_type, payload, key = self.event()
+        payload["act"] = "poison"
+
+        def write() -> None:
+            with transaction.atomic():
+                outbox.write(event_type, payload, key=key)
+            connections.close_all()
+
+        self.written += 1
+        scheduler.spawn(write, "write", self.process("writer"))
+
+    # -- the course ------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        self.set_faults()
+        for _ in range(self.plan.workers):
+            self.start_worker()
+        for _ in range(self.kind.poison):
+            scheduler.at(scheduler.now + self.chance.uniform(0, 4), self.poison)
+        pause = self.plan.seconds / self.plan.events
+        while scheduler.now < self.faulty_until:
+            if self.written < self.plan.events:
+                self.write_some()
+            began = scheduler.now
+            scheduler.sleep(self.chance.choice([0.0, 0.5, 1.0, 1.0, 2.5]) * pause)
+            self.disturb(scheduler.now - began)
+            self.replace_lost()
+        self.settle_down()
+
+    def replace_lost(self) -> None:
+        for process in [each for each in self.processes if not each.alive]:
+            self.processes.remove(process)
+            scheduler.at(scheduler.now + self.chance.uniform(0.1, 1.0), self.start_worker)
+
+    def settle_down(self) -> None:
+        """Wait until everything has ended."""
+        until = scheduler.now + END
+        while scheduler.now < until and not self.violations:
+            scheduler.sleep(0.25)
+            self.replace_lost()
+            if not self.oracle.pending and not self.oracle.table.leases:
+                break
+        scheduler.sleep(1.0)
+        self.oracle.finish()
+
+
+def play(plan: Plan, path: str, *, keep_lines: bool = False) -> Outcome:
+    """Play a history on the database at ``path``, in this process, which can play no other."""
+    scheduler.reset(plan.seed)
+    scheduler.lines = [] if keep_lines else None
+    scheduler.preemption = plan.preemption
+    random.seed(f"engine {plan.seed}")
+    server.reset()
+    connections.settings["default"]["NAME"] = path
+    settings.OUTBOX = plan.outbox
+    setting_changed.send(sender=None, setting="OUTBOX", value=plan.outbox, enter=True)
+    history = History(plan, path)
+    try:
+        history.play()
+    except Stalled:
+        history.violate("stalled", "every thread waits for ever")
+    oracle = history.oracle
+    return Outcome(
+        plan,
+        history.violations,
+        scheduler.digest.hexdigest(),
+        scheduler.lines,
+        scheduler.now - _start(scheduler),
+        len(oracle.table.events),
+        len(oracle.calls),
+    )
+
+
+def _start(of: Scheduler) -> float:
+    from tests.simulation.scheduler import START
+
+    return START

@@ -1,0 +1,422 @@
+"""``python -m tests.simulation.mutants [WORD] [--seeds N]``: break the engine; who notices?
+
+Each mutant is the engine without one of its safeguards, in a copy of the repository. Histories are
+played until a rule is broken. The table tells after how many seeds, and by which rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.mutants import COPIED, MUTANTS, REPOSITORY, Mutant, apply
+
+# Files that a history never runs: other databases, the process of a worker, relays.
+OUTSIDE = ("sql/postgresql", "sql/mysql", "worker/main.py", "worker/broker_breaker.py", "relays/")
+FOUND = re.compile(r"seed (\d+) \((.*?)\): (\w+):")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """A safeguard that is taken away, for the simulation alone."""
+
+    name: str
+    edits: Sequence[tuple[str, str, str]]  # file of the package, what stands there, what instead
+    kind: str | None = None  # of the histories that may show it; None: all
+
+
+def edit(file: str, old: str, new: str) -> tuple[str, str, str]:
+    return file, old, new
+
+
+OWN = (
+    Broken(
+        name="a release that ends any lease of its worker",
+        kind="stalled releases",
+        edits=[edit("sql/sqlite/streams.py", 'ELSE locked_at END"', 'ELSE locked_at END OR 1"')],
+    ),
+    Broken(
+        name="a repeated settle that counts twice",
+        kind="lost answers",
+        edits=[edit("worker/settler.py", "if first is DONE\n", "if True\n")],
+    ),
+    Broken(
+        name="a claim's deadline from the end of its statement",
+        edits=[
+            edit(
+                "worker/event_claims.py",
+                "        found = dialect_of(connection).claim(connection, claim)\n",
+                "        found = dialect_of(connection).claim(connection, claim)\n"
+                "        deadline = self._held.deadline(monotonic())\n",
+            )
+        ],
+    ),
+    Broken(
+        name="a stream's deadline from the end of its claim",
+        edits=[
+            edit(
+                "worker/stream_claims.py",
+                "        new = self.streams.claimed(\n",
+                "        deadline = self._held.deadline(monotonic())\n"
+                "        new = self.streams.claimed(\n",
+            )
+        ],
+    ),
+    Broken(
+        name="a renewal's deadline from the end of its statement",
+        kind="slow heartbeat",
+        edits=[
+            edit(
+                "worker/leases.py",
+                "        self._held.renewed([",
+                "        deadline = self._held.deadline(monotonic())\n        self._held.renewed([",
+            )
+        ],
+    ),
+    Broken(
+        name="a stream's deadline from the end of its renewal",
+        kind="slow heartbeat",
+        edits=[
+            edit(
+                "worker/streams.py",
+                "                for key in renewed:\n",
+                "                deadline = self._held.deadline(monotonic())\n"
+                "                for key in renewed:\n",
+            )
+        ],
+    ),
+    Broken(
+        name="starts whatever the deadline",
+        edits=[edit("worker/queues.py", "is not lease or now >= lease.deadline:", "is not lease:")],
+    ),
+    Broken(
+        name="a release whatever the version of its stream",
+        edits=[
+            edit(
+                "worker/stream.py", "    seq = stream.seq if delay else None\n", "    seq = None\n"
+            ),
+            edit(
+                "worker/stream.py",
+                "Release(stream.key, stream.seq, None, ",
+                "Release(stream.key, None, None, ",
+            ),
+        ],
+    ),
+    Broken(
+        name="a write that does not wake its stream",
+        edits=[
+            edit("sql/base/sequence_numbers.py", '"COALESCE({row}due_at, {now})"', '"{row}due_at"')
+        ],
+    ),
+    Broken(
+        name="a replay that does not wake its stream",
+        kind="replays",
+        edits=[
+            edit(
+                "models/event_queryset.py",
+                "dialect_of(connection).wake_streams(connection, [key for _, key in batch])",
+                "pass",
+            )
+        ],
+    ),
+    Broken(
+        name="a claim that ignores the due time",
+        edits=[
+            edit(
+                "sql/sqlite/claim.py",
+                "AND +available_at <= %s AND {claim",
+                "AND %s <> '' AND {claim",
+            )
+        ],
+    ),
+    Broken(
+        name="a claim of streams that ignores the due time",
+        edits=[edit("sql/sqlite/streams.py", 'AND +due_at <= %s"""', 'AND %s <> \'\'"""')],
+    ),
+    Broken(
+        name="suspects in ordinary claims",
+        kind="poison",
+        edits=[
+            edit(
+                "sql/values.py",
+                '"(rescues < 2 AND (locked_by IS NULL OR locked_by = %s))"',
+                '"(rescues < 99 OR locked_by = %s)"',
+            )
+        ],
+    ),
+    Broken(
+        name="no count of rescues of rows",
+        kind="poison",
+        edits=[
+            edit("sql/sqlite/claim.py", "rescues = rescues + CASE", "rescues = rescues + 0 * CASE")
+        ],
+    ),
+    Broken(
+        name="no count of rescues before a start",
+        kind="poison",
+        edits=[
+            edit(
+                "worker/stream_claims.py",
+                "self._dialect.note_starts(self._connection, me=self._me, ids=ids)",
+                "pass",
+            )
+        ],
+    ),
+    Broken(
+        name="a suspect beside other events",
+        kind="poison",
+        edits=[edit("worker/claimer.py", "if not self.held.wait_empty(0.05):", "if False:")],
+    ),
+    Broken(
+        name="a lost probe that is a success",
+        kind="breakers",
+        edits=[edit("worker/breaker.py", "        if decision is LOST:\n            return\n", "")],
+    ),
+    Broken(
+        name="a probe that closes whatever comes of it",
+        kind="breakers",
+        edits=[edit("worker/breaker.py", "        if succeeded:\n", "        if True:\n")],
+    ),
+    Broken(
+        name="a resume that wakes nothing",
+        kind="pauses",
+        edits=[
+            edit("models/pause_queryset.py", "    if kind in CLOSING_KINDS:\n", "    if True:\n")
+        ],
+    ),
+    Broken(
+        name="later events of a key first",
+        edits=[
+            edit("sql/sqlite/streams.py", "ORDER BY seq LIMIT %s)", "ORDER BY seq DESC LIMIT %s)")
+        ],
+    ),
+    Broken(
+        name="a stream that goes on after a failure",
+        edits=[
+            edit(
+                "worker/streams.py",
+                "if decision.status is Status.NEW or settings.STOP_ON_FIRST_FAILURE:",
+                "if False:",
+            )
+        ],
+    ),
+    Broken(
+        name="what runs ahead of any decision",
+        edits=[
+            edit(
+                "worker/streams.py",
+                "if decision is not DONE or lease.key is None:",
+                "if lease.key is None:",
+            )
+        ],
+    ),
+    Broken(
+        name="a stream forgotten when its release fails",
+        kind="lost answers",
+        edits=[
+            edit(
+                "worker/streams.py",
+                "                self._to_release += [each for each in finished if self._put_back(each)]\n",
+                "                pass\n",
+            )
+        ],
+    ),
+    Broken(
+        name="a stream whose refused release is forgotten",
+        edits=[
+            edit(
+                "worker/streams.py",
+                "            self._put_back(stream)\n            return stream.read_at",
+                "            return stream.read_at",
+            )
+        ],
+    ),
+    Broken(
+        name="a claim that takes what is held as new",
+        edits=[
+            edit(
+                "worker/queues.py",
+                "if known is None or not (lease.renewal or goes_on(known, lease)):",
+                "if True:",
+            )
+        ],
+    ),
+    Broken(
+        name="a stream that is claimed anew while it is held",
+        edits=[
+            edit(
+                "worker/streams.py",
+                "known = self._streams.setdefault(stream.key, stream)\n",
+                "known = self._streams[stream.key] = stream\n",
+            )
+        ],
+    ),
+    Broken(
+        name="outdated streams in claims",
+        edits=[
+            edit(
+                "worker/stream.py",
+                "return [*self._left_to_others, *outdated]",
+                "return [*self._left_to_others]",
+            )
+        ],
+    ),
+    Broken(
+        name="streams that are not renewed",
+        edits=[
+            edit(
+                "worker/leases.py", "        if self._streams is not None:\n", "        if False:\n"
+            )
+        ],
+    ),
+    Broken(
+        name="streams kept after their leases were lost",
+        edits=[
+            edit(
+                "worker/streams.py",
+                "            lost = [each for each in streams if self._streams.get(each.key) is each]\n",
+                "            lost: list[Stream] = []\n",
+            )
+        ],
+    ),
+    Broken(
+        name="a decision on a lease that was lost and claimed anew",
+        edits=[
+            edit(
+                "worker/settler.py",
+                "        return lease, LOST\n",
+                "        return lease, decision\n",
+            )
+        ],
+    ),
+    Broken(
+        name="a later event of a batch started before an earlier one",
+        edits=[
+            edit(
+                "worker/queues.py",
+                "if lease.key in held_up or self._start(lease, now):",
+                "if self._start(lease, now):",
+            )
+        ],
+    ),
+    Broken(
+        name="a suspect tried by a process that has just begun",
+        kind="poison",
+        edits=[
+            edit(
+                "worker/claimer.py",
+                "return self._settled() > 0 or now - self._started_at > self._probation",
+                "return True",
+            )
+        ],
+    ),
+    Broken(
+        name="a failed hot claim that asks for no poll",
+        kind="lost answers",
+        edits=[
+            edit(
+                "worker/claimer.py",
+                "            self._wakeup.poll_wanted = True  # the offers are gone, but the table has them\n",
+                "",
+            )
+        ],
+    ),
+    Broken(
+        name="unstarted events that a stop keeps",
+        kind="deploys",
+        edits=[
+            edit(
+                "worker/stopping.py",
+                "            unstarted = self._held.unstarted()\n",
+                "            unstarted = self._held.running()\n",
+            )
+        ],
+    ),
+    Broken(
+        name="progress of a fan-out that is not kept",
+        kind="fan-out",
+        edits=[
+            edit(
+                "sql/sqlite/settle.py",
+                "progress = COALESCE(v.progress, e.progress)",
+                "progress = e.progress",
+            )
+        ],
+    ),
+    Broken(
+        name="a claimer that does not wait",
+        edits=[
+            edit(
+                "worker/threads.py",
+                "                if pause > 0:\n",
+                "                if pause > 60:\n",
+            )
+        ],
+    ),
+)
+
+
+def fitting() -> list[Broken]:
+    """Return our own mutants, and those of the fault harness that a history can show."""
+    theirs = [each for each in MUTANTS if not is_outside(each)]
+    return [*OWN, *(Broken(name=each.name, edits=each.edits) for each in theirs)]
+
+
+def is_outside(mutant: Mutant) -> bool:
+    return any(file.startswith(OUTSIDE) for file, _, _ in mutant.edits)
+
+
+def apply_to(broken: Broken, package: Path) -> None:
+    apply(
+        Mutant(name=broken.name, without="", database="", scenario="", edits=broken.edits), package
+    )
+
+
+def tried(broken: Broken, seeds: int, jobs: int) -> str:
+    """Play histories of a mutant; return what was seen."""
+    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place:
+        copy = Path(place) / "repository"
+        for each in COPIED:
+            shutil.copytree(REPOSITORY / each, copy / each, ignore=shutil.ignore_patterns("*.pyc"))
+        apply_to(broken, copy / "django_outbox")
+        kind = ["--kind", broken.kind] if broken.kind else []
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "0", str(seeds), "--jobs", str(jobs), *kind],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode == 0:
+        return f"not seen in {seeds} seeds"
+    if found := FOUND.search(done.stdout):
+        return f"seed {found[1]} ({found[2]}): {found[3]}"
+    return f"failed: {done.stderr.strip().splitlines()[-1:]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
+    parser.add_argument("word", nargs="?", default="", help="a part of a mutant's name")
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    for each in fitting():
+        if given.word in each.name:
+            print(f"{each.name:60} {tried(each, given.seeds, given.jobs)}", flush=True)
+    for mutant in MUTANTS:
+        if given.word in mutant.name and is_outside(mutant):
+            print(f"{mutant.name:60} does not fit: {mutant.edits[0][0]}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""What a seed decides about a history before it begins: its kind, its settings, its faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LEASE = 3.0  # seconds
+UNDISTURBED = ("done",)
+ODD = ("done", "done", "failed", "failed twice", "deferred", "final", "always failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of history: what is likely in it. Probabilities are per statement."""
+
+    types: tuple[str, ...] = ("plain", "placed", "paid", "fan", "many", "awaited", "mailed")
+    acts: tuple[str, ...] = ODD
+    durations: tuple[float, ...] = (0.0, 0.001, 0.05, 0.05, 0.4)  # seconds of a call
+    keyed: float = 0.5  # of the events
+    keys: int = 3
+    threads: tuple[int, ...] = (1, 2, 3)  # of which a history has one
+    slow_before: float = 0.0  # a statement stalls before it takes effect
+    slow_after: float = 0.0  # or before its answer arrives
+    lost_answers: float = 0.0
+    failures: float = 0.0  # a statement fails, and has done nothing
+    slow_heartbeat: bool = False  # else its statements are never slow
+    stalls: tuple[float, ...] = (0.01, 0.3, 0.3, 1.5, 2.8, 3.6)  # seconds
+    kills: float = 0.0  # of a worker, each second
+    suspensions: float = 0.0
+    deploys: float = 0.0
+    pauses: float = 0.0
+    replays: float = 0.0
+    outages: float = 0.0  # of what the queue "mail" sends to
+    poison: int = 0  # events that kill their worker
+    skew: float = 0.0  # part by which monotonic clocks run fast or slow
+    hot: float = 0.3  # of the writes, made in a worker's process
+    workers: tuple[int, ...] = (1, 2, 2, 3, 5)
+    events: tuple[int, int] = (8, 30)
+    outbox: Mapping[str, Any] = field(default_factory=dict)
+
+
+KINDS = {
+    "calm": Kind(),
+    "kills": Kind(kills=0.4),
+    "suspensions": Kind(suspensions=0.4),
+    "slow": Kind(slow_before=0.02, slow_after=0.02),
+    "stalled releases": Kind(
+        slow_before=0.06,
+        types=("placed", "paid"),
+        keyed=1.0,
+        acts=UNDISTURBED,
+        durations=(0.05, 0.4, 1.5),
+    ),
+    "lost answers": Kind(lost_answers=0.03, failures=0.01),
+    "slow heartbeat": Kind(
+        slow_heartbeat=True,
+        slow_before=0.04,
+        slow_after=0.04,
+        threads=(1,),
+        durations=(0.4, 1.0, 2.0, 4.0),
+        events=(6, 14),
+        stalls=(0.3, 0.8, 1.5, 2.5),
+    ),
+    "long calls": Kind(durations=(0.4, 1.0, 4.0, 8.0), threads=(1, 2), events=(6, 14)),
+    "skew": Kind(skew=0.1, kills=0.1, suspensions=0.1, threads=(1,), durations=(0.4, 1.0, 2.0)),
+    "hung": Kind(
+        types=("hanging", "hanging", "placed", "awaited", "hanging many"),
+        slow_after=0.01,
+        acts=("done", "failed", "hung", "hung"),
+    ),
+    "batches": Kind(
+        types=("many", "many", "many awaited"),
+        slow_after=0.01,
+        kills=0.1,
+        suspensions=0.1,
+        acts=("done", "done", "done", "failed", "final", "deferred"),
+        events=(20, 40),
+    ),
+    "keyed": Kind(
+        types=("placed", "paid", "many"),
+        keyed=1.0,
+        keys=2,
+        kills=0.1,
+        suspensions=0.1,
+        slow_before=0.01,
+        slow_after=0.01,
+        lost_answers=0.01,
+    ),
+    "fan-out": Kind(types=("fan",), kills=0.2, suspensions=0.1, slow_after=0.01),
+    "pauses": Kind(pauses=0.6, kills=0.1, slow_after=0.01),
+    "breakers": Kind(
+        types=("mailed", "mailed", "fan", "plain"),
+        outages=0.4,
+        kills=0.1,
+        acts=UNDISTURBED,
+        slow_after=0.01,
+    ),
+    "replays": Kind(replays=1.0, acts=("done", "failed", "final", "always failed"), kills=0.1),
+    "deploys": Kind(deploys=0.5, durations=(0.05, 0.4, 1.0, 4.0)),
+    "poison": Kind(poison=1, types=("plain", "placed", "paid"), events=(6, 16), acts=UNDISTURBED),
+    "all": Kind(
+        slow_before=0.005,
+        slow_after=0.005,
+        lost_answers=0.003,
+        failures=0.003,
+        kills=0.1,
+        suspensions=0.1,
+        deploys=0.1,
+        pauses=0.1,
+        replays=0.1,
+        outages=0.1,
+        skew=0.05,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    seed: int
+    name: str
+    kind: Kind
+    workers: int
+    events: int
+    outbox: Mapping[str, Any]
+    seconds: float  # of virtual time in which events are written and faults strike
+    preemption: float  # probability that another thread runs where one takes a lock
+
+
+def plan_of(seed: int) -> Plan:
+    """Return what a seed decides."""
+    chance = random.Random(f"plan {seed}")
+    name = [*KINDS][seed % len(KINDS)]
+    kind = KINDS[name]
+    outbox = {
+        "LEASE": LEASE,
+        "POLL_INTERVAL": chance.choice([0.5, 1.0, 5.0]),
+        "PROBE_INTERVAL": 0.2,
+        "WORKERS": chance.choice(kind.threads),
+        "LOCK_WAIT": 1.0,
+        "MAX_RESCUES": chance.choice([3, 5]),
+        "RETRY": {"policy": "fixed", "delay": chance.choice([0.0, 0.2, 1.0]), "max_attempts": 4},
+        "DRAIN_TIMEOUT": chance.choice([0.5, 2.0]),
+        "ON_DEAD": chance.choice(["continue", "continue", "block"]),
+        "STOP_ON_FIRST_FAILURE": chance.random() < 0.7,
+        "RETENTION_DONE": chance.choice([604_800.0, 604_800.0, 0]),
+        "QUEUES": {"mail": {"WORKERS": 1, "BREAKER": {"failures": 3, "within": 5, "pause": 1}}},
+        "DOORBELL": chance.choice(["tests.simulation.doorbell.Bell"] * 3 + [None]),
+        **kind.outbox,
+    }
+    return Plan(
+        seed=seed,
+        name=name,
+        kind=kind,
+        workers=chance.choice(kind.workers),
+        events=chance.randint(*kind.events),
+        outbox=outbox,
+        seconds=chance.uniform(4.0, 9.0),
+        preemption=chance.choice([0.0, 0.01, 0.05, 0.2]),
+    )
