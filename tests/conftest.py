@@ -7,22 +7,18 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 import pytest
 from asgiref.sync import SyncToAsync
-from django.db import connection, connections
+from django.db import connections
 
-from django_outbox.sql import dialect_of
 from tests import databases
 from tests.waiting import MovedClock
 
 # A shell makes its background jobs ignore SIGINT; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ONCE = "any_database"  # the mark
-LEFT_OUT = pytest.StashKey[int]()
 REASON = 25  # lines shown of a failure whose test passed when run again
 MOMENT = 0.1  # seconds for threads that are at their end, as most are; a collection takes longer
 GRACE = 30  # seconds for threads and processes that are ending when their test returns
@@ -32,40 +28,14 @@ def pytest_report_header() -> str:
     return f"database: {databases.vendor()}"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests that do not depend on the database only on SQLite."""
-    if databases.vendor() == "sqlite":
-        return
-    once = [each for each in items if each.get_closest_marker(ONCE)]
-    items[:] = [each for each in items if not each.get_closest_marker(ONCE)]
-    config.hook.pytest_deselected(items=once)
-    getattr(config, "workeroutput", {})["left out"] = len(once)
-
-
 def pytest_collection_finish() -> None:
     """Keep what is imported by now out of garbage collections, which take long otherwise."""
     gc.collect()
     gc.freeze()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Note how many tests were left out; each process of the run reports the same number."""
-    told = getattr(node, "workeroutput", {}).get("left out", 0)
-    node.config.stash[LEFT_OUT] = max(told, node.config.stash.get(LEFT_OUT, 0))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test that has the mark but uses the run's database."""
-    fixtures = {"db", "transactional_db"} & {*getattr(item, "fixturenames", ())}
-    if item.get_closest_marker(ONCE) and (fixtures or item.get_closest_marker("django_db")):
-        pytest.fail(f"marked {ONCE}, yet it asks for one", pytrace=False)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report tests left out, and why tests ran again: those that then passed show no traceback."""
-    if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
-        terminalreporter.line(f"{count} tests marked {ONCE} were left to the run on SQLite")
+    """Report why tests ran again: those that then passed show no traceback."""
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"run again: {report.nodeid}", sep="-")
         terminalreporter.line("\n".join(str(report.longrepr).splitlines()[-REASON:]))
@@ -86,14 +56,6 @@ def database_env(transactional_db: None) -> dict[str, str]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
     """Return the monotonic clock of workers and event loops, which the test moves ahead."""
     return MovedClock(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def no_lock_wait_remembered() -> Iterator[None]:
-    """Forget a lock wait: for five minutes after one, claims on MySQL are another statement."""
-    yield
-    if connection.vendor == "mysql":
-        dialect_of(connection)._skips_until = 0.0  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -18,16 +18,15 @@ from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin import bulk_actions, changelist, display, list_filters, state_filter
+from django_outbox.admin import bulk_actions, changelist, display, list_filters
 from django_outbox.admin.event_admin import OutboxEventAdmin
 from django_outbox.events import least_id, new_id
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream
+from django_outbox.models import OutboxAttempt, OutboxEvent
 from tests import table
 from tests.cases import cases
 from tests.table import undone
@@ -37,7 +36,6 @@ pytestmark = pytest.mark.django_db
 LIST = "admin:django_outbox_outboxevent_changelist"
 PAGE = "admin:django_outbox_outboxevent_change"
 NOW = datetime.now(timezone.utc)
-KATHMANDU = timezone(timedelta(hours=5, minutes=45))  # TIME_ZONE of the tests
 HOUR = timedelta(hours=1)
 VERBS = ("replay", "discard")
 
@@ -447,25 +445,6 @@ def test_acting_twice_counts_once(verb: str, way: str) -> None:
     assert len(traces()) == 1
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_event_revived_between_look_and_lock_is_left_alone(verb: str) -> None:
-    """An event that another user replays first is skipped: not undone, and not logged as ours."""
-    ours, theirs = make(), make()
-    client = visitor("view", verb)
-
-    def interfere(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if faster and sql.startswith("SAVEPOINT"):
-            faster.pop().replay()
-        return execute(sql, params, many, context)
-
-    faster = [OutboxEvent.objects.filter(pk=theirs.pk)]
-    with connection.execute_wrapper(interfere):
-        response = act(client, verb, ours, theirs)
-    assert "1 was skipped because it is gone or has changed meanwhile." in said(response)
-    assert [pk for pk, _flag in traces()] == [ours.pk]
-    assert OutboxEvent.objects.get(pk=theirs.pk).status == Status.NEW
-
-
 def test_an_event_that_has_left_the_filtered_list_is_accounted_for() -> None:
     event, gone = make(Status.DONE), make()
     client = visitor("view", "replay")
@@ -473,28 +452,6 @@ def test_an_event_that_has_left_the_filtered_list_is_accounted_for() -> None:
     asked = {"outbox_event": [event.pk, gone.pk], "outbox_confirmed": "yes"}
     response = client.post(f"{reverse(LIST)}?state=dead", data | asked)
     assert said(response) == ("1 event was replayed. 1 was skipped because it is not dead: 1 done.")
-
-
-def test_all_that_match_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page names the filter and the count, and events that do not match stay unchanged."""
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
-    events = [make(event_type="a") for _ in range(5)]
-    others = [make(event_type="b").pk, make(Status.DONE, event_type="a").pk]
-    client = visitor("view", "replay")
-    data = {"action": "replay", "select_across": "1", "_selected_action": events[0].pk}
-    response = client.post(f"{reverse(LIST)}?event_type=a", {**data, "index": "0"})
-    assert response.url == f"{all_url('replay')}?event_type=a"
-    page = client.get(response.url)
-    text = page.content.decode()
-    assert "Replay 5 events?" in text
-    assert "event type: a" in text
-    assert traces() == []
-    response = say_yes(client, page)
-    assert response.url == f"{reverse(LIST)}?event_type=a"
-    assert said(response) == "5 events were replayed."
-    rest = OutboxEvent.objects.exclude(status=Status.NEW).order_by("pk")
-    assert [each.pk for each in rest] == others
-    assert shared_trace() == ("5 events", CHANGE, "Replayed. 5 events: event type: a")
 
 
 def all_url(verb: str) -> str:
@@ -532,21 +489,6 @@ def test_a_bulk_action_with_an_invalid_token_is_refused() -> None:
         assert client.post(all_url("replay"), {"progress": token}).status_code == 400
     assert client.get(all_url("replay"), {"state": "lost"}).status_code == 302
     assert OutboxEvent.objects.dead().get() == event
-
-
-def test_what_somebody_else_has_locked_is_left_to_them() -> None:
-    """Rows that another transaction has locked are skipped, so that the action does not wait."""
-    if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("this database has no SKIP LOCKED")
-    assert "SKIP LOCKED" in " ".join(
-        each["sql"] for each in queries_of(lambda: act(visitor("view", "replay"), "replay", make()))
-    )
-
-
-def queries_of(work: Callable[[], Any]) -> list[dict[str, str]]:
-    with CaptureQueriesContext(connection) as sent:
-        work()
-    return sent.captured_queries
 
 
 @cases("verb", VERBS)
@@ -773,38 +715,6 @@ def acting_id(event: OutboxEvent) -> str:
     return str(quote(event.pk))
 
 
-@pytest.mark.parametrize("use_tz", [True, False])
-def test_times_are_right_with_and_without_time_zones(settings: Any, use_tz: bool) -> None:
-    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-    settings.USE_TZ = use_tz
-    event = make(done_at=at, created_at=at)
-    client = visitor("view")
-    page = body(client, reverse(PAGE, args=[event.pk]))
-    assert page.count("2026-01-02 08:49:05.000+05:45") == 3
-    assert at.astimezone(KATHMANDU).isoformat(" ", "milliseconds") in body(client, reverse(LIST))
-    assert act(visitor("view", "replay"), "replay", event).status_code == 302
-    assert not OutboxEvent.objects.dead().exists()
-
-
-@cases("use_tz", [True, False])
-@cases(
-    ("lookup", "value", "found"),
-    [
-        ("created_at__gte", "2026-01-02 03:04:00+00:00", True),
-        ("created_at__gte", "2026-01-02 03:05:00+00:00", False),
-        ("created_at__lt", "2026-01-02 03:05:00+00:00", True),
-        ("created_at__year", "2026", True),
-        ("created_at__year", "2025", False),
-        ("done_at__isnull", "0", True),
-    ],
-)
-@undone()
-def test_date_lookups(settings: Any, use_tz: bool, lookup: str, value: str, found: bool) -> None:
-    settings.USE_TZ = use_tz
-    make(created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
-    assert bool(listed(visitor("view"), **{lookup: value})) is found
-
-
 # --- finding ------------------------------------------------------------------------------------
 
 
@@ -818,90 +728,6 @@ def test_newest_first_and_by_the_primary_key() -> None:
     assert listed(client, o="1") == events
     for column in range(9):  # no other column sorts the table
         assert listed(client, o=f"-{column}") == events[::-1]
-
-
-def test_filter_by_state() -> None:
-    """Each state lists only its own events, and pending events in the order of delivery."""
-    later, lease = NOW + timedelta(hours=1), {"locked_by": "w", "available_at": NOW + HOUR / 2}
-    expected = {
-        "due": [make(Status.NEW, available_at=NOW - HOUR).pk, make(Status.RETRY).pk],
-        "scheduled": [make(Status.NEW, available_at=later).pk],
-        "retrying": [make(Status.RETRY, available_at=later + n * HOUR).pk for n in range(2)],
-        "leased": [make(Status.NEW, **lease).pk, make(Status.RETRY, **lease).pk],
-        "paused": [make(Status.NEW, available_at=later, locked_at=NOW).pk],
-        "blocked": keyed_events("k", Status.RETRY, Status.NEW),
-        "done": [make(Status.DONE).pk],
-        "dead": [make().pk, make(key="other", seq=1).pk][::-1],
-    }
-    client = visitor("view", "replay")
-    for state, ids in expected.items():
-        assert listed(client, state=state) == ids, state
-    offered = body(client, reverse(LIST))
-    assert {*re.findall(r'\?state=(\w+)"', offered)} == {*expected}
-    assert len(listed(client)) == sum(map(len, expected.values()))
-
-
-def keyed_events(key: str, *statuses: Status) -> list[str]:
-    """Insert events of a stream whose head waits for its next attempt."""
-    OutboxStream.objects.create(key=key, seq=len(statuses), due_at=NOW + HOUR)
-    places = enumerate(statuses, 1)
-    return [make(each, key=key, seq=seq, available_at=None).pk for seq, each in places]
-
-
-def test_a_state_is_looked_up_to_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_filter, "SCAN_LIMIT", 3)
-    monkeypatch.setattr(state_filter, "DEAD_LIMIT", 3)
-    dead = [make().pk for _ in range(5)]
-    due = [make(Status.NEW).pk for _ in range(4)]
-    client = visitor("view")
-    assert listed(client, state="due") == due[:3]
-    page = body(client, reverse(LIST), state="due")
-    assert "Only the first 3 events were searched." in page
-    assert listed(client, state="dead") == dead[:1:-1]
-    page = body(client, reverse(LIST), state="dead")
-    assert "Only the newest 3 events were searched." in page
-    older = re.search(r'href="(\?[^"]*up_to=[^"]*)"', page)
-    assert older is not None
-    found = body(client, reverse(LIST) + html.unescape(older[1]))
-    assert re.findall(r'<span class="outbox-id">([^<]+)', found) == dead[1::-1]
-    assert "were searched" not in found
-
-
-def test_what_no_index_finds_is_sought_among_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter never reads the whole table; a link leads on to older events."""
-    monkeypatch.setattr(changelist, "SCAN_LIMIT", 4)
-    events = [make(event_type="a" if n % 2 else "b").pk for n in range(8)]
-    client = visitor("view")
-    assert listed(client) == events[::-1]
-    assert "were searched" not in body(client, reverse(LIST))
-    for query in ({"event_type": "a"}, {"q": "17"}, {"state": "done"}, {"attempts": "3"}):
-        assert "Only the newest 4 events" in body(client, reverse(LIST), **query)
-    assert listed(client, event_type="a") == [events[7], events[5]]
-    assert listed(client, event_type="a", up_to=events[3]) == [events[3], events[1]]
-    assert "were searched" not in body(client, reverse(LIST), up_to=events[3], event_type="a")
-
-
-@cases("state", ["due", "leased", "scheduled", "retrying", "blocked", "dead"])
-@undone()
-def test_a_state_and_a_time_together(state: str) -> None:
-    """Both filters apply, whichever of them an index serves."""
-    soon, held = table.now() + HOUR, {"locked_by": "w", "locked_at": NOW}
-    fields: dict[str, Any] = {
-        "due": {"status": Status.NEW},
-        "leased": {"status": Status.NEW, "available_at": soon, **held},
-        "scheduled": {"status": Status.NEW, "available_at": soon},
-        "retrying": {"status": Status.RETRY, "available_at": soon},
-        "blocked": {"status": Status.NEW, "available_at": None, "key": "k"},
-        "dead": {"status": Status.DEAD},
-    }[state]
-    if state == "blocked":
-        OutboxStream.objects.create(key="k", seq=9, due_at=soon)
-    ids = [least_id(datetime(2026, month, 5, tzinfo=timezone.utc)) for month in (1, 2, 3)]
-    for number, pk in enumerate(ids):
-        make(event_id=pk, seq=number if state == "blocked" else None, **fields)
-    client = visitor("view")
-    assert {*listed(client, state=state)} == {*ids}
-    assert listed(client, state=state, written="2026-02") == [ids[1]]
 
 
 def test_when_events_were_written(settings: Any) -> None:

@@ -30,7 +30,6 @@ IMPORT = re.compile(r"^(?:from|import) ", re.MULTILINE)
 # --- how it is made ------------------------------------------------------------------------------
 
 
-@pytest.mark.any_database
 def test_check_fails_for_a_page_that_would_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +43,6 @@ def test_check_fails_for_a_page_that_would_change(
     assert api_reference.main(["--check"]) == 0
 
 
-@pytest.mark.any_database
 @pytest.mark.parametrize(
     ("call", "shown"),
     [
@@ -88,7 +86,6 @@ OUTCOMES = {
 }  # fmt: skip
 
 
-@pytest.mark.any_database
 def test_there_is_an_example_for_every_entry() -> None:
     assert len(EXAMPLES) == len(ENTRIES)
 

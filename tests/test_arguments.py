@@ -24,8 +24,6 @@ from django_outbox.management.arguments import (
 )
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 DAY = 86_400.0
 
 

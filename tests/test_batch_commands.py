@@ -8,13 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
@@ -83,20 +83,6 @@ def test_j21_only_dead_events_are_replayed() -> None:
             replay(*ids, "--limit", "5")
 
 
-@pytest.fixture(params=["", "NO_BACKSLASH_ESCAPES"])
-def sql_mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    """MySQL's default, and a mode in which a backslash is an ordinary character."""
-    if not request.param:
-        yield
-        return
-    if connection.vendor != "mysql":
-        pytest.skip("a mode of MySQL and MariaDB")
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, %s)", [f",{request.param}"])
-    yield
-    connection.close()
-
-
 FILTERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "event type": (("--event-type", "b"), {"event_type": "b"}),
     "aggregate type": (("--aggregate-type", "shop.Cart"), {"aggregate_type": "shop.Cart"}),
@@ -117,17 +103,6 @@ def test_j21_465_a_filter_chooses(name: str) -> None:
     assert replay(*arguments) == "replayed 2"
     assert left() == {*others}
     assert all(row(each).status == Status.NEW for each in wanted)
-
-
-ERRORS = ("my_app.Refused", "my%app.Refused", "myxapp.Refused", "MY_APP.Refused", "x my_app.", None)
-
-
-@pytest.mark.parametrize("begins", ["my_app", "my%app", "my_app.Refused", "", "\\", "x"])
-def test_an_error_begins_with_just_that(begins: str, sql_mode: None) -> None:
-    for error in ERRORS:
-        dead(1, last_error=error)
-    fitting = sum(each is not None and each.startswith(begins) for each in ERRORS)
-    assert replay("--error", begins) == f"replayed {fitting}"
 
 
 def test_a_filter_by_key_wakes_the_stream() -> None:

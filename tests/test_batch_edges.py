@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 
 import django_outbox as outbox
 from django_outbox.listeners import registry
@@ -20,7 +20,6 @@ from django_outbox.signals import events_claimed
 from django_outbox.worker.drain import _Drain
 from tests.table import PLACED, in_thread, insert, keyed, listening, now, row, write
 from tests.test_batches import (
-    AT_ONCE,
     FAR,
     Batched,
     Bulk,
@@ -556,41 +555,6 @@ def test_a_broken_transaction_fails_its_events_alone(run: str) -> None:
     assert attempts() == {each: int(each == ids[2]) for each in ids}
     found = sorted(Effect.objects.values_list("event_id", flat=True))
     assert found == sorted({*ids} - {ids[2]})
-
-
-@outside
-@everywhere
-@pytest.mark.parametrize("per_key", [1, 3])
-def test_atomic_batches_delete_what_is_not_kept(run: str, per_key: int, settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0}
-    write(5)
-    keyed("a", 5)
-    (unique,) = write(1, unique_key="once")
-    bulk = Bulk(note_all)
-    with listening(bulk, batch=5, per_key=per_key, atomic=True):
-        deliver(run, lambda: OutboxEvent.objects.count() == 1)
-    assert row(unique).status == Status.DONE
-    assert Effect.objects.count() == 11
-
-
-@outside
-def test_an_atomic_batch_whose_thread_is_written_off_commits_nothing(clock: MovedClock) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("the hanging thread locks the file")
-    ids = write(4)
-    over = threading.Event()
-
-    def work(events: list[outbox.Event]) -> None:
-        if len(bulk.batches) == 1:
-            clock.advance(6)
-            over.wait(60)
-        note_all(events)
-
-    bulk = Bulk(work)
-    with listening(bulk, batch=4, atomic=True, timeout=5, retry=AT_ONCE), working():
-        wait_until(all_are(Status.DONE))
-        over.set()
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)
 
 
 @outside

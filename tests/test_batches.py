@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from django.db import connection
 
 import django_outbox as outbox
 from django_outbox.delivery.halves import Halving
@@ -21,7 +20,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.signals import batch_called, event_decided
 from tests.cases import cases
-from tests.table import PLACED, insert, keyed, listening, row, steal, write
+from tests.table import PLACED, insert, keyed, listening, row, write
 from tests.testapp.models import Effect
 from tests.waiting import MovedClock, wait_until
 
@@ -124,25 +123,6 @@ def test_a_batch_shrinks_with_the_failures_of_its_events() -> None:
 
 
 # -- sizes -----------------------------------------------------------------------------------------
-
-
-@outside
-@everywhere
-@pytest.mark.parametrize("kind", ["plain", "async", "atomic"])
-def test_a_backlog_comes_in_whole_batches(run: str, kind: str) -> None:
-    bulk = Bulk()
-
-    async def awaited(events: list[outbox.Event]) -> None:
-        bulk(events)
-
-    ids = write(250)
-    call = awaited if kind == "async" else bulk
-    with listening(call, batch=100, atomic=kind == "atomic"):
-        deliver(run)
-    assert sorted(bulk.ids) == sorted(ids)
-    assert max(bulk.sizes) == 100
-    assert len(bulk.sizes) <= 5
-    assert all_are(Status.DONE)()
 
 
 @pytest.mark.django_db
@@ -581,25 +561,6 @@ def test_two_batch_listeners_get_batches_of_their_own(run: str) -> None:
 # -- keys ------------------------------------------------------------------------------------------
 
 
-def keys_of(batch: list[outbox.Event]) -> list[str | None]:
-    return [event.key for event in batch]
-
-
-@outside
-@everywhere
-@pytest.mark.parametrize("per_key", [1, 3])
-def test_events_of_a_key_keep_their_order(run: str, per_key: int) -> None:
-    ids = {key: keyed(key, 20) for key in "abcd"}
-    bulk = Bulk()
-    with listening(bulk, batch=40, per_key=per_key):
-        deliver(run, all_are(Status.DONE))
-    for key, expected in ids.items():
-        seen = [each.event_id for batch in bulk.batches for each in batch if each.key == key]
-        assert seen == expected
-    most = max(keys_of(batch).count(key) for batch in bulk.batches for key in "abcd")
-    assert most == per_key
-
-
 @outside
 @everywhere
 def test_a_done_behind_a_failure_of_its_key_repeats(run: str) -> None:
@@ -636,90 +597,3 @@ def note_all(events: list[outbox.Event]) -> None:
     Effect.objects.bulk_create(
         Effect(event_id=each.event_id, pid=0, phase=each.listener) for each in events
     )
-
-
-@outside
-@everywhere
-def test_an_atomic_batch_commits_with_the_ends_of_its_events(run: str) -> None:
-    ids = write(30)
-
-    def work(events: list[outbox.Event]) -> list[Exception | None]:
-        note_all([each for each in events if each.event_id != ids[4]])
-        return [LookupError("no") if each.event_id == ids[4] else None for each in events]
-
-    bulk = Bulk(work)
-    with listening(bulk, batch=10, atomic=True, retry=FAR):
-        deliver(run, lambda: Status.NEW not in statuses().values())
-    found = sorted(Effect.objects.values_list("event_id", flat=True))
-    assert found == sorted({*ids} - {ids[4]})
-    assert attempts() == {each: int(each == ids[4]) for each in ids}
-
-
-@outside
-@everywhere
-def test_an_atomic_batch_that_raises_leaves_nothing(run: str) -> None:
-    ids = write(8)
-
-    def work(events: list[outbox.Event]) -> None:
-        note_all(events)
-        if any(each.event_id == ids[3] for each in events):
-            raise LookupError("no")
-
-    with listening(Bulk(work), batch=8, atomic=True, retry=FAR):
-        deliver(run, lambda: Status.NEW not in statuses().values())
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted({*ids} - {ids[3]})
-
-
-@outside
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time")
-def test_an_event_that_ended_elsewhere_is_not_called_again() -> None:
-    """A keyed event may have ended while its stream was another worker's for a while."""
-    ids = write(4)
-
-    def finish() -> None:
-        OutboxEvent.objects.filter(pk=ids[1]).update(status=Status.DONE, available_at=None)
-        connection.close()
-
-    def work(events: list[outbox.Event]) -> None:
-        if len(bulk.batches) == 1:
-            thread = threading.Thread(target=finish)
-            thread.start()
-            thread.join()
-
-    bulk = Bulk(work)
-    with listening(bulk, batch=4, within=1.0, atomic=True), working():
-        wait_until(all_are(Status.DONE), within=4)  # less than a delay after an error
-    assert bulk.sizes == [4, 3]
-
-
-@outside
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time")
-def test_a_batch_that_lost_an_event_is_called_again_without_it() -> None:
-    ids = write(4)
-
-    def work(events: list[outbox.Event]) -> None:
-        if len(bulk.batches) == 1:
-            thread = threading.Thread(target=lambda: (steal(ids[1]), connection.close()))
-            thread.start()
-            thread.join()
-        note_all(events)
-
-    bulk = Bulk(work)
-    with listening(bulk, batch=4, within=1.0, atomic=True), working():
-        wait_until(lambda: [*statuses().values()].count(Status.DONE) == 3)
-    assert bulk.sizes == [4, 3]
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted({*ids} - {ids[1]})
-    assert {*attempts().values()} == {0}
-
-
-@outside
-@everywhere
-def test_an_atomic_batch_keeps_the_progress_of_fan_outs(run: str) -> None:
-    ids, seen = write(6), []
-    with (
-        listening(lambda event: seen.append(event.event_id), name="one"),
-        listening(Bulk(note_all), name="bulk", batch=6, atomic=True),
-    ):
-        deliver(run, all_are(Status.DONE))
-    assert sorted(seen) == sorted(ids)
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)

@@ -13,8 +13,6 @@ from tests.benchmarks import charts, console, report
 from tests.benchmarks.figures import Figure, Spread, in_turn, percentile, short
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 
 def figure(**given: Any) -> Figure:
     return Figure(**{"name": "drain", "unit": "events/s", "values": [3.0, 1.0, 2.0], **given})

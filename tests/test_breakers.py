@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
@@ -172,25 +170,6 @@ def test_a_probe_that_fails_costs_one_attempt_and_doubles_the_pause() -> None:
     assert sum(OutboxEvent.objects.values_list("attempts", flat=True)) == 8
     probes = partner.calls[3:]
     assert len({*probes}) == 5  # each probe takes another event
-
-
-def test_one_of_many_workers_probes() -> None:
-    """Each has its own breaker in memory; the row decides."""
-    from django_outbox.sql import dialect_of
-    from tests.table import in_thread
-
-    dialect = dialect_of(connection)
-    assert dialect.open_breaker(connection, queue="hooks", pause=60, reason="x")
-    assert not dialect.open_breaker(connection, queue="hooks", pause=60, reason="y")
-    end_pause()
-    start = threading.Barrier(10)
-
-    def probe() -> bool:
-        start.wait(20)
-        return dialect.probe_breaker(connection, queue="hooks", lease=30)
-
-    won = [each.result(60) for each in [in_thread(probe) for _ in range(10)]]
-    assert Counter(won) == {True: 1, False: 9}
 
 
 def test_without_an_event_to_probe_with_it_stays_open_and_the_next_event_probes() -> None:

@@ -6,8 +6,6 @@ import pytest
 
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 
 def test_every_failing_case_is_reported() -> None:
     @cases("left, right", [(1, 1), (1, 2), (3, 3), (3, 4)], ids=["a", "b", "c", "d"])

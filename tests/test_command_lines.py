@@ -19,8 +19,6 @@ from django.db import connections
 from tests.cases import cases
 from tests.samples import DOCS
 
-pytestmark = pytest.mark.any_database
-
 SHELL = re.compile(r"manage\.py (outbox_\w+)((?: [^\n`#&|>]+)?)")
 LISTED = re.compile(r'\["python", "manage\.py", "(outbox_\w+)"([^\]]*)\]')
 

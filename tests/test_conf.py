@@ -15,8 +15,6 @@ from django_outbox.conf import Settings, current, index_name, problems, table_na
 from django_outbox.queue_settings import BreakerSettings
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 DAY = 86400
 DEFAULTS: dict[str, Any] = {
     "MODE": "multi_node",

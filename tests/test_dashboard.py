@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -20,7 +19,6 @@ from django_outbox.admin import dashboard_cache, dashboard_problems
 from django_outbox.admin.charts import PERIODS, format_value
 from django_outbox.inspection import losses, overview
 from django_outbox.inspection.overview import load_overview
-from django_outbox.inspection.rates import rates
 from django_outbox.inspection.workers import missing, workers
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
@@ -29,14 +27,12 @@ from django_outbox.models import (
     OutboxEvent,
     OutboxPause,
     OutboxStatistics,
-    OutboxStream,
     OutboxWorker,
 )
 from django_outbox.models.statistics import BOUNDS, SPANS
 from tests.browser import scene
 from tests.cases import cases
-from tests.plans import analyze, large_steps
-from tests.table import PLACED, insert, keyed, listening, multiply, now, undone
+from tests.table import PLACED, insert, keyed, listening, now, undone
 from tests.test_admin import visitor
 from tests.waiting import wait_until
 
@@ -422,34 +418,6 @@ def test_41_it_costs_few_queries(
     getattr(scene, setting)()
     with django_assert_max_num_queries(15):
         body(boss)
-
-
-@pytest.mark.django_db(transaction=True)  # MariaDB's ANALYZE commits
-def test_41_every_look_uses_an_index() -> None:
-    """There are 5,000 rows, half of them with a key, and 50 of each kind that a query selects."""
-    clock = now()
-    done = {"due": None, "status": Status.DONE, "done_at": clock}
-    insert(2400, **done)
-    insert(2400, key="old", seq=1, **done)
-    insert(50, due=None, status=Status.DEAD, done_at=clock, last_error="ValueError: no")
-    insert(50)
-    for number in range(25):
-        keyed(f"k{number}", 2, due=-5 if number % 2 else 600)
-    multiply(OutboxStream(key="idle", seq=1), [f"idle{n}" for n in range(2000)])
-    OutboxStatistics.objects.bulk_create(
-        OutboxStatistics(span=span, started_at=clock - timedelta(seconds=span * back),
-                         owner="me", event_type=PLACED, done=1)
-        for span in SPANS for back in range(1500)
-    )  # fmt: skip
-    for model in (OutboxEvent, OutboxStream, OutboxStatistics):
-        analyze(model)
-    works: dict[str, Callable[[], object]] = {
-        "backlog": lambda: overview.full_backlog("default"),
-        "blocked": lambda: overview._blocked("default"),
-        "rates": lambda: rates("default", clock),
-        "statistics": lambda: overview._statistics("default", clock, 600, 30),
-    }
-    assert large_steps(works) == {}
 
 
 # --- lost workers ---------------------------------------------------------------------------------

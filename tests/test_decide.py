@@ -23,8 +23,6 @@ from django_outbox.delivery.decide import ERROR_LENGTH, clean, decide, describe
 from django_outbox.listeners.outcomes import Decision, Status
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 STEADY = Exponential(jitter=(1, 1))
 NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
 

@@ -199,31 +199,6 @@ def test_what_escapes_is_not_an_answer() -> None:
 # -- what the listener sees ------------------------------------------------------------------------
 
 
-def test_180_the_event_as_it_was_written() -> None:
-    (event_id,) = write(
-        event_type="order.paid", payload={"sku": "☕", "n": 1.5}, headers={"trace": "7"},
-        aggregate_type="shop.Order", aggregate_id="9", tenant_id="north", unique_key="once",
-    )  # fmt: skip
-    OutboxEvent.objects.update(attempts=4)
-    seen: list[outbox.Event] = []
-    assert delivered(seen.append, event_type="order.paid") is DONE
-    (event,) = seen
-    stored = row(event_id)
-    assert event.event_id == event_id
-    assert (event.event_type, event.payload) == ("order.paid", {"sku": "☕", "n": 1.5})
-    assert dict(event.headers) == {"trace": "7"}
-    assert (event.aggregate_type, event.aggregate_id) == ("shop.Order", "9")
-    assert (event.tenant_id, event.unique_key) == ("north", "once")
-    assert (event.attempts, event.source, event.is_delayed) == (4, "cold", False)
-    assert event.occurred_at == stored.occurred_at
-    assert (event.created_at, event.first_due_at) == (stored.created_at, stored.first_due_at)
-    assert event.available_at == stored.first_due_at  # the due time, not the end of the lease
-    with pytest.raises(TypeError):
-        event.headers["trace"] = "8"  # type: ignore[index]
-    with pytest.raises(AttributeError):
-        event.attempts = 0  # type: ignore[misc]
-
-
 def test_j16_a_delayed_event_knows_it() -> None:
     (event_id,) = write(deliver_after=0.001)
     seen: list[outbox.Event] = []
@@ -265,36 +240,6 @@ def test_event_started_names_event_and_listener() -> None:
 
 
 # -- unreadable rows -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"headers": "{not json"},
-        {"headers": '["a list"]'},
-        {"headers": '{"n": 1}'},
-        {"payload": "{not json"},
-        {"payload": ""},
-        {"payload": "NaN"},
-    ],
-    ids=str,
-)
-def test_j18_a_damaged_row_is_dead_and_the_others_delivered(damage: dict[str, str]) -> None:
-    before, damaged, after = [*insert(), *insert(**damage), *insert()]
-    called: list[str] = []
-    with listening(lambda event: called.append(event.event_id)):
-        decisions = {each.event_id: deliver(each, alias="default") for each in leases()}
-    assert decisions[before] is DONE
-    assert decisions[after] is DONE
-    assert called == [before, after]
-    assert outcome(decisions[damaged]) == (Status.DEAD, None, 0)
-    assert "PayloadError" in (decisions[damaged].error or "")
-    assert dialect_of(connection).settle_all(
-        connection, me="me", decisions=[*decisions.items()]
-    ) == 3  # fmt: skip
-    kept = row(damaged)
-    assert kept.status == Status.DEAD
-    assert {name: getattr(kept, name) for name in damage} == damage  # a person can repair it
 
 
 def test_payload_that_does_not_fit_is_dead_at_once() -> None:

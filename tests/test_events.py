@@ -39,8 +39,6 @@ from django_outbox.events import (
 from tests.cases import cases
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.any_database
-
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
 

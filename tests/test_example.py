@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.any_database  # the example has its own SQLite
-
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 100  # far more than a busy machine needs; ends a hang
 

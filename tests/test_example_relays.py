@@ -25,7 +25,6 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
-once = pytest.mark.any_database
 
 ORDER = """
 import django
@@ -50,7 +49,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     redis.stop()
 
 
-@once
 @cases(
     "url",
     ["amqp://a:b@h/", "amqps://h/", "nats://h", "redis://h/1", "kafka://h:9092", "https://h/{x}"],
@@ -61,19 +59,16 @@ def test_each_scheme_is_a_valid_relay(url: str) -> None:
     assert found["broker"]["EVENTS"] == ["*"]
 
 
-@once
 def test_a_webhook_gets_its_secret_and_its_url() -> None:
     relay = relays_from("https://h/{x}", secret="whsec_x")["broker"]
     assert (relay["OPTIONS"]["secret"], relay["TO"].format()) == ("whsec_x", "https://h/{x}")
 
 
-@once
 def test_an_unknown_scheme_is_named_with_the_known_ones() -> None:
     with pytest.raises(ImproperlyConfigured, match="begins with 'ftp'; expected one of amqp, "):
         relays_from("ftp://localhost")
 
 
-@once
 @pytest.mark.parametrize("is_on", [False, True], ids=["off", "redis"])
 def test_the_example_relays_if_it_is_told_to(tmp_path: Path, broker: Any, is_on: bool) -> None:
     """Off by default; with ``RELAY_URL`` every event goes to the relay and its other listeners."""

@@ -24,7 +24,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests import samples
-from tests.table import PLACED, in_thread, insert, listening, row, statuses, steal, write
+from tests.table import PLACED, insert, listening, row, statuses, write
 from tests.testapp.models import Effect, Order
 from tests.waiting import MovedClock, wait_until
 
@@ -401,39 +401,6 @@ def test_of_an_atomic_listener_it_commits_with_done(outside: bool) -> None:
     assert [*Effect.objects.values_list("phase", flat=True)] == ["fallback"]
     assert statuses() == {"DONE": 1}
     assert depths == [before + 1]
-
-
-@both
-def test_of_an_atomic_listener_its_failure_leaves_nothing(outside: bool) -> None:
-    (event_id,) = write()
-
-    def fails(event: outbox.Event, failure: outbox.Failure) -> None:
-        effect(event, "fallback")
-        raise RuntimeError("nobody answers")
-
-    with guarded(raising(LookupError("sold out")), Fallback(fails), atomic=True, retry=ONCE):
-        drain()
-    assert not Effect.objects.exists()
-    assert statuses() == {"DEAD": 1}
-    assert "nobody answers" in str(row(event_id).last_error)
-
-
-@outside_alone
-def test_of_an_atomic_listener_a_lost_lease_undoes_it() -> None:
-    (event_id,) = write()
-
-    def loses_it(event: outbox.Event, failure: outbox.Failure) -> None:
-        effect(event, "fallback")
-        if connection.vendor == "sqlite":  # one writer at a time: no other could steal it now
-            steal(event.event_id)
-        else:
-            in_thread(lambda: steal(event.event_id)).result(15)
-
-    with guarded(raising(LookupError()), Fallback(loses_it), atomic=True, retry=ONCE):
-        drain()
-    assert not Effect.objects.exists()
-    assert statuses() == {"NEW": 1}
-    assert row(event_id).attempts == 0
 
 
 @both

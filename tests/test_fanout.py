@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.db import connection, transaction
 from django.db.models import F
 from django.utils import translation
 
@@ -117,20 +116,6 @@ def test_an_event_is_done_when_all_its_listeners_are(outside: bool) -> None:
         f"{PLACED} audit": "done",
     }
     assert row(event_id).attempts == 0
-
-
-@both
-def test_29_who_succeeded_is_not_run_again_when_another_fails(outside: bool) -> None:
-    (event_id,) = write()
-    good, bad = Listener("", effect), Listener("mail", fails_first(2), retry=SOON)
-    with registered(good, bad):
-        drain()
-        assert statuses() == {"RETRY": 1}
-        assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "due"}
-        drain(2)
-    assert statuses() == {"DONE": 1}
-    assert len(good.seen) == Effect.objects.count() == 1
-    assert bad.attempts == [0, 1, 2]
 
 
 @both
@@ -500,120 +485,6 @@ def test_progress_keeps_the_line_of_an_error_that_names_it() -> None:
     assert "at" in entry
 
 
-# -- transactions ----------------------------------------------------------------------------------
-
-
-@both
-def test_an_atomic_one_commits_its_own_part(outside: bool) -> None:
-    """Its effects stay although another listener fails, and are not repeated."""
-    (event_id,) = write()
-    booked = Listener("book", effect, atomic=True)
-    bad = Listener("mail", fails_first(2), retry=SOON)
-    with registered(bad, booked):
-        drain(3)
-    assert [*Effect.objects.values_list("phase", flat=True)] == [f"{PLACED} book"]
-    assert statuses() == {"DONE": 1}
-    assert len(booked.seen) == 1
-    assert row(event_id).attempts == 2
-
-
-@both
-def test_an_atomic_one_that_fails_leaves_nothing_and_harms_no_other(outside: bool) -> None:
-    write()
-
-    def after_all(event: outbox.Event) -> None:
-        effect(event)
-        raise LookupError
-
-    bad = Listener("book", after_all, atomic=True, retry=ONCE)
-    with registered(Listener("a", effect), bad, Listener("z", effect)):
-        drain()
-    assert {*Effect.objects.values_list("phase", flat=True)} == {f"{PLACED} a", f"{PLACED} z"}
-    assert statuses() == {"DEAD": 1}
-
-
-@both
-def test_what_an_atomic_one_committed_outlives_the_end_of_the_caller(outside: bool) -> None:
-    """Its progress is committed before the next listener is called."""
-    (event_id,) = write()
-
-    def interrupted(event: outbox.Event) -> None:
-        raise KeyboardInterrupt
-
-    booked = Listener("book", effect, atomic=True)
-    last = Listener("mail", interrupted)
-    with registered(booked, last):
-        with pytest.raises(KeyboardInterrupt):
-            drain()
-        if outside:  # inside, its savepoint is undone too
-            assert states(event_id) == {f"{PLACED} book": "done"}
-        last.work = nothing
-        OutboxEvent.objects.update(available_at=now(), locked_by=None)
-        drain()
-    assert statuses() == {"DONE": 1}
-    assert Effect.objects.count() == 1
-
-
-@both
-def test_a_statement_that_one_breaks_undoes_nothing_of_another(outside: bool) -> None:
-    write()
-
-    def breaks(event: outbox.Event) -> None:
-        effect(event)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT nothing FROM nowhere")
-
-    bad = Listener("m", breaks, retry=ONCE)
-    with registered(Listener("a", effect), bad, Listener("z", effect)):
-        drain()
-    kept = {*Effect.objects.values_list("phase", flat=True)}
-    assert kept >= {f"{PLACED} a", f"{PLACED} z"}
-    assert statuses() == {"DEAD": 1}
-
-
-def leaves_open(event: outbox.Event) -> None:
-    effect(event)
-    transaction.atomic().__enter__()
-
-
-@both
-def test_a_transaction_that_one_leaves_open_undoes_nothing_of_another(
-    outside: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    write()
-    careless = Listener("m", leaves_open)
-    with registered(Listener("a", effect), careless, Listener("z", effect)):
-        drain()
-    kept = {*Effect.objects.values_list("phase", flat=True)}
-    assert kept >= {f"{PLACED} a", f"{PLACED} z"}
-    assert not connection.in_atomic_block or not outside
-    assert statuses() == {"DONE": 1}
-
-
-@outside_alone
-def test_a_worker_undoes_nothing_of_the_others_either(settings: Any) -> None:
-    settings.OUTBOX = {}
-    careless = Listener("m", leaves_open)
-    with registered(Listener("a", effect), careless, Listener("z", effect)), outbox.Worker():
-        write()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
-    kept = {*Effect.objects.values_list("phase", flat=True)}
-    assert kept >= {f"{PLACED} a", f"{PLACED} z"}
-
-
-@both
-def test_with_retention_of_nothing_the_row_goes_when_all_are_done(
-    outside: bool, settings: Any
-) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0}
-    write()
-    with registered(Listener("", nothing), Listener("mail", fails_first(1), retry=SOON)):
-        drain()
-        assert statuses() == {"RETRY": 1}
-        drain()
-    assert not OutboxEvent.objects.exists()
-
-
 # -- in a worker -----------------------------------------------------------------------------------
 
 
@@ -664,31 +535,6 @@ def test_a_stop_starts_no_further_listener_and_keeps_what_is_done(settings: Any)
         drain()
     assert (len(first.seen), len(second.seen)) == (1, 1)
     assert statuses() == {"DONE": 1}
-
-
-@outside_alone
-def test_a_lease_that_is_lost_between_two_listeners_stops_the_second(settings: Any) -> None:
-    settings.OUTBOX = {"LEASE": 0.9, "DRAIN_TIMEOUT": 0.5}
-
-    def loses_it(event: outbox.Event) -> None:
-        OutboxEvent.objects.filter(pk=event.event_id).update(
-            locked_by="thief", available_at=now() + timedelta(seconds=60)
-        )
-        wait_until(lambda: not current(worker), what="a late lease")
-
-    first, second = Listener("a", loses_it), Listener("b", nothing)
-    with registered(first, second):
-        worker = outbox.Worker()
-        with worker:
-            (event_id,) = write()
-            wait_until(lambda: first.seen)
-            wait_until(lambda: not worker._held.running(), what="the delivery's end")
-    assert second.seen == []
-    assert row(event_id).locked_by == "thief"
-
-
-def current(worker: outbox.Worker) -> bool:
-    return all(worker._held.is_current(each) for each in worker._held.running())
 
 
 @outside_alone

@@ -36,8 +36,6 @@ from tests.faults.scenarios.stops import ideal
 from tests.faults.simulated import Call, early
 from tests.faults.witness import Line, running
 
-pytestmark = pytest.mark.any_database
-
 ONE, TWO = 11, 22  # process ids
 
 

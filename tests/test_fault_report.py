@@ -12,8 +12,6 @@ from tests.faults.__main__ import reasons
 from tests.faults.mutants import MUTANTS
 from tests.faults.scenarios import SCENARIOS
 
-pytestmark = pytest.mark.any_database
-
 LINE: kept.Line = {
     "scenario": "kill", "title": "Workers are killed", "db": "postgres", "seed": 1, "size": "ci",
     "revision": "abc", "made_on": "here", "date": "today", "faults": {"kill": 3}, "events": 1200,

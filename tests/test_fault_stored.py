@@ -9,8 +9,6 @@ import pytest
 from tests.faults import oracle
 from tests.faults.oracle import Evidence, Intent, Row, Verdict
 
-pytestmark = pytest.mark.any_database
-
 
 def judged(stored: Sequence[str] | None, *, done: str = "abc", key: str | None = "k") -> Verdict:
     """Judge a broker that holds these events, of which a, b and c were written in this order."""

@@ -22,17 +22,12 @@ from django_outbox.worker import worker as worker_room
 from django_outbox.worker.health import Health, HealthPipe, combine
 from django_outbox.worker.probes import Probes
 from django_outbox.worker.threads import Loop
-from tests import databases
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, is_alive, workers_show
-from tests.relay import Relay
 from tests.table import statuses, write
 from tests.testapp.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SQLITE = databases.vendor() == "sqlite"
-NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no server that could go away")
 PORT = ("--health-port", "0")
 QUICK: dict[str, Any] = {"LEASE": 1.5, "DRAIN_TIMEOUT": 1, "POLL_INTERVAL": 0.2, "LOCK_WAIT": 1}
 
@@ -100,30 +95,6 @@ def test_a_worker_is_live_and_then_ready_until_it_drains(site: Site, tmp_path: P
         until.touch()
         assert child.wait() == 0
     assert statuses() == {"DONE": 1}
-
-
-@NO_SERVER
-@pytest.mark.parametrize("processes", [1, 2])
-def test_without_its_database_a_worker_lives_but_is_not_ready(site: Site, processes: int) -> None:
-    relay = Relay()
-    relay.open()
-    env = databases.environment({"default": relay.settings(), "other": relay.settings()})
-    command = ("django", "outbox_worker", *PORT, "--processes", str(processes))
-    try:
-        with site.run(*command, env=env, **QUICK) as child:
-            port = port_of(child)
-            wait_for(port, "/ready", 200)
-            relay.cut()
-            away = wait_for(port, "/ready", 503)
-            assert "failed" in away.reasons
-            assert "Error" in away.reasons  # only its class; its text may contain a user name
-            assert "127.0.0.1" not in away.reasons
-            assert ask(port, "/live") == Answer(200, {"status": "ok"})
-            relay.open()
-            wait_for(port, "/ready", 200)
-            assert child.stop() == 0
-    finally:
-        relay.cut()
 
 
 def test_a_stopped_process_is_not_live_and_its_supervisor_says_so(site: Site) -> None:

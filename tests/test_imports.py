@@ -13,8 +13,6 @@ import django_outbox as outbox
 from django_outbox.checks.relays import EXTRAS
 from tests.rules import modules
 
-pytestmark = pytest.mark.any_database
-
 ROOT = Path(outbox.__file__).parents[1]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -21,7 +20,7 @@ from django.test import TestCase, TransactionTestCase, override_settings
 import django_outbox as outbox
 from django_outbox import inbox
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream
+from django_outbox.models import OutboxEvent
 from django_outbox.testing import (
     accept_test_transaction,
     assert_event_written,
@@ -35,7 +34,7 @@ from django_outbox.testing import (
 )
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
-from tests.table import PLACED, claim, in_thread, insert, listening, now, row, statuses
+from tests.table import PLACED, in_thread, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
 
 pytest_plugins = ["pytester"]
@@ -461,101 +460,6 @@ def test_waiting_has_a_deadline() -> None:
 # -- pass_time -------------------------------------------------------------------------------------
 
 
-@both
-def test_time_moves_what_is_delayed(outside: bool) -> None:
-    with listening(ship):
-        event_id = place(deliver_after=timedelta(hours=24))
-        before = row(event_id)
-        pass_time(timedelta(hours=23))
-        assert drain() == 0
-        pass_time(3601)
-        assert drain() == 1
-    after = row(event_id)
-    day = timedelta(hours=23, seconds=3601)
-    assert before.deliver_at and before.created_at and before.first_due_at
-    assert after.deliver_at == before.deliver_at - day
-    assert after.created_at == before.created_at - day
-    assert after.first_due_at == before.first_due_at - day
-    assert after.occurred_at == before.occurred_at
-
-
-@both
-def test_time_moves_retries_and_each_listeners_own(outside: bool) -> None:
-    calls: list[str] = []
-
-    def slow(event: outbox.Event) -> outbox.Defer | None:
-        calls.append("slow")
-        return outbox.Defer(3000) if calls.count("slow") == 1 else None
-
-    def quick(event: outbox.Event) -> outbox.Defer | None:
-        calls.append("quick")
-        return outbox.Defer(600) if calls.count("quick") == 1 else None
-
-    with listening(slow, name="slow"), listening(quick, name="quick"):
-        place()
-        assert drain() == 1
-        pass_time(599)
-        assert drain() == 0
-        pass_time(2)
-        assert drain() == 1
-        assert sorted(calls) == ["quick", "quick", "slow"]
-        pass_time(2400)
-        assert drain() == 1
-    assert sorted(calls) == ["quick", "quick", "slow", "slow"]
-    assert statuses() == {"DONE": 1}
-
-
-@both
-def test_time_moves_ages(outside: bool) -> None:
-    """``pass_time`` also applies to UNROUTABLE_GRACE, the retentions and the inbox."""
-    event_id = place()
-    assert drain() == 1
-    assert row(event_id).status == Status.NEW
-    with transaction.atomic(), inbox.once("bank", 1):
-        pass
-    pass_time(601)
-    with pytest.raises(AssertionError, match="No listener for event type"):
-        drain()
-    insert(status=Status.DONE, due=None, done_at=now())
-    pass_time(timedelta(days=8))
-    assert OutboxEvent.objects.purge() == 1
-    assert OutboxInbox.objects.purge() == 1
-
-
-@both
-def test_time_moves_streams_and_leaves_leases_alone(outside: bool) -> None:
-    clock = now()
-    free = OutboxStream.objects.create(key="free", seq=1, due_at=clock)
-    OutboxStream.objects.create(key="held", seq=1, due_at=clock, locked_by="another")
-    (held,) = insert()
-    claim("another", lease=30)
-    lease = row(held).available_at
-    pass_time(60)
-    free.refresh_from_db()
-    assert free.due_at == clock - timedelta(seconds=60)
-    assert OutboxStream.objects.get(key="held").due_at == clock
-    assert row(held).available_at == lease
-    assert drain() == 0
-
-
-@outside_alone
-def test_time_wakes_a_running_worker(settings: Any) -> None:
-    slow = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
-    settings.OUTBOX = {**slow, "LEASE": 0.5, "DRAIN_TIMEOUT": 0.4}  # keeps the probation short
-    with listening(ship), running_worker() as worker:
-        place(deliver_after=3600)
-        intake, wakeup = worker._claimer._intakes["default"], worker._wakeup
-        wait_until(
-            lambda: (
-                not wakeup.poll_wanted
-                and min(intake.poll_at, wakeup.next_poll()) > time.monotonic() + 400
-            ),
-            what="a claimer at rest",
-        )
-        pass_time(3601)
-        wait_until(shipped, what="the shipment")
-
-
 @pytest.mark.parametrize("bad", [-1, float("nan"), "1", None], ids=repr)
 def test_time_does_not_run_backwards(bad: Any) -> None:
     with pytest.raises(ValueError, match="pass_time"):
@@ -621,7 +525,6 @@ def test_without_a_database(outbox_events):
 """
 
 
-@pytest.mark.any_database
 def test_the_fixtures(project: pytest.Pytester) -> None:
     project.makepyfile(FIXTURES)
     project.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=4)
@@ -664,7 +567,6 @@ def test_a_thread_of_somebody_else():
 """
 
 
-@pytest.mark.any_database
 def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
     project.makepyfile(LEAKS)
     done = project.runpytest_subprocess(*PLUGIN, "-rA")
@@ -673,7 +575,6 @@ def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(["ERROR *::test_leaks*"])
 
 
-@pytest.mark.any_database
 def test_an_embedded_worker_may_stay(project: pytest.Pytester) -> None:
     """EMBEDDED starts a worker for the whole life of the process, which is not a leak."""
     project.makepyfile(project_settings=f'{PROJECT}\nOUTBOX = {{"EMBEDDED": True}}')
@@ -701,14 +602,12 @@ def test_nothing_of_django_is_imported():
 """
 
 
-@pytest.mark.any_database
 def test_without_django_it_costs_nothing(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\n")
     project.makepyfile(NOTHING)
     project.runpytest_subprocess(*PLUGIN, "-p", "no:django").assert_outcomes(passed=1)
 
 
-@pytest.mark.any_database
 def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
     """Only tests that request ``outbox_worker`` fail, and the error names the missing fixture."""
     project.makeini("[pytest]\n")
@@ -734,7 +633,6 @@ def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(["*fixture 'transactional_db' not found*"])
 
 
-@pytest.mark.any_database
 def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest finds the plugin by the entry point in pyproject.toml, as in an installed package."""
     declared = declared_entry_points()
@@ -752,7 +650,6 @@ def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.Monkey
 
 
 # Runs every sample of the how-to as a project's own test suite.
-@pytest.mark.any_database
 def test_the_samples_of_the_how_to(project: pytest.Pytester) -> None:
     project.makepyfile(
         project_settings=PROJECT.replace('["django_outbox"]', '["django_outbox", "shop"]')

@@ -25,7 +25,6 @@ LLMS = "../llms.txt"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-@pytest.mark.any_database
 def test_a_release_makes_the_links_of_the_readme_absolute() -> None:
     """PyPI has none of the files that they lead to."""
     text = (ROOT / "README.md").read_text()

@@ -12,7 +12,6 @@ def told(caplog: pytest.LogCaptureFixture, who: str = "claimer") -> list[str]:
     return [text for text in caplog.messages if text.startswith(f"outbox-default-{who}")]
 
 
-@pytest.mark.any_database
 def test_errors_in_a_row_are_told_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
     """Some eight threads of a worker meet an outage at once, and it may last for hours."""
     loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default", lock_wait=1)
@@ -23,7 +22,6 @@ def test_errors_in_a_row_are_told_ever_more_seldom(caplog: pytest.LogCaptureFixt
     ]
 
 
-@pytest.mark.any_database
 @pytest.mark.parametrize(("lease", "most"), [(60.0, 5.0), (30.0, 5.0), (6.0, 1.0)])
 def test_the_pause_after_errors_leaves_time_for_the_lease(
     caplog: pytest.LogCaptureFixture, lease: float, most: float

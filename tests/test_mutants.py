@@ -11,8 +11,6 @@ import django_outbox
 from tests.faults.mutants import MUTANTS, REPOSITORY, Patch, edited
 from tests.survivors import SURVIVORS, Survivor
 
-pytestmark = pytest.mark.any_database
-
 PACKAGE = Path(django_outbox.__file__).parent
 
 

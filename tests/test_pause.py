@@ -15,25 +15,15 @@ from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.models.pause_queryset import Resumed
-from django_outbox.sql import dialect_of
-from django_outbox.sql.values import POSTPONED_FOR
-from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
-from tests.plans import analyze, explain, statements
 from tests.table import (
-    claim,
-    elsewhere,
-    ids_of,
-    in_thread,
     insert,
     keyed,
     listening,
     now,
     row,
-    statuses,
     stream,
     stream_due_in,
-    write,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,10 +43,10 @@ def resume(kind: str, name: str) -> Resumed:
 def is_far(event_id: str) -> bool:
     """Return whether a row is postponed: due much later, without an owner."""
     found = row(event_id)
-    return found.locked_by is None and found.locked_at is not None and _due_in(found) > 60
+    return found.locked_by is None and found.locked_at is not None and due_in(found) > 60
 
 
-def _due_in(event: OutboxEvent) -> float:
+def due_in(event: OutboxEvent) -> float:
     assert event.available_at is not None
     return (event.available_at - now()).total_seconds()
 
@@ -130,35 +120,7 @@ def test_what_nothing_can_be_called_is_refused(kind: str, name: str, says: str) 
     assert not OutboxPause.objects.exists()
 
 
-def test_a_resume_tells_what_it_came_to() -> None:
-    ids = insert(3, event_type=SENT)
-    pause(*TYPE)
-    outbox.drain()
-    with heard(signals.delivery_resumed) as told:
-        assert resume(*TYPE) == Resumed(pauses=1, events=3, streams=0)
-    assert told == [{"sender": "default", "kind": "event_type", "name": SENT, "count": 3}]
-    assert not OutboxPause.objects.exists()
-    assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
-    assert resume(*TYPE) == Resumed(pauses=0, events=0, streams=0)
-
-
 # -- an event type ---------------------------------------------------------------------------------
-
-
-def test_events_of_a_paused_type_wait_and_nothing_is_counted() -> None:
-    with noting(SENT, OTHER) as got:
-        (waiting,) = insert(event_type=SENT, status=Status.RETRY, attempts=2, rescues=1)
-        (free,) = insert(event_type=OTHER)
-        pause(*TYPE)
-        assert outbox.drain() == 1
-        assert got == [free]
-        found = row(waiting)
-        assert (found.status, found.attempts, found.rescues) == (Status.RETRY, 2, 1)
-        assert is_far(waiting)
-        resume(*TYPE)
-        assert outbox.drain() == 1
-        assert got == [free, waiting]
-    assert row(waiting).status == Status.DONE
 
 
 def test_the_listener_gets_the_attempts_from_before_the_pause() -> None:
@@ -170,29 +132,6 @@ def test_the_listener_gets_the_attempts_from_before_the_pause() -> None:
         resume(*TYPE)
         outbox.drain()
     assert seen == [2]
-
-
-def test_resumed_events_come_in_the_order_of_their_writes() -> None:
-    with noting(SENT) as got:
-        ids = insert(7, event_type=SENT)
-        pause(*TYPE)
-        outbox.drain()
-        resume(*TYPE)
-        outbox.drain()
-    assert got == ids
-
-
-def test_a_resume_leaves_delays_retries_and_other_types_alone() -> None:
-    (delayed,) = insert(due=300, event_type=SENT, deliver_at=now() + timedelta(seconds=300))
-    (retried,) = insert(due=200, event_type=SENT, status=Status.RETRY, attempts=1)
-    (held,) = insert(due=30, event_type=SENT, locked_by="somebody", locked_at=now())
-    (other,) = insert(event_type=OTHER)
-    pause(*TYPE)
-    pause("event_type", OTHER)
-    outbox.drain()
-    before = {each: row(each).available_at for each in (delayed, retried, held, other)}
-    assert resume(*TYPE).events == 0
-    assert {each: row(each).available_at for each in before} == before
 
 
 def test_the_clock_of_deferrals_begins_anew() -> None:
@@ -226,18 +165,6 @@ def test_a_drain_at_a_later_time_ends_and_delivers_none_of_it() -> None:
     assert got == [free]
 
 
-def test_a_drain_inside_a_transaction_goes_on_behind_what_is_paused() -> None:
-    with noting(SENT, OTHER) as got:
-        insert(3, event_type=SENT)
-        keyed("paused", event_type=SENT)
-        (free,) = insert(event_type=OTHER)
-        (other,) = keyed("other", event_type=OTHER)
-        pause(*TYPE)
-        with transaction.atomic():
-            assert outbox.drain() == 2
-    assert sorted(got) == sorted([free, other])
-
-
 # -- streams ---------------------------------------------------------------------------------------
 
 
@@ -256,20 +183,6 @@ def test_a_keyed_event_of_a_paused_type_holds_its_stream() -> None:
         assert resume(*TYPE) == Resumed(pauses=1, events=0, streams=1)
         outbox.drain()
     assert [each for each in got if each != other] == [*first, held, *behind]
-
-
-def test_a_paused_stream_keeps_its_order_and_its_writers_go_on() -> None:
-    with noting(SENT) as got:
-        ids = keyed("k", 2, event_type=SENT)
-        (free,) = keyed("free", event_type=SENT)
-        pause("stream", "k")
-        outbox.drain()
-        ids += write(2, SENT, key="k")
-        outbox.drain()
-        assert got == [free]
-        assert resume("stream", "k") == Resumed(pauses=1, events=0, streams=1)
-        outbox.drain()
-    assert got == [free, *ids]
 
 
 def test_a_stream_that_nobody_has_written_to_is_not_made_by_a_resume() -> None:
@@ -348,30 +261,6 @@ def test_a_paused_listener_keeps_no_other_from_its_retries() -> None:
     assert row(event_id).status == Status.DEAD  # because one listener failed for good
 
 
-def test_a_keyed_event_waits_for_its_paused_listener_and_holds_its_stream() -> None:
-    with noting(SENT, name="mail") as mail, noting(SENT, name="stock") as stock:
-        ids = keyed("k", 2, event_type=SENT)
-        pause("listener", f"{SENT} mail")
-        outbox.drain()
-        assert (mail, stock) == ([], ids[:1])
-        OutboxStream.objects.update(due_at=now())
-        OutboxEvent.objects.filter(pk=ids[0]).update(deliver_at=now() - timedelta(seconds=1))
-        outbox.drain()
-        assert stream_due_in("k") > 60
-        assert resume("listener", f"{SENT} mail").streams == 1
-        outbox.drain()
-    assert (mail, stock) == (ids, ids)
-
-
-def test_resuming_a_listener_leaves_what_waits_for_a_type() -> None:
-    (event_id,) = insert(event_type=SENT)
-    pause(*TYPE)
-    pause("listener", f"{OTHER} mail")
-    outbox.drain()
-    assert resume("listener", f"{OTHER} mail").events == 0
-    assert is_far(event_id)
-
-
 # -- a claim costs the same ------------------------------------------------------------------------
 
 
@@ -394,49 +283,6 @@ def postpone_due(known: KnownPauses, limit: int) -> int:
     return left["default"]
 
 
-def test_what_is_paused_makes_way_in_bounded_batches() -> None:
-    """A claim behind 20,000 paused rows reads none of them."""
-    paused = insert(20_000, due=-60, event_type=SENT)
-    (free,) = insert(due=-30, event_type=OTHER)
-    pause(*TYPE)
-    looking = KnownPauses()
-    looking.refresh(connection)
-    rounds = 0
-    while not postpone_due(looking, 100):
-        rounds += 1
-        assert rounds <= 40, "batches of 500"
-    assert rounds == 40
-    assert OutboxEvent.objects.postponed().count() == len(paused)
-    assert ids_of(claim(limit=100)) == [free]
-
-
-def scans(step: dict[str, Any]) -> bool:
-    """Return whether a step of a plan reads the whole table."""
-    if connection.vendor == "postgresql":
-        return step["Node Type"] == "Seq Scan"
-    if connection.vendor == "sqlite":
-        return str(step["detail"]).startswith("SCAN") and "INDEX" not in str(step["detail"])
-    return step["type"] == "ALL" and not str(step["table"]).startswith("<derived")  # just found
-
-
-def test_each_batch_goes_by_the_index() -> None:
-    insert(20_000, due=-60, event_type=SENT)
-    insert(100, due=-30, event_type=OTHER)
-    analyze(OutboxEvent)
-    pause(*TYPE)
-    looking = KnownPauses()
-    looking.read(connection)
-    sent = statements(lambda: postpone_due(looking, 100))
-    wanted = "outbox_event" if connection.vendor == "mysql" else "ORDER BY queue, available_at"
-    about_events = [each for each in sent if wanted in each[0]]
-    assert (
-        about_events
-    )  # on MySQL all statements, which lock what they read; others may read 500 ids in any way
-    for sql, params in about_events:
-        steps = explain(sql, params)
-        assert not [each for each in steps if scans(each)], (sql, steps)
-
-
 def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
     insert(3)
     looking = KnownPauses()
@@ -446,34 +292,7 @@ def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
     assert asked(lambda: looking.refresh(connection)) == []  # just read
 
 
-def test_what_is_free_among_the_paused_is_all_a_claim_may_ask_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pauses, "CHECK_BATCH", 10)
-    for _ in range(20):
-        insert(due=-60, event_type=SENT)
-        insert(due=-60, event_type=OTHER)
-    pause(*TYPE)
-    looking = KnownPauses()
-    looking.read(connection)
-    assert postpone_due(looking, 100) == 5
-    assert OutboxEvent.objects.postponed().count() == 5
-
-
 # -- a resume while a worker postpones -------------------------------------------------------------
-
-
-def test_nothing_is_postponed_for_a_pause_that_is_over() -> None:
-    """A worker that does not know of the resume yet checks the pause in its own transaction."""
-    (event_id,) = insert(event_type=SENT)
-    pause(*TYPE)
-    looking = KnownPauses()
-    looking.read(connection)
-    resume(*TYPE)
-    assert postpone_due(looking, 10) == 0
-    assert looking.pauses == frozenset()
-    assert postpone_due(looking, 10) == 10
-    assert ids_of(claim()) == [event_id]
 
 
 def test_a_stream_is_not_postponed_for_a_pause_that_is_over() -> None:
@@ -487,69 +306,3 @@ def test_a_stream_is_not_postponed_for_a_pause_that_is_over() -> None:
             patch.setattr("django_outbox.worker.drain_claims.KnownPauses", lambda: stale)
             outbox.drain()
     assert len(got) == 1
-
-
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="has one writer at a time")
-def test_a_resume_waits_for_who_is_just_postponing_and_finds_what_they_did() -> None:
-    ids = insert(3, event_type=SENT)
-    pause(*TYPE)
-
-    def postpone() -> None:
-        looking = KnownPauses()
-        looking.read(connection)
-        postpone_due(looking, 10)
-
-    with elsewhere(postpone):
-        resumed = in_thread(lambda: resume(*TYPE))
-        assert statuses() == {"NEW": 3}
-        assert not resumed.done()
-    assert resumed.result(30) == Resumed(pauses=1, events=3, streams=0)
-    assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
-
-
-def test_two_who_postpone_at_once_share_and_do_not_wait_for_each_other() -> None:
-    insert(20, event_type=SENT)
-    pause(*TYPE)
-
-    def postpone() -> int:
-        count, _ = dialect_of(connection).postpone(
-            connection,
-            ids=[*OutboxEvent.objects.values_list("pk", flat=True)],
-            newest=now(),
-            pauses=frozenset([TYPE]),
-        )
-        return count
-
-    both = [in_thread(postpone), in_thread(postpone)]
-    assert sum(each.result(30) for each in both) == 20
-
-
-# -- counting what is paused -----------------------------------------------------------------------
-
-
-def test_paused_are_those_that_wait_for_a_resume() -> None:
-    of_type = insert(2, event_type=SENT)
-    of_stream = keyed("k", event_type=OTHER)
-    insert(event_type=OTHER)
-    insert(event_type=SENT, status=Status.DEAD, due=None)
-    insert(event_type=SENT, due=30, locked_by="somebody", locked_at=now())
-    assert not OutboxEvent.objects.paused().exists()
-    pause(*TYPE)
-    pause("stream", "k")
-    for _ in range(2):  # before a worker postpones them, and after
-        found = OutboxEvent.objects.paused().values_list("pk", flat=True)
-        assert {*found} == {*of_type, *of_stream}
-        outbox.drain()
-
-
-def test_a_postponement_is_bounded() -> None:
-    """Even without a resume, a postponed event becomes due by itself."""
-    (event_id,) = insert(event_type=SENT)
-    pause(*TYPE)
-    outbox.drain()
-    assert 60 < _due_in(row(event_id)) <= POSTPONED_FOR
-    OutboxPause.objects.all().delete()  # not ``resume``, so nothing makes its events due
-    OutboxEvent.objects.update(available_at=now())
-    with noting(SENT) as got:
-        outbox.drain()
-    assert got == [event_id]

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.clocks import monotonic
-from django_outbox.models import OutboxEvent, OutboxPause, pause_queryset
-from django_outbox.models.pause_queryset import Resumed
+from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.sql import dialect_of
 from django_outbox.worker.pauses import KnownPauses, PauseEnds
 from tests.table import (
-    in_thread,
     insert,
     keyed,
     listening,
@@ -84,16 +81,6 @@ def test_an_end_in_the_past_is_refused() -> None:
     assert not OutboxPause.objects.exists()
 
 
-def test_only_pauses_whose_time_has_come_have_ended() -> None:
-    pause("event_type", "later")
-    OutboxPause.objects.pause("event_type", "open")
-    breaker(until=now() - timedelta(seconds=60))
-    pause(*TYPE)
-    assert not OutboxPause.objects.ended().exists()
-    let_end(name=SENT)
-    assert [each.name for each in OutboxPause.objects.ended()] == [SENT]
-
-
 # -- a drain ---------------------------------------------------------------------------------------
 
 
@@ -116,22 +103,6 @@ def test_a_drain_ends_a_pause_as_a_resume_does(caplog: pytest.LogCaptureFixture)
     assert (now() - first).total_seconds() < 60
 
 
-@pytest.mark.parametrize("kind", ["event_type", "listener", "stream", "queue"])
-def test_every_kind_of_pause_ends(kind: str) -> None:
-    names = {"event_type": SENT, "listener": f"{SENT} mail", "stream": "k", "queue": "hooks"}
-    got: list[str] = []
-    queue = "hooks" if kind == "queue" else "default"
-    with listening(lambda event: got.append(event.event_id), SENT, name="mail", queue=queue):
-        ids = write(2, SENT, key="k") if kind == "stream" else write(2, SENT)
-        pause(kind, names[kind])
-        outbox.drain()
-        assert got == []
-        let_end()
-        outbox.drain()
-    assert got == ids
-    assert not OutboxPause.objects.exists()
-
-
 def test_a_stream_behind_a_paused_type_goes_on_in_its_order() -> None:
     with noting(SENT, OTHER) as got:
         ids = keyed("k", event_type=SENT) + keyed("k", 2, event_type=OTHER)
@@ -144,36 +115,10 @@ def test_a_stream_behind_a_paused_type_goes_on_in_its_order() -> None:
     assert got == ids
 
 
-def test_what_another_pause_holds_stays_paused() -> None:
-    with noting(SENT, OTHER) as got:
-        (ended,) = insert(event_type=SENT)
-        (held,) = insert(event_type=OTHER)
-        pause(*TYPE)
-        OutboxPause.objects.pause("event_type", OTHER)
-        outbox.drain()
-        let_end(name=SENT)
-        outbox.drain()
-    assert got == [ended]
-    assert is_far(held)
-    assert OutboxPause.objects.get().name == OTHER
-
-
 def test_a_drain_at_a_later_time_does_not_end_a_pause() -> None:
     insert(event_type=SENT)
     pause(*TYPE)
     assert outbox.drain(at=now() + timedelta(days=1)) == 0
-    assert OutboxPause.objects.exists()
-
-
-def test_a_drain_in_a_transaction_ends_pauses_in_it() -> None:
-    with noting(SENT) as got:
-        ids = insert(2, event_type=SENT)
-        pause(*TYPE)
-        let_end()
-        with transaction.atomic():
-            assert outbox.drain() == 2
-            transaction.set_rollback(True)
-    assert got == ids
     assert OutboxPause.objects.exists()
 
 
@@ -191,22 +136,6 @@ def test_the_pause_of_a_breaker_that_is_over_is_no_end() -> None:
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def test_each_step_makes_one_batch_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause_queryset, "EVENTS_PER_STATEMENT", 10)
-    insert(25, event_type=SENT)
-    pause(*TYPE)
-    outbox.drain()
-    let_end()
-    ends = PauseEnds("default", known())
-    counts = []
-    while ends.step(connection, monotonic()):
-        assert not OutboxPause.objects.exists()  # from the first step on
-        counts.append(OutboxEvent.objects.due().count())
-    assert counts[:4] == [0, 10, 20, 25]
-    assert {*counts[4:]} == {25}
-    assert ends.next_step() > monotonic() + 3600
-
-
 def test_it_waits_for_the_first_end() -> None:
     pause("event_type", "later")
     pause(*TYPE, seconds=60)
@@ -222,40 +151,6 @@ def test_pauses_without_an_end_are_never_looked_for() -> None:
     OutboxPause.objects.pause(*TYPE)
     ends = PauseEnds("default", known())
     assert asked(lambda: ends.step(connection, monotonic() + 1e6)) == []
-
-
-def test_several_that_notice_at_once_end_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "django_outbox")
-    insert(40, event_type=SENT)
-    keyed("k", event_type=SENT)
-    pause(*TYPE)
-    outbox.drain()
-    let_end()
-    start = threading.Barrier(4)
-
-    def end() -> None:
-        ends = PauseEnds("default", known())
-        start.wait(20)
-        ends.finish(connection, monotonic())
-
-    with heard(signals.delivery_resumed) as told:
-        for each in [in_thread(end) for _ in range(4)]:
-            each.result(30)
-    assert [each["count"] for each in told] == [41]
-    assert [each for each in caplog.messages if each.startswith("pause ended")] == [
-        f"pause ended kind=event_type name={SENT} events=40 streams=1"
-    ]
-    assert OutboxEvent.objects.due().count() == 40
-
-
-def test_a_pause_set_again_meanwhile_is_not_ended() -> None:
-    pause(*TYPE)
-    let_end()
-    ends = PauseEnds("default", known())
-    assert OutboxPause.objects.resume() == Resumed(pauses=1, events=0, streams=0)
-    OutboxPause.objects.pause(*TYPE)
-    ends.finish(connection, monotonic())
-    assert OutboxPause.objects.get().until is None
 
 
 def test_after_an_error_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:

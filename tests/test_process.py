@@ -18,17 +18,12 @@ from django.db import DatabaseError
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import engine_connection
-from tests import databases
 from tests.fleet import REPOSITORY, Fleet, wait_for_end_of, wait_until
-from tests.relay import Relay
-from tests.sessions import terminate_other_sessions
 from tests.table import insert, row, statuses, write
 from tests.testapp.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SQLITE = databases.vendor() == "sqlite"
-NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no server that could go away")
 OUTBOX = {
     "LISTENER_MODULE": "listeners",
     "LEASE": 5,
@@ -227,7 +222,7 @@ def test_239_kill_in_the_listener(workers: Workers, gate: Path) -> None:
 
 
 def test_a_kill_loop_loses_nothing(workers: Workers) -> None:
-    events, kills, threads = (600 if SQLITE else 3000), 5, 4
+    events, kills, threads = 600, 5, 4
     ids: list[str] = []
     alive = [workers.start("--workers", str(threads)) for _ in range(2)]
     for _ in range(kills):
@@ -319,69 +314,3 @@ def test_an_unknown_alias_is_told(workers: Workers) -> None:
     assert wait_for_end_of(worker) != 0
     assert workers.logged("nowhere")
     assert not workers.logged("Traceback")
-
-
-# -- the database goes away ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def relay() -> Iterator[Relay]:
-    relay = Relay()
-    yield relay
-    relay.cut()
-
-
-@NO_SERVER
-def test_48_database_down_at_the_start_and_again_later(workers: Workers, relay: Relay) -> None:
-    settings = {"default": relay.settings(), "other": relay.settings()}
-    worker = workers.start(**databases.environment(settings))
-    wait_until(lambda: workers.logged("claimer failed"), what="the first complaint")
-    wait_until(lambda: len(workers.logged(" failed ")) >= 4, what="others complain, too")
-    assert worker.is_running()
-    assert len(workers.log.read_text().splitlines()) < 60  # a bounded rate, and no tracebacks
-    assert not workers.logged("Traceback")
-
-    quick(5)
-    relay.open()
-    wait_until_all_done()
-
-    relay.cut()
-    (event_id,) = quick(1)
-    wait_until(lambda: len(workers.logged("claimer failed")) >= 2, what="another complaint")
-    assert row(event_id).status == Status.NEW
-    relay.open()
-    wait_until_all_done()
-    assert worker.is_running()
-    assert workers.end(worker) == 0
-    assert effects("end").total() == 6
-
-
-@NO_SERVER
-def test_48_a_worker_that_waits_for_its_database_can_be_stopped(
-    workers: Workers, relay: Relay
-) -> None:
-    worker = workers.start(
-        **databases.environment({"default": relay.settings(), "other": relay.settings()})
-    )
-    wait_until(lambda: workers.logged("claimer failed"))
-    assert workers.end(worker) == 0
-
-
-@NO_SERVER
-def test_a_storm_of_terminated_sessions_loses_nothing(workers: Workers) -> None:
-    events, rounds = 400, 12
-    ids = quick(events)
-    worker = workers.start()
-    ended = 0
-    for n in range(rounds):
-        goal = (n + 1) * events // (rounds + 2)
-        wait_until(lambda goal=goal: Effect.objects.count() >= goal)  # type: ignore[misc]
-        ended += terminate_other_sessions()
-    wait_until_all_done()
-    assert ended >= rounds
-    assert worker.is_running()
-    assert sorted(effects("end")) == sorted(ids)
-    assert statuses() == {"DONE": events}
-    quick(5)
-    wait_until_all_done()
-    assert workers.end(worker) == 0

@@ -14,7 +14,6 @@ from tests.test_checks import ours, postgres
 
 __all__ = ["postgres"]  # the fixture
 
-pytestmark = pytest.mark.any_database
 
 E015, W016, W017 = (f"django_outbox.{each}" for each in ("E015", "W016", "W017"))
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.backends.utils import CursorWrapper
 
 import django_outbox as outbox
@@ -247,22 +247,6 @@ def test_a_retry_in_default_comes_before_a_listener_that_is_due_later() -> None:
     assert row(event_id).queue == "default"
 
 
-def test_an_atomic_listener_commits_its_progress_and_the_event_moves_on() -> None:
-    hook = Seen()
-
-    def buy(event: outbox.Event) -> None:
-        OutboxPause.objects.create(kind="stream", name=event.event_id, paused_at=now())
-
-    with (
-        listening(buy, name="local", atomic=True),
-        listening(hook, name="hook", queue="hooks"), outbox.Worker(),
-    ):  # fmt: skip
-        ids = write(20)
-        wait_until(lambda: statuses() == {"DONE": 20})
-    assert OutboxPause.objects.count() == 20
-    assert Counter(hook.ids) == Counter(ids)
-
-
 # -- keys ------------------------------------------------------------------------------------------
 
 
@@ -321,32 +305,6 @@ def test_a_dedicated_worker_leaves_other_queues_alone() -> None:
             wait_until(lambda: statuses() == {"DONE": 10})
 
 
-def test_dedicated_workers_pass_a_shared_event_on_through_the_table() -> None:
-    local, hook = Seen(), Seen()
-    with both(local, hook):
-        with outbox.Worker(queues=["default"]):
-            ids = write(10)
-            wait_until(lambda: len(local.ids) == 10)
-            wait_until(lambda: queues() == {"hooks": 10})
-            assert hook.ids == []
-        with outbox.Worker(queues=["hooks"]):
-            wait_until(lambda: statuses() == {"DONE": 10})
-    assert Counter(local.ids) == Counter(hook.ids) == Counter(ids)
-
-
-def test_dedicated_workers_pass_a_stream_on() -> None:
-    local, hook = Seen(), Seen()
-    with listening(local), listening(hook, "hook.sent", queue="hooks"):
-        with transaction.atomic():
-            outbox.write("order.placed", key="a")
-            outbox.write("hook.sent", key="a")
-        with outbox.Worker(queues=["default"]):
-            wait_until(lambda: stream("a").queue == "hooks" and stream("a").locked_by is None)
-        assert (len(local.ids), hook.ids) == (1, [])
-        with outbox.Worker(queues=["hooks"]):
-            wait_until(lambda: statuses() == {"DONE": 2})
-
-
 @pytest.mark.parametrize("given", [["gone"], [], "hooks"])
 def test_a_worker_refuses_queues_that_are_not_configured(given: Any) -> None:
     with pytest.raises(ValueError, match="expected some of default, hooks"):
@@ -365,21 +323,6 @@ def test_rows_that_a_writer_put_into_default_are_delivered_by_their_own_queue() 
         insert(50, event_type="hook.sent")
         wait_until(lambda: statuses() == {"DONE": 50})
     assert all("-hooks-worker-" in each for each in hook.threads)
-
-
-def test_a_backlog_in_a_wrong_queue_is_moved_and_does_not_fill_the_worker() -> None:
-    gate, seen = Gate(), Seen()
-    with listening(gate, "hook.sent", queue="hooks"), listening(seen), outbox.Worker() as worker:
-        insert(2000, event_type="hook.sent")
-        try:
-            wait_until(lambda: queues()["hooks"] > 1900, what="the backlog moved")
-            assert worker.depths()["held"] < 100
-            write(5)
-            wait_until(lambda: len(seen.ids) == 5)
-        finally:
-            OutboxEvent.objects.filter(event_type="hook.sent", locked_by=None).delete()
-            gate.open.set()
-    assert OutboxEvent.objects.filter(rescues__gt=0).count() == 0
 
 
 def test_a_dedicated_worker_corrects_rows_of_other_queues_and_keeps_their_attempts() -> None:
@@ -531,20 +474,6 @@ def test_what_is_over_the_rate_is_neither_leased_nor_rewritten(settings: Any) ->
 
 
 # -- upgrades --------------------------------------------------------------------------------------
-
-
-def test_a_row_that_version_01_inserts_waits_in_default() -> None:
-    (event_id,) = insert()
-    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
-    names = [each.column for each in OutboxEvent._meta.concrete_fields if each.name != "queue"]
-    columns = ", ".join(map(connection.ops.quote_name, names))
-    with connection.cursor() as cursor:
-        chosen = columns.replace(connection.ops.quote_name("event_id"), "'another'", 1)
-        cursor.execute(
-            f"INSERT INTO {table} ({columns}) SELECT {chosen} FROM {table} WHERE event_id = %s",
-            [event_id],
-        )
-    assert row("another").queue == "default"
 
 
 def test_many_queues_at_once(settings: Any) -> None:

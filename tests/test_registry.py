@@ -20,8 +20,6 @@ from django_outbox import ANY, GLOBAL, Event, Fixed, ListenerAlreadyRegistered, 
 from django_outbox.listeners import registry
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 
 class Kind(models.TextChoices):
     PLACED = "order.placed", "placed"

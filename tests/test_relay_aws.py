@@ -36,7 +36,6 @@ from django_outbox.relays.aws import NOT_SENT, SNS, SQS  # noqa: E402
 from django_outbox.relays.aws_messages import RefusedByAWS, entry_of, grouped  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
-any_database = pytest.mark.any_database
 database = pytest.mark.django_db(transaction=True)
 
 ACCESS = {
@@ -319,7 +318,6 @@ def test_an_endpoint_that_is_away_costs_no_attempt(settings: Any, relay: Any) ->
 # --- the backend ----------------------------------------------------------------------------------
 
 
-@any_database
 def test_200_messages_are_20_calls_and_some_cannot_be_sent(
     backend: Any, sqs: Any, moto: str
 ) -> None:
@@ -343,7 +341,6 @@ def test_200_messages_are_20_calls_and_some_cannot_be_sent(
     assert ids == {f"e{n}" for n in range(200)} - {"e3", "e4", "e5"}
 
 
-@any_database
 def test_calls_hold_ten_messages_of_one_destination_and_256_kib() -> None:
     def sizes(messages: list[Message]) -> list[list[int]]:
         entries = [entry_of("sqs", n, each) for n, each in enumerate(messages)]
@@ -360,7 +357,6 @@ def test_calls_hold_ten_messages_of_one_destination_and_256_kib() -> None:
     ]
 
 
-@any_database
 def test_a_message_above_256_kib_goes_alone(backend: Any, sqs: Any, moto: str) -> None:
     url = queue(sqs)
     large = b'"' + b"x" * 500_000 + b'"'
@@ -368,7 +364,6 @@ def test_a_message_above_256_kib_goes_alone(backend: Any, sqs: Any, moto: str) -
     assert {len(each["Body"]) for each in received(sqs, url, 2)} == {7, 500_002}
 
 
-@any_database
 def test_headers_beyond_ten_attributes_are_one_of_json() -> None:
     ours = {"event-id": "e", "event-type": "t", "event-key": "k"}
     own = {f"own-{n}": f"ä{n}" for n in range(9)}
@@ -380,7 +375,6 @@ def test_headers_beyond_ten_attributes_are_one_of_json() -> None:
     assert {each["DataType"] for each in given.values()} == {"String"}
 
 
-@any_database
 def test_names_and_values_that_aws_refuses_are_in_the_json() -> None:
     odd = {"aws.x": "1", "a..b": "2", "ümlaut": "3", "empty": "", "null": "\0", "headers": "4",
            ".a": "5", "a.": "6", "with space": "7"}  # fmt: skip
@@ -390,7 +384,6 @@ def test_names_and_values_that_aws_refuses_are_in_the_json() -> None:
     assert json.loads(found["headers"]["StringValue"]) == odd
 
 
-@any_database
 @pytest.mark.parametrize("group", ["k" * 128, "k" * 129, "ä", "a b"])
 def test_group_ids_that_aws_refuses_are_hashed(group: str) -> None:
     given = entry_of("sqs", 0, message("a.fifo", group=group)).given
@@ -402,7 +395,6 @@ def test_group_ids_that_aws_refuses_are_hashed(group: str) -> None:
     assert "MessageGroupId" not in entry_of("sqs", 0, message("a")).given
 
 
-@any_database
 @cases(
     ("service", "to"),
     [
@@ -416,7 +408,6 @@ def test_a_destination_that_cannot_be_is_refused_before_it_is_asked(service: str
         entry_of(service, 0, message(to))
 
 
-@any_database
 def test_checks(backend: Any, sqs: Any, sns: Any, moto: str) -> None:
     url, topic = queue(sqs), sns.create_topic(Name="t")["TopicArn"]
     backend(SQS, moto, url).check()
@@ -427,7 +418,6 @@ def test_checks(backend: Any, sqs: Any, sns: Any, moto: str) -> None:
         backend(SNS, moto, topic + "x").check()
 
 
-@any_database
 @cases(
     ("options", "said"),
     [
@@ -452,7 +442,6 @@ def test_an_unknown_option_is_reported_without_connecting(relay: Any) -> None:
         relays()[0].new_backend()
 
 
-@any_database
 def test_without_a_region_or_credentials_it_is_away(moto: str, backend: Any) -> None:
     with pytest.raises(BrokerUnavailable, match="specify a region"):
         SQS().open()
@@ -529,7 +518,6 @@ def endpoint() -> Iterator[Endpoint]:
     thread.join()
 
 
-@any_database
 def test_entries_that_failed_have_their_own_outcomes(backend: Any, endpoint: Endpoint) -> None:
     def answer(entries: list[dict[str, Any]]) -> Any:
         failed = [
@@ -550,7 +538,6 @@ def test_entries_that_failed_have_their_own_outcomes(backend: Any, endpoint: End
     assert found[4].delay == 1
 
 
-@any_database
 @pytest.mark.parametrize(
     ("status", "code", "expected"),
     [
@@ -581,7 +568,6 @@ def test_what_a_call_fails_with(
         assert [type(each) for each in sender.publish(messages, soon())] == [expected] * 3
 
 
-@any_database
 def test_retries_of_boto3_are_off(backend: Any, endpoint: Endpoint) -> None:
     endpoint.answer = lambda entries: (503, fault("ServiceUnavailable"))
     with pytest.raises(BrokerUnavailable):
@@ -589,7 +575,6 @@ def test_retries_of_boto3_are_off(backend: Any, endpoint: Endpoint) -> None:
     assert len(endpoint.calls) == 1
 
 
-@any_database
 def test_a_call_refused_for_one_message_is_repeated_for_each(
     backend: Any, endpoint: Endpoint
 ) -> None:
@@ -606,7 +591,6 @@ def test_a_call_refused_for_one_message_is_repeated_for_each(
     assert len(endpoint.calls) == 5
 
 
-@any_database
 def test_an_outage_in_mid_batch_leaves_what_was_confirmed(backend: Any, endpoint: Endpoint) -> None:
     def answer(entries: list[dict[str, Any]]) -> Any:
         first = entries[0]["Id"] == "0"
@@ -620,7 +604,6 @@ def test_an_outage_in_mid_batch_leaves_what_was_confirmed(backend: Any, endpoint
     assert {type(each) for each in found[10:]} == {BrokerUnavailable}
 
 
-@any_database
 def test_an_endpoint_that_hangs_confirms_nothing_and_nothing_is_sent_later(
     backend: Any, endpoint: Endpoint
 ) -> None:
@@ -636,7 +619,6 @@ def test_an_endpoint_that_hangs_confirms_nothing_and_nothing_is_sent_later(
     assert len(endpoint.calls) == calls == 8
 
 
-@any_database
 def test_what_a_slow_endpoint_leaves_no_time_for_costs_no_attempt(
     backend: Any, endpoint: Endpoint
 ) -> None:
@@ -654,7 +636,6 @@ def test_what_a_slow_endpoint_leaves_no_time_for_costs_no_attempt(
     assert found.count(NOT_SENT) > 0
 
 
-@any_database
 def test_a_denied_check_has_reached_aws(backend: Any, endpoint: Endpoint) -> None:
     sender = backend(SQS, endpoint.url)
     endpoint.answer = lambda entries: (403, fault("AccessDeniedException"))
@@ -729,7 +710,6 @@ def is_empty(sqs: Any, url: str) -> bool:
     return all(found[name] == "0" for name in names)
 
 
-@any_database
 def test_the_options_of_the_page_are_those_of_the_backends() -> None:
     text = (samples.DOCS / PAGE).read_text()
     section = text[text.index("## Options") :]

@@ -48,7 +48,6 @@ from django_outbox.relays.http_messages import (  # noqa: E402
 from django_outbox.relays.http_network import AddressRefused, is_public  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
-any_database = pytest.mark.any_database
 database = pytest.mark.django_db(transaction=True)
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # not in use anywhere
@@ -380,7 +379,6 @@ def test_an_outage_of_one_host_stops_no_other_and_no_queue(relay: Any) -> None:
 # --- requests -------------------------------------------------------------------------------------
 
 
-@any_database
 def test_concurrency_is_limited_and_connections_are_kept(client: Any, receiver: Receiver) -> None:
     sender = client(concurrency=5, concurrency_per_host=3)
     many = [message(receiver.url, n) for n in range(200)]
@@ -402,7 +400,6 @@ def test_concurrency_is_limited_and_connections_are_kept(client: Any, receiver: 
         assert future.result(60) == [None] * 100
 
 
-@any_database
 def test_one_host_that_hangs_holds_up_no_other(client: Any, receiver: Receiver) -> None:
     """What is under way to it costs an attempt; the rest is put off, and nothing is sent later."""
     with receiving() as healthy:
@@ -420,7 +417,6 @@ def test_one_host_that_hangs_holds_up_no_other(client: Any, receiver: Receiver) 
         assert len(receiver.received) == 4
 
 
-@any_database
 def test_a_host_that_answers_others_is_not_away_for_one_slow_answer(
     client: Any, receiver: Receiver
 ) -> None:
@@ -440,7 +436,6 @@ def test_a_host_that_answers_others_is_not_away_for_one_slow_answer(
     assert sender.publish(message(receiver.url)) == [None]
 
 
-@any_database
 def test_what_a_slow_host_leaves_no_time_for_is_put_off(client: Any, receiver: Receiver) -> None:
     pause = threading.Event()
 
@@ -455,7 +450,6 @@ def test_what_a_slow_host_leaves_no_time_for_is_put_off(client: Any, receiver: R
     assert len(receiver.received) == found.count(None)
 
 
-@any_database
 def test_answers_are_read_in_part_and_for_a_short_time(client: Any, receiver: Receiver) -> None:
     """A status of 2xx counts, however long its body is, or if the body does not come."""
     receiver.answer = lambda path, body: (200, {}, b"x" * 5_000_000)
@@ -466,7 +460,6 @@ def test_answers_are_read_in_part_and_for_a_short_time(client: Any, receiver: Re
     assert client().publish(message(receiver.url)) == [None]
 
 
-@any_database
 def test_an_error_shows_200_characters_of_the_answer_and_no_secret(
     client: Any, receiver: Receiver
 ) -> None:
@@ -479,7 +472,6 @@ def test_an_error_shows_200_characters_of_the_answer_and_no_secret(
         assert secret not in str(found)
 
 
-@any_database
 def test_a_connection_that_is_cut_is_tried_once_more(client: Any, receiver: Receiver) -> None:
     cut = iter([0, 204, 0, 0, 0])
     receiver.answer = lambda path, body: (next(cut), {}, b"")
@@ -491,7 +483,6 @@ def test_a_connection_that_is_cut_is_tried_once_more(client: Any, receiver: Rece
     assert len(receiver.received) == 4
 
 
-@any_database
 def test_a_connection_that_was_closed_while_idle_is_not_used(
     client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,7 +499,6 @@ def test_a_connection_that_was_closed_while_idle_is_not_used(
     assert len(posts) == 6
 
 
-@any_database
 def test_cookies_and_proxies_of_the_environment_are_not_used(
     client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,7 +514,6 @@ def test_cookies_and_proxies_of_the_environment_are_not_used(
 # --- headers and signatures -----------------------------------------------------------------------
 
 
-@any_database
 def test_headers_that_frame_the_request_or_forge_it_are_left_out(
     client: Any, receiver: Receiver
 ) -> None:
@@ -546,7 +535,6 @@ def test_headers_that_frame_the_request_or_forge_it_are_left_out(
     verify(receiver)
 
 
-@any_database
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -572,20 +560,17 @@ def test_headers_that_http_does_not_allow_end_their_message_alone(
     assert len(receiver.received) == 2
 
 
-@any_database
 def test_cloudevents_attributes_never_break_a_header() -> None:
     found = headers_of(message("", headers={"ce-x": 'a\r\nb: "c" 100% \x7f'}))
     assert found["ce-x"] == b"a%0D%0Ab:%20%22c%22%20100%25%20%7F"
 
 
-@any_database
 def test_an_event_id_that_is_no_header_ends_its_message() -> None:
     for event_id in ("ä", "a\nb"):
         with pytest.raises(outbox.Unrecoverable, match="webhook-id has to be"):
             headers_of(message("", event_id=event_id))
 
 
-@any_database
 def test_several_secrets_sign_several_times(client: Any, receiver: Receiver) -> None:
     assert client(secret=[SECRET, OTHER_SECRET]).publish(message(receiver.url)) == [None]
     verify(receiver)
@@ -593,7 +578,6 @@ def test_several_secrets_sign_several_times(client: Any, receiver: Receiver) -> 
     assert len(receiver.received[0][1]["webhook-signature"].split(" ")) == 2
 
 
-@any_database
 def test_secrets_by_host(client: Any, receiver: Receiver) -> None:
     sender = client(secret={"127.0.0.1": SECRET})
     found = sender.publish(message(receiver.url), message("https://other.example/"))
@@ -603,7 +587,6 @@ def test_secrets_by_host(client: Any, receiver: Receiver) -> None:
     assert "secret has no entry for the host other.example" in str(found[1])
 
 
-@any_database
 def test_without_a_secret_there_is_an_id_and_no_signature(client: Any, receiver: Receiver) -> None:
     assert client().publish(message(receiver.url)) == [None]
     assert receiver.received[0][1].keys() & {"webhook-id", "webhook-signature"} == {"webhook-id"}
@@ -612,7 +595,6 @@ def test_without_a_secret_there_is_an_id_and_no_signature(client: Any, receiver:
 # --- addresses ------------------------------------------------------------------------------------
 
 
-@any_database
 @cases(
     ("to", "said"),
     [
@@ -634,7 +616,6 @@ def test_urls_that_no_webhook_has(to: str, said: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@any_database
 def test_fields_are_percent_encoded_for_the_url() -> None:
     assert Webhook.quote("a/b?c#d@e:ä %") == "a%2Fb%3Fc%23d%40e%3A%C3%A4%20%25"
     assert Webhook.quote("https://a.example/x?y=1") == "https://a.example/x?y=1"
@@ -643,7 +624,6 @@ def test_fields_are_percent_encoded_for_the_url() -> None:
             Webhook.quote(path)
 
 
-@any_database
 @cases(
     ("address", "expected"),
     [
@@ -666,7 +646,6 @@ def test_public_addresses(address: str, expected: bool) -> None:
     assert is_public(address) is expected
 
 
-@any_database
 @cases(
     "host",
     ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0", "[::1]", "[::ffff:127.0.0.1]",
@@ -714,7 +693,6 @@ PUBLIC, PUBLIC_TOO = "93.184.216.34", "93.184.216.35"
 UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
-@any_database
 def test_a_name_is_resolved_once_and_the_checked_address_is_used(
     client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -731,7 +709,6 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_used(
     assert network.connected == [PUBLIC]
 
 
-@any_database
 def test_of_several_addresses_the_public_ones_are_tried(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -741,7 +718,6 @@ def test_of_several_addresses_the_public_ones_are_tried(
     assert network.connected == [PUBLIC, PUBLIC_TOO]
 
 
-@any_database
 def test_a_name_that_does_not_exist(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From an event it costs an attempt, so that the event ends; in the settings it does not."""
     Network(monkeypatch, UNKNOWN)
@@ -755,7 +731,6 @@ def test_a_name_that_does_not_exist(client: Any, monkeypatch: pytest.MonkeyPatch
         client("https://a.example/").check()
 
 
-@any_database
 def test_a_name_server_that_is_away_means_that_hosts_are_away(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -767,7 +742,6 @@ def test_a_name_server_that_is_away_means_that_hosts_are_away(
 # --- https ----------------------------------------------------------------------------------------
 
 
-@any_database
 def test_https_checks_the_certificate_and_the_name(client: Any, tmp_path: Any) -> None:
     good = certificate(tmp_path, host="127.0.0.1")
     with receiving(certificate=good) as receiver:
@@ -792,7 +766,6 @@ def test_https_checks_the_certificate_and_the_name(client: Any, tmp_path: Any) -
 # --- hosts that are away --------------------------------------------------------------------------
 
 
-@any_database
 def test_503_stops_a_host_for_as_long_as_it_says(
     client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -820,7 +793,6 @@ def test_503_stops_a_host_for_as_long_as_it_says(
     assert hosts.latest(f"127.0.0.1:{receiver.port}") is None
 
 
-@any_database
 def test_after_its_pause_one_message_tries_a_host(
     client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -835,7 +807,6 @@ def test_after_its_pause_one_message_tries_a_host(
     assert len(receiver.received) == 1
 
 
-@any_database
 def test_a_pause_grows_with_the_time_that_a_host_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(http_hosts, "monotonic", lambda: now[0])
@@ -853,7 +824,6 @@ def test_a_pause_grows_with_the_time_that_a_host_is_away(monkeypatch: pytest.Mon
     assert absences.latest("a:1") is None
 
 
-@any_database
 def test_hosts_that_were_away_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(http_hosts, "monotonic", lambda: now[0])
@@ -866,7 +836,6 @@ def test_hosts_that_were_away_long_ago_are_forgotten(monkeypatch: pytest.MonkeyP
     assert absences.latest("b:1") is not None
 
 
-@any_database
 def test_the_rest_of_a_batch_is_not_sent_to_a_host_that_is_away(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -883,7 +852,6 @@ def test_the_rest_of_a_batch_is_not_sent_to_a_host_that_is_away(
 # --- options --------------------------------------------------------------------------------------
 
 
-@any_database
 @cases(
     ("options", "said"),
     [
@@ -915,7 +883,6 @@ def test_an_unknown_option_is_reported_without_connecting(relay: Any) -> None:
         relays()[0].new_backend()
 
 
-@any_database
 def test_a_file_of_certificates_that_is_missing(tmp_path: Any) -> None:
     made, loop = Webhook(verify=str(tmp_path / "absent.pem")), EventLoopThread()
     try:
@@ -925,7 +892,6 @@ def test_a_file_of_certificates_that_is_missing(tmp_path: Any) -> None:
         loop.stop()
 
 
-@any_database
 def test_retry_after() -> None:
     for text, expected in ((b"5", 5), (b" 7 ", 7), (b"-5", 0), (b"soon", 0), (b"", 0), (b"1.5", 0)):
         assert seconds_of(text) == expected
@@ -986,7 +952,6 @@ def test_the_subscriptions_of_the_page(relay: Any) -> None:
         relays()[0].close()
 
 
-@any_database
 def test_the_options_of_the_page_are_those_of_the_backend() -> None:
     text = (samples.DOCS / PAGE).read_text()
     section = text[text.index("## Options") : text.index("## What to alarm on")]

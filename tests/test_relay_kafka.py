@@ -36,7 +36,6 @@ if confluent:  # after the skip
 
     from django_outbox.relays.kafka import Kafka, Refused
 
-on_any_database = pytest.mark.any_database
 on_the_table = pytest.mark.django_db(transaction=True)
 
 
@@ -127,7 +126,6 @@ def headers(record: Any) -> dict[str, str]:
 # -- a batch ---------------------------------------------------------------------------------------
 
 
-@on_any_database
 def test_a_batch_on_a_real_broker(broker: Any, opened: Any) -> None:
     create(broker.url, "orders", partitions=3)
     backend = opened(broker.url)
@@ -142,7 +140,6 @@ def test_a_batch_on_a_real_broker(broker: Any, opened: Any) -> None:
     backend.check()
 
 
-@on_any_database
 def test_a_group_goes_to_one_partition_in_order(broker: Any, opened: Any) -> None:
     create(broker.url, "orders", partitions=3)
     batch = [message(n, group=f"g{n % 10}") for n in range(300)]
@@ -154,13 +151,11 @@ def test_a_group_goes_to_one_partition_in_order(broker: Any, opened: Any) -> Non
         assert [json.loads(each.value())["n"] for each in own] == [*range(n, 300, 10)]
 
 
-@on_any_database
 def test_an_event_without_a_group_has_no_key(broker: Any, opened: Any) -> None:
     assert opened(broker.url).publish([message(group=None)], within(10)) == [None]
     assert [each.key() for each in records(broker.url)] == [None]
 
 
-@on_any_database
 def test_what_cannot_succeed_fails_before_it_is_sent(broker: Any, opened: Any) -> None:
     wrong = {
         1: {"to": "not a topic"}, 3: {"to": ".."}, 5: {"to": "x" * 250},
@@ -177,7 +172,6 @@ def test_what_cannot_succeed_fails_before_it_is_sent(broker: Any, opened: Any) -
     assert len(records(broker.url)) == 5
 
 
-@on_any_database
 def test_half_a_batch_refused_by_the_mock(mock: Any, opened: Any) -> None:
     mock.fail_topic("missing", mock_kafka.UNKNOWN_TOPIC)
     batch = [message(n, to="missing" if n % 2 else "orders") for n in range(500)]
@@ -189,7 +183,6 @@ def test_half_a_batch_refused_by_the_mock(mock: Any, opened: Any) -> None:
     assert len(records(mock.servers)) == 250
 
 
-@on_any_database
 @pytest.mark.parametrize("error", [mock_kafka.UNKNOWN_TOPIC, mock_kafka.TOPIC_FORBIDDEN])
 def test_a_topic_that_the_mock_forgets_is_asked_for_again(
     mock: Any, opened: Any, error: int
@@ -204,7 +197,6 @@ def test_a_topic_that_the_mock_forgets_is_asked_for_again(
     assert backend.publish([message()], within(10)) == [None]
 
 
-@on_any_database
 def test_a_topic_that_the_mock_forbids_once(mock: Any, opened: Any) -> None:
     backend = opened(mock.servers)
     mock.answer(mock_kafka.PRODUCE, mock_kafka.TOPIC_FORBIDDEN)
@@ -214,7 +206,6 @@ def test_a_topic_that_the_mock_forbids_once(mock: Any, opened: Any) -> None:
     assert backend.publish(messages(3), within(10)) == [None] * 3
 
 
-@on_any_database
 def test_only_the_message_that_is_too_large_for_the_topic_is_dead(mock: Any, opened: Any) -> None:
     """The mock refuses the batch, its first half, and the first message of that."""
     backend = opened(mock.servers)
@@ -229,7 +220,6 @@ def test_only_the_message_that_is_too_large_for_the_topic_is_dead(mock: Any, ope
     assert backend.publish([message(0)], within(10)) == [None]
 
 
-@on_any_database
 def test_two_threads_publish_at_a_time(broker: Any, opened: Any) -> None:
     backend, outcomes = opened(broker.url), list[Any]()
     threads = [
@@ -249,7 +239,6 @@ def test_two_threads_publish_at_a_time(broker: Any, opened: Any) -> None:
     assert [len(records(broker.url, name)) for name in ("first", "second")] == [500, 500]
 
 
-@on_any_database
 def test_a_queue_of_the_client_that_is_full_is_waited_for(broker: Any, opened: Any) -> None:
     backend = opened(broker.url, **{"queue.buffering.max.messages": 20})
     assert backend.publish(messages(500), within(20)) == [None] * 500
@@ -258,7 +247,6 @@ def test_a_queue_of_the_client_that_is_full_is_waited_for(broker: Any, opened: A
 # -- outages ---------------------------------------------------------------------------------------
 
 
-@on_any_database
 def test_a_real_broker_that_is_away(broker: Any, opened: Any) -> None:
     backend = opened(broker.url, timeout=2)
     assert backend.publish(messages(3), within(2)) == [None] * 3
@@ -275,7 +263,6 @@ def test_a_real_broker_that_is_away(broker: Any, opened: Any) -> None:
     assert again.publish(messages(3), within(10)) == [None] * 3
 
 
-@on_any_database
 def test_a_real_broker_that_does_not_answer(broker: Any, opened: Any) -> None:
     backend = opened(broker.url)
     assert backend.publish(messages(1, to="before"), within(10)) == [None]
@@ -289,7 +276,6 @@ def test_a_real_broker_that_does_not_answer(broker: Any, opened: Any) -> None:
     assert opened(broker.url).publish(messages(1, to="after"), within(10)) == [None]
 
 
-@on_any_database
 def test_nothing_is_sent_after_the_deadline_on_a_real_broker(broker: Any, opened: Any) -> None:
     """The client connects again and again; what it had to send has been purged."""
     create(broker.url, "orders")
@@ -315,7 +301,6 @@ def mocks() -> Iterator[MockCluster]:
     mocks.close()
 
 
-@on_any_database
 def test_what_the_mock_confirmed_before_a_broker_went_down_is_confirmed(
     mocks: Any, opened: Any
 ) -> None:
@@ -335,7 +320,6 @@ def test_what_the_mock_confirmed_before_a_broker_went_down_is_confirmed(
     assert isinstance(outcomes[1], BrokerUnavailable)
 
 
-@on_any_database
 def test_what_one_broker_of_the_mock_does_not_confirm_is_not_known(mocks: Any, opened: Any) -> None:
     """The cluster is there, and so is the connection."""
     backend = opened(mocks.servers)
@@ -346,7 +330,6 @@ def test_what_one_broker_of_the_mock_does_not_confirm_is_not_known(mocks: Any, o
     assert isinstance(outcomes[1], Unconfirmed)
 
 
-@on_any_database
 def test_a_mock_that_is_slow(mock: Any, opened: Any) -> None:
     backend = opened(mock.servers)
     backend.publish([message()], within(10))
@@ -357,7 +340,6 @@ def test_a_mock_that_is_slow(mock: Any, opened: Any) -> None:
     mock.delay(0)
 
 
-@on_any_database
 def test_replicas_missing_in_the_mock_are_waited_for(mock: Any, opened: Any) -> None:
     backend = opened(mock.servers)
     backend.publish([message()], within(10))
@@ -368,7 +350,6 @@ def test_replicas_missing_in_the_mock_are_waited_for(mock: Any, opened: Any) -> 
         backend.publish(messages(5), within(0.7))
 
 
-@on_any_database
 def test_a_fatal_error_of_the_producer_in_the_mock(
     mock: Any, opened: Any, capfd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -387,7 +368,6 @@ def test_a_fatal_error_of_the_producer_in_the_mock(
     assert capfd.readouterr() == ("", "")
 
 
-@on_any_database
 def test_an_idempotent_write_that_the_mock_forbids(mock: Any, opened: Any) -> None:
     mock.answer(mock_kafka.INIT_PRODUCER_ID, *[mock_kafka.CLUSTER_FORBIDDEN] * 5)
     backend = opened(mock.servers)
@@ -395,7 +375,6 @@ def test_an_idempotent_write_that_the_mock_forbids(mock: Any, opened: Any) -> No
         backend.publish(messages(5), within(10))
 
 
-@on_any_database
 def test_an_outage_is_not_logged_by_the_client(
     broker: Any, opened: Any, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
@@ -413,7 +392,6 @@ def test_an_outage_is_not_logged_by_the_client(
 # -- options ---------------------------------------------------------------------------------------
 
 
-@on_any_database
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -439,7 +417,6 @@ def test_options_that_are_wrong(options: dict[str, Any], expected: str, capfd: A
     assert capfd.readouterr() == ("", "")
 
 
-@on_any_database
 def test_options_of_librdkafka_are_passed_on(mock: Any, opened: Any, capfd: Any) -> None:
     Kafka(**{"bootstrap.servers": "127.0.0.1:1"})  # connects to nothing
     Kafka(**{"bootstrap.servers": "127.0.0.1:1", "timeout": 0.05})

@@ -28,7 +28,6 @@ nats = pytest.importorskip("nats")
 from django_outbox.relays.nats import JetStream, NoStream, RefusedMessage  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
-direct = pytest.mark.any_database  # of the backend alone
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
 
 LARGEST = 102_400  # bytes of a message that the server takes
@@ -250,7 +249,6 @@ def test_the_consumer_of_the_page_handles_a_repeat_once(broker: brokers.Nats) ->
 # --- acknowledgements -----------------------------------------------------------------------------
 
 
-@direct
 def test_500_messages_are_acknowledged_in_order(stream: Stream) -> None:
     batch = stream.messages(500)
     with opened(stream.backend()) as session:
@@ -258,7 +256,6 @@ def test_500_messages_are_acknowledged_in_order(stream: Stream) -> None:
     assert ids(stream.read()) == [each.event_id for each in batch]
 
 
-@direct
 def test_a_repeat_is_confirmed_and_stored_once(stream: Stream) -> None:
     batch = stream.messages(50)
     for _ in range(2):
@@ -267,7 +264,6 @@ def test_a_repeat_is_confirmed_and_stored_once(stream: Stream) -> None:
     assert stream.count() == 50
 
 
-@direct
 def test_two_threads_publish_at_a_time(stream: Stream) -> None:
     batches = [stream.messages(300), stream.messages(300)]
     found: list[Any] = [None, None]
@@ -288,14 +284,12 @@ def test_two_threads_publish_at_a_time(stream: Stream) -> None:
         assert [each for each in read if each in mine] == mine
 
 
-@direct
 def test_a_batch_larger_than_the_clients_buffer(stream: Stream) -> None:
     batch = stream.messages(100, body=b"x" * 90_000)
     with opened(stream.backend()) as session:
         assert publish(session, batch) == [None] * 100
 
 
-@direct
 def test_a_connection_that_is_cut_in_mid_batch(
     broker: brokers.Nats, stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,7 +311,6 @@ def test_a_connection_that_is_cut_in_mid_batch(
     assert not caplog.records, "the client logs by itself"
 
 
-@direct
 def test_a_killed_server_comes_back_with_its_messages(
     start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -357,7 +350,6 @@ def test_a_killed_server_comes_back_with_its_messages(
     assert found[-1] == last.event_id
 
 
-@direct
 def test_a_server_that_does_not_answer(start: Any) -> None:
     """Nothing leaves once publish has returned: what is left in the buffers is dropped."""
     broker = start()
@@ -376,7 +368,6 @@ def test_a_server_that_does_not_answer(start: Any) -> None:
     assert 1 <= stream.count() < 200
 
 
-@direct
 def test_it_opens_one_of_several_servers(stream: Stream) -> None:
     servers = [f"nats://127.0.0.1:{brokers.free_port()}", stream.url]
     for _ in range(5):  # in an order by chance
@@ -387,7 +378,6 @@ def test_it_opens_one_of_several_servers(stream: Stream) -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@direct
 def test_messages_that_no_stream_takes_fail_alone(stream: Stream) -> None:
     batch = [stream.message() if n % 2 else message("nobody.listens") for n in range(500)]
     with opened(stream.backend()) as session:
@@ -399,7 +389,6 @@ def test_messages_that_no_stream_takes_fail_alone(stream: Stream) -> None:
     assert stream.count() == 250
 
 
-@direct
 def test_a_stream_that_is_full_refuses(broker: brokers.Nats) -> None:
     stream = Stream(broker.url, discard="new", max_msgs=10)
     with opened(stream.backend()) as session:
@@ -411,7 +400,6 @@ def test_a_stream_that_is_full_refuses(broker: brokers.Nats) -> None:
     assert "maximum" in str(outcomes[-1])
 
 
-@direct
 def test_another_stream_than_expected_refuses(stream: Stream) -> None:
     with opened(stream.backend(stream=stream.name)) as session:
         check(session)
@@ -424,7 +412,6 @@ def test_another_stream_than_expected_refuses(stream: Stream) -> None:
     assert isinstance(outcome, RefusedMessage)
 
 
-@direct
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -462,7 +449,6 @@ def test_a_message_that_cannot_be_sent_is_dead_alone(
     assert stream.count() == 11
 
 
-@direct
 def test_the_largest_message_passes(stream: Stream) -> None:
     largest = stream.message(headers={})
     headers = (
@@ -475,7 +461,6 @@ def test_the_largest_message_passes(stream: Stream) -> None:
     assert isinstance(outcome, Unrecoverable)
 
 
-@direct
 def test_a_message_too_large_for_its_stream_is_dead(broker: brokers.Nats) -> None:
     stream = Stream(broker.url, max_msg_size=500)
     with opened(stream.backend()) as session:
@@ -484,7 +469,6 @@ def test_a_message_too_large_for_its_stream_is_dead(broker: brokers.Nats) -> Non
     assert "message size exceeds maximum" in str(outcomes[1])
 
 
-@direct
 def test_a_header_that_is_not_ascii(stream: Stream) -> None:
     with opened(stream.backend()) as session:
         assert publish(session, [stream.message(headers={"name": "Kännchen"})]) == [None]
@@ -506,7 +490,6 @@ authorization {
 """
 
 
-@direct
 def test_permissions(start: Any) -> None:
     broker = start(config=USERS)
     stream = Stream(broker.url.replace("://", "://admin:admin@"))
@@ -535,7 +518,6 @@ def test_permissions(start: Any) -> None:
     assert "wr0ng" not in str(raised.value)
 
 
-@direct
 def test_a_server_without_jetstream(start: Any) -> None:
     """Its answer to a message is the same as that of one whose stream is missing."""
     broker = start(jetstream=False)
@@ -546,7 +528,6 @@ def test_a_server_without_jetstream(start: Any) -> None:
             check(session)
 
 
-@direct
 def test_a_disk_that_is_full(start: Any, tmp_path: Path) -> None:
     """The server's own limit concerns every message."""
     broker = start(
@@ -562,7 +543,6 @@ def test_a_disk_that_is_full(start: Any, tmp_path: Path) -> None:
     assert set(found) == {None}
 
 
-@direct
 def test_a_check_names_what_is_missing(stream: Stream) -> None:
     with (
         opened(stream.backend(stream="missing")) as session,
@@ -582,7 +562,6 @@ def test_a_check_names_what_is_missing(stream: Stream) -> None:
 # --- options --------------------------------------------------------------------------------------
 
 
-@direct
 @cases(
     ("options", "error"),
     [
@@ -602,7 +581,6 @@ def test_wrong_options(options: dict[str, Any], error: str) -> None:
     assert "secret" not in str(raised.value)
 
 
-@direct
 def test_a_system_check_names_options_that_are_wrong(settings: Any) -> None:
     settings.OUTBOX = {
         "RELAYS": {

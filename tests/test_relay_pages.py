@@ -94,7 +94,6 @@ def backend(server: Server, lines: Any) -> Iterator[Any]:
     found.close()
 
 
-@pytest.mark.any_database
 def test_each_message_has_its_own_outcome(backend: Any, server: Server) -> None:
     messages = [message(1), message("refuse"), message("x" * 70_000), message(2)]
     first, second, third, fourth = backend.publish(messages, soon())
@@ -105,7 +104,6 @@ def test_each_message_has_its_own_outcome(backend: Any, server: Server) -> None:
     assert server.lines[0]["headers"]["event-type"] == "order.placed"
 
 
-@pytest.mark.any_database
 def test_a_connection_that_breaks_in_mid_batch_keeps_what_was_confirmed(backend: Any) -> None:
     first, second, third = backend.publish([message(1), message("hang up"), message(2)], soon())
     assert first is None
@@ -115,13 +113,11 @@ def test_a_connection_that_breaks_in_mid_batch_keeps_what_was_confirmed(backend:
         backend.publish([message(3)], soon())
 
 
-@pytest.mark.any_database
 def test_a_server_that_does_not_answer_is_not_awaited_beyond_the_deadline(backend: Any) -> None:
     with pytest.raises(BrokerUnavailable, match="timed out"):
         backend.publish([message("silence")], soon(0.2))
 
 
-@pytest.mark.any_database
 def test_a_server_that_is_not_there(lines: Any) -> None:
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
@@ -152,7 +148,6 @@ def reference() -> str:
     return (samples.DOCS / "reference" / "relays.md").read_text()
 
 
-@pytest.mark.any_database
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_format_is_as_the_reference_shows(form: str) -> None:
     event = make_event(
@@ -173,7 +168,6 @@ def test_a_format_is_as_the_reference_shows(form: str) -> None:
     assert f'```text title="{form}"\n{text}```' in reference()
 
 
-@pytest.mark.any_database
 def test_every_setting_of_a_relay_is_in_the_reference_with_its_default() -> None:
     section = reference().partition("## Settings of a relay")[2].partition("\n###")[0]
     rows = dict(re.findall(r'^\| `"([A-Z]+)"` \| (.*?) \|', section, re.MULTILINE))
@@ -184,14 +178,12 @@ def test_every_setting_of_a_relay_is_in_the_reference_with_its_default() -> None
             assert eval(shown.strip("`")) == getattr(plain, name), name
 
 
-@pytest.mark.any_database
 def test_every_field_is_in_the_reference() -> None:
     section = reference().partition("### Fields")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `\{(\w+)", section, re.MULTILINE)
     assert {*named} == {*FIELDS}
 
 
-@pytest.mark.any_database
 def test_the_contract_is_in_the_reference() -> None:
     section = reference().partition("## Backend and Message")[2]
     named = {*re.findall(r"^\| `(\w+)", section, re.MULTILINE)}
@@ -202,7 +194,6 @@ def test_the_contract_is_in_the_reference() -> None:
 SHOWN_ONCE = "django_outbox.relays.aws.SNS"  # its options are those of SQS
 
 
-@pytest.mark.any_database
 @cases("path", EXTRAS)
 def test_a_backend_of_the_package_is_in_the_reference_with_its_options(path: str) -> None:
     _, _, section = reference().partition(f"\n`{path}`, extra `{EXTRAS[path]}`")

@@ -28,7 +28,6 @@ aio_pika = pytest.importorskip("aio_pika")
 from django_outbox.relays.rabbitmq import RabbitMQ, RefusedMessage, UnroutableMessage  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
-direct = pytest.mark.any_database  # of the backend alone
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
 
 LARGEST = 200_000  # bytes of a message that the broker takes
@@ -283,7 +282,6 @@ def test_the_consumer_of_the_page_handles_a_repeat_once(consumer: Consumer) -> N
 # --- confirmations --------------------------------------------------------------------------------
 
 
-@direct
 def test_500_messages_are_confirmed_in_order(consumer: Consumer) -> None:
     batch = messages(500)
     with opened(consumer.backend()) as session:
@@ -291,7 +289,6 @@ def test_500_messages_are_confirmed_in_order(consumer: Consumer) -> None:
     assert ids(consumer.read(500)) == [each.event_id for each in batch]
 
 
-@direct
 def test_two_threads_publish_at_a_time(consumer: Consumer) -> None:
     batches = [messages(300), messages(300)]
     found: list[Any] = [None, None]
@@ -312,7 +309,6 @@ def test_two_threads_publish_at_a_time(consumer: Consumer) -> None:
         assert [each for each in read if each in mine] == mine
 
 
-@direct
 def test_a_connection_that_is_cut_in_mid_batch(
     broker: brokers.RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,7 +334,6 @@ def test_a_connection_that_is_cut_in_mid_batch(
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@direct
 def test_messages_that_no_queue_takes_fail_alone(broker: brokers.RabbitMQ) -> None:
     consumer = Consumer(broker.url, key="order.#")
     batch = [message(("order.placed", "invoice.sent")[n % 2]) for n in range(500)]
@@ -352,7 +347,6 @@ def test_messages_that_no_queue_takes_fail_alone(broker: brokers.RabbitMQ) -> No
     assert ids(consumer.read(251))[:250] == [each.event_id for each in batch[::2]]
 
 
-@direct
 def test_a_queue_that_is_full_refuses(broker: brokers.RabbitMQ) -> None:
     consumer = Consumer(broker.url, **FULL)
     with opened(consumer.backend()) as session:
@@ -366,7 +360,6 @@ def test_a_queue_that_is_full_refuses(broker: brokers.RabbitMQ) -> None:
     assert consumer.count() == found[""]
 
 
-@direct
 def test_a_routing_key_without_permission_fails_alone(broker: brokers.RabbitMQ) -> None:
     """The broker closes the channel for it, and does not say which message it was."""
     consumer = Consumer(broker.url, exchange=broker.limited_exchange)
@@ -381,7 +374,6 @@ def test_a_routing_key_without_permission_fails_alone(broker: brokers.RabbitMQ) 
     assert {*ids(consumer.read(consumer.count()))} == confirmed
 
 
-@direct
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -405,7 +397,6 @@ def test_a_message_that_cannot_be_sent_is_dead_alone(
     assert kinds(outcomes) == {"": 10, "Unrecoverable": 1}
 
 
-@direct
 def test_the_longest_names_pass(consumer: Consumer) -> None:
     batch = messages(2, "ä" * 127, headers={"ä" * 64: "x", "long": "x" * 60_000})
     with opened(consumer.backend()) as session:
@@ -424,7 +415,6 @@ def sent_one(session: Any) -> bool:
         return False
 
 
-@direct
 def test_a_broker_that_does_not_answer(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
     """Nothing leaves once publish has returned: what is left in the buffers is dropped."""
     with opened(consumer.backend()) as session:
@@ -439,7 +429,6 @@ def test_a_broker_that_does_not_answer(broker: brokers.RabbitMQ, consumer: Consu
     assert 1 <= consumer.count() < 400
 
 
-@direct
 def test_a_memory_alarm(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
     """The broker still accepts connections and answers all but a publish."""
     with opened(consumer.backend()) as session:
@@ -460,7 +449,6 @@ def test_a_memory_alarm(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
         assert publish(session, messages(10)) == [None] * 10
 
 
-@direct
 def test_a_user_without_permission_to_write(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
     with opened(consumer.backend(url=broker.user_url("reader"))) as session:
         with pytest.raises(BrokerUnavailable, match="refused 'reader' a permission"):
@@ -469,7 +457,6 @@ def test_a_user_without_permission_to_write(broker: brokers.RabbitMQ, consumer: 
             session.run(session.backend.check, timeout=10)
 
 
-@direct
 def test_a_login_that_is_refused(broker: brokers.RabbitMQ) -> None:
     url = broker.url.replace("guest:guest", "guest:secret")
     with pytest.raises(BrokerUnavailable) as raised, opened(RabbitMQ(url=url)):
@@ -478,7 +465,6 @@ def test_a_login_that_is_refused(broker: brokers.RabbitMQ) -> None:
     assert "secret" not in str(raised.value)
 
 
-@direct
 def test_a_vhost_that_is_missing(broker: brokers.RabbitMQ) -> None:
     with (
         pytest.raises(BrokerUnavailable, match="nowhere"),
@@ -490,7 +476,6 @@ def test_a_vhost_that_is_missing(broker: brokers.RabbitMQ) -> None:
 # --- the exchange ---------------------------------------------------------------------------------
 
 
-@direct
 def test_the_exchange_is_declared(broker: brokers.RabbitMQ) -> None:
     name = f"test-{uuid4()}"
     with opened(RabbitMQ(url=broker.url, exchange=name)):
@@ -502,7 +487,6 @@ def test_the_exchange_is_declared(broker: brokers.RabbitMQ) -> None:
     assert consumer.count() == 0
 
 
-@direct
 def test_an_exchange_that_is_missing(broker: brokers.RabbitMQ) -> None:
     backend = RabbitMQ(url=broker.url, exchange="missing", declare=False)
     with (
@@ -512,7 +496,6 @@ def test_an_exchange_that_is_missing(broker: brokers.RabbitMQ) -> None:
         pass
 
 
-@direct
 def test_an_exchange_that_is_deleted_in_use(consumer: Consumer) -> None:
     with opened(consumer.backend(declare=False)) as session:
         assert publish(session, messages(1)) == [None]
@@ -523,7 +506,6 @@ def test_an_exchange_that_is_deleted_in_use(consumer: Consumer) -> None:
             session.run(session.backend.check, timeout=10)
 
 
-@direct
 def test_an_exchange_of_another_type(broker: brokers.RabbitMQ) -> None:
     consumer = Consumer(broker.url, kind="fanout")
     with pytest.raises(BrokerUnavailable, match="declare=False"), opened(consumer.backend()):
@@ -533,7 +515,6 @@ def test_an_exchange_of_another_type(broker: brokers.RabbitMQ) -> None:
     assert consumer.count() == 1
 
 
-@direct
 def test_the_default_exchange_takes_names_of_queues(
     broker: brokers.RabbitMQ, consumer: Consumer
 ) -> None:
@@ -543,7 +524,6 @@ def test_the_default_exchange_takes_names_of_queues(
     assert kinds(outcomes) == {"": 1, "UnroutableMessage": 1}
 
 
-@direct
 def test_a_check_leaves_nothing_behind(consumer: Consumer) -> None:
     with opened(consumer.backend()) as session:
         for _ in range(3):
@@ -555,7 +535,6 @@ def test_a_check_leaves_nothing_behind(consumer: Consumer) -> None:
 # --- options --------------------------------------------------------------------------------------
 
 
-@direct
 @cases(
     ("options", "error"),
     [
@@ -575,7 +554,6 @@ def test_wrong_options(options: dict[str, Any], error: str) -> None:
     assert "secret" not in str(raised.value)
 
 
-@direct
 def test_arguments_of_the_client_replace_the_url(broker: brokers.RabbitMQ) -> None:
     options = {"host": "127.0.0.1", "port": broker.port, "login": "guest", "password": "guest",
                "client_properties": {"connection_name": "shop"}}  # fmt: skip
@@ -584,7 +562,6 @@ def test_arguments_of_the_client_replace_the_url(broker: brokers.RabbitMQ) -> No
         session.run(session.backend.check, timeout=10)
 
 
-@direct
 def test_a_check_names_options_that_are_wrong(settings: Any) -> None:
     settings.OUTBOX = {
         "RELAYS": {
@@ -597,7 +574,6 @@ def test_a_check_names_options_that_are_wrong(settings: Any) -> None:
     assert any("unknown option 'routing'" in each.msg for each in run_checks())
 
 
-@direct
 def test_others_who_use_the_client_keep_its_log(
     consumer: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:

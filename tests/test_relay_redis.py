@@ -31,7 +31,6 @@ if redis:  # after the skip
     from django_outbox.relays.redis import Refused, Stream
 
 PAGE = "how-to/relay-to-redis.md"
-on_any_database = pytest.mark.any_database
 on_the_table = pytest.mark.django_db(transaction=True)
 
 
@@ -105,7 +104,6 @@ def stored(client: Any, stream: str = "orders") -> list[bytes]:
 # -- a batch ---------------------------------------------------------------------------------------
 
 
-@on_any_database
 def test_a_batch_is_sent_at_once_and_stored_in_order(server: Any, client: Any, opened: Any) -> None:
     backend = opened(server.url)
     reads = client.info("stats")["total_reads_processed"]
@@ -118,7 +116,6 @@ def test_a_batch_is_sent_at_once_and_stored_in_order(server: Any, client: Any, o
     assert client.info("stats")["total_reads_processed"] - reads < 50
 
 
-@on_any_database
 def test_what_redis_refuses_fails_by_itself(server: Any, client: Any, opened: Any) -> None:
     client.set("text", "no stream")
     batch = [message(n, to="text" if n % 2 else "orders") for n in range(500)]
@@ -130,7 +127,6 @@ def test_what_redis_refuses_fails_by_itself(server: Any, client: Any, opened: An
     assert client.xlen("orders") == 250
 
 
-@on_any_database
 def test_a_header_that_is_not_text_fails_before_it_is_sent(
     server: Any, client: Any, opened: Any
 ) -> None:
@@ -141,7 +137,6 @@ def test_a_header_that_is_not_text_fails_before_it_is_sent(
     assert stored(client) == [b'{"n":0}', b'{"n":2}']
 
 
-@on_any_database
 def test_a_header_called_payload_does_not_hide_the_payload(
     server: Any, client: Any, opened: Any
 ) -> None:
@@ -153,7 +148,6 @@ def test_a_header_called_payload_does_not_hide_the_payload(
     assert client.eval(count, 1, "orders") == 2  # one name and its value
 
 
-@on_any_database
 def test_streams_are_trimmed_to_about_maxlen(server: Any, client: Any, opened: Any) -> None:
     trimming = opened(server.url, maxlen=100)
     for _ in range(4):
@@ -164,7 +158,6 @@ def test_streams_are_trimmed_to_about_maxlen(server: Any, client: Any, opened: A
     assert client.xlen("whole") == 500
 
 
-@on_any_database
 def test_two_threads_publish_at_a_time(server: Any, client: Any, opened: Any) -> None:
     backend, outcomes = opened(server.url), list[Any]()
     threads = [
@@ -187,7 +180,6 @@ def test_two_threads_publish_at_a_time(server: Any, client: Any, opened: Any) ->
 # -- outages ---------------------------------------------------------------------------------------
 
 
-@on_any_database
 def test_a_server_that_is_away(server: Any, client: Any, opened: Any) -> None:
     backend = opened(server.url)
     assert backend.publish(messages(3), within(10)) == [None] * 3
@@ -205,7 +197,6 @@ def test_a_server_that_is_away(server: Any, client: Any, opened: Any) -> None:
     assert len(stored(client)) == 4  # confirmed means on disk: the server was killed
 
 
-@on_any_database
 def test_a_connection_that_the_server_closed_while_idle_is_no_outage(
     server: Any, client: Any, opened: Any
 ) -> None:
@@ -258,7 +249,6 @@ class Cut:
         self._listener.close()
 
 
-@on_any_database
 def test_what_was_answered_before_a_connection_broke_is_confirmed(server: Any, client: Any) -> None:
     """A proxy passes the batch to the server and cuts the connection after 120 replies."""
     proxy = Cut(server.port, 120)
@@ -272,7 +262,6 @@ def test_what_was_answered_before_a_connection_broke_is_confirmed(server: Any, c
     assert client.xlen("orders") > 120  # so the others come twice: their ids tell
 
 
-@on_any_database
 def test_a_server_that_does_not_answer(server: Any, client: Any, opened: Any) -> None:
     backend = opened(server.url)
     server.pause()
@@ -282,7 +271,6 @@ def test_a_server_that_does_not_answer(server: Any, client: Any, opened: Any) ->
     assert backend.publish([message(to="after")], within(10)) == [None]
 
 
-@on_any_database
 def test_nothing_is_sent_after_the_deadline(server: Any, client: Any, opened: Any) -> None:
     """A paused server gets what the kernel has passed on, and nothing from the client's buffers."""
     backend = opened(server.url)
@@ -299,7 +287,6 @@ def test_nothing_is_sent_after_the_deadline(server: Any, client: Any, opened: An
     assert client.xlen("orders") < 100
 
 
-@on_any_database
 def test_an_outage_is_not_logged_by_the_client(
     server: Any, opened: Any, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
@@ -317,7 +304,6 @@ def test_an_outage_is_not_logged_by_the_client(
 # -- a server that takes no writes -----------------------------------------------------------------
 
 
-@on_any_database
 def test_a_full_server_is_an_outage_until_there_is_room(start: Any, opened: Any) -> None:
     server = start(maxmemory="6mb", maxmemory_policy="noeviction")
     backend = opened(server.url)
@@ -340,7 +326,6 @@ def test_a_full_server_is_an_outage_until_there_is_room(start: Any, opened: Any)
         assert client.keys("*check*") == []
 
 
-@on_any_database
 def test_a_replica_takes_no_writes(server: Any, start: Any, opened: Any) -> None:
     replica = start(replicaof=f"127.0.0.1 {server.port}")
     backend = opened(replica.url)
@@ -350,7 +335,6 @@ def test_a_replica_takes_no_writes(server: Any, start: Any, opened: Any) -> None
         backend.check()
 
 
-@on_any_database
 def test_a_replica_that_takes_writes_is_not_the_master(
     server: Any, start: Any, opened: Any
 ) -> None:
@@ -360,7 +344,6 @@ def test_a_replica_that_takes_writes_is_not_the_master(
         opened(replica.url).check()
 
 
-@on_any_database
 def test_a_master_without_its_replicas_takes_no_writes(start: Any, opened: Any) -> None:
     server = start(min_replicas_to_write=1)
     with pytest.raises(BrokerUnavailable, match="Not enough good replicas"):
@@ -369,7 +352,6 @@ def test_a_master_without_its_replicas_takes_no_writes(start: Any, opened: Any) 
         opened(server.url).check()
 
 
-@on_any_database
 def test_a_server_that_is_loading_its_data(start: Any, opened: Any) -> None:
     server = start(appendonly="no")
     with redis.Redis.from_url(server.url) as client:
@@ -394,7 +376,6 @@ def test_a_server_that_is_loading_its_data(start: Any, opened: Any) -> None:
     wait_until(takes_writes)
 
 
-@on_any_database
 def test_a_login_that_fails(start: Any, opened: Any) -> None:
     server = start(requirepass="sesame")
     address = f"127.0.0.1:{server.port}/0"
@@ -410,7 +391,6 @@ def test_a_login_that_fails(start: Any, opened: Any) -> None:
     assert "sesame" not in str(caught.value)
 
 
-@on_any_database
 def test_a_user_without_permissions(server: Any, client: Any, opened: Any) -> None:
     client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+role"])
     client.acl_setuser("writer", enabled=True, nopass=True, keys=["order*"],
@@ -430,7 +410,6 @@ def test_a_user_without_permissions(server: Any, client: Any, opened: Any) -> No
 # -- options ---------------------------------------------------------------------------------------
 
 
-@on_any_database
 @cases(
     ("options", "expected"),
     [
@@ -451,7 +430,6 @@ def test_options_that_are_wrong(options: dict[str, Any], expected: str) -> None:
     assert "same" not in str(caught.value)
 
 
-@on_any_database
 def test_options_of_redis_are_passed_on(server: Any, client: Any, opened: Any) -> None:
     Stream(url="redis://127.0.0.1:1/0")  # connects to nothing
     opened(server.url, client_name="relay-of-the-shop")
@@ -603,7 +581,6 @@ def test_events_of_a_key_keep_their_order(relay: Any, client: Any) -> None:
         assert [each for each in ids if each in expected] == expected
 
 
-@on_any_database
 def test_wrong_options_are_found_without_connecting(relay: Any) -> None:
     relay(OPTIONS={"url": "redis://127.0.0.1:1", "nope": 1})
     [each] = [each for each in relays() if each.settings.name == "orders"]

@@ -18,8 +18,6 @@ from django_outbox.relay_settings import FIELDS, relays_fault, without_secrets
 from django_outbox.relays import Backend
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 IN_MEMORY = "tests.relay_backend.InMemory"
 GOOD = {"BACKEND": IN_MEMORY, "EVENTS": ["order.*"]}
 SECRET = "https://user:hunter2@broker.example/hook?token=hunter2"

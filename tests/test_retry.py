@@ -19,8 +19,6 @@ from django_outbox.listeners.retry import MAX_RETRY_DELAY, bounded, checked, fro
 from tests import samples
 from tests.cases import cases
 
-pytestmark = pytest.mark.any_database
-
 STEADY = (1.0, 1.0)  # jitter that changes nothing
 
 

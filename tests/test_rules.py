@@ -12,8 +12,6 @@ from django_outbox import exceptions, testing
 from tests.api_entries import Entry
 from tests.rules import Rule, api, code, pages, questions, reference, translations, versions, words
 
-pytestmark = pytest.mark.any_database
-
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = "django_outbox/locale/de/LC_MESSAGES/django.po"
 SETTINGS = "docs/reference/settings.md"

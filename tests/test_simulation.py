@@ -18,7 +18,6 @@ from tests.simulation.oracle import DEAD, DONE, NEW, RETRY, Oracle, Rules
 
 pytest.importorskip("greenlet")
 
-pytestmark = pytest.mark.any_database
 REPOSITORY = Path(__file__).parents[1]
 KINDS = 19  # of histories; the seeds take turns
 

@@ -16,13 +16,10 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.test import override_settings
 
 from django_outbox import write
-from django_outbox.events import SINGLE_NODE_KEY
-from django_outbox.inspection import counts as outbox_counts
-from django_outbox.inspection import status as outbox_status
 from django_outbox.inspection.status import status
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management.deadline import call_with_timeout
@@ -30,13 +27,10 @@ from django_outbox.models import (
     OutboxEvent,
     OutboxPause,
     OutboxStatistics,
-    OutboxStream,
     OutboxWorker,
 )
-from django_outbox.sql import dialect_of
 from tests.conformance.test_streams import events, in_ten_minutes, put
-from tests.plans import analyze, large_steps
-from tests.table import insert, keyed, now
+from tests.table import insert, now
 from tests.test_batch_commands import Terminal
 from tests.waiting import wait_until
 
@@ -88,32 +82,6 @@ def test_an_empty_outbox() -> None:
     }
 
 
-def test_45_events_streams_and_leases_are_counted() -> None:
-    insert(3, due=-90)
-    insert(2, due=60)
-    insert(1, due=60, locked_by="w1", locked_at=now())
-    insert(4, due=None, status=DONE, done_at=now())
-    events("due", NEW, NEW)
-    put("due", due_at=now() - timedelta(seconds=120))
-    put("leased", due_at=in_ten_minutes(), locked_by="w1")
-    put("waits", due_at=in_ten_minutes())
-    put("idle")
-    put(SINGLE_NODE_KEY, due_at=in_ten_minutes(), locked_by="w1")  # not a stream
-
-    found = ask()
-    assert found["counts"] == {"NEW": 8, "DONE": 4, "RETRY": 0, "DEAD": 0}
-    assert (found["due"], found["leased"]) == (4, 2)
-    assert 120 <= found["oldest_pending_age"] < 180
-    streams = found["streams"]
-    assert (streams["due"], streams["leased"], streams["blocked"]) == (1, 1, 1)
-
-
-def test_45_the_age_is_that_of_an_event_or_of_a_stream() -> None:
-    insert(1, due=-300)
-    put("due", due_at=now() - timedelta(seconds=120))
-    assert 300 <= ask()["oldest_pending_age"] < 360
-
-
 def test_in_writer_only_no_event_waits_for_a_worker(settings: Any) -> None:
     """Delayed or not, events stay as they were written, which must not raise an alarm."""
     settings.OUTBOX = {"MODE": "writer_only"}
@@ -127,20 +95,6 @@ def test_in_writer_only_no_event_waits_for_a_worker(settings: Any) -> None:
     assert check() == 0
     settings.OUTBOX = {}
     assert (ask()["due"], check()) == (6, 1)
-
-
-def test_45_dead_events_are_grouped_by_type_and_error() -> None:
-    lost = "lost 5 workers"
-    for event_type, error in [
-        ("a", "ValueError: one\nTraceback"), ("a", "ValueError: two: three"),
-        ("a", "app.errors.Refused: no"), ("b", "ValueError: one"), ("b", lost), ("b", None),
-    ]:  # fmt: skip
-        insert(1, due=None, event_type=event_type, status=DEAD, last_error=error, done_at=now())
-    found = {(each["event_type"], each["error"]): each["count"] for each in ask()["dead"]}
-    assert found == {
-        ("a", "ValueError"): 2, ("a", "app.errors.Refused"): 1, ("b", "ValueError"): 1,
-        ("b", lost): 1, ("b", ""): 1,
-    }  # fmt: skip
 
 
 def test_45_a_blocked_stream_is_shown_with_its_head() -> None:
@@ -180,66 +134,6 @@ def test_45_workers_are_shown() -> None:
     assert (first["id"], first["hostname"], first["pid"]) == ("host-1", "host", 17)
     assert first["heartbeat_age"] < 30
     assert 40 <= second["heartbeat_age"] < 100
-
-
-@pytest.fixture
-def large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create a table too large to count in full: 60 done, 12 new, 5 to be retried, 7 dead."""
-    monkeypatch.setattr(outbox_counts, "MAX_EXACT_COUNT", 50)
-    insert(60, due=None, status=DONE, done_at=now())
-    insert(6, due=-9)
-    insert(2, due=60, status=RETRY)
-    insert(4, due=None, status=DEAD, done_at=now(), event_type="a", last_error="ValueError: no")
-    keyed("k", 6)
-    keyed("j", 3, status=RETRY)
-    keyed("i", 3, status=DEAD, event_type="b", last_error="KeyError: 1")
-    analyze(OutboxEvent)
-
-
-def test_45_of_a_large_table_only_what_is_done_is_estimated(large_table: None) -> None:
-    """The others are in an index, however old they are, so they are counted."""
-    found = ask()
-    done = found["counts"].pop("DONE")
-    assert found["counts"] == {"NEW": 12, "RETRY": 5, "DEAD": 7}
-    assert 10 < done < 200  # by the database's statistics, from a sample of its pages
-    assert (found["estimated"], found["at_least"]) == (["DONE"], [])
-    assert {each["event_type"]: each["count"] for each in found["dead"]} == {"a": 4, "b": 3}
-    assert f"12 NEW, about {done} DONE, 5 RETRY, 7 DEAD" in run()
-
-
-def test_45_what_statistics_do_not_know_of_yet_is_said_to_be_more(
-    large_table: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dialect = dialect_of(connection)
-    monkeypatch.setattr(type(dialect), "estimated_rows", lambda *_: 0)
-    found = ask()
-    assert found["counts"]["DEAD"] == 7
-    assert 0 < found["counts"]["DONE"] <= 51
-    assert (found["estimated"], found["at_least"]) == ([], ["DONE"])
-
-
-def test_45_a_count_that_is_ended_is_said_to_be_more(
-    large_table: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox_counts, "MAX_PENDING", 5)
-    monkeypatch.setattr(outbox_counts, "MAX_DEAD", 3)
-    monkeypatch.setattr(outbox_status, "COUNT_LIMIT", 2)
-    found = ask()
-    assert (found["due"], found["counts"]["DEAD"]) == (2 + 2, 3)  # events and streams
-    assert sum(each["count"] for each in found["dead"]) == 3
-    assert {*found["at_least"]} == {"NEW", "RETRY", "DEAD"}
-    assert "at least 3 DEAD" in run()
-
-
-def test_45_no_count_reads_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 5,000 done events and few others, no query may read more than a few rows."""
-    monkeypatch.setattr(outbox_counts, "MAX_EXACT_COUNT", 50)
-    insert(5000, due=None, status=DONE, done_at=now())
-    insert(20, due=60)
-    keyed("k", 20)
-    analyze(OutboxEvent)
-    analyze(OutboxStream)
-    assert not large_steps({"counts": lambda: outbox_counts.counts("default")})
 
 
 @pytest.mark.parametrize("streams", [0, 30], ids=["none", "many"])
@@ -338,19 +232,6 @@ def reasons(*arguments: str) -> str:
     return str(raised.value)
 
 
-def test_more_than_a_tenth_dead_in_five_minutes_is_too_much() -> None:
-    settled(1, done=60, dead=5)
-    settled(3, done=30, dead=5)
-    settled(6, dead=1000)  # too long ago
-    assert ask()["rates"] == {"seconds": 300, "done": 90, "retry": 0, "dead": 10, "rescued": 0}
-    assert check() == 0
-    assert check("--max-dead-share=9.5%") == 1
-    settled(2, dead=1)
-    lately = "dead events in the last 5 minutes"
-    assert reasons() == f"default: {lately}: 11 of the 101 that ended, at most 10 % expected"
-    assert check("--max-dead-share=20") == 0
-
-
 def test_retries_without_any_event_done_are_too_much() -> None:
     settled(2, retry=7)
     assert "done events in the last 5 minutes: 0, at least 1 expected; 7 executions" in reasons()
@@ -401,12 +282,6 @@ def test_45_a_database_that_does_not_answer_is_not_waited_for_long(
     assert time.monotonic() - started < 30
 
 
-def test_45_inside_a_transaction_the_caller_sees_its_own_rows() -> None:
-    with transaction.atomic():
-        insert(3)
-        assert ask()["counts"]["NEW"] == 3
-
-
 def test_45_a_failure_of_the_database_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(alias: str) -> Any:
         raise TimeoutError("the driver's")
@@ -420,22 +295,6 @@ def test_45_a_failure_of_the_database_is_its_own(monkeypatch: pytest.MonkeyPatch
 def test_45_unfit_settings_are_no_answer() -> None:
     with override_settings(OUTBOX={"LEESE": 1}):
         assert check() == 2
-
-
-def test_45_the_exit_code_of_the_process(database_env: dict[str, str]) -> None:
-    """A probe runs the command in a process of its own."""
-    insert(1, due=None, status=DEAD)
-
-    nowhere = {"sqlite": "sqlite:////nowhere/x", "postgresql": "postgres://x@127.0.0.1:1/x"}
-    url = nowhere.get(connection.vendor, "mysql://x@127.0.0.1:1/x")
-
-    def start(*arguments: str, **env: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "django", "outbox_status", "--check", *arguments]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(command, env={**database_env, **env}, cwd=ROOT, **pipes)
-
-    probes = [start(), start("--max-dead=0"), start(DATABASE_URL=url)]
-    assert [probe.wait(60) for probe in probes] == [0, 1, 2]
 
 
 # --- --watch -------------------------------------------------------------------------------------
@@ -510,10 +369,3 @@ def test_45_ctrl_c_ends_a_watch_with_0(database_env: dict[str, str], tmp_path: P
         finally:
             process.kill()
     assert "Traceback" not in log.read_text()
-
-
-def test_streams_are_asked_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    put("k", due_at=now() - timedelta(seconds=10))
-    monkeypatch.setattr("django.utils.timezone.now", lambda: 1 / 0)
-    assert OutboxStream.objects.oldest_due_age() is not None
-    assert ask()["streams"]["due"] == 1

@@ -14,16 +14,11 @@ import pytest
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from tests import databases
 from tests.fleet import Fleet, Line, children, wait_for_end_of, wait_until
 from tests.reach.children import is_alive
-from tests.relay import Relay
 from tests.table import lease_ends_in, row, statuses, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SQLITE = databases.vendor() == "sqlite"
-NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no server that could go away")
 # Each deploy stops a worker in the middle of a long listener; 20 deploys are the full size.
 TIMES = int(os.environ.get("OUTBOX_TEST_DEPLOYS", "3"))
 LONG = {"seconds": 600}
@@ -162,24 +157,6 @@ def test_a_kill_during_the_drain_is_a_rescue(fleet: Fleet) -> None:
     assert len(fleet.logged("rescued event_id=")) == 2
     other.terminate()
     assert wait_for_end_of(other) == 1
-
-
-@NO_SERVER
-def test_a_database_that_is_away_holds_no_stop(fleet: Fleet) -> None:
-    relay = Relay()
-    relay.open()
-    settings = {"default": relay.settings(), "other": relay.settings()}
-    worker = fleet.start(**databases.environment(settings))
-    try:
-        (event_id,) = write(1, payload=LONG)
-        wait_for_start(fleet, event_id)
-        relay.cut()
-        worker.terminate()
-        assert wait_for_end_of(worker) == 1
-    finally:
-        relay.cut()
-    assert fleet.logged("release failed; the leases end by themselves")
-    assert row(event_id).locked_by is not None
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -28,7 +28,6 @@ SETTING_UP = ("mkdir ", "python3 -m venv", "pip install")  # not run: this Pytho
 LOOK = "outbox_status"  # may run a moment too early, so it is repeated
 pytestmark = [
     pytest.mark.timeout(400),  # seconds; a dozen commands, each of which starts Python
-    pytest.mark.any_database,  # the tutorials use SQLite
 ]
 
 

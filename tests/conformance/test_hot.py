@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -11,16 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.backends.signals import connection_created
-from django.test import Client
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.models import OutboxEvent, OutboxWorker
-from django_outbox.worker import prefetch, queues, throttle
-from django_outbox.worker.throttle import ClaimThrottle
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.models import OutboxEvent
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, now, row, statuses, write
 from tests.testapp.models import Effect
@@ -226,139 +221,6 @@ def test_a_rolled_back_transaction_offers_nothing(settings: Any) -> None:
     assert [each["event"].event_id for each in offered] == calls.ids == [kept]
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
-
-
-def test_j3_a_full_hot_queue_is_no_error_and_loses_nothing(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = quiet(
-        HOT_QUEUE_CAPACITY=1, WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1
-    )
-    started, go_on = threading.Event(), threading.Event()
-
-    def hold(event: outbox.Event) -> None:
-        started.set()
-        go_on.wait(30)
-
-    calls = Calls(hold)
-    with caplog.at_level(logging.WARNING, "django_outbox"), listening(calls), outbox.Worker():
-        try:
-            with hearing(signals.event_dropped) as dropped:
-                ids = write(60) + [each for _ in range(20) for each in write()]
-            assert started.wait(15)
-            assert OutboxEvent.objects.pending().count() == 80
-        finally:
-            go_on.set()
-        wait_until(settled(80), what="DONE")
-    assert calls.once_each(ids)
-    assert dropped
-    assert {"hot", "cold"} == {*calls.sources}
-    assert any("hot queue" in each.getMessage() for each in caplog.records)
-
-
-def test_x6_a_foreign_callback_that_raises_before_ours(settings: Any) -> None:
-    """Django drops the callbacks that follow one that raised; the table still has the event."""
-    settings.OUTBOX = quiet(PROBE_INTERVAL=0.1)
-
-    def fail() -> None:
-        raise LookupError("a callback of somebody else")
-
-    calls = Calls()
-    with listening(calls), outbox.Worker():
-        with pytest.raises(LookupError), transaction.atomic():
-            transaction.on_commit(fail)
-            event_id = outbox.write(PLACED)
-        wait_until(settled(1), what="DONE")
-        assert calls.ids == [event_id]
-        with pytest.raises(LookupError), transaction.atomic():
-            outbox.write(PLACED)
-            transaction.on_commit(fail)  # after ours
-        wait_until(settled(2), what="DONE")
-    assert len({*calls.ids}) == len(calls.ids) == 2
-
-
-def test_446_a_failing_receiver_reaches_nobody(settings: Any) -> None:
-    settings.OUTBOX = quiet()
-
-    def fail(**facts: Any) -> None:
-        raise LookupError("a receiver of somebody else")
-
-    calls = Calls()
-    signals.event_queued.connect(fail)
-    try:
-        with listening(calls), outbox.Worker():
-            ids = write(3)
-            wait_until(settled(3), what="DONE")
-    finally:
-        signals.event_queued.disconnect(fail)
-    assert calls.once_each(ids)
-
-
-@pytest.mark.urls("tests.reach.urls")
-def test_x6_atomic_requests(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.OUTBOX = quiet()
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-    client, calls = Client(raise_request_exception=False), Calls()
-    with listening(calls, "reach.noted"), resting():
-        assert client.post("/fail").status_code == 500
-        answer = client.post("/bare")
-        assert answer.status_code == 200
-        wait_until(settled(1), what="DONE")
-    assert calls.ids == answer.json()["ids"]
-    assert calls.sources == ["hot"]
-
-
-@pytest.mark.urls("tests.reach.urls")
-def test_x6_without_atomic_requests_a_view_must_open_its_own() -> None:
-    assert Client(raise_request_exception=False).post("/bare").status_code == 500
-    assert not OutboxEvent.objects.exists()
-
-
-def test_x6_durable_blocks(settings: Any) -> None:
-    settings.OUTBOX = quiet()
-    calls = Calls()
-    with listening(calls), resting():
-        with transaction.atomic(durable=True):
-            event_id = outbox.write(PLACED)
-        wait_until(settled(1), what="DONE")
-    assert calls.ids == [event_id]
-
-
-# -- a full queue ----------------------------------------------------------------------------------
-
-
-def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 5000.0
-    monkeypatch.setattr(queues, "monotonic", lambda: now)
-    one, other = (queues.Offers(2, most_bytes=10**6, wakeup=Wakeup()) for _ in range(2))
-
-    def offer(queue: queues.Offers, count: int) -> int:
-        """Offer events; return the number of log lines so far."""
-        with caplog.at_level(logging.WARNING, "django_outbox"):
-            for _ in range(count):
-                queue.offer(outbox.Event(event_type=PLACED))
-        lines = [each.getMessage() for each in caplog.records]
-        assert {*lines} <= {
-            "hot queue full; further events arrive by the cold route capacity=2"
-        }  # fmt: skip
-        return len(lines)
-
-    assert offer(one, 2) == 0
-    assert offer(one, 50) == 1
-    now += 59
-    assert offer(one, 50) == 1
-    assert offer(other, 3) == 2  # each queue logs separately
-    now += 1
-    assert offer(one, 50) == 3
-    assert offer(other, 1) == 3
-    one.take(1)
-    now += 60
-    assert offer(one, 1) == 3  # the queue has capacity again
-
-
 # -- delays ----------------------------------------------------------------------------------------
 
 
@@ -381,20 +243,6 @@ def test_g12_a_delayed_event_is_not_offered_and_not_early_and_not_late(
     assert times[0] >= event.deliver_at
 
 
-def test_158_a_nearer_due_time_wakes_the_claimer_that_waits_for_a_later_one(
-    settings: Any,
-) -> None:
-    settings.OUTBOX = quiet()
-    calls = Calls()
-    with listening(calls), resting():
-        with transaction.atomic():
-            outbox.write(PLACED, deliver_after=3600)
-        with transaction.atomic():
-            near = outbox.write(PLACED, deliver_after=0.3)
-        wait_until(lambda: calls.ids, what="the nearer one")
-    assert calls.ids == [near]
-
-
 def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
     settings: Any,
 ) -> None:
@@ -408,47 +256,6 @@ def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
 
 
 # -- sharing ---------------------------------------------------------------------------------------
-
-
-def test_j15_hot_and_cold_share_two_to_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one slot and one thread each claim takes one event, so the order shows the claims."""
-    monkeypatch.setattr(prefetch, "BUSY_AFTER", 3600)  # seconds; the hold is longer at times
-    settings.OUTBOX = quiet(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1)
-    started, go_on = threading.Event(), threading.Event()
-
-    def hold_the_first(event: outbox.Event) -> None:
-        if event.payload == "first":
-            started.set()
-            go_on.wait(30)
-
-    calls = Calls(hold_the_first)
-    with listening(calls), resting() as worker:
-        try:
-            write(payload="first")
-            assert started.wait(15)
-            insert(30)
-            write(60)
-            worker.poll()
-        finally:
-            go_on.set()
-        wait_until(settled(91), within=40, what="DONE")
-    assert len({*calls.ids}) == len(calls.ids)
-    mixed = calls.sources[6:66]  # both had events; without those claimed during the hold
-    assert 36 <= mixed.count("hot") <= 44
-    runs = "".join(each[0] for each in mixed)
-    assert "hhhh" not in runs
-    assert "ccc" not in runs
-
-
-def test_35_neither_route_waits_for_the_other_when_it_is_alone(settings: Any) -> None:
-    settings.OUTBOX = quiet(FAIRNESS=(1, 50), PROBE_INTERVAL=0.05)
-    calls = Calls()
-    with listening(calls), outbox.Worker():
-        write(30)
-        wait_until(settled(30), what="hot alone")
-        insert(30)
-        wait_until(settled(60), what="cold alone")
-    assert len({*calls.ids}) == len(calls.ids)
 
 
 def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
@@ -476,76 +283,3 @@ def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp
     assert Counter(ends.values_list("event_id", flat=True)) == Counter(ids)
     assert {*ends.values_list("pid", flat=True)} == {one.pid, two.pid}
     assert not any(row(each).locked_by for each in ids)
-
-
-def test_under_a_steady_load_events_are_claimed_some_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """After a claim of few events the next claim waits briefly, so that it finds more."""
-    monkeypatch.setattr(throttle, "CLAIM_INTERVAL", 2.0)
-    monkeypatch.setattr(throttle, "BURST", 0.0)
-    monkeypatch.setattr(throttle, "GATHER_TIME", 2.0)
-    counts: list[int] = []
-
-    def note(count: int, **more: Any) -> None:
-        if count:
-            counts.append(count)
-
-    signals.events_claimed.connect(note)
-    try:
-        with listening(lambda event: None), outbox.Worker():
-            write()
-            wait_until(lambda: statuses() == {"DONE": 1}, what="the first, at once")
-            for _ in range(4):
-                write()
-                then = time.monotonic() + 0.05  # long enough for a separate claim
-                wait_until(lambda then=then: time.monotonic() > then, what="the next")  # type: ignore[misc]
-            wait_until(lambda: statuses() == {"DONE": 5}, what="the others")
-    finally:
-        signals.events_claimed.disconnect(note)
-    assert counts == [1, 4]
-
-
-# -- polls take turns ------------------------------------------------------------------------------
-
-
-def test_workers_of_one_table_poll_about_one_at_a_time() -> None:
-    """A notification wakes all workers; fifty polls cost the database as much as many events."""
-    alone, among_four = ClaimThrottle(), ClaimThrottle()
-    among_four.others = 3
-    began = time.monotonic()
-    for _ in range(1000):
-        alone.count_poll(0.01)
-        among_four.count_poll(0.01)
-    assert alone.next_poll() < time.monotonic()
-    assert 25 < among_four.next_poll() - began < 35  # seconds, for 10 s of polling of its own
-
-
-def test_a_poll_that_waited_for_a_lock_delays_the_next_only_briefly() -> None:
-    throttled = ClaimThrottle()
-    throttled.others = 49
-    throttled.count_poll(60.0)
-    assert throttled.next_poll() <= time.monotonic() + throttle.LONGEST_WAIT
-
-
-def test_the_heartbeat_tells_a_worker_how_many_others_there_are() -> None:
-    OutboxWorker.objects.create(
-        id="other", hostname="elsewhere", pid=1, started_at=now(), heartbeat_at=now(),
-        info='{"streams": 0}',
-    )  # fmt: skip
-    with outbox.Worker() as worker:
-        wait_until(lambda: worker._claimer._throttle.others == 1, what="the other is known")
-
-
-def test_polls_wait_for_their_turn_but_offered_events_do_not(settings: Any) -> None:
-    settings.OUTBOX = quiet()
-    with listening(lambda event: None), outbox.Worker() as worker:
-        at_rest(worker)
-        worker._claimer._throttle._turn = time.monotonic() + FAR
-        insert(due=-1)
-        worker.poll()
-        write(2)
-        wait_until(lambda: statuses() == {"NEW": 1, "DONE": 2}, what="what was offered, at once")
-        worker._claimer._throttle._turn = 0.0
-        worker.poll()
-        wait_until(lambda: statuses() == {"DONE": 3}, what="the rest in its turn")

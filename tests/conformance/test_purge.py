@@ -16,10 +16,8 @@ from django.db import connection, connections, transaction
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.conf import Settings
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxLease, OutboxStream
-from django_outbox.models.retention import ages
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.worker import purger
 from django_outbox.worker.purger import Progress
@@ -380,23 +378,6 @@ def test_writer_only_purges_by_the_age_of_ids_too(settings: Any) -> None:
     insert(made=DAY + 30, created_at=now() - timedelta(seconds=DAY + 30), unique_key="u")
     rest_of(purging(3600, me="second"))
     assert left() == {young}
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({}, {WEEK}),
-        ({"RETENTION_DONE": None}, set()),
-        ({"RETENTION_DONE": None, "RETENTION_DEAD": 5}, {5}),
-        ({"RETENTION_DONE": 0}, {0, WEEK}),
-        ({"RETENTION_DONE": 1, "RETENTION_UNIQUE": None, "RETENTION_DEAD": 3}, {1, 3}),
-        ({"MODE": "writer_only", "RETENTION_DONE": 1, "RETENTION_DEAD": 3}, {1}),
-        ({"MODE": "writer_only", "RETENTION_DONE": None, "RETENTION_DEAD": 3}, set()),
-    ],
-    ids=str,
-)
-def test_the_ages_at_which_events_go(given: dict[str, Any], found: set[float]) -> None:
-    assert ages(Settings(**given)) == found
 
 
 def test_a_century_of_retention_is_no_fault(settings: Any) -> None:

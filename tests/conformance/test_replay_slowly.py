@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
-from io import StringIO
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.auth.models import User
-from django.core.management import CommandError, call_command
-from django.test import Client
-from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin import bulk_actions
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream, replay
 from django_outbox.models.replay import Spacing
@@ -25,8 +17,6 @@ from tests.table import insert, keyed, listening, now, row, stream_due_in
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
-ALL = "admin:django_outbox_outboxevent_replay_all"
-LIST = "admin:django_outbox_outboxevent_changelist"
 
 
 def dead(count: int = 1, **columns: Any) -> list[str]:
@@ -116,14 +106,6 @@ def test_a_worker_delivers_them_as_they_become_due() -> None:
     assert [row(each).status for each in ids] == [Status.DONE, Status.DONE, Status.NEW]
 
 
-@pytest.mark.parametrize("rate", ["", "100", "0/m", "100/d", "-1/s", "1/m "])
-def test_another_rate_is_refused(rate: str) -> None:
-    dead()
-    with pytest.raises(ValueError, match='expected one such as "50/s", "100/m", "10/h"'):
-        OutboxEvent.objects.dead().replay(rate=rate)
-    assert OutboxEvent.objects.dead().count() == 1
-
-
 def test_a_spacing_that_was_interrupted_makes_no_burst() -> None:
     """What was not replayed meanwhile is not caught up."""
     late = now()
@@ -132,144 +114,3 @@ def test_a_spacing_that_was_interrupted_makes_no_burst() -> None:
     assert spacing.last_at == late + MINUTE
     assert spacing.take(1, late) == [late + 2 * MINUTE]
     assert spacing.take(0, late) == []
-
-
-# -- the command -----------------------------------------------------------------------------------
-
-
-def run(*arguments: str) -> str:
-    out = StringIO()
-    call_command("outbox_replay", *arguments, stdout=out, stderr=StringIO())
-    return out.getvalue().strip()
-
-
-def test_the_command_replays_slowly() -> None:
-    ids = sorted(dead(5))
-    out = run("--all", "--rate", "10/m", "--limit", "4", "--batch-size", "2", "--by", "ada")
-    found = times(ids[:4])
-    assert steps(found) == {6 * SECOND}
-    assert out == f"replayed 4; the last is due at {found[-1].isoformat(' ', 'seconds')}"
-    assert row(ids[4]).status == Status.DEAD
-    assert {each.by for each in OutboxAttempt.objects.filter(kind="replayed")} == {"ada"}
-
-
-def test_the_command_names_the_system_user() -> None:
-    (event_id,) = dead()
-    run(event_id)
-    assert OutboxAttempt.objects.of(event_id)[0].by != ""
-
-
-def test_the_command_refuses_another_rate() -> None:
-    with pytest.raises(CommandError, match="'100' is not a rate; expected, for example, 50/s"):
-        run("--all", "--rate", "100")
-
-
-# -- the admin -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def boss(admin_user: User) -> Client:
-    client = Client()
-    client.force_login(admin_user)
-    return client
-
-
-def token(page: Any) -> str:
-    found = re.search(r'name="progress" value="([^"]+)"', page.content.decode())
-    assert found is not None
-    return found[1]
-
-
-def paces(page: Any) -> list[str]:
-    return re.findall(r'type="radio" name="pace" value="(\w+)"', page.content.decode())
-
-
-def said(response: Any) -> str:
-    from django.contrib.messages import get_messages
-
-    return " ".join(str(each) for each in get_messages(response.wsgi_request))
-
-
-def ticked(client: Client, ids: list[str], **more: str) -> Any:
-    data = {"action": "replay", "_selected_action": ids, "index": "0", **more}
-    if more:
-        data |= {"outbox_event": ids, "outbox_confirmed": "yes"}
-    return client.post(reverse(LIST), data)
-
-
-def test_the_confirmation_offers_a_choice_for_several_events(boss: Client) -> None:
-    several, (one,) = dead(2), dead()
-    choices = ["at_once", "slowly", "first"]
-    assert paces(ticked(boss, several)) == choices
-    assert paces(boss.get(reverse(ALL))) == choices
-    assert paces(ticked(boss, [one])) == []
-    discard = reverse("admin:django_outbox_outboxevent_discard_all")
-    assert paces(boss.get(discard)) == []
-
-
-def test_ticked_events_are_replayed_slowly(boss: Client) -> None:
-    ids = sorted(dead(3))
-    response = ticked(boss, ids[::-1], pace="slowly")
-    assert "3 events were replayed. They are due one after the other, the last at " in said(
-        response
-    )
-    assert steps(times(ids)) == {timedelta(seconds=0.6)}
-
-
-def test_only_the_first_ten_of_the_ticked_ones_are_replayed(boss: Client) -> None:
-    ids = sorted(dead(12))
-    response = ticked(boss, ids[::-1], pace="first")
-    assert said(response) == "10 events were replayed."
-    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
-
-
-def test_all_that_match_are_replayed_slowly_over_several_pages(
-    boss: Client, monkeypatch: pytest.MonkeyPatch, admin_user: User
-) -> None:
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
-    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
-    ids = sorted(dead(5))
-    page = boss.get(reverse(ALL))
-    data = {"progress": token(page), "pace": "slowly"}
-    pages = 0
-    while (page := boss.post(reverse(ALL), data)).status_code == 200:
-        data, pages = {"progress": token(page)}, pages + 1  # the token has the pace from now on
-    assert pages == 3
-    assert steps(times(ids)) == {timedelta(seconds=0.6)}
-    assert "5 events were replayed. They are due one after the other" in said(page)
-    entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.action_flag, entry.object_id) == ("5 events", CHANGE, None)
-    assert {each.by for each in OutboxAttempt.objects.filter(kind="replayed")} == {
-        admin_user.username
-    }
-
-
-def test_only_the_first_ten_of_all_that_match_are_replayed(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 4)
-    ids = sorted(dead(15))
-    page = boss.get(reverse(ALL))
-    response = boss.post(reverse(ALL), {"progress": token(page), "pace": "first"})
-    assert said(response) == "10 events were replayed."
-    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
-
-
-def test_a_pace_that_an_action_does_not_have_changes_nothing(boss: Client) -> None:
-    ids = dead(2)
-    progress = token(boss.get(reverse(ALL)))
-    assert boss.post(reverse(ALL), {"progress": progress, "pace": "x"}).status_code == 400
-    assert ticked(boss, ids, pace="x").status_code == 400
-    discard = reverse("admin:django_outbox_outboxevent_discard_all")
-    progress = token(boss.get(discard))
-    assert boss.post(discard, {"progress": progress, "pace": "first"}).status_code == 400
-    assert OutboxEvent.objects.dead().count() == 2
-    assert not LogEntry.objects.exists()
-
-
-def test_an_entry_names_at_most_some_ids(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_outbox.admin.action_log.MAX_NAMED", 2)
-    ids = sorted(dead(3))
-    ticked(boss, ids, pace="at_once")
-    message = LogEntry.objects.get().get_change_message()
-    assert message == f"Replayed. 3 events: {ids[0]}, {ids[1]}, …"

@@ -15,8 +15,6 @@ from django_outbox.worker.queues import Held
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import SCRIPTED, Clock, connection, lease
 
-pytestmark = pytest.mark.any_database
-
 FAILED = Decision(status=Status.RETRY, delay=1.0, spent=1, error="E", kind="E", outcome="retry")
 DEAD = Decision(status=Status.DEAD, spent=1, error="E", kind="E", outcome="dead")
 DEFERRED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")

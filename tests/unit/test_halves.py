@@ -8,8 +8,6 @@ import pytest
 
 from django_outbox.delivery.halves import Halving
 
-pytestmark = pytest.mark.any_database
-
 BROKEN = ValueError("the listener fails")
 
 

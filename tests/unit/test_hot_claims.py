@@ -19,8 +19,6 @@ from django_outbox.worker.throttle import ClaimThrottle
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import SCRIPTED, Clock, lease
 
-pytestmark = pytest.mark.any_database
-
 EVENT = outbox.Event(event_type="order.placed", payload={}).as_delivered("{}", lambda text: {})
 
 

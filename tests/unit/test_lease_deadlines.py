@@ -26,8 +26,6 @@ from django_outbox.worker.streams import Streams
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import NOW, SCRIPTED, Clock, claimed_row, connection, lease, row
 
-pytestmark = pytest.mark.any_database
-
 LEASE = 30.0  # seconds
 SAFE = SAFE_PART * LEASE  # seconds
 KEY = "order-1"

@@ -13,8 +13,6 @@ from django_outbox.relay_settings import RelaySettings
 from django_outbox.relays import Backend
 from django_outbox.relays.relay import Relay
 
-pytestmark = pytest.mark.any_database
-
 
 class Counted(Backend):
     """A backend that notes what each of its objects does."""

@@ -24,8 +24,6 @@ from django_outbox.worker.wakeup import Wakeup
 from tests.table import PLACED, listening
 from tests.unit.scripted import SCRIPTED, Clock, lease
 
-pytestmark = pytest.mark.any_database
-
 KEY = "order-1"
 DEFERRED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")
 FAILED = Decision(status=Status.RETRY, delay=1.0, spent=1, outcome="retry")

@@ -1,0 +1,53 @@
+"""The dashboard's queries on each database read no whole table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from django_outbox.inspection import overview
+from django_outbox.inspection.rates import rates
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import (
+    OutboxEvent,
+    OutboxStatistics,
+    OutboxStream,
+)
+from django_outbox.models.statistics import SPANS
+from tests.plans import analyze, large_steps
+from tests.table import PLACED, insert, keyed, multiply, now
+from tests.test_dashboard import nothing_is_cached
+
+pytestmark = pytest.mark.django_db
+
+__all__ = ["nothing_is_cached"]  # fixtures
+
+
+@pytest.mark.django_db(transaction=True)  # MariaDB's ANALYZE commits
+def test_41_every_look_uses_an_index() -> None:
+    """There are 5,000 rows, half of them with a key, and 50 of each kind that a query selects."""
+    clock = now()
+    done = {"due": None, "status": Status.DONE, "done_at": clock}
+    insert(2400, **done)
+    insert(2400, key="old", seq=1, **done)
+    insert(50, due=None, status=Status.DEAD, done_at=clock, last_error="ValueError: no")
+    insert(50)
+    for number in range(25):
+        keyed(f"k{number}", 2, due=-5 if number % 2 else 600)
+    multiply(OutboxStream(key="idle", seq=1), [f"idle{n}" for n in range(2000)])
+    OutboxStatistics.objects.bulk_create(
+        OutboxStatistics(span=span, started_at=clock - timedelta(seconds=span * back),
+                         owner="me", event_type=PLACED, done=1)
+        for span in SPANS for back in range(1500)
+    )  # fmt: skip
+    for model in (OutboxEvent, OutboxStream, OutboxStatistics):
+        analyze(model)
+    works: dict[str, Callable[[], object]] = {
+        "backlog": lambda: overview.full_backlog("default"),
+        "blocked": lambda: overview._blocked("default"),
+        "rates": lambda: rates("default", clock),
+        "statistics": lambda: overview._statistics("default", clock, 600, 30),
+    }
+    assert large_steps(works) == {}

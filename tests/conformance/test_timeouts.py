@@ -1,0 +1,249 @@
+"""Atomic listeners past their timeouts, and settles that ask for the row as it was read."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+import django_outbox as outbox
+from django_outbox import signals
+from django_outbox.listeners.outcomes import DONE, Decision, Status
+from django_outbox.models import OutboxEvent
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import LeaseKind
+from tests.table import (
+    claim,
+    insert,
+    keyed,
+    listening,
+    now,
+    row,
+    write,
+)
+from tests.test_timeouts import (
+    RETRY,
+    effects,
+    ended,
+    hanging,
+    heard,
+    leave,
+    soon,
+)
+from tests.waiting import MovedClock, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+__all__ = ["soon"]  # fixtures
+
+NOT_SQLITE = pytest.mark.skipif(
+    "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
+)
+
+
+def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedClock) -> None:
+    with (
+        hanging(clock, name="a") as hangs,
+        listening(leave, name="b", atomic=True),
+        outbox.Worker(workers=1),
+    ):
+        (event_id,) = write()
+        ended(DONE=1)
+        hangs.wake()
+        wait_until(lambda: hangs.first_thread_has_ended)
+    assert effects() == ["0"]
+    assert (row(event_id).attempts, hangs.attempts) == (1, [0, 1])
+
+
+def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote(clock: MovedClock) -> None:
+    """On SQLite its retry must wait for it: an open transaction keeps every other writer out."""
+    with (
+        hanging(clock, first=leave, then=leave, atomic=True) as listener,
+        outbox.Worker(workers=1) as worker,
+    ):
+        (event_id,) = write()
+        wait_until(lambda: worker._dispatchers[0]._hanging() == 1)
+        if connection.vendor != "sqlite":
+            ended(DONE=1)
+            assert effects() == ["1"]
+        listener.wake()
+        wait_until(lambda: listener.first_thread_has_ended)
+        ended(DONE=1)
+    assert {*listener.ended} == {0, 1}
+    assert effects() == ["1"]
+    assert (row(event_id).status, row(event_id).attempts) == (Status.DONE, 1)
+
+
+@NOT_SQLITE
+@pytest.mark.parametrize("name", ["", "of several"])
+def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_what_it_wrote(
+    name: str, clock: MovedClock
+) -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def second_waits(event: outbox.Event) -> None:
+        if event.attempts:
+            running.set()
+            assert go_on.wait(60)
+        leave(event)
+
+    with ExitStack() as stack:
+        options = {"name": name, "atomic": True, "timeout": 3}
+        listener = stack.enter_context(hanging(clock, then=second_waits, **options))
+        if name:
+            stack.enter_context(listening(lambda event: None, name="another"))
+        stack.enter_context(outbox.Worker(workers=1))
+        try:
+            (event_id,) = write()
+            assert running.wait(20)
+            listener.wake()
+            wait_until(lambda: listener.first_thread_has_ended)
+            assert effects() == []
+        finally:
+            go_on.set()
+        ended(DONE=1)
+    assert effects() == ["1"]
+    assert row(event_id).attempts == 1
+
+
+@NOT_SQLITE
+def test_an_atomic_listener_whose_undoing_fails_is_written_off_all_the_same(
+    clock: MovedClock,
+) -> None:
+    """The failed rollback raises an error in the thread, which does not count as an outcome."""
+    failed: list[str] = []
+
+    def breaks(event: outbox.Event) -> None:
+        def fails() -> None:
+            failed.append("rollback")
+            raise ArithmeticError
+
+        if not event.attempts:
+            connections["default"]._rollback = fails
+
+    with (
+        heard(signals.event_decided) as decided,
+        hanging(clock, then=breaks, atomic=True) as listener,
+        outbox.Worker(workers=1),
+    ):
+        (event_id,) = write()
+        ended(DONE=1)
+        listener.wake()
+        wait_until(lambda: listener.first_thread_has_ended)
+    assert failed == ["rollback"]
+    assert [each["outcome"] for each in decided] == ["retry", "done"]
+    assert row(event_id).attempts == 1
+
+
+@NOT_SQLITE
+@pytest.mark.parametrize("name", ["", "of several"])
+def test_the_same_worker_may_have_leased_the_event_again(name: str) -> None:
+    """The row names this worker again, but the first call must not commit under the new lease."""
+    running, go_on, again, finish = (threading.Event() for _ in range(4))
+    calls: list[int] = []
+
+    def hang_first(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        if len(calls) == 1:
+            running.set()
+            assert go_on.wait(60)
+        else:
+            again.set()
+            assert finish.wait(60)
+        leave(event)
+
+    with ExitStack() as stack:
+        stack.enter_context(listening(hang_first, name=name, atomic=True))
+        if name:
+            stack.enter_context(listening(lambda event: None, name="zz"))
+        lost = stack.enter_context(heard(signals.lease_lost))
+        stack.enter_context(outbox.Worker(workers=2))
+        try:
+            (event_id,) = write()
+            assert running.wait(20)
+            OutboxEvent.objects.filter(pk=event_id).update(
+                attempts=1, status=Status.RETRY, locked_by=None, available_at=now()
+            )
+            assert again.wait(20)
+            assert str(row(event_id).locked_by)
+            go_on.set()
+            wait_until(lambda: lost, what="a refusal")
+            assert effects() == []
+        finally:
+            go_on.set()
+            finish.set()
+        ended(DONE=1)
+    assert len(effects()) == 1
+
+
+ROWS = [
+    (LeaseKind.ROW, 0, None, True), (LeaseKind.ROW, 1, None, False),
+    (LeaseKind.ROW, 0, "{}", False),
+    (LeaseKind.STREAM, 0, None, True), (LeaseKind.STREAM, 1, None, False),
+    (LeaseKind.STREAM, 0, "{}", False),
+]  # fmt: skip
+
+
+def leased(kind: LeaseKind, **columns: Any) -> str:
+    if kind is LeaseKind.ROW:
+        (event_id,) = insert(**columns)
+        claim()
+        return event_id
+    (event_id,) = keyed("a", **columns)
+    from tests.conformance.test_stream_leases import take
+
+    assert take() == ["a"]
+    return event_id
+
+
+@pytest.mark.parametrize(("kind", "attempts", "progress", "fits"), ROWS)
+@pytest.mark.parametrize("decision", [DONE, RETRY], ids=["done", "retry"])
+@pytest.mark.parametrize("delete", [False, True], ids=["mark", "delete"])
+def test_a_settle_may_ask_for_the_row_as_it_was_read(
+    kind: LeaseKind,
+    attempts: int,
+    progress: str | None,
+    fits: bool,
+    decision: Decision,
+    delete: bool,
+) -> None:
+    event_id = leased(kind)
+    count = dialect_of(connection).settle_all(
+        connection, me="me", decisions=[(event_id, decision)], kind=kind, delete_done=delete,
+        as_read=(attempts, progress),
+    )  # fmt: skip
+    assert count == fits
+    assert OutboxEvent.objects.filter(pk=event_id, status=0, attempts=0).exists() != fits
+
+
+@pytest.mark.parametrize(("kind", "attempts", "progress", "fits"), ROWS)
+@pytest.mark.parametrize("was", [None, '{"a":{"state":"done"}}'], ids=["none", "some"])
+def test_progress_is_only_kept_where_the_row_is_as_it_was_read(
+    kind: LeaseKind, attempts: int, progress: str | None, fits: bool, was: str | None
+) -> None:
+    event_id = leased(kind, progress=was)
+    read = was if progress is None else progress
+    kept = dialect_of(connection).keep_progress(
+        connection, me="me", event_id=event_id, progress='{"b":{"state":"done"}}', kind=kind,
+        as_read=(attempts, read),
+    )  # fmt: skip
+    assert kept is fits
+    assert ("b" in str(row(event_id).progress)) is fits
+
+
+def test_several_atomic_listeners_each_read_what_the_one_before_wrote() -> None:
+    def again(event: outbox.Event) -> None:
+        leave(event)
+
+    with (
+        listening(leave, name="a", atomic=True),
+        listening(again, name="b", atomic=True),
+        outbox.Worker(workers=1),
+    ):
+        write(5)
+        ended(DONE=5)
+    assert effects() == ["0"] * 10

@@ -1,0 +1,571 @@
+"""A worker in this process on each database: what it delivers, settles and survives."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.utils import timezone, translation
+
+import django_outbox as outbox
+from django_outbox import signals
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent
+from django_outbox.worker.queues import Held
+from tests.sessions import terminate_other_sessions
+from tests.table import (
+    PLACED,
+    elsewhere,
+    in_thread,
+    insert,
+    listening,
+    row,
+    sessions,
+    statuses,
+    steal,
+    write,
+)
+from tests.test_worker import (
+    AT_ONCE,
+    SOON,
+    engine_threads,
+    gated,
+    heard,
+    soon,
+    wait_for_statuses,
+)
+from tests.testapp.models import Effect
+from tests.waiting import MovedClock, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+__all__ = ["soon"]  # fixtures
+
+SQLITE = os.environ.get("OUTBOX_TEST_DB", "sqlite") == "sqlite"
+
+
+# -- delivering ------------------------------------------------------------------------------------
+
+
+def test_delivers_what_is_written_and_what_was_there() -> None:
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)):
+        before = write(5)
+        with outbox.Worker():
+            after = [write()[0] for _ in range(5)]
+            wait_for_statuses(DONE=10)
+    assert sorted(seen) == sorted(before + after)
+    done = OutboxEvent.objects.all()
+    assert {(each.attempts, each.locked_by, each.available_at) for each in done} == {
+        (0, None, None)
+    }
+
+
+def test_j4_retries_until_dead() -> None:
+    calls: list[int] = []
+
+    def fails(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        raise ValueError(f"execution {event.attempts + 1}")
+
+    policy = outbox.Fixed(delay=0.02, max_attempts=4)
+    with (
+        heard(signals.event_dead) as dead,
+        heard(signals.event_settled) as settled,
+        listening(fails, retry=policy),
+        outbox.Worker(),
+    ):
+        (event_id,) = write()
+        wait_for_statuses(DEAD=1)
+    after = row(event_id)
+    assert calls == [0, 1, 2, 3]
+    assert after.attempts == 4
+    assert (after.last_error or "").startswith("ValueError: execution 4")
+    assert [each["event"].event_id for each in dead] == [event_id]
+    assert [each["outcome"] for each in settled] == ["retry", "retry", "retry", "dead"]
+
+
+def test_g4_a_replayed_event_starts_from_nought() -> None:
+    attempts: list[int] = []
+    fail = [True]
+
+    def listener(event: outbox.Event) -> None:
+        attempts.append(event.attempts)
+        if fail[0]:
+            raise outbox.Unrecoverable("not yet")
+
+    with listening(listener), outbox.Worker():
+        (event_id,) = write()
+        wait_for_statuses(DEAD=1)
+        OutboxEvent.objects.update(attempts=3)
+        fail[0] = False
+        assert OutboxEvent.objects.dead().replay() == 1
+        wait_for_statuses(DONE=1)
+    assert attempts == [0, 0]
+    assert (row(event_id).attempts, row(event_id).last_error) == (0, None)
+
+
+def test_j12_many_threads_deliver_each_event_once() -> None:
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)), outbox.Worker(workers=8):
+        futures = [in_thread(lambda: [write()[0] for _ in range(25)]) for _ in range(4)]
+        ids = [event_id for future in futures for event_id in future.result(60)]
+        wait_for_statuses(DONE=100)
+    assert sorted(seen) == sorted(ids)
+
+
+def test_g2_nothing_runs_before_the_commit() -> None:
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_type)), outbox.Worker():
+        write(event_type="order.first")
+        with listening(lambda event: seen.append(event.event_type), "order.*"):
+            wait_until(lambda: seen == ["order.first"] or statuses() != {}, what="the first")
+            with transaction.atomic():
+                outbox.write("order.second")
+                if not SQLITE:  # there, every other writer waits for this transaction
+                    in_thread(lambda: write(event_type="order.third")).result(10)
+                    wait_until(lambda: "order.third" in seen)
+                assert "order.second" not in seen
+            wait_until(lambda: "order.second" in seen)
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+
+def test_14_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) -> None:
+    """The heartbeat renews a lease once a third of it is over, here by the worker's clock."""
+    settings.OUTBOX = {**SOON, "LEASE": 12}
+    with gated() as gate, outbox.Worker(workers=2):
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        claimed = row(event_id)
+        clock.advance(6)
+        wait_until(lambda: row(event_id).available_at > claimed.available_at, what="a renewal")  # type: ignore[operator]
+        assert row(event_id).locked_at == claimed.locked_at  # renewed, not claimed again
+        gate.open()
+        wait_for_statuses(DONE=1)
+    assert gate.entered == [event_id]
+    assert row(event_id).rescues == 0
+
+
+def test_239_a_lost_workers_events_are_rescued_in_more_than_one_batch(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "POLL_BATCH_SIZE": 20}
+    insert(60, due=-1, locked_by="lost", attempts=2)
+    insert(1, due=-1, locked_by="lost", headers="{damaged")
+    attempts: list[int] = []
+    with (
+        heard(signals.event_rescued) as rescued,
+        listening(lambda event: attempts.append(event.attempts)),
+        outbox.Worker(),
+    ):
+        wait_for_statuses(DONE=60, DEAD=1)
+    assert attempts == [2] * 60
+    assert [each["rescues"] for each in rescued] == [1] * 61
+
+
+def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
+        (stolen,) = write()
+        wait_until(lambda: gate.entered)
+        steal(stolen)
+        gate.open()
+        wait_until(lambda: lost)
+        (other,) = write()
+        wait_until(lambda: row(other).status == Status.DONE)
+    assert [each["count"] for each in lost] == [1]
+    after = row(stolen)
+    assert (after.status, after.locked_by, after.done_at) == (Status.NEW, "thief", None)
+    assert "lost leases" in caplog.text
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise dropping the old lease forgets the new one too, and the event waits for its end."""
+    calls: list[str] = []
+    claimed_again = threading.Event()
+    add, drop = Held.add, Held.drop
+
+    def note(held: Held, leases: Any) -> list[Any]:
+        found = add(held, leases := [*leases])
+        if leases and calls:
+            claimed_again.set()
+        return found
+
+    def late(held: Held, leases: Any) -> None:
+        if (leases := [*leases]) and len(calls) == 1:
+            claimed_again.wait(2)  # a keyed event's stream is read again only after the drop
+        drop(held, leases)
+
+    def fails_once(event: outbox.Event) -> None:
+        calls.append(event.event_id)
+        if len(calls) == 1:
+            raise ConnectionError
+
+    monkeypatch.setattr(Held, "add", note)
+    monkeypatch.setattr(Held, "drop", late)
+    with listening(fails_once, retry=outbox.Fixed(0)), outbox.Worker():
+        write(key=key)
+        wait_for_statuses(DONE=1)
+    assert len(calls) == 2
+
+
+def test_w5_a_row_deleted_meanwhile_is_harmless() -> None:
+    def deletes(event: outbox.Event) -> None:
+        OutboxEvent.objects.filter(pk=event.event_id).delete()
+
+    with heard(signals.lease_lost) as lost, listening(deletes), outbox.Worker():
+        write()
+        wait_until(lambda: lost)
+    assert statuses() == {}
+
+
+# -- the database refuses --------------------------------------------------------------------------
+
+
+def lock_row(event_id: str) -> None:
+    OutboxEvent.objects.filter(pk=event_id).update(tenant_id="locked")
+
+
+def test_j13_a_settle_that_fails_runs_no_listener_again(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**SOON, "LOCK_WAIT": 0.3}
+    with gated() as gate, outbox.Worker(workers=1):
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        with elsewhere(lambda: lock_row(event_id)):
+            gate.open()
+            wait_until(lambda: "settler failed" in caplog.text, what="a refused settle")
+            assert row(event_id).status == Status.NEW
+        wait_for_statuses(DONE=1)
+        assert gate.entered == [event_id]
+        assert row(event_id).attempts == 0
+        write()
+        wait_for_statuses(DONE=2)
+    assert "settler works again" in caplog.text
+
+
+@pytest.mark.skipif(SQLITE, reason="an open SQLite transaction keeps every writer out")
+def test_w5_a_locked_row_holds_up_no_other(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A lock left on one row, such as by a manual SELECT FOR UPDATE, delays only its own settle."""
+    settings.OUTBOX = {**SOON, "LOCK_WAIT": 0.3}
+    told = threading.Event()
+
+    def listener(event: outbox.Event) -> Any:
+        if event.payload["n"]:
+            told.wait(30)
+        return outbox.Dead("over") if event.payload["n"] == 3 else None
+
+    with gated() as gate, listening(listener, "order.shipped"), outbox.Worker(workers=5):
+        (locked,) = write()
+        wait_until(lambda: gate.entered)
+        write(4, event_type="order.shipped")
+        with elsewhere(lambda: lock_row(locked)):
+            gate.open()
+            wait_until(lambda: "settler failed" in caplog.text, what="a refused settle")
+            told.set()
+            wait_for_statuses(NEW=1, DONE=3, DEAD=1)
+        wait_for_statuses(DONE=4, DEAD=1)
+    assert "settler works again" in caplog.text
+
+
+def test_w5_one_refused_row_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A reason that cannot be stored is simplified; the other events are unaffected."""
+
+    def listener(event: outbox.Event) -> Any:
+        return outbox.Dead("\ud800 odd \0 reason") if event.payload["n"] == 3 else None
+
+    with listening(listener), outbox.Worker(workers=1):
+        write(8)
+        wait_for_statuses(DONE=7, DEAD=1)
+    assert "odd" in (OutboxEvent.objects.dead().get().last_error or "")
+
+
+NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no sessions that could be ended")
+
+
+@NO_SERVER
+def test_ended_sessions_fail_no_event_that_comes_after(settings: Any) -> None:
+    """Each thread has a dead connection; one event could spend all its attempts on them."""
+    settings.OUTBOX = {**SOON, "LEASE": 8.0}
+    together = threading.Barrier(4)
+
+    def listener(event: outbox.Event) -> None:
+        Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+        if event.payload["n"] < 4:
+            together.wait(20)
+
+    with listening(listener, atomic=True, retry=AT_ONCE), outbox.Worker(workers=4) as worker:
+        write(4)
+        wait_for_statuses(DONE=4)
+        before = time.monotonic()
+        terminate_other_sessions()
+        wait_until(lambda: worker._sessions.broke_at > before, what="somebody has noticed")
+        with transaction.atomic():
+            outbox.write_many(outbox.Event(event_type=PLACED, payload={"n": 9}) for _ in range(20))
+        wait_for_statuses(DONE=24)
+    assert not OutboxEvent.objects.exclude(attempts=0).exists()
+
+
+@NO_SERVER
+def test_a_session_that_ends_in_a_listener_is_told_to_all_threads() -> None:
+    ends = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",
+            "mysql": "KILL CONNECTION_ID()"}  # fmt: skip
+
+    def listener(event: outbox.Event) -> None:
+        if not event.attempts:
+            connection.cursor().execute(ends[connection.vendor])
+
+    for atomic in (False, True):
+        with (
+            listening(listener, atomic=atomic, retry=AT_ONCE),
+            outbox.Worker(workers=1) as worker,
+        ):
+            assert worker._sessions.broke_at < 0
+            (event_id,) = write()
+            wait_until(lambda event_id=event_id: row(event_id).status == Status.DONE)
+            assert worker._sessions.broke_at > 0
+
+
+FULL = {
+    "sqlite": "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END",
+    "postgresql": "EXECUTE FUNCTION no_room()",
+    "mysql": "IF NEW.status = 1 THEN "
+    "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1021, MESSAGE_TEXT = 'Disk full'; END IF",
+}
+
+
+NO_ROOM = (
+    "CREATE OR REPLACE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$"
+)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let the database refuse to mark events as done, as if its disk were full."""
+    table, vendor = connection.ops.quote_name(OutboxEvent._meta.db_table), connection.vendor
+    when = "" if vendor == "mysql" else "WHEN (NEW.status = 1) "
+    with connection.cursor() as cursor:
+        if vendor == "postgresql":
+            cursor.execute(NO_ROOM)
+        cursor.execute(
+            f"CREATE TRIGGER full_disk BEFORE UPDATE ON {table} FOR EACH ROW {when}{FULL[vendor]}"
+        )
+        try:
+            yield
+        finally:
+            cursor.execute(f"DROP TRIGGER full_disk{f' ON {table}' * (vendor == 'postgresql')}")
+
+
+def test_x9_what_a_full_disk_refuses_is_kept_and_settled_later(settings: Any) -> None:
+    """Meanwhile no event runs twice, and the worker claims no more than it has room for."""
+    settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 10, "ASYNC_CONCURRENCY": 1}
+    called: list[str] = []
+    with listening(lambda event: called.append(event.event_id)), outbox.Worker(workers=2) as worker:
+        with full_disk():
+            write(200)
+            wait_until(lambda: worker._settler_loop._errors >= 2, what="a settle refused again")
+            assert 0 < len(called) <= 2 * 10 + 2 + 1
+            assert not OutboxEvent.objects.filter(status=Status.DONE).exists()
+        wait_for_statuses(DONE=200)
+    assert len({*called}) == len(called) == 200
+
+
+@NO_SERVER
+def test_a_connection_whose_making_failed_half_way_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Django silently keeps such a connection, and every later use of it fails."""
+    kind = type(connections["default"])
+    whole = kind.init_connection_state
+    broken: list[str] = []
+
+    def interrupted(self: Any) -> None:
+        whole(self)
+        name = threading.current_thread().name
+        if "worker-" in name and not broken:
+            broken.append(name)
+            self.connection.close()
+            raise OperationalError("its session was ended meanwhile")
+
+    monkeypatch.setattr(kind, "init_connection_state", interrupted)
+
+    def listener(event: outbox.Event) -> None:
+        Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+
+    with listening(listener, retry=AT_ONCE), outbox.Worker(workers=1):
+        write(3)
+        wait_for_statuses(DONE=3)
+    assert broken
+    assert sorted(OutboxEvent.objects.values_list("attempts", flat=True)) == [0, 0, 1]
+
+
+# -- connection cleanup ----------------------------------------------------------------------------
+
+
+def leave_transaction_open(event: outbox.Event) -> None:
+    transaction.atomic().__enter__()
+    Effect.objects.create(event_id=event.event_id, pid=0, phase="left open")
+
+
+def leave_autocommit_off(event: outbox.Event) -> None:
+    connection.set_autocommit(False)
+    Effect.objects.create(event_id=event.event_id, pid=0, phase="left open")
+
+
+def leave_transaction_broken(event: outbox.Event) -> None:
+    transaction.atomic().__enter__()
+    with suppress(IntegrityError):
+        OutboxEvent.objects.create(event_id=event.event_id)
+
+
+def leave_a_time_zone(event: outbox.Event) -> None:
+    timezone.activate("America/Lima")
+
+
+def leave_a_language(event: outbox.Event) -> None:
+    translation.activate("eo")
+
+
+def close_the_connection_under_us(event: outbox.Event) -> None:
+    connection.ensure_connection()
+    connection.connection.close()
+
+
+def exit_the_thread(event: outbox.Event) -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "mischief",
+    [leave_transaction_open, leave_autocommit_off, leave_transaction_broken, leave_a_time_zone,
+     leave_a_language, close_the_connection_under_us, exit_the_thread],
+    ids=lambda each: each.__name__.replace("_", " "),
+)  # fmt: skip
+def test_70_one_listeners_leavings_do_not_reach_the_next(
+    mischief: Callable[[outbox.Event], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    found: list[Any] = []
+    runs: list[str] = []
+
+    def once(event: outbox.Event) -> None:
+        runs.append(event.event_id)
+        mischief(event)
+
+    def next_one(event: outbox.Event) -> None:
+        Effect.objects.create(event_id=event.event_id, pid=os.getpid(), phase="next")
+        found.append(
+            (connection.in_atomic_block, connection.get_autocommit(),
+             timezone.get_current_timezone_name(), translation.get_language())
+        )  # fmt: skip
+
+    with ExitStack() as stack:
+        policy = outbox.Fixed(max_attempts=1)
+        stack.enter_context(listening(once, "order.mischief", retry=policy))
+        stack.enter_context(listening(next_one))
+        stack.enter_context(outbox.Worker(workers=1))
+        for _ in range(3):
+            write(event_type="order.mischief")
+            write()
+        wait_until(lambda: OutboxEvent.objects.pending().count() == 0)
+    assert len(runs) == 3
+    assert found == [(False, True, "Asia/Kathmandu", "en-us")] * 3
+    assert [*Effect.objects.values_list("phase", flat=True)] == ["next"] * 3
+    assert ("left a transaction open" in caplog.text) is mischief.__name__.startswith(
+        ("leave_transaction", "leave_autocommit")
+    )
+
+
+# -- stop and start --------------------------------------------------------------------------------
+
+
+def test_j12_stop_finishes_what_runs_and_releases_the_rest() -> None:
+    insert(10, due=-1, attempts=3)
+    with gated() as gate:
+        worker = outbox.Worker(workers=2)
+        worker.start()
+        wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() > 2)
+        stopping = in_thread(worker.stop)
+        wait_until(lambda: not any("claimer" in name for name in engine_threads()))
+        gate.open()
+        assert stopping.result(20) is True
+    assert statuses() == {"DONE": 2, "NEW": 8}
+    assert len(gate.entered) == 2
+    rest = OutboxEvent.objects.pending()
+    assert rest.filter(locked_by=None, locked_at=None, attempts=3).count() == 8
+    assert OutboxEvent.objects.due().count() == 8
+
+
+def test_206_stop_and_start_may_be_repeated() -> None:
+    worker = outbox.Worker()
+    worker.start()
+    worker.start()
+    assert len([name for name in engine_threads() if "claimer" in name]) == 1
+    assert worker.stop() is True
+    assert worker.stop() is True
+    assert engine_threads() == []
+    with pytest.raises(RuntimeError, match="Make a new Worker"):
+        worker.start()
+    with outbox.Worker():
+        write()  # without a listener it waits for the grace period
+        wait_until(lambda: OutboxEvent.objects.exclude(last_error=None).exists())
+
+
+# -- nothing leaks ---------------------------------------------------------------------------------
+
+
+def test_j17_the_number_of_sessions_is_steady() -> None:
+    def listener(event: outbox.Event) -> None:
+        n = event.payload["n"]
+        with transaction.atomic():
+            Effect.objects.create(event_id=event.event_id, pid=0, phase="steady")
+            if n % 5 == 4:
+                raise ValueError("undone")
+            if n % 5 == 3:
+                OutboxEvent.objects.create(event_id=event.event_id)  # IntegrityError
+
+    counts: list[int] = []
+    with listening(listener, retry=outbox.Fixed(max_attempts=1)), outbox.Worker(workers=4):
+        for cycle in range(1, 11):
+            in_thread(lambda: write(20)).result(30)
+            wait_for_statuses(DONE=12 * cycle, DEAD=8 * cycle)
+            counts.append(sessions())
+            wait_until(lambda: not idle_in_transaction())
+    assert max(counts[3:]) <= counts[2] + 1  # a thread that was idle before may have connected
+    assert max(counts) <= 4 + 8  # the listener threads, the worker's own, this one
+    if not SQLITE:
+        wait_until(lambda: sessions() == 1, what="the last session")
+
+
+def idle_in_transaction() -> list[str]:
+    if connection.vendor != "postgresql":
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() "
+            "AND state LIKE 'idle in transaction%'"
+        )
+        return [each[0] for each in cursor.fetchall()]
+
+
+def test_no_transaction_is_open_while_a_listener_runs() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL tells a session that idles in a transaction")
+    with gated() as gate, outbox.Worker(workers=2):
+        write(2)
+        wait_until(lambda: len(gate.entered) == 2)
+        # The heartbeat's transactions are short; one of a listener would stay open.
+        wait_until(lambda: not idle_in_transaction())
+        gate.open()
