@@ -177,7 +177,8 @@ class History:
     def set_faults(self) -> None:
         server.before = lambda sql: self.stall(sql, self.kind.slow_before, 0.0003)
         server.after = lambda sql: self.stall(sql, self.kind.slow_after, 0.0001)
-        server.loses_answer = self.loses_answer
+        server.fails = lambda sql: self.goes_wrong(sql, self.kind.failures)
+        server.loses_answer = lambda sql: self.goes_wrong(sql, self.kind.lost_answers)
         server.changed = lambda: self.oracle.look(
             scheduler.current.process.values.get("worker", "")
         )
@@ -194,10 +195,10 @@ class History:
             return usual
         return scheduler.random.choice(self.kind.stalls)
 
-    def loses_answer(self, sql: str) -> bool:
-        if not self.kind.lost_answers or not self.is_faulty():
+    def goes_wrong(self, sql: str, probability: float) -> bool:
+        if not probability or not self.is_faulty() or not sql.startswith(WRITING):
             return False
-        return sql.startswith(WRITING) and scheduler.random.random() < self.kind.lost_answers
+        return scheduler.random.random() < probability
 
     # -- events ----------------------------------------------------------------------------------
 

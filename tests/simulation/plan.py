@@ -53,6 +53,7 @@ KINDS = {
         keyed=1.0,
         acts=UNDISTURBED,
         durations=(0.05, 0.4, 1.5),
+        stalls=(2.5, 3.1, 3.4, 3.7),
     ),
     "lost answers": Kind(lost_answers=0.03, failures=0.01),
     "slow heartbeat": Kind(
@@ -137,7 +138,7 @@ def plan_of(seed: int) -> Plan:
     outbox = {
         "LEASE": LEASE,
         "POLL_INTERVAL": chance.choice([0.5, 1.0, 5.0]),
-        "PROBE_INTERVAL": 0.2,
+        "PROBE_INTERVAL": chance.choice([0.2, 1.0, 1.0]),
         "WORKERS": chance.choice(kind.threads),
         "LOCK_WAIT": 1.0,
         "MAX_RESCUES": chance.choice([3, 5]),

@@ -241,11 +241,11 @@ class Scheduler:
     def trace(self, what: str, *about: Any) -> None:
         """Add a line to the history; its digest shows whether two histories are the same."""
         task = self.current
-        parts = " ".join(map(str, about))
-        line = f"{self.now - START:.6f} {task.process.name} {task.name} {what} {parts}"
+        line = f"{self.now - START:.6f} {task.process.name} {task.name} {what} {about}"
         self.digest.update(line.encode())
         if self.lines is not None:
-            self.lines.append(line)
+            parts = " ".join(" ".join(map(str, about)).split())
+            self.lines.append(f"{line[: -len(str(about))]}{parts}")
 
 
 scheduler = Scheduler()

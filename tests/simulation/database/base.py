@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from django.db.backends.sqlite3 import base
 
 from tests.simulation.scheduler import Process, Task, scheduler
 
+base.register_functions = lambda connection: None  # Django's hundred, of which none is used
 LOCKED = ("database is locked", "database table is locked")
 
 
@@ -26,6 +28,7 @@ class Server:
         # Seconds that a statement takes before it takes effect, and after that.
         self.before: Callable[[str], float] = lambda sql: 0.0
         self.after: Callable[[str], float] = lambda sql: 0.0
+        self.fails: Callable[[str], bool] = lambda sql: False
         self.loses_answer: Callable[[str], bool] = lambda sql: False
 
 
@@ -61,6 +64,9 @@ class Connection(sqlite3.Connection):
 
 
 class Cursor(base.SQLiteCursorWrapper):
+    def convert_query(self, query: str, *, param_names: Any = None) -> str:
+        return converted(query)
+
     def execute(self, query: str, params: Any = None) -> Any:
         return run(
             self.connection, query, params, lambda: super(Cursor, self).execute(query, params)
@@ -69,6 +75,12 @@ class Cursor(base.SQLiteCursorWrapper):
     def executemany(self, query: str, param_list: Any) -> Any:
         act = super().executemany
         return run(self.connection, query, param_list, lambda: act(query, param_list))
+
+
+@cache
+def converted(query: str) -> str:
+    """Return a statement with the parameters as SQLite has them; each is played many times."""
+    return base.FORMAT_QMARK_REGEX.sub("?", query).replace("%%", "%")
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
@@ -97,6 +109,9 @@ def run(connection: Any, sql: str, params: Any, act: Callable[[], Any]) -> Any:
         raise sqlite3.OperationalError("the connection was lost")
     is_inside = connection.in_transaction
     scheduler.sleep(server.before(sql))
+    if not is_inside and server.fails(sql):
+        scheduler.trace("failed", sql)
+        raise sqlite3.OperationalError("the server failed")
     until = scheduler.now + connection.patience
     while True:
         try:
@@ -109,7 +124,7 @@ def run(connection: Any, sql: str, params: Any, act: Callable[[], Any]) -> Any:
         server.waiting[scheduler.current] = None
         scheduler.block(until - scheduler.now)
         server.waiting.pop(scheduler.current, None)
-    scheduler.trace("sql", getattr(found, "rowcount", ""), " ".join(sql.split()), params)
+    scheduler.trace("sql", getattr(found, "rowcount", ""), sql, params)
     server.changed()
     if not connection.in_transaction:
         scheduler.wake_all(server.waiting)
