@@ -19,7 +19,6 @@ import tempfile
 import time
 import traceback
 from importlib import import_module
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("seed", type=int)
     parser.add_argument("count", type=int, nargs="?", default=1)
     parser.add_argument("--jobs", type=int, default=1, help="histories at a time")
-    parser.add_argument("--kind", help="COUNT seeds of this kind of history only")
+    parser.add_argument("--kind", help="play this kind of history, whatever the seed")
     parser.add_argument("--trace", action="store_true", help="print each step")
     parser.add_argument("--digests", action="store_true", help="print the digest of each history")
     parser.add_argument("--keep-going", action="store_true", help="go on after a violation")
@@ -106,22 +105,21 @@ def show(outcome: Any) -> None:
     seed, kind = outcome.plan.seed, outcome.plan.name
     for rule, text in outcome.violations[:SHOWN]:
         print(f"seed {seed} ({kind}): {rule}: {text}")
-    print(f"replay: python -m tests.simulation {seed} --trace", flush=True)
+    print(f"replay: python -m tests.simulation {seed} --kind '{kind}' --trace", flush=True)
 
 
 def outcomes(given: argparse.Namespace, folder: Path) -> Any:
     """Yield the outcome of each seed, in order."""
-    from tests.simulation.plan import KINDS, plan_of
+    from tests.simulation.plan import KINDS
 
     if given.kind not in (None, *KINDS):
         raise ValueError(f"--kind is {given.kind!r}; expected one of {', '.join(KINDS)}.")
-    every = (each for each in count(given.seed) if given.kind in (None, plan_of(each).name))
-    seeds = islice(every, given.count)
+    seeds = iter(range(given.seed, given.seed + given.count))
     running: list[tuple[int, Any]] = []
     try:
         while True:
             while len(running) < given.jobs and (seed := next(seeds, None)) is not None:
-                running.append(fork(seed, folder, given.trace))
+                running.append(fork(seed, folder, given))
             if not running:
                 return
             pid, stream = running.pop(0)
@@ -136,7 +134,7 @@ def outcomes(given: argparse.Namespace, folder: Path) -> Any:
             os.waitpid(pid, 0)
 
 
-def fork(seed: int, folder: Path, trace: bool) -> tuple[int, Any]:
+def fork(seed: int, folder: Path, given: argparse.Namespace) -> tuple[int, Any]:
     """Play a seed in a child; return its id and the stream from which to read the outcome."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -145,7 +143,7 @@ def fork(seed: int, folder: Path, trace: bool) -> tuple[int, Any]:
         try:
             os.close(reading)
             with os.fdopen(writing, "wb") as stream:
-                stream.write(pickle.dumps(played(seed, folder, trace)))
+                stream.write(pickle.dumps(played(seed, folder, given)))
             status = 0
         except BaseException:  # noqa: BLE001 - reported, and the child ends
             print(f"seed {seed} cannot be played", file=sys.stderr)
@@ -156,7 +154,7 @@ def fork(seed: int, folder: Path, trace: bool) -> tuple[int, Any]:
     return pid, os.fdopen(reading, "rb")
 
 
-def played(seed: int, folder: Path, trace: bool) -> Any:
+def played(seed: int, folder: Path, given: argparse.Namespace) -> Any:
     from tests.simulation import history, plan
 
     gc.disable()
@@ -164,7 +162,7 @@ def played(seed: int, folder: Path, trace: bool) -> Any:
     path = folder / f"{seed}.sqlite3"
     shutil.copy(folder / "tables.sqlite3", path)
     try:
-        return history.play(plan.plan_of(seed), str(path), keep_lines=trace)
+        return history.play(plan.plan_of(seed, given.kind), str(path), keep_lines=given.trace)
     finally:
         for each in folder.glob(f"{seed}.sqlite3*"):
             each.unlink()

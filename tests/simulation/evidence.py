@@ -48,7 +48,8 @@ class Call:
     number: int = 0  # the same for all events of a batch
     start: float = 0.0
     end: float | None = None
-    # "done", "failed", "final" (the event is to die), "deferred", "cancelled", "killed"
+    # "done", "failed", "final" (the event is to die), "deferred", "cancelled", "killed",
+    # "ignored" (in a batch, behind an event of its key that is not done)
     outcome: str | None = None
     queue: str = ""
     replays: int = 0  # of the event when it began

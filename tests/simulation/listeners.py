@@ -159,8 +159,18 @@ def answers(events: Sequence[outbox.Event], calls: Sequence[Call], acts: Sequenc
     if "failed" in acts and events[0].payload["n"] % 2:
         end(calls, ["failed"] * len(acts))
         raise ValueError("planned")
-    end(calls, acts)
+    end(calls, heard(events, acts))
     return [answer_to(each) for each in acts]
+
+
+def heard(events: Sequence[outbox.Event], acts: Sequence[str]) -> list[str]:
+    """Return what counts: behind an event that is not done, its key's answers are ignored."""
+    found, stopped = [], set()
+    for event, act in zip(events, acts, strict=True):
+        found.append("ignored" if event.key in stopped else act)
+        if event.key is not None and act != "done":
+            stopped.add(event.key)
+    return found
 
 
 def register() -> None:

@@ -33,40 +33,34 @@ class Broken:
     kind: str | None = None  # of the histories that may show it; None: all
 
 
-def edit(file: str, old: str, new: str) -> tuple[str, str, str]:
-    return file, old, new
-
-
 OWN = (
     Broken(
         name="a release that ends any lease of its worker",
         kind="stalled releases",
-        edits=[edit("sql/sqlite/streams.py", 'ELSE locked_at END"', 'ELSE locked_at END OR 1"')],
+        edits=[("sql/sqlite/streams.py", 'ELSE locked_at END"', 'ELSE locked_at END OR 1"')],
     ),
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[edit("worker/settler.py", "if first is DONE\n", "if True\n")],
+        edits=[("worker/settler.py", "if first is DONE\n", "if True\n")],
     ),
     Broken(
         name="a claim's deadline from the end of its statement",
         edits=[
-            edit(
+            (
                 "worker/event_claims.py",
-                "        found = dialect_of(connection).claim(connection, claim)\n",
-                "        found = dialect_of(connection).claim(connection, claim)\n"
-                "        deadline = self._held.deadline(monotonic())\n",
+                "by_id, now = hot or {}, monotonic()",
+                "by_id, now = hot or {}, monotonic()\n        deadline = self._held.deadline(now)",
             )
         ],
     ),
     Broken(
         name="a stream's deadline from the end of its claim",
         edits=[
-            edit(
+            (
                 "worker/stream_claims.py",
-                "        new = self.streams.claimed(\n",
-                "        deadline = self._held.deadline(monotonic())\n"
-                "        new = self.streams.claimed(\n",
+                "            Stream(key, deadline, queue=queue)\n",
+                "            Stream(key, self._held.deadline(monotonic()), queue=queue)\n",
             )
         ],
     ),
@@ -74,7 +68,7 @@ OWN = (
         name="a renewal's deadline from the end of its statement",
         kind="slow heartbeat",
         edits=[
-            edit(
+            (
                 "worker/leases.py",
                 "        self._held.renewed([",
                 "        deadline = self._held.deadline(monotonic())\n        self._held.renewed([",
@@ -85,25 +79,22 @@ OWN = (
         name="a stream's deadline from the end of its renewal",
         kind="slow heartbeat",
         edits=[
-            edit(
+            (
                 "worker/streams.py",
-                "                for key in renewed:\n",
-                "                deadline = self._held.deadline(monotonic())\n"
-                "                for key in renewed:\n",
+                "self._set_deadline(some[key], deadline)",
+                "self._set_deadline(some[key], self._held.deadline(monotonic()))",
             )
         ],
     ),
     Broken(
         name="starts whatever the deadline",
-        edits=[edit("worker/queues.py", "is not lease or now >= lease.deadline:", "is not lease:")],
+        edits=[("worker/queues.py", "is not lease or now >= lease.deadline:", "is not lease:")],
     ),
     Broken(
         name="a release whatever the version of its stream",
         edits=[
-            edit(
-                "worker/stream.py", "    seq = stream.seq if delay else None\n", "    seq = None\n"
-            ),
-            edit(
+            ("worker/stream.py", "    seq = stream.seq if delay else None\n", "    seq = None\n"),
+            (
                 "worker/stream.py",
                 "Release(stream.key, stream.seq, None, ",
                 "Release(stream.key, None, None, ",
@@ -112,15 +103,13 @@ OWN = (
     ),
     Broken(
         name="a write that does not wake its stream",
-        edits=[
-            edit("sql/base/sequence_numbers.py", '"COALESCE({row}due_at, {now})"', '"{row}due_at"')
-        ],
+        edits=[("sql/base/sequence_numbers.py", '"COALESCE({row}due_at, {now})"', '"{row}due_at"')],
     ),
     Broken(
         name="a replay that does not wake its stream",
         kind="replays",
         edits=[
-            edit(
+            (
                 "models/event_queryset.py",
                 "dialect_of(connection).wake_streams(connection, [key for _, key in batch])",
                 "pass",
@@ -130,22 +119,18 @@ OWN = (
     Broken(
         name="a claim that ignores the due time",
         edits=[
-            edit(
-                "sql/sqlite/claim.py",
-                "AND +available_at <= %s AND {claim",
-                "AND %s <> '' AND {claim",
-            )
+            ("sql/sqlite/claim.py", "AND +available_at <= %s AND {claim", "AND %s <> '' AND {claim")
         ],
     ),
     Broken(
         name="a claim of streams that ignores the due time",
-        edits=[edit("sql/sqlite/streams.py", 'AND +due_at <= %s"""', 'AND %s <> \'\'"""')],
+        edits=[("sql/sqlite/streams.py", 'AND +due_at <= %s"""', 'AND %s <> \'\'"""')],
     ),
     Broken(
         name="suspects in ordinary claims",
         kind="poison",
         edits=[
-            edit(
+            (
                 "sql/values.py",
                 '"(rescues < 2 AND (locked_by IS NULL OR locked_by = %s))"',
                 '"(rescues < 99 OR locked_by = %s)"',
@@ -155,15 +140,13 @@ OWN = (
     Broken(
         name="no count of rescues of rows",
         kind="poison",
-        edits=[
-            edit("sql/sqlite/claim.py", "rescues = rescues + CASE", "rescues = rescues + 0 * CASE")
-        ],
+        edits=[("sql/sqlite/claim.py", "rescues = rescues + CASE", "rescues = rescues + 0 * CASE")],
     ),
     Broken(
         name="no count of rescues before a start",
         kind="poison",
         edits=[
-            edit(
+            (
                 "worker/stream_claims.py",
                 "self._dialect.note_starts(self._connection, me=self._me, ids=ids)",
                 "pass",
@@ -173,35 +156,31 @@ OWN = (
     Broken(
         name="a suspect beside other events",
         kind="poison",
-        edits=[edit("worker/claimer.py", "if not self.held.wait_empty(0.05):", "if False:")],
+        edits=[("worker/claimer.py", "if not self.held.wait_empty(0.05):", "if False:")],
     ),
     Broken(
         name="a lost probe that is a success",
         kind="breakers",
-        edits=[edit("worker/breaker.py", "        if decision is LOST:\n            return\n", "")],
+        edits=[("worker/breaker.py", "        if decision is LOST:\n            return\n", "")],
     ),
     Broken(
         name="a probe that closes whatever comes of it",
         kind="breakers",
-        edits=[edit("worker/breaker.py", "        if succeeded:\n", "        if True:\n")],
+        edits=[("worker/breaker.py", "        if succeeded:\n", "        if True:\n")],
     ),
     Broken(
         name="a resume that wakes nothing",
         kind="pauses",
-        edits=[
-            edit("models/pause_queryset.py", "    if kind in CLOSING_KINDS:\n", "    if True:\n")
-        ],
+        edits=[("models/pause_queryset.py", "    if kind in CLOSING_KINDS:\n", "    if True:\n")],
     ),
     Broken(
         name="later events of a key first",
-        edits=[
-            edit("sql/sqlite/streams.py", "ORDER BY seq LIMIT %s)", "ORDER BY seq DESC LIMIT %s)")
-        ],
+        edits=[("sql/sqlite/streams.py", "ORDER BY seq LIMIT %s)", "ORDER BY seq DESC LIMIT %s)")],
     ),
     Broken(
         name="a stream that goes on after a failure",
         edits=[
-            edit(
+            (
                 "worker/streams.py",
                 "if decision.status is Status.NEW or settings.STOP_ON_FIRST_FAILURE:",
                 "if False:",
@@ -211,7 +190,7 @@ OWN = (
     Broken(
         name="what runs ahead of any decision",
         edits=[
-            edit(
+            (
                 "worker/streams.py",
                 "if decision is not DONE or lease.key is None:",
                 "if lease.key is None:",
@@ -221,18 +200,12 @@ OWN = (
     Broken(
         name="a stream forgotten when its release fails",
         kind="lost answers",
-        edits=[
-            edit(
-                "worker/streams.py",
-                "                self._to_release += [each for each in finished if self._put_back(each)]\n",
-                "                pass\n",
-            )
-        ],
+        edits=[("worker/streams.py", "if self._put_back(each)]", "if False]")],
     ),
     Broken(
         name="a stream whose refused release is forgotten",
         edits=[
-            edit(
+            (
                 "worker/streams.py",
                 "            self._put_back(stream)\n            return stream.read_at",
                 "            return stream.read_at",
@@ -242,7 +215,7 @@ OWN = (
     Broken(
         name="a claim that takes what is held as new",
         edits=[
-            edit(
+            (
                 "worker/queues.py",
                 "if known is None or not (lease.renewal or goes_on(known, lease)):",
                 "if True:",
@@ -252,7 +225,7 @@ OWN = (
     Broken(
         name="a stream that is claimed anew while it is held",
         edits=[
-            edit(
+            (
                 "worker/streams.py",
                 "known = self._streams.setdefault(stream.key, stream)\n",
                 "known = self._streams[stream.key] = stream\n",
@@ -262,7 +235,7 @@ OWN = (
     Broken(
         name="outdated streams in claims",
         edits=[
-            edit(
+            (
                 "worker/stream.py",
                 "return [*self._left_to_others, *outdated]",
                 "return [*self._left_to_others]",
@@ -272,25 +245,23 @@ OWN = (
     Broken(
         name="streams that are not renewed",
         edits=[
-            edit(
-                "worker/leases.py", "        if self._streams is not None:\n", "        if False:\n"
-            )
+            ("worker/leases.py", "        if self._streams is not None:\n", "        if False:\n")
         ],
     ),
     Broken(
         name="streams kept after their leases were lost",
         edits=[
-            edit(
+            (
                 "worker/streams.py",
-                "            lost = [each for each in streams if self._streams.get(each.key) is each]\n",
-                "            lost: list[Stream] = []\n",
+                "for each in streams if self._streams.get(each.key) is each]",
+                "for each in streams if False]",
             )
         ],
     ),
     Broken(
         name="a decision on a lease that was lost and claimed anew",
         edits=[
-            edit(
+            (
                 "worker/settler.py",
                 "        return lease, LOST\n",
                 "        return lease, decision\n",
@@ -300,7 +271,7 @@ OWN = (
     Broken(
         name="a later event of a batch started before an earlier one",
         edits=[
-            edit(
+            (
                 "worker/queues.py",
                 "if lease.key in held_up or self._start(lease, now):",
                 "if self._start(lease, now):",
@@ -311,7 +282,7 @@ OWN = (
         name="a suspect tried by a process that has just begun",
         kind="poison",
         edits=[
-            edit(
+            (
                 "worker/claimer.py",
                 "return self._settled() > 0 or now - self._started_at > self._probation",
                 "return True",
@@ -322,10 +293,10 @@ OWN = (
         name="a failed hot claim that asks for no poll",
         kind="lost answers",
         edits=[
-            edit(
+            (
                 "worker/claimer.py",
-                "            self._wakeup.poll_wanted = True  # the offers are gone, but the table has them\n",
-                "",
+                "self._wakeup.poll_wanted = True  # the offers are gone",
+                "pass  # the offers are gone",
             )
         ],
     ),
@@ -333,7 +304,7 @@ OWN = (
         name="unstarted events that a stop keeps",
         kind="deploys",
         edits=[
-            edit(
+            (
                 "worker/stopping.py",
                 "            unstarted = self._held.unstarted()\n",
                 "            unstarted = self._held.running()\n",
@@ -344,7 +315,7 @@ OWN = (
         name="progress of a fan-out that is not kept",
         kind="fan-out",
         edits=[
-            edit(
+            (
                 "sql/sqlite/settle.py",
                 "progress = COALESCE(v.progress, e.progress)",
                 "progress = e.progress",
@@ -354,7 +325,7 @@ OWN = (
     Broken(
         name="a claimer that does not wait",
         edits=[
-            edit(
+            (
                 "worker/threads.py",
                 "                if pause > 0:\n",
                 "                if pause > 60:\n",

@@ -55,6 +55,9 @@ KINDS = {
         durations=(0.05, 0.4, 1.5),
         stalls=(2.5, 3.1, 3.4, 3.7),
     ),
+    "late answers": Kind(
+        slow_after=0.08, threads=(1,), durations=(0.4, 1.0), stalls=(1.5, 2.2, 2.8, 3.6)
+    ),
     "lost answers": Kind(lost_answers=0.03, failures=0.01),
     "slow heartbeat": Kind(
         slow_heartbeat=True,
@@ -130,10 +133,10 @@ class Plan:
     preemption: float  # probability that another thread runs where one takes a lock
 
 
-def plan_of(seed: int) -> Plan:
-    """Return what a seed decides."""
+def plan_of(seed: int, name: str | None = None) -> Plan:
+    """Return what a seed decides; ``name`` is of the kind, else the seeds take turns."""
     chance = random.Random(f"plan {seed}")
-    name = [*KINDS][seed % len(KINDS)]
+    name = name or [*KINDS][seed % len(KINDS)]
     kind = KINDS[name]
     outbox = {
         "LEASE": LEASE,
