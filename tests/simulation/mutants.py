@@ -9,15 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.faults.mutants import COPIED, MUTANTS, REPOSITORY, Mutant, apply
+from tests.faults.mutants import MUTANTS, Mutant, Patch, patched_copy
 
 # Files that a history never runs: other databases, the process of a worker, relays.
 OUTSIDE = ("sql/postgresql", "sql/mysql", "worker/main.py", "worker/broker_breaker.py", "relays/")
@@ -25,11 +21,9 @@ FOUND = re.compile(r"seed (\d+) \((.*?)\): (\w+):")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Broken:
+class Broken(Patch):
     """A safeguard that is taken away, for the simulation alone."""
 
-    name: str
-    edits: Sequence[tuple[str, str, str]]  # file of the package, what stands there, what instead
     kind: str | None = None  # of the histories that may show it; None: all
 
 
@@ -345,20 +339,10 @@ def is_outside(mutant: Mutant) -> bool:
     return any(file.startswith(OUTSIDE) for file, _, _ in mutant.edits)
 
 
-def apply_to(broken: Broken, package: Path) -> None:
-    apply(
-        Mutant(name=broken.name, without="", database="", scenario="", edits=broken.edits), package
-    )
-
-
 def tried(broken: Broken, seeds: int, jobs: int) -> str:
     """Play histories of a mutant; return what was seen."""
-    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place:
-        copy = Path(place) / "repository"
-        for each in COPIED:
-            shutil.copytree(REPOSITORY / each, copy / each, ignore=shutil.ignore_patterns("*.pyc"))
-        apply_to(broken, copy / "django_outbox")
-        kind = ["--kind", broken.kind] if broken.kind else []
+    kind = ["--kind", broken.kind] if broken.kind else []
+    with patched_copy(broken) as copy:
         done = subprocess.run(
             [sys.executable, "-m", "tests.simulation", "0", str(seeds), "--jobs", str(jobs), *kind],
             cwd=copy,
