@@ -1,6 +1,6 @@
 """The tasks API of Django 6 or of the package django-tasks, under the same names."""
 
-# mypy: disable-error-code="no-redef,import-not-found,assignment,unused-ignore"
+# mypy: disable-error-code="no-redef,import-not-found,assignment,attr-defined,unused-ignore"
 from __future__ import annotations
 
 try:
