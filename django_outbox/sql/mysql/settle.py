@@ -70,10 +70,11 @@ class MySQLSettling(Settling):
                 last_error = COALESCE({case}, last_error), progress = COALESCE({case}, progress),
                 queue = COALESCE({case}, queue),
                 locked_by = NULL, locked_at = NULL
-            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            WHERE event_id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
+            AND {fence}""",
             [
                 *each("status"), *each("spent"), *each("delay"), *ended, *each("error"),
-                *each("progress"), *each("queue"), *ids, *params,
+                *each("progress"), *each("queue"), *ids, *each("attempts"), *params,
             ],
         )  # fmt: skip
 
