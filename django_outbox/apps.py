@@ -10,6 +10,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string, module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
+from . import log  # noqa: F401 - from now on, the package's logger never raises
 from .conf import current, problems
 from .exceptions import ListenerAlreadyRegistered
 from .listeners import registry

@@ -45,6 +45,7 @@ def once(source: str, message_id: Any, *, using: str | None = None) -> Iterator[
     alias = router.db_for_write(OutboxInbox) if using is None else using
     connection = connections[alias]
     transactions.require(connection, "A message was received")
+    transactions.require_charset(connection, (source, message_id))
     with transaction.atomic(using=alias):
         yield dialect_of(connection).receive(connection, source=source, message_id=message_id)
 

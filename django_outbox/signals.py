@@ -41,6 +41,11 @@ def announce(signal: Signal, *, sender: str, **facts: Any) -> None:
     """Send a signal robustly and log receivers' errors; do nothing if there is no receiver."""
     if not signal.receivers:
         return
-    for receiver, answer in signal.send_robust(sender=sender, **facts):
+    try:
+        answers = signal.send_robust(sender=sender, **facts)
+    except Exception as error:
+        logger.error("receiver failed receiver=%r", signal, exc_info=error)
+        return
+    for receiver, answer in answers:
         if isinstance(answer, Exception):
             logger.error("receiver failed receiver=%r", receiver, exc_info=answer)

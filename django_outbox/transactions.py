@@ -1,13 +1,15 @@
-"""Check that business code has opened a transaction for the outbox to write in."""
+"""Check that the outbox can write on a connection: in a transaction, and without changing text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .exceptions import NoActiveTransaction
+from .exceptions import InvalidEvent, NoActiveTransaction
+from .sql import dialect_of
 
 # Set only by django_outbox.testing: a block that a TestCase opened counts as business code's.
 test_blocks_count: ContextVar[bool] = ContextVar("test_blocks_count", default=False)
@@ -36,3 +38,13 @@ def require(connection: BaseDatabaseWrapper, happened: str) -> None:
         f"{happened} outside a transaction on {connection.alias!r}. Expected transaction.atomic() "
         f"around it and the business change, so that both commit or neither does.{hint}"
     )
+
+
+def require_charset(connection: BaseDatabaseWrapper, texts: Iterable[str]) -> None:
+    """Raise ``InvalidEvent`` if the connection's charset lacks a character of these texts."""
+    if (found := dialect_of(connection).unstorable(connection, texts)) is not None:
+        raise InvalidEvent(
+            f"The character {found!r} (U+{ord(found):04X}) is not in the charset of the connection "
+            f"{connection.alias!r}, so it would be stored as a question mark. Expected charset "
+            "utf8mb4 in the OPTIONS of the database."
+        )

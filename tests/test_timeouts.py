@@ -639,7 +639,7 @@ def test_a_worker_whose_threads_all_hang_says_that_only_a_new_process_helps(
         write(1)
         wait_until(lambda: worker._dispatchers[0]._hanging() == 1)
         assert worker.health().is_live
-        assert not worker.has_too_many_hung_threads
+        assert not worker.lost_threads
         write(1)
         wait_until(lambda: not worker.health().is_live, what="death")
         reason = "2 threads hang in listeners past their timeouts"

@@ -1,4 +1,4 @@
-"""System checks of each database: SQLite modes, schema, tables, isolation and statement size."""
+"""System checks of each database: modes, schema, tables, isolation, charset, statements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 def check_databases(
     app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Report W021 no WAL; E022 no schemas; W023 no tables; W026 isolation; W027 packet size."""
+    """Report W021 no WAL; E022 no schemas; W023 no tables; W026 isolation; W027 packet size.
+
+    Also report E056 statements in the binary log; E057 a charset that lacks characters.
+    """
     found: list[CheckMessage] = []
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
@@ -54,6 +57,7 @@ def check_databases(
             continue  # reported as E024
         found += [*_journal_mode(connection), *_schema(connection), *_tables(connection)]
         found += [*_isolation(connection), *_statement_size(connection)]
+        found += [*_statement_log(connection), *_charset(connection)]
     return found
 
 
@@ -107,6 +111,30 @@ def _statement_size(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             hint=f"Expected a max_allowed_packet of at least {STATEMENT_PER_PAYLOAD} times the "
             "payload: it and headers of the same size, each character escaped.",
             id="django_outbox.W027",
+        )
+
+
+def _statement_log(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if conf.problems() or conf.current().MODE == "writer_only":
+        return  # no worker
+    if dialect_of(connection).logs_statements(connection):
+        yield Error(
+            f"The server of {connection.alias!r} writes statements to its binary log "
+            "(binlog_format=STATEMENT). Workers use READ COMMITTED, where it then refuses every "
+            "change of a row with error 1665: nothing would be delivered.",
+            hint="Set binlog_format=ROW, the default of MySQL, or MIXED.",
+            id="django_outbox.E056",
+        )
+
+
+def _charset(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if charset := dialect_of(connection).weak_charset(connection):
+        yield Error(
+            f"The connection {connection.alias!r} has the charset {charset}, which lacks "
+            "characters. Writes with one of them are refused, and errors of listeners are stored "
+            "with question marks in their places.",
+            hint='Set "charset": "utf8mb4" in the OPTIONS of the database.',
+            id="django_outbox.E057",
         )
 
 

@@ -11,6 +11,7 @@ from ..listeners.outcomes import UNSETTLED, Decision
 from ..listeners.registry import Listener
 from ..models import OutboxEvent, OutboxStream
 from ..sql import dialect_of
+from ..sql.halving import settle_within
 from ..sql.values import LeaseKind
 from .lease import Lease
 from .member import Member
@@ -36,8 +37,8 @@ def settle_together(
         ):  # fmt: skip
             return False
     for (kind, attempts), decisions in plain.items():
-        settled = dialect.settle_all(
-            connection, me=ends[0][0].lease.owner, decisions=decisions, kind=kind,
+        settled = settle_within(
+            connection, decisions, me=ends[0][0].lease.owner, kind=kind,
             delete_done=settings.RETENTION_DONE == 0, as_read=(attempts, None),
         )  # fmt: skip
         if settled < len(decisions):

@@ -19,6 +19,7 @@ from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
 from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
 from ..sql import dialect_of
+from ..sql.halving import settle_within
 from .async_timeouts import as_async
 from .decide import decide, deferred_after_error, describe, name, recovered
 from .interceptors import Escaping, intercept
@@ -260,10 +261,10 @@ class Call(Invocation):
                 progress=self.fan_out.record_atomic(self.listener.title, decision),
                 as_read=(attempts, self.fan_out.progress_in_row), kind=self.lease.kind,
             )  # fmt: skip
-        settled = dialect.settle_all(
+        settled = settle_within(
             connection,
+            [(event_id, decision)],
             me=self.lease.owner,
-            decisions=[(event_id, decision)],
             kind=self.lease.kind,
             delete_done=self.settings.RETENTION_DONE == 0,
             as_read=(attempts, None),

@@ -10,6 +10,7 @@ from typing import Any
 from ..exceptions import BrokerUnavailable, PayloadError, RetryAfter, Unrecoverable
 from ..listeners import retry
 from ..listeners.outcomes import DONE, Dead, Decision, Defer, Failure, Status
+from ..log import text_of
 
 logger = logging.getLogger("django_outbox")
 
@@ -53,7 +54,7 @@ def failed(
     if isinstance(error, BrokerUnavailable):
         return Decision(
             status=Status.NEW, delay=UNAVAILABLE_DELAY, outcome="deferred", kind=name(error),
-            unavailable=clean(_message(error))[:REASON_LENGTH] or name(error),
+            unavailable=clean(text_of(error))[:REASON_LENGTH] or name(error),
         )  # fmt: skip
     text, kind = describe(error), name(error)
     if isinstance(error, (Unrecoverable, PayloadError)):
@@ -120,7 +121,7 @@ def _delay(
 
 def describe(error: BaseException, *, room: int = ERROR_LENGTH) -> str:
     """Return class, message and end of the traceback, in at most ``room`` characters."""
-    head = f"{name(error)}: {_message(error)}"[: room // 2]
+    head = f"{name(error)}: {text_of(error)}"[: room // 2]
     try:
         trace = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - an error that cannot be printed must still be settled
@@ -138,10 +139,3 @@ def clean(text: str) -> str:
     """Strip what no database stores, NUL characters and lone surrogates, and truncate."""
     text = text.replace("\0", "").encode("utf-8", "replace").decode()
     return text[:ERROR_LENGTH]
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - as above
-        return "(its message could not be read)"

@@ -52,6 +52,8 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     payload_bytes: int = 0  # of the payload's text; really characters, nearly all of them ASCII
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
     turned_away: bool = False  # by the thread that took it, because its queue was closed
+    refused: bool = False  # the database has refused its decision; no thread waits for it
+    history_refused: bool = False  # and its history, also as shortened
     decided: bool = False  # without a start: too many workers were lost with it
     waited: float = 0.0  # seconds from its claim to its start
     duration: float = 0.0  # seconds in listeners

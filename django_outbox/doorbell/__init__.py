@@ -12,6 +12,7 @@ from django.core.signals import setting_changed
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import current
+from ..log import first_line
 from .base import MAX_INTERVALS, Doorbell, Ear
 from .selection import create_doorbell
 
@@ -89,7 +90,7 @@ class _Notifier:
 
     def _back_off(self, now: float, error: Exception) -> None:
         if not self._failures:
-            reason = str(error).partition("\n")[0]
+            reason = first_line(error)
             logger.warning("doorbell failed; events arrive by polling error=%s", reason)
         first, most = BACKOFF
         self._not_before = now + min(first * 2.0 ** min(self._failures, 10), most)

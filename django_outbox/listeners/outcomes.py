@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
 
 from ..exceptions import seconds
+from ..log import in_ascii
 
 
 class Status(IntEnum):
@@ -109,11 +111,18 @@ class Decision:
     error: str | None = None  # None keeps the row's error
     kind: str = ""  # what logs may show of the error: its class, or our own text
     progress: str | None = None  # fan-out: JSON per listener; None keeps the row's progress
+    attempts: int | None = None  # of the row when it was leased; None: it is written in any case
     queue: str | None = None  # where the row waits from now on; None keeps its queue
     outcome: str = "done"  # done · retry · deferred · moved · dead · lost: for signals and logs
     elsewhere: bool = False  # the listener that is due now is called by others, or in a batch
     written: bool = False  # already committed, with the changes of an atomic listener
     unavailable: str = ""  # why what it sends to cannot be reached: the breaker opens at once
+
+    def shortened(self) -> Decision:
+        """Return the decision as any database can store it."""
+        error = self.error and in_ascii(self.error)
+        progress = self.progress and json.dumps(json.loads(self.progress))  # escapes in ASCII
+        return replace(self, error=error, progress=progress)
 
 
 DONE = Decision(status=Status.DONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -9,7 +10,11 @@ from typing import Any, TypeVar
 from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..log import first_line
 from ..sql import dialect_of
+from ..sql.halving import in_halves
+
+logger = logging.getLogger("django_outbox")
 
 M = TypeVar("M", bound=models.Model)
 Q = TypeVar("Q", bound="TableQuerySet[Any]")
@@ -48,7 +53,36 @@ class TableQuerySet(models.QuerySet[M]):
         return dialect_of(connection).clock(connection)
 
     def _delete_unlocked(self) -> int:
-        """Delete those of these rows that no other session has locked; return how many."""
+        """Delete those of these rows that no other session has locked; return how many.
+
+        Rows that the database refuses to delete stay: another table may have a foreign key to them.
+        """
+        try:
+            return self._delete_together()
+        except Exception as error:  # noqa: BLE001 - raised again unless it is about some rows
+            reason = error
+        connection, count, refused = self._connection(), 0, 0
+        ids = [*self.values_list("pk", flat=True)]
+        nothing: list[Any] = [type(each)() for each in ids[:1]]  # "" and 0 are no keys
+        dialect_of(connection).delete(connection, self.table, ids=nothing)
+        for part in in_halves(
+            connection,
+            ids,
+            lambda some: self.filter(pk__in=some)._delete_together(),
+            accepts=True,
+        ):
+            count += part.result if part.is_written else 0
+            refused += not part.is_written
+        if refused:
+            logger.error(
+                "rows not deleted table=%s count=%d error=%s",
+                self.table,
+                refused,
+                first_line(reason),
+            )
+        return count
+
+    def _delete_together(self) -> int:
         connection = self._connection()
         with transaction.atomic(using=connection.alias):
             ids = self.lock_unlocked()

@@ -108,7 +108,8 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
             expired = every.filter(span=span, started_at__lt=limit).order_by("started_at")
             count = size
             while count == size:
-                count = expired[:size]._delete_unlocked()
+                ids = [*expired.values_list("pk", flat=True)[:size]]
+                count = every.filter(pk__in=ids)._delete_unlocked()
                 yield count
 
     def _limits(self) -> dict[int, datetime]:

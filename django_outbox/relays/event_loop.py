@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
 
+from ..log import report_quietly
+
 THREAD_NAME: Final = "outbox-relay"
 
 
@@ -16,6 +18,7 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(report_quietly)
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=THREAD_NAME, daemon=True
         )

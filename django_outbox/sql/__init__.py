@@ -49,7 +49,10 @@ def engine_connection(alias: str, *, lock_wait: float) -> BaseDatabaseWrapper:
     """
     settings = copy.deepcopy(connections.settings[alias])
     settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False, AUTOCOMMIT=True)
-    connection = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, alias)
+    backend = load_backend(settings["ENGINE"]).DatabaseWrapper
+    # With DEBUG, Django would keep and log every statement, for the life of the thread.
+    quiet = type(backend.__name__, (backend,), {"queries_logged": False})
+    connection = quiet(settings, alias)
     dialect_of(connection).prepare_engine(settings, lock_wait=lock_wait)
     dialect_of(connection).guard_engine(connection)
     return connection  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import stored_instant
 from ..listeners.outcomes import Decision
+from ..log import in_ascii
 
 Row = tuple[Any, ...]
 
@@ -27,6 +28,8 @@ FULL = (
 )  # fmt: skip
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
 KEYED = (*FULL, "key", "seq", "status")
+# Columns of a settle's VALUES: the id, and attributes of the decision.
+SETTLED = ("event_id", "status", "spent", "delay", "error", "progress", "queue", "attempts")
 TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
 
 
@@ -247,21 +250,9 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) else value
 
 
-def settle_values(
-    decisions: Sequence[tuple[str, Decision]], attempts: Mapping[str, int]
-) -> list[Any]:
-    """Return the VALUES of a settle.
-
-    For each event: id, status, spent, delay, error, progress, queue, attempts that were read.
-    """
-    return [
-        value
-        for event_id, decision in decisions
-        for value in (
-            event_id, plain(decision.status), decision.spent, decision.delay, decision.error,
-            decision.progress, decision.queue, attempts.get(event_id),
-        )
-    ]  # fmt: skip
+def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
+    """Return a row of a settle's VALUES, in the order of ``SETTLED``."""
+    return (event_id, *[plain(getattr(decision, name)) for name in SETTLED[1:]])
 
 
 class Attempt(NamedTuple):
@@ -274,6 +265,11 @@ class Attempt(NamedTuple):
     listener: str = ""  # its title; "" if none was called
     milliseconds: int | None = None  # in the listener
     error: str = ""
+
+    def shortened(self) -> Attempt:
+        """Return the entry as any database can store it."""
+        by, listener, error = map(in_ascii, (self.by, self.listener, self.error))
+        return self._replace(by=by, listener=listener, error=error)
 
 
 def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from typing import Any
 
@@ -12,11 +13,23 @@ from django.db.backends.signals import connection_created
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
-from .broken_sessions import BrokenSessions
 
 logger = logging.getLogger("django_outbox")
 
 CHECK_AFTER = 1.0  # seconds without a delivery after which connections are checked
+
+
+class BrokenSessions:
+    """When a database session of a worker broke: if one is gone, others often are, too.
+
+    A thread that finds a broken session reports it; all check ``broke_at`` before a delivery.
+    """
+
+    def __init__(self) -> None:
+        self.broke_at = -math.inf  # monotonic; set by any thread
+
+    def report_broken(self) -> None:
+        self.broke_at = monotonic()
 
 
 class ConnectionCleanup:
@@ -95,7 +108,12 @@ def is_broken(connection: BaseDatabaseWrapper) -> bool:
 
 
 def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
-    """Close a connection that a listener left in a transaction or with an error."""
+    """Close a connection that a listener left in a transaction or with an error.
+
+    Clear its query log, which Django fills with DEBUG and clears only between two requests.
+    """
+    if not connection.force_debug_cursor:  # else a test or a debugger is reading it
+        connection.queries_log.clear()
     if connection.connection is None:
         return
     if connection.in_atomic_block or not connection.get_autocommit():

@@ -18,8 +18,7 @@ from ..delivery.lease import Lease
 from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status
 from .batch_delivery import BatchDelivery
-from .broken_sessions import BrokenSessions
-from .connection_cleanup import ConnectionCleanup
+from .connection_cleanup import BrokenSessions, ConnectionCleanup
 from .pools import Pool, Pools
 from .queues import Held
 from .ready import Lane

@@ -21,6 +21,7 @@ from ..delivery.deliver import adeliver
 from ..delivery.fallbacks import acall_fallback
 from ..delivery.lease import Lease
 from ..listeners.registry import Listener
+from ..log import report_quietly
 from .async_connections import DeliveryThread, Slots
 from .batch_delivery import next_batch, settle_batch, settle_rest
 from .blocked_loop import BlockedLoopWatch
@@ -66,6 +67,7 @@ class EventLoop:
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(report_quietly)
         self._loop.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self._thread.start()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
-from django.db import DatabaseError, connections
+from django.db import connections
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
+from ..sql.halving import in_turn
 from .pools import Pools
 from .queues import Held
 from .statistics import WRITE_INTERVAL, Statistics
@@ -39,24 +42,32 @@ class Heartbeat:
         self._update_row_at = self._count_at = 0.0  # monotonic
 
     def step(self) -> float:
-        started = monotonic()
+        started, connection = monotonic(), connections[self._alias]
         leases = self._held.to_renew(started)
-        for start in range(0, len(leases), RENEW_BATCH):
-            self._renew(leases[start : start + RENEW_BATCH])
+        steps: list[Callable[[], object]] = [
+            partial(self._renew, leases[start : start + RENEW_BATCH])
+            for start in range(0, len(leases), RENEW_BATCH)
+        ]
         if self._streams is not None:
-            self._streams.renew(connections[self._alias], self._streams.to_renew(started))
-        if self._worker_row is not None and started >= self._update_row_at:
-            self._worker_row.update()
-            self._update_row_at = started + self._held.lease / 3
-            self._follow_others(self._worker_row)
-        elif self._worker_row is not None and self._limited and started >= self._count_at:
-            self._share_rates(self._worker_row.others())
+            steps.append(partial(self._streams.renew, connection, self._streams.to_renew(started)))
+        if self._worker_row is not None:
+            steps.append(partial(self._show, self._worker_row, started))
         if self._statistics is not None:
-            self._statistics.write_if_due()
+            steps.append(self._statistics.write_if_due)
+        in_turn(connection, *steps)
         pause = min(self._held.lease / 6, WRITE_INTERVAL)
         if self._limited:
             pause = min(pause, COUNT_INTERVAL)
         return max(pause - (monotonic() - started), 0.001)
+
+    def _show(self, worker_row: WorkerRow, now: float) -> None:
+        """Show that the worker is alive, and adapt to the others."""
+        if now >= self._update_row_at:
+            worker_row.update()
+            self._update_row_at = now + self._held.lease / 3
+            self._follow_others(worker_row)
+        elif self._limited and now >= self._count_at:
+            self._share_rates(worker_row.others())
 
     def note_stop(self) -> None:
         """Show in the worker's row, from the next step on, that the worker is stopping."""
@@ -71,7 +82,7 @@ class Heartbeat:
         if self._worker_row is not None:
             try:
                 self._worker_row.delete()
-            except DatabaseError as error:
+            except Exception as error:  # noqa: BLE001 - the leases are to be given back
                 logger.warning("the worker's row could not be removed error=%s", error)
 
     def _renew(self, leases: list[Lease]) -> None:

@@ -109,16 +109,18 @@ def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> 
     def get_health() -> Health:
         return combine(worker.health() for worker in workers)
 
-    def hang() -> bool:
-        return any(each.has_too_many_hung_threads for each in workers)
+    def lost() -> list[str]:
+        return [reason for each in workers for reason in each.lost_threads]
 
-    spent = hung = False
+    spent, reasons = False, list[str]()
     try:
         for worker in workers:
             worker.start()
         while not signals.wait(output.interval):
-            spent, hung = any(each.is_spent for each in workers), hang()
-            if spent or hung:
+            spent, reasons = any(each.is_spent for each in workers), lost()
+            if reasons:
+                logger.error("threads lost, the process ends reason=%s", "; ".join(reasons))
+            if spent or reasons:
                 break
             output.publish(get_health)
     finally:
@@ -133,7 +135,7 @@ def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> 
             while wait(ends, timeout=output.interval).not_done:
                 output.publish(get_health)
     # Threads may come back while others drain; the process is replaced all the same.
-    return all(each.result() for each in ends) and not hung and not hang()
+    return all(each.result() for each in ends) and not reasons and not lost()
 
 
 def _give_up_after(signals: Signals, seconds: float, since: float | None) -> Callable[[], bool]:

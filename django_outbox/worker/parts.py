@@ -7,9 +7,9 @@ from typing import Any
 
 from .. import doorbell
 from ..conf import Settings
-from .broken_sessions import BrokenSessions
 from .broker_breaker import breaker_of
 from .claimer import Claimer
+from .connection_cleanup import BrokenSessions
 from .dispatcher import Dispatcher
 from .doorbell_listener import DoorbellListener
 from .event_loop import EventLoop
@@ -64,7 +64,7 @@ class Parts:
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
             me=self.id, settings=settings, decisions=self._decisions, wakeup=self._wakeup,
-            streams=self._streams, statistics=statistics, **parts,
+            streams=self._streams, statistics=statistics, sessions=self._sessions, **parts,
         )  # fmt: skip
         heartbeat = Heartbeat(
             me=self.id, worker_row=self._worker_row(), streams=self._streams, statistics=statistics,

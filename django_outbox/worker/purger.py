@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import connections
 
 from ..clocks import monotonic
 from ..conf import DAY
@@ -31,6 +31,7 @@ from ..models.purging import (
 from ..models.retention import Batch
 from ..signals import announce, events_purged
 from ..sql import dialect_of
+from ..sql.halving import answers
 from .leader_lease import Leader
 from .statistics import Statistics
 from .throttle import Throttle
@@ -109,6 +110,7 @@ class Purger:
         # While a snapshot is open, a run reads all rows that were deleted since it was taken.
         self._throttle = Throttle()
         self._found: Counter[str] = Counter()  # rows deleted by the scan and not reported yet
+        self._error: Exception | None = None  # of one table, while the others are purged
         self.stopping = False
 
     def step(self) -> float:
@@ -116,6 +118,9 @@ class Purger:
         if monotonic() >= self._next_at:
             rest = self.run()
             self._next_at = monotonic() + rest
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
         return max(min(pause, self._next_at - monotonic()), 0.001)
 
     def run(self) -> float:
@@ -157,7 +162,7 @@ class Purger:
             _report_events(self._alias, events)
         if messages := self._purge("messages", purge_inbox):
             logger.info("purged received_messages=%d", messages)
-        self._purge_statistics()
+        self._purge("statistics", purge_statistics)
         if self._unfinished:
             return self._continue_after
         self._throttle.after(started)
@@ -166,22 +171,25 @@ class Purger:
         self._progress.ran_at, self._began_at = self._began_at, None
         return 0.0
 
-    def _purge_statistics(self) -> None:
-        try:
-            self._purge("statistics", purge_statistics)
-        except DatabaseError as error:  # it must not make the whole run repeat
-            logger.warning("old statistics could not be purged error=%s", error)
-
     def _purge(self, kind: str, purge: Callable[[str], Iterator[int]]) -> int:
         batches, total = self._unfinished.pop(kind, None) or purge(self._alias), 0
         until = monotonic() + MAX_RUN
-        for count in batches:
-            total += count
-            if self.stopping or monotonic() > until:
-                self._unfinished[kind] = batches
-                break
-            self._renew_lease()
+        try:
+            for count in batches:
+                total += count
+                if self.stopping or monotonic() > until:
+                    self._unfinished[kind] = batches
+                    break
+                self._renew_lease()
+        except Exception as error:  # noqa: BLE001 - raised below, or by the step
+            self._note(error)
         return total
+
+    def _note(self, error: Exception) -> None:
+        """Have the step raise an error once the other tables are purged, if that is possible."""
+        if not answers(connections[self._alias]):
+            raise error
+        self._error = error
 
     def _scan(self, now: datetime) -> float:
         """Read the next batch of the full scan; return the pause in seconds."""
@@ -189,7 +197,12 @@ class Purger:
         if progress.scan is None:
             progress.scanned_at, progress.scan = now, (next(iter(SCANS)), "")
         table, after = progress.scan
-        if batch := SCANS[table](self._alias, after=after, most=SCAN_RATE):
+        try:
+            batch = SCANS[table](self._alias, after=after, most=SCAN_RATE)
+        except Exception as error:  # noqa: BLE001 - raised below, or by the step
+            self._note(error)
+            batch = None
+        if batch is not None:
             self._found[table] += batch.deleted
             progress.scan = table, batch.last
             return batch.rows / SCAN_RATE

@@ -276,11 +276,11 @@ class Held:
         return False
 
     def wait_settled(self, leases: Iterable[Lease], give_up: Callable[[], bool]) -> None:
-        """Wait until the leases are settled or ``give_up()`` is true."""
+        """Wait until the leases are settled or refused, or ``give_up()`` is true."""
         with self.changed:
             self.settle_waiters += 1
             for lease in leases:
-                while self.has(lease) and not give_up():
+                while self.has(lease) and not (lease.refused or give_up()):
                     self.changed.wait(0.1)
             self.settle_waiters -= 1
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import DataError, IntegrityError, OperationalError
 
 from .. import doorbell
 from ..clocks import monotonic
@@ -17,12 +18,15 @@ from ..conf import Settings
 from ..delivery.lease import Lease
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..models import OutboxEvent
-from ..signals import announce, event_dead, event_settled, lease_lost
+from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.base.transactions import all_or_nothing
+from ..sql.halving import Part, answers, in_halves, in_turn, without
 from ..sql.values import Attempt, LeaseKind
+from .connection_cleanup import BrokenSessions
 from .pools import Pools
 from .queues import Decisions, Held
+from .settle_log import Settled, log_refused, report_settled
 from .statistics import Statistics
 from .streams import Streams
 from .wakeup import Wakeup
@@ -33,14 +37,15 @@ MAX_BATCH = 1000  # decisions settled in one step, at most
 GATHER_COUNT = 250  # decisions for which a batch waits while more events are to be delivered
 GATHER_TIME = 0.02  # seconds that a batch waits for them, at most
 IDLE_WAIT = 1.0  # seconds that a step waits for a decision
-
-Settled = list[tuple[Lease, Decision]]
+RETRY_REFUSED = (1.0, 60.0)  # seconds until what is set aside is tried again: at first, and at most
 
 
 class Settler:
     """Settles without a fixed interval: at once under light load, in batches under heavy load.
 
     After a database error it keeps the decisions and tries again; no listener runs again for it.
+    A decision that the database refuses while it accepts others is set aside; its event stays
+    leased.
     """
 
     def __init__(
@@ -55,23 +60,37 @@ class Settler:
         pools: Pools,
         streams: Streams,
         statistics: Statistics,
+        sessions: BrokenSessions,
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._wakeup = held, decisions, wakeup
         self._pools = pools
-        self._streams, self._statistics = streams, statistics
-        self.settled = 0  # deliveries so far; only its thread changes it
-        self._unsettled: Settled = []  # not written yet; only its thread changes it
+        self._streams, self._statistics, self._sessions = streams, statistics, sessions
+        # Only its thread changes these.
+        self.settled = 0  # deliveries so far
+        self._unsettled: Settled = []  # not written yet
+        self._refused: Settled = []  # set aside
+        self._retry_at, self._retry_pause = 0.0, 0.0  # when they are tried again (monotonic)
+        # Steps so far, and the number of the last in which a decision was written.
+        self._steps = self._accepted_step = 0
 
     @property
     def is_idle(self) -> bool:
         return not self._unsettled and not len(self._decisions)
 
     def step(self) -> float:
+        connection = connections[self._alias]
+        self._steps += 1
+        if not self._refused:
+            self._retry_pause = RETRY_REFUSED[0]
+        elif monotonic() >= self._retry_at:
+            self._unsettled, self._refused = self._unsettled + self._refused, []
+            self._retry_pause = min(2 * self._retry_pause, RETRY_REFUSED[1])
+            self._accepted_step = self._steps  # as far as is known; they are set aside again
         if not self._unsettled:
             first = self._decisions.take(IDLE_WAIT)
             if first is None:
-                self._streams.release(connections[self._alias])
+                self._streams.release(connection)
                 return 0.0
             self._unsettled = [first]
             self._gather()
@@ -79,12 +98,8 @@ class Settler:
         self._unsettled = [
             each if each[1] is DONE else self._if_ours(*each) for each in self._unsettled
         ]
-        locked: OperationalError | None = None
-        for part in split_by_kind(self._unsettled):
-            locked = self._settle(part) or locked
-        self._streams.release(connections[self._alias])
-        if locked is not None:
-            raise locked
+        parts = [partial(self._settle, part) for part in split_by_kind(self._unsettled)]
+        in_turn(connection, *parts, partial(self._streams.release, connection))
         return 0.0
 
     def _gather(self) -> None:
@@ -111,24 +126,47 @@ class Settler:
             return lease, decision
         return lease, LOST
 
-    def _settle(self, part: Settled) -> OperationalError | None:
-        """Write decisions of one kind; if only some rows are locked, skip those, return the error.
-
-        Raises ``OperationalError`` if all are locked, or if the connection is unusable.
-        """
-        connection, locked = connections[self._alias], None
+    def _settle(self, part: Settled) -> None:
+        """Write decisions of one kind; if only some rows are locked, the others."""
         try:
-            refused = write(part, connection=connection, me=self._me, settings=self._settings)
-        except OperationalError as error:
-            free = self._unlocked(part) if connection.is_usable() else []
-            if not 0 < len(free) < len(part):
-                raise
-            part, locked = free, error
-            refused = write(part, connection=connection, me=self._me, settings=self._settings)
-        if refused:
-            self._drop_lost_streams(part)
-        self._finish(part)
-        return locked
+            self._write(part)
+        except OperationalError:
+            free = self._unlocked(part) if answers(connections[self._alias]) else []
+            if 0 < len(free) < len(part):
+                self._write(free)
+            raise
+
+    def _write(self, part: Settled) -> None:
+        """Write decisions of one kind; what has been written is finished, whatever is raised."""
+        connection, refused, error = connections[self._alias], Settled(), None
+        session = connection.connection
+        try:
+            for each in settle(part, connection=connection, me=self._me, settings=self._settings):
+                if not each.is_written:
+                    refused, error = refused + each.rows, each.error
+                    continue
+                self._accepted_step = self._steps
+                if each.result:
+                    self._drop_lost_streams(each.rows)
+                self._finish(each.rows)
+        finally:
+            if connection.connection is not session:
+                self._sessions.report_broken()
+        if error is not None:
+            self._set_aside(refused, error)
+
+    def _set_aside(self, rows: Settled, error: Exception) -> None:
+        """Set decisions aside, or raise if the database has lately accepted no others."""
+        rest = without(self._unsettled, rows)
+        if self._accepted_step < self._steps - 1:
+            self._unsettled = rest + rows  # so that others are tried first
+            raise error
+        if rows[0][1].written:  # only the history lacks them
+            self._finish(rows)
+            return
+        self._unsettled, self._refused = rest, self._refused + rows
+        self._retry_at = monotonic() + self._retry_pause
+        log_refused(rows, error)
 
     def _unlocked(self, part: Settled) -> Settled:
         """Return decisions whose rows are unlocked: an idle session must not hold up other rows."""
@@ -144,11 +182,7 @@ class Settler:
         self._streams.renew(connections[self._alias], streams)
 
     def _finish(self, part: Settled) -> None:
-        if len(part) == len(self._unsettled):
-            self._unsettled = []
-        else:
-            written = {lease.event_id for lease, _ in part}
-            self._unsettled = [each for each in self._unsettled if each[0].event_id not in written]
+        self._unsettled = without(self._unsettled, part)
         if part[0][0].kind is LeaseKind.STREAM:
             self._streams.settled(part)
         self._held.drop(lease for lease, _ in part)
@@ -179,21 +213,25 @@ def split_by_kind(batch: Settled) -> list[Settled]:
     return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
 
 
+def settle(
+    part: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings
+) -> Iterator[Part]:
+    """Write decisions of one kind as ``in_halves`` does; results are those of ``write``."""
+    write_some = partial(write, connection=connection, me=me, settings=settings)
+    for each in in_halves(connection, part, write_some, shorter=[_shortened, _shortened]):
+        if each.is_written and each.error is not None:
+            logger.error(
+                "settle rejected by the database, error text stored as ASCII event_id=%s",
+                each.rows[0][0].event_id,
+            )
+        yield each
+
+
 def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
-    """Write decisions; return how many were refused because their rows have another owner.
+    """Write decisions and, in the same transaction, the failures; return how many were refused.
 
-    If the database rejects a value, write them one by one, so that it affects no other decision.
+    Refused are those whose rows have another owner.
     """
-    try:
-        return _write(batch, connection=connection, me=me, settings=settings)
-    except (DataError, IntegrityError):
-        if len(batch) == 1:
-            batch = [_with_ascii_error(batch[0])]
-            return _write(batch, connection=connection, me=me, settings=settings)
-        return sum(write([each], connection=connection, me=me, settings=settings) for each in batch)
-
-
-def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
     refused = _write_with_history(batch, connection=connection, me=me, settings=settings)
     if refused > 0:  # this worker was considered lost, and they run again
         logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))
@@ -204,32 +242,29 @@ def _write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings
 def _write_with_history(
     batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings
 ) -> int:
-    """Write decisions and, in the same transaction, the failures; return how many were refused.
+    """Do what ``write`` does, without a report.
 
     If some are refused, nothing tells which, so they are written one by one: the history has no
     failures of executions that did not count.
     """
     dialect, first = dialect_of(connection), batch[0][1]
     attempts = [] if first is DONE else [one for each in batch for one in _failures(*each, me=me)]
-    if first.written:
-        dialect.note_attempts(connection, attempts)
-        return sum(decision is LOST for _, decision in batch)
     try:
-        with all_or_nothing(connection) if attempts else nullcontext():
+        with nullcontext() if first is DONE else all_or_nothing(connection):
+            if first.written:
+                _note(connection, batch, attempts)
+                return sum(decision is LOST for _, decision in batch)
             refused = len(batch) - dialect.settle_all(
                 connection,
                 me=me,
-                decisions=[(lease.event_id, decision) for lease, decision in batch],
+                decisions=[_fenced(*each) for each in batch],
                 kind=batch[0][0].kind,
                 delete_done=settings.RETENTION_DONE == 0,
-                attempts={}
-                if first is DONE
-                else {lease.event_id: lease.attempts for lease, _ in batch},
             )
             if refused and attempts and len(batch) > 1:
                 raise _Refused
             if not refused:
-                dialect.note_attempts(connection, attempts)
+                _note(connection, batch, attempts)
     except _Refused:
         return sum(
             _write_with_history([each], connection=connection, me=me, settings=settings)
@@ -238,13 +273,32 @@ def _write_with_history(
     return refused
 
 
+def _fenced(lease: Lease, decision: Decision) -> tuple[str, Decision]:
+    """Return an event's id and its decision, which counts an attempt once only.
+
+    If a settle's answer is lost, it is repeated. This worker may have leased the event anew then.
+    """
+    if decision.spent:
+        decision = replace(decision, attempts=lease.attempts)
+    return lease.event_id, decision
+
+
+def _note(connection: BaseDatabaseWrapper, batch: Settled, attempts: Sequence[Attempt]) -> None:
+    """Add entries to the history; if those of one event are refused, it is settled without."""
+    try:
+        dialect_of(connection).note_attempts(connection, attempts)
+    except Exception:
+        batch[0][0].history_refused = batch[0][0].refused and len(batch) == 1
+        raise
+
+
 class _Refused(Exception):
     """Some decisions of a batch were refused: it is rolled back."""
 
 
 def _failures(lease: Lease, decision: Decision, *, me: str) -> Sequence[Attempt]:
     """Return what the history is to tell: the calls that failed, or of what else the event died."""
-    if decision is LOST:
+    if decision is LOST or lease.history_refused:
         return ()
     if lease.failures or decision.status is not Status.DEAD:
         return lease.failures or ()
@@ -252,49 +306,14 @@ def _failures(lease: Lease, decision: Decision, *, me: str) -> Sequence[Attempt]
     return (Attempt(lease.event_id, "dead", number, me, error=decision.error or ""),)
 
 
-def _with_ascii_error(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
-    """Return the decision with its error text in ASCII, which any database accepts."""
+def _shortened(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
+    """Return a decision as any database can store it; the thread that waits for it goes on.
+
+    The second time it is without its history, if that was refused.
+    """
     lease, decision = each
-    lease.failures = [
-        one._replace(error=one.error.encode("ascii", "replace").decode())
-        for one in lease.failures or ()
-    ]
-    logger.error(
-        "settle rejected by the database, error text stored as ASCII event_id=%s", lease.event_id
-    )
-    error = decision.error and decision.error.encode("ascii", "replace").decode()
-    return lease, Decision(
-        status=decision.status, delay=decision.delay, spent=decision.spent, error=error,
-        outcome=decision.outcome,
-    )  # fmt: skip
-
-
-def report_settled(settled: Settled, *, alias: str) -> None:
-    """Log what was settled, and send the signals."""
-    has_receivers = bool(event_settled.receivers)
-    for lease, decision in settled:
-        if decision.status is not Status.DONE:
-            _log(lease, decision)
-        if decision.status is Status.DEAD:
-            announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
-        if has_receivers and decision.outcome != "moved":
-            announce(
-                event_settled, sender=alias, event=lease.event, outcome=decision.outcome,
-                duration=lease.duration, lag=lease.lag + lease.waited,
-            )  # fmt: skip
-
-
-def _log(lease: Lease, decision: Decision) -> None:
-    """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
-    levels = {"dead": logging.ERROR, "retry": logging.WARNING, "moved": logging.DEBUG}
-    level = levels.get(decision.outcome, logging.INFO)
-    if decision.unavailable:  # the circuit breaker's line tells it, for all events
-        level = logging.DEBUG
-    logger.log(
-        level,
-        "%s event_id=%s event_type=%s attempt=%d error=%s",
-        decision.outcome, lease.event_id, lease.event_type,
-        lease.event.attempts + decision.spent, decision.kind,
-    )  # fmt: skip
-    if decision.error:
-        logger.debug("error text event_id=%s text=%s", lease.event_id, decision.error)
+    lease.refused = True
+    if decision is DONE:
+        return each
+    lease.failures = [one.shortened() for one in lease.failures or ()]
+    return lease, decision.shortened()

@@ -6,16 +6,18 @@ import logging
 import threading
 from collections.abc import Iterable
 from datetime import datetime, timezone
+from functools import partial
 
 from django.db import connections
-from django.db.utils import Error as DatabaseError
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
 from ..listeners.outcomes import Decision
+from ..log import first_line
 from ..models import OutboxEvent, OutboxStatistics, write_statistics
 from ..models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, SPANS, WAIT_COLUMNS, bucket
 from ..sql import dialect_of
+from ..sql.halving import in_halves
 from .throttle import Throttle
 
 logger = logging.getLogger("django_outbox")
@@ -70,7 +72,7 @@ class Statistics:
             try:
                 age = OutboxEvent.objects.using(self._alias).oldest_pending_age()
                 self._lag = round(age or 0.0, 3)
-            except DatabaseError as error:  # it must not delay the purge
+            except Exception as error:  # noqa: BLE001 - it must not delay the purge
                 self._log_error(error)
             self._throttle.after(started)
         return max(WRITE_INTERVAL, self._throttle.until - monotonic())
@@ -87,14 +89,18 @@ class Statistics:
             connection = connections[self._alias]
             now = dialect_of(connection).clock(connection)
             self._add_to_rows(now)
-            if self._changed:
-                write_statistics(self._alias, [self._rows[key] for key in sorted(self._changed)])
-            self._changed.clear()
-        except DatabaseError as error:
+            rows = [self._rows[key] for key in sorted(self._changed)]
+            parts = [*in_halves(connection, rows, partial(write_statistics, self._alias))]
+            refused = [each.error for each in parts if each.error is not None]
+            if not refused or any(each.is_written for each in parts):
+                self._changed.clear()
+            self._remove_old_rows(now)
+            if refused:
+                raise refused[-1]
+        except Exception as error:  # noqa: BLE001 - counts are not worth more
             self._log_error(error)
         else:
             self._failures = 0
-            self._remove_old_rows(now)
 
     def _add_to_rows(self, now: datetime) -> None:
         """Add new counts to the rows; frequent types first, so that they get rows of their own."""
@@ -142,6 +148,7 @@ class Statistics:
         """Remove rows whose spans are over."""
         over = now.timestamp() - LATE_LIMIT
         self._rows = {key: row for key, row in self._rows.items() if key[0] + key[1] > over}
+        self._changed &= self._rows.keys()
 
     def _log_error(self, error: Exception) -> None:
         """Log the error at a limited rate; close the connection, as the next query opens one."""
@@ -149,7 +156,7 @@ class Statistics:
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8 …
             logger.warning(
                 "statistics could not be updated; events are not affected error=%s times=%d",
-                str(error).partition("\n")[0], self._failures,
+                first_line(error), self._failures,
             )  # fmt: skip
         connections[self._alias].close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -11,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import doorbell
 from ..clocks import monotonic
 from ..sql import dialect_of
+from ..sql.halving import in_turn
 from .leases import Heartbeat
 from .queues import Held
 from .streams import Streams
@@ -43,10 +45,11 @@ class LeaseReturner:
         self._begun = True
 
     def step(self) -> float:
-        pause = self._heartbeat.step()
-        if self._begun:
-            self._release(connections[self._alias])
-        return pause
+        try:
+            return self._heartbeat.step()
+        finally:
+            if self._begun:
+                self._release(connections[self._alias])
 
     def close(self) -> None:
         """End the heartbeat; the last statement gives back what still runs."""
@@ -55,8 +58,9 @@ class LeaseReturner:
             if connection.connection is not None and not connection.is_usable():
                 connection.close()
             self._heartbeat.close()
-            self._release(connection)
-            self._hand_back(connection)
+            in_turn(
+                connection, partial(self._release, connection), partial(self._hand_back, connection)
+            )
         except Exception as error:  # noqa: BLE001 - stopping goes on
             logger.error("release failed; the leases end by themselves error=%s", error)
 

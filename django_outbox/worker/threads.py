@@ -7,11 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from django.db import connections
 from django.db.utils import Error as DatabaseError
 
 from ..conf import current
+from ..log import first_line
 from ..sql import engine_connection
 
 logger = logging.getLogger("django_outbox")
@@ -132,7 +134,8 @@ class Loop:
         self._errors += 1
         self._error = type(error).__name__  # its text may reveal more than a probe should show
         if isinstance(error, DatabaseError):
-            connections[self._alias].close()
+            with suppress(Exception):  # Django drops it whatever that raises
+                connections[self._alias].close()
             self._on_database_error()
         first, most = BACKOFF
         most = min(most, current().LEASE / 6)  # no longer, because the heartbeat must renew leases
@@ -141,7 +144,7 @@ class Loop:
             self._next_logged *= LOG_FACTOR
             logger.error(
                 "%s failed error=%s times=%d next_try=%.1fs",
-                self.name, str(error).partition("\n")[0], self._errors, pause,
+                self.name, first_line(error), self._errors, pause,
                 exc_info=None if isinstance(error, DatabaseError) else error,
             )  # fmt: skip
         return pause * random.uniform(0.8, 1.2)

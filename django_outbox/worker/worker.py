@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -117,9 +118,10 @@ class Worker(Parts):
         return {"hot": hot, "cold": cold, "held": len(self._held)}
 
     @property
-    def has_too_many_hung_threads(self) -> bool:
-        """Return whether as many threads hang as a queue has, so that only a new process helps."""
-        return any(each.has_too_many_hung_threads for each in self._dispatchers)
+    def lost_threads(self) -> tuple[str, ...]:
+        """Return why only a new process helps: a thread ended, or too many hang."""
+        parts = [*self._threaded_parts(), self._purger_loop]
+        return tuple(filter(None, (each.dead_reason(inf) for each in parts)))
 
     def health(self) -> Health:
         """Return the health of the threads, as they report it, without a database query."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from asgiref.sync import sync_to_async
@@ -114,6 +115,7 @@ def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[st
     rows = _rows(events)
     if not rows:
         return []
+    transactions.require_charset(connection, chain.from_iterable(map(_texts, rows)))
     try:
         _insert(connection, rows)
     except DuplicateEvent:
@@ -198,6 +200,14 @@ def _with_stream_key(event: Event) -> Event:
     if settings.ORDERING == "global":
         return event.copy_with(key=GLOBAL)
     return event.copy_with(key=aggregate_key(event.aggregate_type, event.aggregate_id))
+
+
+def _texts(row: Row) -> Iterator[str]:
+    """Yield the texts of an event that are stored."""
+    event, *texts = row
+    texts += [event.event_type, event.aggregate_type, event.event_id]
+    texts += [event.aggregate_id, event.tenant_id, event.key, event.unique_key]
+    return filter(None, texts)
 
 
 def _may_clash(event: Event) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,18 +14,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from django.core.management import call_command
 from django.db import Error, connections, transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
-from tests import databases, debian, servers
+from tests import databases
 from tests.fleet import Fleet
 from tests.servers import Server
 from tests.table import in_thread, write
 from tests.waiting import wait_until
 
-ALIAS = "outage"
 LASTS = 4.0  # seconds without a database
 WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "mysql": ["kill"], "sqlite": []}
 BACK_WITHIN = 15.0  # seconds: the longest back-off, with jitter, on a slow machine
@@ -46,34 +42,6 @@ with_server = pytest.mark.skipif(
 on_sqlite = pytest.mark.skipif(
     databases.vendor() != "sqlite", reason="only SQLite locks a whole database"
 )
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    try:
-        servers.prepare(databases.vendor())
-    except debian.Unavailable as error:
-        pytest.skip(f"a server of the test's own is needed: {error}")
-    # Not in tmp_path: a socket's path must be short, and every other pytest that starts denies
-    # access to that directory to the user as whom PostgreSQL runs if we are root.
-    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as directory:
-        server = servers.make(databases.vendor(), Path(directory))
-        server.start()
-        yield server
-        server.stop()
-
-
-@pytest.fixture
-def alias(server: Server, django_db_blocker: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield an alias for the server, with the outbox's tables."""
-    settings = copy.deepcopy(connections.settings["default"])
-    settings.update(databases._settings(server.url))
-    with django_db_blocker.unblock():  # type: ignore[attr-defined]
-        connections.settings[ALIAS] = settings
-        call_command("migrate", "django_outbox", database=ALIAS, verbosity=0)
-        yield ALIAS
-        connections[ALIAS].close()
-        del connections[ALIAS], connections.settings[ALIAS]
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ MUTANTS = (
         edits=[
             (
                 "sql/postgresql/streams.py",
-                "AND s.seq = COALESCE(v.seq, s.seq) AND s.locked_by = %s",
+                "AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq) AND s.locked_by = %s",
                 "AND s.locked_by = %s",
             ),
         ],

@@ -36,7 +36,7 @@ OWN = (
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("worker/settler.py", "if first is DONE\n", "if True\n")],
+        edits=[("worker/settler.py", "if decision.spent:\n", "if False:\n")],
     ),
     Broken(
         name="a claim's deadline from the end of its statement",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -28,12 +27,8 @@ class Settling(EventLeases):
         kind: LeaseKind = LeaseKind.ROW,
         delete_done: bool = False,
         as_read: AsRead | None = None,
-        attempts: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
         """Write decisions of any kind; return how many rows ``me`` still held.
-
-        ``attempts``, by event id, are those that were read. A settle whose answer was lost is
-        repeated, and ``me`` still holds the streams of its events: it must not count twice.
 
         A group commit needs no ``as_read``: the decision of an abandoned thread never leaves it.
         An atomic listener needs it: its own transaction could still commit after that.
@@ -54,9 +49,7 @@ class Settling(EventLeases):
             count += self.settle_done(connection, me=me, ids=done, kind=kind, as_read=as_read)
         for start in range(0, len(others), self.rows_per_settle):
             some = others[start : start + self.rows_per_settle]
-            count += self.settle(
-                connection, me=me, decisions=some, kind=kind, as_read=as_read, attempts=attempts
-            )
+            count += self.settle(connection, me=me, decisions=some, kind=kind, as_read=as_read)
         return count
 
     @abstractmethod
@@ -77,7 +70,7 @@ class Settling(EventLeases):
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
         decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None, attempts: Mapping[str, int] = MappingProxyType({}),
+        as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -36,6 +36,10 @@ class Statements(ABC):
         with connection.cursor() as cursor:
             cursor.execute("SELECT VERSION()")
             return str(cursor.fetchone()[0])
+
+    @abstractmethod
+    def is_lock_wait(self, error: BaseException) -> bool:
+        """Return whether a statement failed because it took too long, as a rule for a lock."""
 
     def _run(self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any]) -> int:
         """Execute one statement; return how many rows it changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from django.db import DatabaseError, transaction
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 
@@ -23,7 +23,7 @@ def single_transaction(connection: BaseDatabaseWrapper) -> Iterator[None]:
         yield
         connection.commit()
     except BaseException:
-        with suppress(DatabaseError):  # the first error is more useful
+        with suppress(Exception):  # the first error is more useful
             connection.rollback()
         raise
     finally:

@@ -7,7 +7,7 @@ has a ``locked_at`` but no owner.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -251,6 +251,21 @@ class Upkeep(Inserting, EventLeases):
     def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
         """Return the isolation level if writers that waited for a key fail at it, else None."""
         return None
+
+    def unstorable(self, connection: BaseDatabaseWrapper, texts: Iterable[str]) -> str | None:
+        """Return a character that this connection cannot send unchanged; None: it can send all.
+
+        Costs no statement. Here, every character can be sent or is refused.
+        """
+        return None
+
+    def weak_charset(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the connection's charset if it does not have every character."""
+        return None
+
+    def logs_statements(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the server logs statements for its replicas, instead of rows."""
+        return False
 
     def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
         """Return the most bytes of a statement before the server disconnects; None if no limit."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import MappingProxyType
 from typing import Any
 
 from django.db import OperationalError, transaction
@@ -49,14 +48,10 @@ class MySQLSettling(Settling):
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
         decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None, attempts: Mapping[str, int] = MappingProxyType({}),
+        as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read)
         ids = [event_id for event_id, _ in decisions]
-        if read := [event_id for event_id in ids if event_id in attempts]:
-            fence += f" AND attempts = CASE event_id {'WHEN %s THEN %s ' * len(read)}"
-            fence += "ELSE attempts END"
-            params += [value for event_id in read for value in (event_id, attempts[event_id])]
         case = "CASE event_id " + "WHEN %s THEN %s " * len(ids) + "END"
         times = "CASE event_id " + f"WHEN %s THEN {self.now_plus} " * len(ids) + "END"
         # By id: MariaDB's sql_mode decides if another assigned column has its old or new value.
@@ -75,10 +70,11 @@ class MySQLSettling(Settling):
                 last_error = COALESCE({case}, last_error), progress = COALESCE({case}, progress),
                 queue = COALESCE({case}, queue),
                 locked_by = NULL, locked_at = NULL
-            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            WHERE event_id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
+            AND {fence}""",
             [
                 *each("status"), *each("spent"), *each("delay"), *ended, *each("error"),
-                *each("progress"), *each("queue"), *ids, *params,
+                *each("progress"), *each("queue"), *ids, *each("attempts"), *params,
             ],
         )  # fmt: skip
 

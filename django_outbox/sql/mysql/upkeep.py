@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import RawSQL
 
@@ -20,6 +21,8 @@ ALWAYS = {
     "outbox_statistics": "span > 0",
 }
 MAX_IDS = 10_000  # of dead events, in the condition of a query
+WHOLE = ("utf8mb4", "gb18030")  # charsets that have every character
+WAITED = ((1205,), (1969,))  # errors: a lock wait timed out, or MariaDB's max_statement_time
 IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 
@@ -82,6 +85,9 @@ class MySQLUpkeep(Upkeep, Inspection):
         )
         return sql, [table_name("outbox_event")]
 
+    def is_lock_wait(self, error: BaseException) -> bool:
+        return isinstance(error, OperationalError) and error.args[:1] in WAITED
+
     def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
         with connection.cursor() as cursor:  # MySQL 8 and MariaDB name the level differently
             cursor.execute(
@@ -93,6 +99,32 @@ class MySQLUpkeep(Upkeep, Inspection):
             return None
         level = str(next(iter(found.values()))).replace("-", " ")
         return level if level in ("REPEATABLE READ", "SERIALIZABLE") else None
+
+    def unstorable(self, connection: BaseDatabaseWrapper, texts: Iterable[str]) -> str | None:
+        driver: Any = connection.connection
+        charset = driver.character_set_name()
+        if charset in WHOLE:
+            return None
+        for text in texts:
+            if charset in ("utf8", "utf8mb3"):
+                if (found := max(text, default="")) > "\uffff":
+                    return found
+                continue
+            try:
+                text.encode(driver.encoding)
+            except UnicodeEncodeError as error:
+                return text[error.start]
+        return None
+
+    def weak_charset(self, connection: BaseDatabaseWrapper) -> str | None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@character_set_client, @@character_set_connection")
+            return next((each for each in cursor.fetchone() if each not in WHOLE), None)
+
+    def logs_statements(self, connection: BaseDatabaseWrapper) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format')")
+            return dict(cursor.fetchall()) == {"log_bin": "ON", "binlog_format": "STATEMENT"}
 
     def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
         with connection.cursor() as cursor:

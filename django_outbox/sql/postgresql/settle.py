@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
@@ -13,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
 from ..base.settle import Settling
-from ..values import AsRead, Attempt, LeaseKind, settle_values
+from ..values import SETTLED, AsRead, Attempt, LeaseKind, settle_values
 
 
 class PostgresSettling(Settling):
@@ -48,7 +47,7 @@ class PostgresSettling(Settling):
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
         decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None, attempts: Mapping[str, int] = MappingProxyType({}),
+        as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read, of="e")
         rows = ", ".join(
@@ -57,8 +56,7 @@ class PostgresSettling(Settling):
         )
         return self._run(
             connection,
-            f"""WITH v (event_id, status, spent, delay, error, progress, queue, attempts) AS
-                (VALUES {rows})
+            f"""WITH v ({", ".join(SETTLED)}) AS (VALUES {rows})
             UPDATE {self._event(connection)} e SET
                 status = v.status, attempts = e.attempts + v.spent, rescues = 0,
                 {kind.value} = {self.now} + v.delay * interval '1 second',
@@ -66,21 +64,27 @@ class PostgresSettling(Settling):
                 last_error = COALESCE(v.error, e.last_error),
                 progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
-            FROM v WHERE e.event_id = v.event_id AND {fence}
-            AND e.attempts = COALESCE(v.attempts, e.attempts)""",
-            [*settle_values(decisions, attempts), *params],
+            FROM v WHERE e.event_id = v.event_id
+            AND e.attempts = COALESCE(v.attempts, e.attempts) AND {fence}""",
+            [value for each in decisions for value in settle_values(*each)] + params,
         )
 
     def note_attempts(self, connection: BaseDatabaseWrapper, attempts: Sequence[Attempt]) -> None:
         if not attempts:
             return
         columns = ", ".join(map(connection.ops.quote_name, (*Attempt._fields, "at")))
-        self._run(  # as arrays, which cost half of what a parameter for each value does
+        # As arrays, which cost half of what a parameter for each value does. There is no NULL in
+        # them: with array_nulls off, it would be the text "NULL".
+        self._run(
             connection,
             f"""INSERT INTO {self._table(connection, "outbox_attempt")} ({columns})
-            SELECT given.*, {self.now} FROM unnest(%s::text[], %s::text[], %s::int[], %s::text[],
-                %s::text[], %s::int[], %s::text[]) given""",
-            [[*values] for values in zip(*attempts, strict=True)],
+            SELECT event_id, kind, number, by, listener, NULLIF(milliseconds, -1), error, {self.now}
+            FROM unnest(%s::text[], %s::text[], %s::int[], %s::text[],
+                %s::text[], %s::int[], %s::text[]) given ({", ".join(Attempt._fields)})""",
+            [
+                [-1 if each is None else each for each in values]
+                for values in zip(*attempts, strict=True)
+            ],
         )
 
     def keep_progress(

@@ -12,6 +12,7 @@ from ..base.transactions import single_transaction
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
 from ..values import ID_PATTERN, POSTPONED_FOR, SQL
 
+WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
 PREPARE_AFTER = 3  # executions before a statement is prepared
 AUTOCOMMIT_LEVEL = r"-c default_transaction_isolation=read\ committed"  # for single statements
 # A plan made for an empty table stays in use when the table is full, so it must suit both. A join
@@ -75,6 +76,9 @@ class PostgresUpkeep(Upkeep):
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"
         return sql, [self._event(connection)]
+
+    def is_lock_wait(self, error: BaseException) -> bool:
+        return getattr(error.__cause__, "sqlstate", None) in WAITED
 
     def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
         # Inside a transaction, because psycopg sets the level when it begins one.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
 from ..base.settle import Settling
-from ..values import AsRead, LeaseKind, marks, settle_values
+from ..values import SETTLED, AsRead, LeaseKind, marks, settle_values
 
 
 class SQLiteSettling(Settling):
@@ -41,10 +40,11 @@ class SQLiteSettling(Settling):
     def settle(
         self, connection: BaseDatabaseWrapper, *, me: str,
         decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None, attempts: Mapping[str, int] = MappingProxyType({}),
+        as_read: AsRead | None = None,
     ) -> int:  # fmt: skip
         fence, params = self._fence(connection, me, kind, as_read, of="e")
-        rows = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(decisions))
+        rows = ", ".join([f"({marks(SETTLED)})"] * len(decisions))
+        columns = ", ".join(f"column{n} AS {name}" for n, name in enumerate(SETTLED, 1))
         due = self.now_plus.replace("%s", "v.delay")
         return self._run(
             connection,
@@ -57,13 +57,10 @@ class SQLiteSettling(Settling):
                 progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
             FROM (
-                SELECT column1 AS event_id, column2 AS status, column3 AS spent,
-                    column4 AS delay, column5 AS error, column6 AS progress,
-                    column7 AS queue, column8 AS attempts
-                FROM (VALUES {rows})) AS v
-            WHERE e.event_id = v.event_id AND {fence}
-            AND e.attempts = COALESCE(v.attempts, e.attempts)""",
-            [*settle_values(decisions, attempts), *params],
+                SELECT {columns} FROM (VALUES {rows})) AS v
+            WHERE e.event_id = v.event_id
+            AND e.attempts = COALESCE(v.attempts, e.attempts) AND {fence}""",
+            [value for each in decisions for value in settle_values(*each)] + params,
         )
 
     def keep_progress(

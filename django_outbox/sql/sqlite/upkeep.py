@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
@@ -47,6 +48,9 @@ class SQLiteUpkeep(Upkeep):
             LEFT JOIN sqlite_master made ON made.type = 'index' AND made.name = list.name
             WHERE part.seqno = 0 AND part.name IS NOT NULL"""
         return sql, [table_name("outbox_event")]
+
+    def is_lock_wait(self, error: BaseException) -> bool:
+        return isinstance(error, OperationalError) and "locked" in str(error)
 
     def version_text(self, connection: BaseDatabaseWrapper) -> str:
         return ""

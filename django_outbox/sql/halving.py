@@ -1,0 +1,133 @@
+"""Write many rows although the database refuses some: halve them until the others are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..listeners.outcomes import Decision
+from . import dialect_of
+
+T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """Rows that were written together, or a row that was refused."""
+
+    rows: list[Any]
+    is_written: bool
+    result: Any = None  # what ``write`` returned
+    error: Exception | None = None  # why the row was refused, or written as shortened
+
+
+def in_halves(
+    connection: BaseDatabaseWrapper,
+    rows: list[T],
+    write: Callable[[list[T]], Any],
+    *,
+    shorter: Sequence[Callable[[T], T]] = (),
+    accepts: bool = False,
+) -> Iterator[Part]:
+    """Write rows; ``write`` gets some of them and undoes what it cannot finish.
+
+    A row that is refused alone is tried again as each of ``shorter`` returns it. Rows that are
+    written or refused are yielded and removed from ``rows``. If two are refused and none has been
+    written, the others are not tried: the database may refuse everything now, unless it is known
+    that it ``accepts`` such statements.
+
+    Raises an error that says nothing about the rows: the statement has waited for a lock in vain,
+    or the database does not answer on a new connection either.
+    """
+    parts, refused = [[*rows]] * bool(rows), 0
+    while parts and (accepts or refused < 2):
+        part = parts.pop()
+        written = _try(connection, write, part)
+        if not written.is_written and len(part) > 1:
+            middle = len(part) // 2
+            parts += [part[middle:], part[:middle]]
+            continue
+        for shorten in shorter:
+            if not written.is_written:
+                again = _try(connection, write, [shorten(part[0])])
+                written = Part(part, again.is_written, again.result, again.error or written.error)
+        accepts = accepts or written.is_written
+        refused += not written.is_written
+        rows[:] = without(rows, part)
+        yield written
+
+
+def _try(
+    connection: BaseDatabaseWrapper, write: Callable[[list[Any]], Any], rows: list[Any]
+) -> Part:
+    try:
+        return Part(rows, True, write(rows))
+    except Exception as error:  # for a value, drivers raise all kinds
+        if dialect_of(connection).is_lock_wait(error) or not answers(connection):
+            raise
+        return Part(rows, False, error=error)
+
+
+def settle_within(
+    connection: BaseDatabaseWrapper, decisions: Sequence[tuple[str, Decision]], **options: Any
+) -> int:
+    """Settle in the open transaction; return how many rows were ours, as read.
+
+    What the database refuses is stored shortened, so that the listener's changes are not undone.
+    """
+
+    def write(some: list[tuple[str, Decision]]) -> int:
+        with transaction.atomic(using=connection.alias):
+            return dialect_of(connection).settle_all(connection, decisions=some, **options)
+
+    if all(decision.error is None for _, decision in decisions):
+        return dialect_of(connection).settle_all(connection, decisions=decisions, **options)
+    count = 0
+    for part in in_halves(connection, [*decisions], write, shorter=[_shortened]):
+        if not part.is_written and part.error is not None:
+            raise part.error
+        count += part.result
+    return count
+
+
+def _shortened(each: tuple[str, Decision]) -> tuple[str, Decision]:
+    return each[0], each[1].shortened()
+
+
+def in_turn(connection: BaseDatabaseWrapper, *steps: Callable[[], object]) -> None:
+    """Take every step although some raise; then raise the first error.
+
+    If the database does not answer any more, do that at once.
+    """
+    first: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - raised below
+            first = first or error
+            if not answers(connection):
+                break
+    if first is not None:
+        raise first
+
+
+def answers(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the database answers, on a new connection if the present one is unusable."""
+    try:
+        if connection.connection is not None and connection.is_usable():
+            return True
+        if connection.in_atomic_block:
+            return False
+        connection.close()
+        connection.ensure_connection()
+        return connection.is_usable()
+    except Exception:  # noqa: BLE001 - whatever keeps it from connecting
+        return False
+
+
+def without(rows: list[T], some: list[T]) -> list[T]:
+    """Return the rows that are not among ``some``, which are the same objects."""
+    gone = {id(each) for each in some}
+    return [each for each in rows if id(each) not in gone]

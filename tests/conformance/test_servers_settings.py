@@ -1,0 +1,272 @@
+"""Settings of servers and connections that a worker must bear, or that a check must report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, connections, transaction
+
+import django_outbox as outbox
+from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxInbox
+from tests import databases
+from tests.table import listening, row, statuses, write
+from tests.waiting import wait_until
+
+TWICE = outbox.Fixed(delay=0, max_attempts=2)
+MYSQL = databases.vendor() in ("mysql", "mariadb")
+
+outside = pytest.mark.django_db(transaction=True)
+by_whom = pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])
+on_mysql = pytest.mark.skipif(not MYSQL, reason="others have no charset of a connection")
+on_postgres = pytest.mark.skipif(databases.vendor() != "postgres", reason="PostgreSQL's setting")
+
+
+@pytest.fixture(autouse=True)
+def quick(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2}
+
+
+@contextmanager
+def options(**given: Any) -> Iterator[None]:
+    """Reconnect with other OPTIONS, also in other threads, during a block."""
+    mine = connections.settings["default"]["OPTIONS"]
+    before = {**mine}
+    connection.close()
+    mine.update(given)
+    try:
+        yield
+    finally:
+        connection.close()
+        mine.clear()
+        mine.update(before)
+
+
+def deliver(*, until: dict[str, int], by_drain: bool, using: str = "default") -> None:
+    def found() -> dict[str, int]:
+        counts = OutboxEvent.objects.using(using).counts_by_status()
+        return {name: n for name, n in counts.items() if n}
+
+    if by_drain:
+        while outbox.drain(using=using):
+            pass
+        assert found() == until
+        return
+    with outbox.Worker(using=using):
+        wait_until(lambda: found() == until, what=f"{until}")
+
+
+def failing_with(text: str) -> Callable[[Any], None]:
+    """Return a listener that fails with a text for every third event, and plainly for others."""
+
+    def fail(event: outbox.Event) -> None:
+        raise ValueError(text if event.payload["n"] % 3 == 0 else "plain")
+
+    return fail
+
+
+# -- charsets of MySQL and MariaDB -----------------------------------------------------------------
+
+LACKING = {
+    "utf8, emoji": ("utf8", "boom 😀"),
+    "utf8mb3, Chinese beyond the basic plane": ("utf8mb3", "𠮷野家"),
+    "latin1, emoji": ("latin1", "boom 😀"),
+    "latin1, Polish": ("latin1", "zażółć"),
+    "cp1251, German": ("cp1251", "grün"),
+    "ascii, German": ("ascii", "grün"),
+}
+lacking = pytest.mark.parametrize(("charset", "text"), LACKING.values(), ids=LACKING)
+
+
+@on_mysql
+@outside
+@by_whom
+@lacking
+def test_a_text_that_the_charset_lacks_holds_up_no_other(
+    charset: str, text: str, by_drain: bool
+) -> None:
+    with options(charset=charset), listening(failing_with(text), retry=TWICE):
+        ids = write(7)
+        deliver(until={"DEAD": 7}, by_drain=by_drain)
+    assert [row(each).attempts for each in ids] == [2] * 7
+    assert all((row(each).last_error or "").isascii() for each in ids)
+    assert OutboxAttempt.objects.count() == 14
+
+
+STRICT = {"strict": {}, "not strict": {"init_command": "SET SESSION sql_mode = ''"}}
+
+
+@on_mysql
+@outside
+@pytest.mark.parametrize("mode", STRICT.values(), ids=STRICT)
+@lacking
+def test_what_the_charset_would_change_is_not_written(
+    charset: str, text: str, mode: dict[str, str], django_assert_num_queries: Any
+) -> None:
+    """Before any SQL; the transaction stays usable."""
+    names = ("key", "unique_key", "tenant_id", "aggregate_id", "aggregate_type")
+    fields: list[dict[str, Any]] = [{name: text} for name in names]
+    fields += [{"payload": {"name": text}}, {"headers": {"name": text}}]
+    with options(charset=charset, **mode), transaction.atomic():
+        for each in fields:
+            with django_assert_num_queries(0), pytest.raises(outbox.InvalidEvent):
+                outbox.write("order.placed", **each)
+        with pytest.raises(outbox.InvalidEvent):
+            outbox.write_many(
+                [outbox.Event(event_type="a"), outbox.Event(event_type="b", payload=text)]
+            )
+        with pytest.raises(outbox.InvalidEvent), outbox.inbox.once("x", text):
+            pass
+        outbox.write("order.placed", {"name": "plain"})
+    assert statuses() == {"NEW": 1}
+    assert not OutboxInbox.objects.exists()
+
+
+FITTING = [
+    ("utf8mb4", "😀 𠮷"),
+    ("utf8mb3", "zażółć 野家"),
+    ("latin1", "grün €"),
+    ("cp1251", "привет"),
+]
+
+
+@on_mysql
+@outside
+@pytest.mark.parametrize(("charset", "text"), FITTING, ids=[each for each, _ in FITTING])
+def test_what_the_charset_has_is_written_unchanged(charset: str, text: str) -> None:
+    with options(charset=charset):
+        [event_id] = write(1, payload={"name": text}, tenant_id=text)
+    assert row(event_id).tenant_id == text
+    assert text in row(event_id).payload
+
+
+def ids_of_checks() -> set[str]:
+    found = run_checks(databases=["default"])
+    return {str(each.id).rpartition(".")[2] for each in found}
+
+
+@outside
+def test_the_settings_of_the_tests_are_fine() -> None:
+    assert ids_of_checks() & {"E056", "E057"} == set()
+
+
+@on_mysql
+@outside
+@pytest.mark.parametrize("charset", ["utf8", "utf8mb3", "latin1", "cp1251", "ascii"])
+def test_a_charset_that_lacks_characters_is_an_error(charset: str) -> None:
+    with options(charset=charset):
+        assert "E057" in ids_of_checks()
+
+
+# -- servers of their own --------------------------------------------------------------------------
+
+
+def set_global(alias: str, name: str, value: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SET GLOBAL {name} = {value}")
+    connections[alias].close()
+
+
+@on_mysql
+@by_whom
+def test_errors_larger_than_a_packet_are_stored(alias: str, by_drain: bool) -> None:
+    def fail(event: outbox.Event) -> None:
+        raise ValueError("x" * 4000)
+
+    set_global(alias, "max_allowed_packet", str(64 * 1024))
+    with listening(fail, retry=outbox.Fixed(3600, max_attempts=2)):
+        with transaction.atomic(using=alias):
+            events = [outbox.Event(event_type="order.placed", payload={"n": n}) for n in range(200)]
+            outbox.write_many(events, using=alias)
+        deliver(until={"RETRY": 200}, by_drain=by_drain, using=alias)
+    rows = OutboxEvent.objects.using(alias)
+    assert {*rows.values_list("attempts", flat=True)} == {1}
+    assert OutboxAttempt.objects.using(alias).count() == 200
+
+
+@pytest.mark.skipif(databases.vendor() != "mysql", reason="MySQL logs for replicas by default")
+@pytest.mark.parametrize(("value", "told"), [("STATEMENT", True), ("MIXED", False), ("ROW", False)])
+def test_a_log_of_statements_is_an_error(alias: str, value: str, told: bool, settings: Any) -> None:
+    set_global(alias, "binlog_format", value)
+    found = {each.id for each in run_checks(databases=[alias])}
+    assert ("django_outbox.E056" in found) == told
+    settings.OUTBOX = {"MODE": "writer_only"}
+    assert "django_outbox.E056" not in {each.id for each in run_checks(databases=[alias])}
+
+
+# -- PostgreSQL ------------------------------------------------------------------------------------
+
+
+@on_postgres
+@outside
+@by_whom
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_no_statement_depends_on_array_nulls(
+    key: str | None, by_drain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        options(options="-c array_nulls=off"),
+        listening(failing_with("boom"), retry=TWICE),
+        listening(lambda event: None, "order.done"),
+        listening(lambda event: outbox.Dead("over"), "order.over"),
+    ):
+        write(3, key=key)
+        write(3, "order.done", key=key)
+        write(3, "order.over", key=key)
+        deliver(until={"DEAD": 6, "DONE": 3}, by_drain=by_drain)
+    assert "failed error" not in caplog.text
+    assert OutboxAttempt.objects.filter(kind="dead", milliseconds=None).count() == 0
+    assert OutboxAttempt.objects.count() == 9
+
+
+# -- DEBUG -----------------------------------------------------------------------------------------
+
+
+@outside
+@by_whom
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_no_query_log_grows_with_debug(is_async: bool, by_drain: bool, settings: Any) -> None:
+    settings.DEBUG = True
+    seen: list[int] = []
+
+    def use(event: outbox.Event) -> None:
+        seen.append(len(connection.queries_log))
+        OutboxInbox.objects.filter(source="x" * 100).exists()
+
+    async def ause(event: outbox.Event) -> None:
+        from asgiref.sync import sync_to_async
+
+        await sync_to_async(use)(event)
+
+    connection.queries_log.clear()
+    with listening(ause if is_async else use):
+        write(30)
+        deliver(until={"DONE": 30}, by_drain=by_drain)
+    assert max(seen[1:]) <= max(seen[0], 1)
+
+
+@outside
+def test_no_query_log_of_the_engine_grows_with_debug(settings: Any) -> None:
+    from django.db.backends.signals import connection_created
+
+    settings.DEBUG = True
+    made: list[Any] = []
+
+    def note(*, connection: Any, **kwargs: Any) -> None:
+        made.append(connection)
+
+    connection_created.connect(note)
+    try:
+        with listening(failing_with("boom"), retry=TWICE):
+            write(10)
+            deliver(until={"DEAD": 10}, by_drain=False)
+            write(10)
+            deliver(until={"DEAD": 20}, by_drain=True)
+    finally:
+        connection_created.disconnect(note)
+    mine = [each for each in made if each is not connections["default"]]
+    assert len(mine) > 3
+    assert sum(len(each.queries_log) for each in mine) == 0
