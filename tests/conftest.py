@@ -8,12 +8,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
 from asgiref.sync import SyncToAsync
 from django.db import connection, connections
 
+from django_outbox.events.typed import classes
 from django_outbox.sql import dialect_of
 from tests import databases
 
@@ -80,6 +82,13 @@ def no_lock_wait_remembered() -> Iterator[None]:
     yield
     if connection.vendor == "mysql":
         dialect_of(connection)._skips_until = 0.0  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def no_class_remembered() -> Iterator[None]:
+    """Forget the classes that a test declares: writes of their event types are validated."""
+    with patch.dict(classes):
+        yield
 
 
 @pytest.fixture(autouse=True)
