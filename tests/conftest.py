@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import psutil
 import pytest
 from asgiref.sync import SyncToAsync
 from django.db import connections
 
+from django_outbox.events.typed import classes
 from tests import databases
 from tests.waiting import MovedClock
 
@@ -56,6 +58,13 @@ def database_env(transactional_db: None) -> dict[str, str]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
     """Return the monotonic clock of workers and event loops, which the test moves ahead."""
     return MovedClock(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def no_class_remembered() -> Iterator[None]:
+    """Forget the classes that a test declares: writes of their event types are validated."""
+    with patch.dict(classes):
+        yield
 
 
 @pytest.fixture(autouse=True)

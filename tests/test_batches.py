@@ -441,7 +441,7 @@ def test_an_awaited_batch_awaits_its_fallbacks() -> None:
 # -- payloads, signals, interceptors, pauses -------------------------------------------------------
 
 
-@outbox.event("test.batched")
+@outbox.event("batch.typed")
 @dataclass
 class Batched:
     number: int
@@ -450,8 +450,8 @@ class Batched:
 @outside
 @everywhere
 def test_a_payload_that_does_not_fit_is_dead_alone(run: str) -> None:
-    insert(1, event_type="test.batched", payload='{"number": 5}')
-    (bad,) = insert(1, event_type="test.batched", payload='{"number": "five"}')
+    insert(1, event_type="batch.typed", payload='{"number": 5}')
+    (bad,) = insert(1, event_type="batch.typed", payload='{"number": "five"}')
     bulk = Bulk()
     with listening(bulk, Batched, batch=5):
         deliver(run)

@@ -106,8 +106,8 @@ def test_keyed_events_behind_it_go_on(outside: bool, error: type[BaseException])
     assert (stream("k").locked_by, stream("k").due_at) == (None, None)
 
 
-@dataclasses.dataclass
 @outbox.event("order.exiting")
+@dataclasses.dataclass
 class Exiting:
     sku: str
 

@@ -39,6 +39,7 @@ from django_outbox.events import (
 from tests.cases import cases
 from tests.testapp.models import Order
 
+ORDER = Order.from_db("default", ["id"], [42])  # as if it were read from the table
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
 
@@ -86,7 +87,7 @@ def test_it_is_frozen_and_slotted() -> None:
 
 @cases("name", ["aggregate", "deliver_after"])
 def test_arguments_that_only_fill_others_are_no_attributes(name: str) -> None:
-    event = Event(event_type="x", aggregate=Order(pk=1), deliver_after=5)
+    event = Event(event_type="x", aggregate=ORDER, deliver_after=5)
     assert not hasattr(event, name)
 
 
@@ -170,13 +171,15 @@ def test_str_names_the_event_in_one_line_without_payload() -> None:
 
 
 def test_an_instance_fills_type_and_id() -> None:
-    event = Event(event_type="x", aggregate=Order(pk=42))
+    event = Event(event_type="x", aggregate=ORDER)
     assert (event.aggregate_type, event.aggregate_id) == ("testapp.Order", "42")
 
 
-def test_an_instance_without_a_key_is_invalid() -> None:
-    with pytest.raises(InvalidEvent, match=r"testapp\.Order without a primary key"):
-        Event(event_type="x", aggregate=Order())
+# A key of its own does not make an instance saved: a UUID has a default.
+@pytest.mark.parametrize("given", [Order(), Order(pk=42)], ids=["no-key", "own-key"])
+def test_an_instance_that_is_not_saved_is_invalid(given: Order) -> None:
+    with pytest.raises(InvalidEvent, match=r"testapp\.Order"):
+        Event(event_type="x", aggregate=given)
 
 
 @cases("value", [Order, "order", 5, object()], ids=["class", "str", "int", "object"])
@@ -188,7 +191,7 @@ def test_only_instances_are_aggregates(value: Any) -> None:
 @cases("also", [{"aggregate_type": "a"}, {"aggregate_id": "1"}], ids=str)
 def test_an_instance_excludes_the_other_form(also: dict[str, str]) -> None:
     with pytest.raises(InvalidEvent, match="together"):
-        Event(event_type="x", aggregate=Order(pk=1), **also)
+        Event(event_type="x", aggregate=ORDER, **also)
 
 
 # --- headers --------------------------------------------------------------------------------
@@ -360,7 +363,7 @@ LATER = NOON + timedelta(days=1)
         {"deliver_after": 90},
         {"deliver_after": 90, "occurred_at": NOON},
         {"available_at": datetime(2001, 1, 1, tzinfo=timezone.utc)},
-        {"aggregate": Order(pk=1), "headers": {"a": "1"}, "unique_key": "u", "tenant_id": "t"},
+        {"aggregate": ORDER, "headers": {"a": "1"}, "unique_key": "u", "tenant_id": "t"},
     ],
     ids=lambda fields: "-".join(fields) or "plain",
 )
@@ -481,7 +484,7 @@ UNFIT: dict[str, Callable[[], Any]] = {
     "set in a dataclass": lambda: Line(more=[{1}]),
     "object": object,
     "class": lambda: Line,
-    "model instance": lambda: Order(pk=1),
+    "model instance": lambda: ORDER,
     "queryset": Order.objects.none,
     "generator": lambda: (n for n in [1]),
     "tuple as key": lambda: {(1, 2): 3},
@@ -620,7 +623,7 @@ def test_both_routes_decode_the_same_text() -> None:
 
 
 def test_a_hot_event_keeps_every_other_field() -> None:
-    written = Event(event_type="x", aggregate=Order(pk=1), tenant_id="t", headers={"a": "b"},
+    written = Event(event_type="x", aggregate=ORDER, tenant_id="t", headers={"a": "b"},
                     unique_key="u", deliver_after=5, occurred_at=NOON)  # fmt: skip
     hot = written.as_delivered("null", decode)
 

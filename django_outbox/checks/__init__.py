@@ -104,7 +104,7 @@ def check_listeners(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
             hint = "Give it the signature (event)."
             found.append(Error(fault, hint=hint, id="django_outbox.E010"))
         if fault := each.payload_fault:
-            hint = "Give its fields types that JSON can hold and that its module can import."
+            hint = "Give its fields types that JSON can hold, defined or imported in its module."
             found.append(Error(fault, hint=hint, id="django_outbox.E013"))
         if fault := each.fallback_fault:
             hint = "Give it the signature (event, failure)."

@@ -6,7 +6,7 @@ from .arguments import ABSENT
 from .event import Event, event_from_row
 from .ids import id_timestamp, least_id, new_id
 from .json_text import check_text, decode, decode_headers, encode, encode_headers, fit
-from .typed import Declaration, declared
+from .typed import Declaration, check_payload, class_fault, declared
 from .validation import (
     GLOBAL,
     LENGTHS,
@@ -36,7 +36,9 @@ __all__ = [
     "aggregate_key",
     "aggregate_label",
     "as_utc",
+    "check_payload",
     "check_text",
+    "class_fault",
     "decode",
     "decode_headers",
     "declared",

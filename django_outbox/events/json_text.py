@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 from json import JSONEncoder
 from types import MappingProxyType
@@ -14,6 +15,7 @@ import msgspec
 from django.utils.functional import Promise
 
 from ..exceptions import InvalidEvent, PayloadError, PayloadTooLarge
+from .kinds import fault, undefined
 from .validation import NO_HEADERS
 
 T = TypeVar("T")
@@ -64,19 +66,40 @@ def fit(payload: Any, type_: type[T]) -> T:
     """
     given: Any = type_
     name = given.__qualname__ if isinstance(given, type) else given  # a union shows its members
-    validate = getattr(type_, "model_validate_json", None)
     try:
-        if validate is not None:
+        if (validate := getattr(type_, "model_validate_json", None)) is not None:
             return validate(encode(payload))  # type: ignore[no-any-return]
-        return msgspec.convert(payload, type_, strict=False)
-    except msgspec.ValidationError as error:
-        raise PayloadError(f"{name}: {error}") from None
-    except ValueError as error:  # pydantic's is one; its text would quote the payload
-        if validate is None or not hasattr(error, "errors"):
-            raise
+        try:
+            return msgspec.convert(payload, type_, str_keys=True, dec_hook=_load_model)
+        except msgspec.ValidationError:  # not as we write it: numbers may be text
+            return msgspec.convert(payload, type_, strict=False, dec_hook=_load_model)
+    except Exception as error:  # noqa: BLE001 - whatever the class raises, a retry would too
+        raise PayloadError(f"{name}: {_reason(type_, error)}") from None
+
+
+def _load_model(type_: Any, value: Any) -> Any:
+    """Read a pydantic model inside another class; msgspec adds the path to a ``ValueError``."""
+    if not hasattr(type_, "model_validate_json"):
+        return value  # msgspec checks that it is an instance
+    try:
+        return fit(value, type_)
+    except PayloadError as error:
+        raise ValueError(str(error)) from None
+
+
+def _reason(type_: Any, error: Exception) -> str:
+    """Return why a payload could not be read, with the field, and without quoting the payload."""
+    if hasattr(error, "errors"):  # pydantic's text quotes it
         faults = error.errors(include_url=False, include_context=False, include_input=False)
-        texts = [": ".join([*map(str, each["loc"]), each["msg"]]) for each in faults]
-        raise PayloadError(f"{name}: {'; '.join(texts)}") from None
+        return "; ".join(": ".join([*map(str, each["loc"]), each["msg"]]) for each in faults)
+    if isinstance(error, msgspec.ValidationError):
+        return str(error)
+    if isinstance(error, NameError) and isinstance(type_, type):
+        return undefined(type_, error)
+    with suppress(TypeError, NameError):
+        if isinstance(type_, type) and (found := fault(type_)):
+            return found
+    return f"{type(error).__name__}: {error}"
 
 
 def encode_headers(headers: Mapping[str, str], *, most: int) -> str | None:

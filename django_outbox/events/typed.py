@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ..exceptions import InvalidEvent
-from . import validation
+import msgspec
+from django.conf import settings as django_settings
+
+from ..exceptions import InvalidEvent, PayloadError
+from . import kinds, validation
 from .validation import GLOBAL, LENGTHS
 
 C = TypeVar("C", bound=type)
 Path = str | Callable[[Any], Any]  # "order.id", or a callable that gets the payload
 
 DECLARATION_ATTRIBUTE = "__outbox_event__"  # attribute that holds a class's declaration
+
+classes: dict[str, tuple[type, ...]] = {}  # declared classes by event type and alias
+_unresolved: set[type] = set()  # those with an annotation that was not defined when declared
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +89,14 @@ def event(
     """Declare a class as the payload of an event type.
 
     The serializer must be able to write and read the class: by default a dataclass, a msgspec
-    Struct, an attrs class or a pydantic model.
+    Struct, an attrs class or a pydantic model, of fields that come back from JSON equal.
 
     ``key``, ``aggregate_id`` and the values of ``headers`` are attribute paths (``"order.id"``) or
     callables that get the instance. ``aliases`` are former names of the type: events stored under
     them are still read.
 
-    Raises ``InvalidEvent`` for values that no event can have.
+    Raises ``InvalidEvent`` for values that no event can have, and for a class of which a field
+    would be lost or changed, or could not be read.
 
     Example::
 
@@ -114,7 +121,14 @@ def event(
     def declare(cls: C) -> C:
         if not isinstance(cls, type):
             raise InvalidEvent(f"@event was put on {cls!r}; expected a class.")
+        try:
+            _require_readable(cls)
+        except NameError:  # a class further down, perhaps
+            _unresolved.add(cls)
         setattr(cls, DECLARATION_ATTRIBUTE, declaration)
+        for name in (declaration.event_type, *declaration.aliases):
+            others = (each for each in classes.get(name, ()) if _path(each) != _path(cls))
+            classes[name] = (*others, cls)
         return cls
 
     return declare
@@ -123,6 +137,125 @@ def event(
 def declared(cls: Any) -> Declaration | None:
     """Return the ``@event`` declaration of this class itself, not of a base class, or None."""
     return vars(cls).get(DECLARATION_ATTRIBUTE) if isinstance(cls, type) else None
+
+
+def class_fault(cls: type) -> str | None:
+    """Return why a declared class would not come back from JSON equal; None if it would."""
+    if _has_own_serializer():
+        return None
+    try:
+        return kinds.fault(cls)
+    except NameError as error:
+        return kinds.undefined(cls, error)
+
+
+def check_payload(
+    event_type: str, payload: Any, text: str, loads: Callable[..., Any], *, is_compared: bool
+) -> None:
+    """Raise ``InvalidEvent`` for a payload that no class declared for its type could be read from.
+
+    An instance of such a class is read only if ``is_compared``: it must then come back equal.
+    """
+    if not (declared_for := classes.get(event_type)):
+        return
+    cls = type(payload)
+    if cls not in declared_for:
+        _require_fit(event_type, declared_for, text, loads)
+        return
+    if cls in _unresolved:
+        try:
+            _require_readable(cls)
+        except NameError as error:
+            raise InvalidEvent(
+                f"The annotations of {kinds.undefined(cls, error)}. Expected names that its module "
+                "defines or imports, not only for type checking."
+            ) from None
+        _unresolved.discard(cls)
+    if is_compared:
+        _require_fit(event_type, (cls,), text, loads)
+        if found := difference(payload, loads(text, cls)):
+            raise InvalidEvent(
+                f"{cls.__qualname__} would not come back from JSON as it was written: {found}. "
+                "Expected a value of the field's type; correct the value or the annotation."
+            )
+
+
+def _require_fit(
+    event_type: str, candidates: tuple[type, ...], text: str, loads: Callable[..., Any]
+) -> None:
+    faults = []
+    for each in candidates:
+        try:
+            loads(text, each)
+        except PayloadError as error:
+            faults.append(str(error))
+        else:
+            return
+    raise InvalidEvent(
+        f"The payload of {event_type!r} does not fit the class declared for it: "
+        f"{'; '.join(faults)}. Expected an instance of the class, or the fields of one."
+    )
+
+
+def difference(written: Any, read: Any, where: str = "") -> str | None:
+    """Return the field in which what was read differs from what was written; None if in none."""
+    if written is read:
+        return None
+    names = _field_names(written)
+    if names is not None and type(written) is type(read):
+        pairs = [(f"{where}.{name}", name) for name in names]
+        return _first((getattr(written, n, None), getattr(read, n, None), at) for at, n in pairs)
+    if isinstance(written, dict) and isinstance(read, dict) and written.keys() == read.keys():
+        return _first((written[key], read[key], f"{where}[{key!r}]") for key in written)
+    if isinstance(written, (list, tuple)) and isinstance(read, type(written)):
+        if len(written) == len(read):
+            pairs_at = enumerate(zip(written, read, strict=True))
+            return _first((one, other, f"{where}[{at}]") for at, (one, other) in pairs_at)
+    elif names is None and written == read:
+        return None
+    return (
+        f"{where.lstrip('.') or 'the payload'} (written as {type(written).__qualname__}, "
+        f"read as {type(read).__qualname__})"
+    )
+
+
+def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
+    return next((found for each in parts if (found := difference(*each))), None)
+
+
+def _field_names(value: Any) -> list[str] | None:
+    """Return the names of what an instance consists of; None for a value without fields."""
+    cls = type(value)
+    if dataclasses.is_dataclass(cls):
+        return [each.name for each in dataclasses.fields(cls)]
+    if kinds.is_model(cls):
+        return [*cls.model_fields, *cls.__private_attributes__, "model_extra"]
+    if isinstance(value, msgspec.Struct):
+        return [*cls.__struct_fields__]
+    if hasattr(cls, "__attrs_attrs__"):
+        return [each.name for each in cls.__attrs_attrs__]
+    if getattr(cls, "__eq__", None) is object.__eq__ and not kinds.is_enum(cls):
+        return [*getattr(value, "__dict__", ())] or None
+    return None
+
+
+def _require_readable(cls: type) -> None:
+    """Raise ``InvalidEvent`` if instances would not come back equal, ``NameError`` if unknown."""
+    if not _has_own_serializer() and (found := kinds.fault(cls)):
+        raise InvalidEvent(
+            f"@event was put on {cls.__qualname__}, which would not come back from JSON as it was "
+            f"written: {found}."
+        )
+
+
+def _has_own_serializer() -> bool:
+    """Return whether ``SERIALIZER`` is set; only the default one's abilities are known here."""
+    options = getattr(django_settings, "OUTBOX", None) if django_settings.configured else None
+    return bool(isinstance(options, Mapping) and options.get("SERIALIZER"))
+
+
+def _path(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
 
 
 def _checked(column: str, value: Any) -> str:

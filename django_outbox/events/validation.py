@@ -114,9 +114,9 @@ def aggregate(instance: Any) -> tuple[str, str]:
     meta, pk = getattr(instance, "_meta", None), getattr(instance, "pk", None)
     if meta is None or isinstance(instance, type):
         raise InvalidEvent(f"aggregate is {instance!r}; expected a model instance.")
-    if pk is None or (isinstance(pk, tuple) and None in pk):
+    if pk is None or (isinstance(pk, tuple) and None in pk) or instance._state.adding:
         raise InvalidEvent(
-            f"aggregate is a {meta.label} without a primary key: not saved yet, or deleted "
+            f"aggregate is a {meta.label} that is not in the database: not saved yet, or deleted "
             "already. Save it first, or give aggregate_type and aggregate_id."
         )
     return meta.label, str(pk)

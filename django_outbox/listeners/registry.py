@@ -14,8 +14,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
-from ..events import LENGTHS, declared, fit, type_name
-from ..exceptions import ListenerAlreadyRegistered, PayloadError, seconds
+from ..events import LENGTHS, class_fault, declared, type_name
+from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
 from ..queue_settings import NAME as QUEUE_NAME
 from .batching import Batching, batching
@@ -82,15 +82,9 @@ class Listener:
     @property
     def payload_fault(self) -> str | None:
         """Return why no payload can become an instance of its class; None if one can."""
-        if self.payload_type is None:
+        if self.payload_type is None or (found := class_fault(self.payload_type)) is None:
             return None
-        try:
-            fit({}, self.payload_type)
-        except PayloadError:  # only this payload does not fit
-            return None
-        except Exception as error:  # noqa: BLE001 - whatever reading the class raises
-            return f"{self.where} takes a class that cannot be read from JSON: {error!r}"
-        return None
+        return f"{self.where} takes a class that cannot be read from JSON: {found}"
 
     @property
     def fallback_fault(self) -> str | None:

@@ -11,11 +11,11 @@ from typing import Any, overload
 from django.db import router
 
 from .. import hooks
-from ..conf import current
-from ..events import Event, check_text, declared, event_from_row, type_name
+from ..events import Event, declared, event_from_row, type_name
 from ..events.validation import aggregate as aggregate_of
 from ..models import OutboxEvent
 from ..signals import event_settled, event_written
+from ..writing.write import serialize
 
 COLUMNS = tuple(
     each.name for each in OutboxEvent._meta.local_fields if each.name in Event.__slots__
@@ -197,9 +197,7 @@ def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:
             assert (event.payload["order"], event.attempts) == (7, 2)
     """
     event = Event(event_type=event_type, payload=payload, **fields)
-    serializer = hooks.serializer()
-    text = serializer.dumps(event.payload)
-    check_text(text, most=current().MAX_PAYLOAD_BYTES)
+    text, _ = serialize(event)
     due = event.available_at or event.occurred_at + timedelta(seconds=event._delay or 0)
     row = {
         **{name: getattr(event, name) for name in COLUMNS},
@@ -211,7 +209,7 @@ def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:
         "source": event.source or "cold",
     }
     positions, kind = {name: position for position, name in enumerate(row)}, type(event.payload)
-    loads = serializer.loads
+    loads = hooks.serializer().loads
     if declared(kind) is not None:
         loads = partial(_load_as, loads, kind)
     return event_from_row([*row.values()], positions, loads)

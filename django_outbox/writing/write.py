@@ -10,12 +10,23 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.core import mail
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import hooks, transactions
 from ..conf import current
-from ..events import ABSENT, GLOBAL, Event, aggregate_key, check_text, declared, encode_headers
+from ..events import (
+    ABSENT,
+    GLOBAL,
+    Event,
+    aggregate_key,
+    check_payload,
+    check_text,
+    declared,
+    encode_headers,
+)
 from ..exceptions import DuplicateEvent, InvalidEvent
 from ..sql import dialect_of
 from .on_commit import after_insert
@@ -184,12 +195,21 @@ def _row(event: Event) -> Row:
 
 def serialize(event: Event) -> tuple[str, str | None]:
     """Return payload and headers as stored; raise ``InvalidEvent`` if they cannot be."""
-    text = event._payload_text
+    text, serializer = event._payload_text, hooks.serializer()
     if text is None:
-        text = hooks.serializer().dumps(event.payload)
+        text = serializer.dumps(event.payload)
     most = current().MAX_PAYLOAD_BYTES
     check_text(text, most=most)
+    check_payload(event.event_type, event.payload, text, serializer.loads, is_compared=_compares())
     return text, encode_headers(event.headers, most=most)
+
+
+def _compares() -> bool:
+    """Return whether typed payloads are read back at each write: under DEBUG and in tests.
+
+    Django's test runners have ``mail.outbox``, whatever the tests use of our kit.
+    """
+    return django_settings.DEBUG or hasattr(mail, "outbox")
 
 
 def _with_stream_key(event: Event) -> Event:
