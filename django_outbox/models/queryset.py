@@ -63,7 +63,7 @@ class TableQuerySet(models.QuerySet[M]):
             reason = error
         connection, count, refused = self._connection(), 0, 0
         ids = [*self.values_list("pk", flat=True)]
-        nothing: list[Any] = [type(each)() for each in ids[:1]]  # "" and 0 are no keys
+        nothing: list[Any] = [type(each)() for each in ids[:1]]  # no row has "" or 0 as its key
         dialect_of(connection).delete(connection, self.table, ids=nothing)
         for part in in_halves(
             connection,
