@@ -210,6 +210,10 @@ class History:
         else:
             process = self.process("writer")
         events = [self.event() for _ in range(self.chance.choice([1, 1, 2, 3]))]
+        self.write(process, events)
+
+    def write(self, process: Process, events: list[tuple[str, dict[str, Any], str | None]]) -> None:
+        """Write events in a transaction, which may take long, be rolled back or fail."""
         self.written += len(events)
         holds, fails = self.chance.choice([0, 0, 0, 0.2]), self.chance.random() < 0.1
         late: dict[str, Any] = self.chance.choice([{}] * 5 + [{"deliver_after": 0.5}])
@@ -303,14 +307,7 @@ class History:
     def poison(self) -> None:
         event_type, payload, key = self.event()
         payload["act"] = "poison"
-
-        def write() -> None:
-            with transaction.atomic():
-                outbox.write(event_type, payload, key=key)
-            connections.close_all()
-
-        self.written += 1
-        scheduler.spawn(write, "write", self.process("writer"))
+        self.write(self.process("writer"), [(event_type, payload, key)])
 
     # -- the course ------------------------------------------------------------------------------
 
