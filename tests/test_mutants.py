@@ -8,7 +8,7 @@ from pathlib import Path
 import django_outbox
 from tests.cases import cases
 from tests.faults.mutants import MUTANTS, REPOSITORY, Patch, edited
-from tests.simulation.mutants import OWN
+from tests.simulation.safeguards import OWN
 from tests.survivors import SURVIVORS, Survivor
 
 PACKAGE = Path(django_outbox.__file__).parent

@@ -72,9 +72,10 @@ def prepare(folder: Path) -> None:
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode = WAL")
     connection.close()
-    from tests.simulation import history
+    from tests.simulation import history, listeners, processes  # noqa: F401 - histories need it
 
-    history.prepare()
+    processes.prepare()
+    listeners.register()
     gc.collect()
     gc.freeze()
 

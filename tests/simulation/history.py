@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -13,11 +12,8 @@ from django.core.signals import setting_changed
 from django.db import Error, connections, transaction
 
 import django_outbox as outbox
-from django_outbox import doorbell
-from django_outbox.events import arguments
 from django_outbox.events.ids import new_id
 from django_outbox.models import OutboxEvent, OutboxPause
-from django_outbox.writing.hot_queue import hot_queues
 from tests.simulation import listeners
 from tests.simulation.database.base import server
 from tests.simulation.evidence import Tables
@@ -25,7 +21,7 @@ from tests.simulation.listeners import TYPES, Stage
 from tests.simulation.oracle import Oracle, Rules
 from tests.simulation.plan import Plan
 from tests.simulation.primitives import SimpleQueue
-from tests.simulation.scheduler import Process, Scheduler, Stalled, scheduler
+from tests.simulation.scheduler import START, Process, Stalled, scheduler
 
 END = 120.0  # virtual seconds after the last fault in which everything has to end
 EXIT = 0.3  # seconds from the hand-back of a stopping worker to the end of its process
@@ -43,56 +39,6 @@ class Outcome:
     seconds: float  # of virtual time
     events: int
     calls: int
-
-
-class PerProcess(MutableMapping[str, Any]):
-    """A mapping of which every simulated process has its own, like a global of a real one."""
-
-    def _own(self) -> dict[str, Any]:
-        found: dict[str, Any] = scheduler.current.process.values.setdefault(self, {})
-        return found
-
-    def __getitem__(self, key: str) -> Any:
-        return self._own()[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._own()[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._own()[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._own())
-
-    def __len__(self) -> int:
-        return len(self._own())
-
-    __hash__ = object.__hash__
-
-
-class VirtualDatetime(datetime):
-    """``datetime.now`` by the clock of the simulated process."""
-
-    @classmethod
-    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-        shift = timedelta(seconds=scheduler.current.process.wall_offset)
-        return (scheduler.database_time() + shift).astimezone(tz)
-
-
-def prepare() -> None:
-    """Give each simulated process its own globals. Once, before any history."""
-    hot_queues.by_alias = PerProcess()  # type: ignore[assignment]
-    make, notifiers = doorbell._notifier.__wrapped__, PerProcess()
-
-    def notifier(alias: str) -> Any:
-        if alias not in notifiers:
-            notifiers[alias] = make(alias)
-        return notifiers[alias]
-
-    notifier.cache_clear = lambda: None  # type: ignore[attr-defined]
-    doorbell._notifier = notifier  # type: ignore[assignment]
-    arguments.datetime = VirtualDatetime  # type: ignore[misc]
-    listeners.register()
 
 
 class History:
@@ -210,6 +156,10 @@ class History:
         else:
             process = self.process("writer")
         events = [self.event() for _ in range(self.chance.choice([1, 1, 2, 3]))]
+        self.write(process, events)
+
+    def write(self, process: Process, events: list[tuple[str, dict[str, Any], str | None]]) -> None:
+        """Write events in a transaction, which may take long, be rolled back or fail."""
         self.written += len(events)
         holds, fails = self.chance.choice([0, 0, 0, 0.2]), self.chance.random() < 0.1
         late: dict[str, Any] = self.chance.choice([{}] * 5 + [{"deliver_after": 0.5}])
@@ -303,14 +253,7 @@ class History:
     def poison(self) -> None:
         event_type, payload, key = self.event()
         payload["act"] = "poison"
-
-        def write() -> None:
-            with transaction.atomic():
-                outbox.write(event_type, payload, key=key)
-            connections.close_all()
-
-        self.written += 1
-        scheduler.spawn(write, "write", self.process("writer"))
+        self.write(self.process("writer"), [(event_type, payload, key)])
 
     # -- the course ------------------------------------------------------------------------------
 
@@ -368,13 +311,7 @@ def play(plan: Plan, path: str, *, keep_lines: bool = False) -> Outcome:
         history.violations,
         scheduler.digest.hexdigest(),
         scheduler.lines,
-        scheduler.now - _start(scheduler),
+        scheduler.now - START,
         len(oracle.table.events),
         len(oracle.calls),
     )
-
-
-def _start(of: Scheduler) -> float:
-    from tests.simulation.scheduler import START
-
-    return START
