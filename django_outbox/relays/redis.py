@@ -77,7 +77,10 @@ class Stream(Backend):
         self._trim = ("MAXLEN", "~", maxlen) if maxlen else ()
         self._pool = _pool(url, options)
         self._idle: deque[Any] = deque()  # open connections: at most one for each thread
-        self._new_connection(self.timeout)  # TypeError for options that it does not have
+        try:
+            self._new_connection(self.timeout)  # TypeError for options that it does not have
+        except RedisError as error:
+            raise ValueError(str(error)) from None
 
     def open(self) -> None:
         """Connect and log in."""
@@ -210,11 +213,10 @@ class Stream(Backend):
 def _pool(url: str, options: Mapping[str, Any]) -> ConnectionPool:
     try:
         return ConnectionPool.from_url(url, **options)
-    except (ValueError, AttributeError):
-        # Without redis-py's own words, which may repeat a part of the password.
+    except (ValueError, AttributeError) as error:
         raise ValueError(
-            "url cannot be read; expected redis://user:password@host:port/database, "
-            "or one that begins with rediss:// or unix://."
+            f"url cannot be read: {error}; expected redis://user:password@host:port/database with "
+            "a percent-encoded password, or one that begins with rediss:// or unix://."
         ) from None
 
 

@@ -7,7 +7,9 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -18,6 +20,7 @@ from ..conf import current
 from ..events import Event
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Dead, Defer
+from ..redaction import Redaction
 from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
 from .backend import Backend, Message, Outcome, Unconfirmed
@@ -54,6 +57,7 @@ class Relay:
 
     def __init__(self, settings: RelaySettings) -> None:
         self.settings = settings
+        self._redaction = Redaction(settings.OPTIONS, settings.TO)
         self._lock = threading.Lock()
         self._session: Session | None = None
 
@@ -64,12 +68,13 @@ class Relay:
 
     def new_backend(self) -> Backend:
         """Return a new backend, not opened; ``ImproperlyConfigured`` if it refuses its options."""
-        try:
-            backend = self.backend_class(**self.settings.OPTIONS)
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(
-                f'OUTBOX["RELAYS"][{self.settings.name!r}]["OPTIONS"]: {error}'
-            ) from error
+        with self._redacted():
+            try:
+                backend = self.backend_class(**self.settings.OPTIONS)
+            except (TypeError, ValueError) as error:
+                raise ImproperlyConfigured(
+                    f'OUTBOX["RELAYS"][{self.settings.name!r}]["OPTIONS"]: {error}'
+                ) from error
         backend.to = self.settings.TO
         return backend
 
@@ -80,7 +85,8 @@ class Relay:
         if the settings name no backend: no event dies of a client that is not installed.
         """
         try:
-            return self._send(events)
+            with self._redacted():
+                return self._send(events)
         except ImproperlyConfigured as error:
             raise BrokerUnavailable(str(error)) from error
 
@@ -94,13 +100,37 @@ class Relay:
             except Exception as error:  # noqa: BLE001 - of this event alone
                 found[event.event_id] = error
         outcomes = self._publish(messages, sender=events[0].database, impossible=len(found))
-        found |= {each.event_id: outcome for each, outcome in zip(messages, outcomes, strict=True)}
+        for message, outcome in zip(messages, outcomes, strict=True):
+            found[message.event_id] = self._shown(message, outcome)
         return [found[event.event_id] for event in events]
 
     def check(self) -> None:
         """Ask the backend whether the broker takes messages; raise what is wrong."""
-        with self._open_session() as session:
+        with self._redacted(), self._open_session() as session:
             session.run(session.backend.check, timeout=OPEN_TIMEOUT)
+
+    @contextmanager
+    def _redacted(self) -> Iterator[None]:
+        """Raise what the backend and its client raise without the secrets of the settings."""
+        try:
+            yield
+        except Exception as error:
+            shown = self._redaction.error(error)
+            if shown is error:
+                raise
+            raise shown from None
+
+    def _shown(self, message: Message, outcome: Outcome) -> Outcome:
+        """Return an outcome without the secrets of the settings and of the message's own URL."""
+        if outcome is None:
+            return None
+        own = (Redaction({}, message.to),) if "://" in message.to else ()
+        for secrets in (self._redaction, *own):
+            if isinstance(outcome, BaseException):
+                outcome = secrets.error(outcome)
+            elif isinstance(outcome, Dead):
+                outcome = replace(outcome, reason=secrets.text(outcome.reason))
+        return outcome
 
     def close(self) -> None:
         """Close the connection; the next event opens another."""
@@ -229,7 +259,7 @@ class Session:
         try:
             self.run(self.backend.close, timeout=CLOSE_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - it is of no use any more
-            logger.debug("relay connection not closed cleanly error=%r", error)
+            logger.debug("relay connection not closed cleanly error=%s", type(error).__name__)
         if self._loop is not None:
             self._loop.stop()
 
