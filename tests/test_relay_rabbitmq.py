@@ -208,9 +208,19 @@ def test_an_unroutable_event_is_tried_again(relay: Any, consumer: Consumer) -> N
     assert outbox.drain() == 1
     row.refresh_from_db()
     assert (row.status, row.attempts) == (OutboxEvent.Status.RETRY, 1)
-    assert "UnroutableMessage: No queue of RabbitMQ at amqp://127.0.0.1:" in row.last_error
-    assert "routing key 'nobody.listens'" in row.last_error
-    assert "bind a queue for it" in row.last_error
+    assert "UnroutableMessage: unroutable: no queue is bound to the exchange" in row.last_error
+    assert "for the key 'nobody.listens'" in row.last_error
+
+
+@stored
+def test_headers_of_an_event_command_no_broker(relay: Any, consumer: Consumer) -> None:
+    """The broker closes the connection for a CC that is not a list of routing keys."""
+    relay()
+    row = write(headers={"CC": "other.key", "BCC": "other.key", "x-delay": "5", "x-shop": "north"})
+    assert outbox.drain() == 1
+    (found,) = consumer.read()
+    expect_properties(found, row)
+    assert {"CC", "BCC", "x-delay", "x-shop"} & {*found.headers} == {"x-shop"}
 
 
 @stored

@@ -12,6 +12,7 @@ What an error means:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from time import monotonic
@@ -51,6 +52,11 @@ class _Client(Backend):
     """What SQS and SNS have in common: the client, the calls and their outcomes."""
 
     service: ClassVar[str]
+    # AWS. and Amazon. set prices and senders of text messages and times to live; the other two make
+    # clients for large payloads take the body for the address of one.
+    commands: ClassVar[re.Pattern[str]] = re.compile(
+        r"(?:aws|amazon)\..*|ExtendedPayloadSize|SQSLargePayloadSize", re.IGNORECASE
+    )
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Envelope:
         settings, text = self._settings, event._payload_text or ""
         is_json = hooks.serializer() is hooks.JSON
         to = self._filled("TO", settings.TO, event, self._backend.quote)
-        headers, content_type = {**event.headers}, JSON_TYPE if is_json else TEXT_TYPE
+        headers, content_type = self._allowed(event), JSON_TYPE if is_json else TEXT_TYPE
         if settings.FORMAT == "plain":
             headers |= _plain(event)
             body = text.encode()
@@ -53,6 +53,14 @@ class Envelope:
             event_type=event.event_type, key=event.key, group=event.key or event.aggregate_id,
             event=event,
         )  # fmt: skip
+
+    def _allowed(self, event: Event) -> dict[str, str]:
+        """Return the event's own headers without those that are commands to the broker."""
+        commands = self._backend.commands
+        return {
+            name: value for name, value in event.headers.items()
+            if commands is None or not commands.fullmatch(name)
+        }  # fmt: skip
 
     def _filled(self, name: str, template: str, event: Event, quote: Any) -> str:
         try:

@@ -60,6 +60,14 @@ class Webhook(Backend):
     """
 
     attribute_prefix: ClassVar[str] = "ce-"
+    # They frame the request, choose where it goes and what it does, or belong to the writer of the
+    # event and not to the receiver.
+    commands: ClassVar[re.Pattern[str]] = re.compile(
+        r"accept-encoding|authorization|connection|content-.*|cookie2?|expect|forwarded|host"
+        r"|http2-settings|if-.*|keep-alive|max-forwards|proxy-.*|range|te|trailer|transfer-encoding"
+        r"|upgrade|user-agent|via|webhook-.*|x-forwarded-.*|x-(?:http-)?method(?:-override)?",
+        re.IGNORECASE,
+    )
 
     def __init__(
         self,
