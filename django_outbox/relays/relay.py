@@ -50,6 +50,10 @@ def backend_class(settings: RelaySettings) -> type[Backend]:
     return found
 
 
+class CheckFailed(Exception):
+    """A broker that can be connected to did not pass its check."""
+
+
 class Relay:
     """Sends the events of one relay; the callable that is registered as its batch listener."""
 
@@ -105,9 +109,17 @@ class Relay:
         return [found[event.event_id] for event in events]
 
     def check(self) -> None:
-        """Ask the backend whether the broker takes messages; raise what is wrong."""
-        with self._redacted(), self._open_session() as session:
-            session.run(session.backend.check, timeout=OPEN_TIMEOUT)
+        """Ask the backend whether the broker takes messages; raise what is wrong.
+
+        Raises ``CheckFailed`` if there is a connection, so that an event may get through.
+        """
+        with self._redacted():
+            session = self._open_session()
+            try:
+                with session:
+                    session.run(session.backend.check, timeout=OPEN_TIMEOUT)
+            except Exception as error:
+                raise CheckFailed(str(error) or type(error).__name__) from error
 
     @contextmanager
     def _redacted(self) -> Iterator[None]:
