@@ -300,13 +300,14 @@ def test_a_relay_reports_what_it_published() -> None:
         told.append(facts)
 
     ids = write_all(5)
-    BROKER.refused = {ids[0]: ValueError("no")}
+    BROKER.refused = {ids[0]: ValueError("no"), ids[1]: outbox.Defer(60, "the host is down")}
     relay_published.connect(note)
     try:
         outbox.drain()
     finally:
         relay_published.disconnect(note)
-    assert (told[0]["relay"], told[0]["published"], told[0]["refused"]) == ("orders", 4, 1)
+    assert (told[0]["relay"], told[0]["published"], told[0]["refused"]) == ("orders", 3, 1)
+    assert told[0]["deferred"] == 1
     assert told[0]["sender"] == "default"
     assert told[0]["duration"] >= 0
 

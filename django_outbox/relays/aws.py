@@ -44,7 +44,7 @@ from .backend import Backend, Message, Outcome, Unconfirmed
 
 THREADS: Final = 8  # calls at a time
 CONNECT_SHARE: Final = 1 / 4  # of the timeout, for a connection; half of it is for the answer
-THROTTLED: Final = Defer(1)  # seconds
+THROTTLED: Final = Defer(1, "AWS asks to send more slowly")  # seconds
 NOT_SENT: Final = Defer(0)  # its turn did not come before the deadline
 
 

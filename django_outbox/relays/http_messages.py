@@ -22,7 +22,10 @@ from .backend import Message, Outcome
 A_DAY: Final = 86_400.0  # seconds; a receiver cannot put an event off for longer
 ANSWER_SHOWN: Final = 200  # characters of an answer in an error
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
-HOST: Final = re.compile(rb"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")  # a name in IDNA, or an address
+# A name in IDNA, whose labels have 1 to 63 characters, or an address.
+HOST: Final = re.compile(
+    rb"(?=.{1,254}\Z)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]+"
+)
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no header's value may contain
 # CloudEvents' HTTP binding, 3.1.3.2: all but printable ASCII, and of that space, '"' and '%'.
 ESCAPED: Final = re.compile(r'[^\x21-\x7e]|["%]')

@@ -7,9 +7,10 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -32,6 +33,9 @@ logger = logging.getLogger("django_outbox")
 OVERTIME = 1.0  # seconds that an async ``publish`` gets beyond its deadline before it is cancelled
 OPEN_TIMEOUT = 10.0  # seconds; an async ``open`` or ``check`` that takes longer is cancelled
 CLOSE_TIMEOUT = 5.0  # seconds
+LOG_INTERVAL = 60.0  # seconds between two lines with the same reason
+MAX_REASONS = 1000  # that are remembered for that
+REASON_LENGTH = 200  # characters in the log
 
 
 def backend_class(settings: RelaySettings) -> type[Backend]:
@@ -64,6 +68,7 @@ class Relay:
         self._redaction = Redaction(settings.OPTIONS, settings.TO)
         self._lock = threading.Lock()
         self._session: Session | None = None
+        self._logged_at: dict[str, float] = {}  # monotonic, by reason
 
     @property
     def backend_class(self) -> type[Backend]:
@@ -106,6 +111,7 @@ class Relay:
         outcomes = self._publish(messages, sender=events[0].database, impossible=len(found))
         for message, outcome in zip(messages, outcomes, strict=True):
             found[message.event_id] = self._shown(message, outcome)
+        self._log(found.values())
         return [found[event.event_id] for event in events]
 
     def check(self) -> None:
@@ -140,9 +146,26 @@ class Relay:
         for secrets in (self._redaction, *own):
             if isinstance(outcome, BaseException):
                 outcome = secrets.error(outcome)
-            elif isinstance(outcome, Dead):
+            elif isinstance(outcome, (Dead, Defer)):
                 outcome = replace(outcome, reason=secrets.text(outcome.reason))
         return outcome
+
+    def _log(self, outcomes: Iterable[Outcome]) -> None:
+        """Log why messages are refused or deferred; each reason once in ``LOG_INTERVAL``."""
+        for outcome in outcomes:
+            if is_refusal(outcome) and self._is_to_be_logged(reason := _reason(outcome)):
+                logger.warning("message refused relay=%s reason=%s", self.settings.name, reason)
+            elif is_deferral(outcome) and self._is_to_be_logged(reason := _reason(outcome)):
+                logger.warning("message deferred relay=%s reason=%s", self.settings.name, reason)
+
+    def _is_to_be_logged(self, reason: str) -> bool:
+        now = monotonic()
+        if now < self._logged_at.get(reason, -inf) + LOG_INTERVAL:
+            return False
+        if len(self._logged_at) >= MAX_REASONS:
+            self._logged_at.clear()
+        self._logged_at[reason] = now
+        return True
 
     def close(self) -> None:
         """Close the connection; the next event opens another."""
@@ -155,15 +178,16 @@ class Relay:
         self, messages: Sequence[Message], *, sender: str, impossible: int
     ) -> list[Outcome]:
         """Publish messages, and report it; ``impossible`` others of the batch could not be made."""
-        began, published, refused = monotonic(), 0, 0
+        began, published, refused, deferred = monotonic(), 0, 0, 0
         try:
             answers = self._exchange(messages) if messages else []
             published = sum(each is None for each in answers)
             refused = impossible + sum(map(is_refusal, answers))
+            deferred = sum(map(is_deferral, answers))
         finally:
             announce(
                 relay_published, sender=sender, relay=self.settings.name, published=published,
-                refused=refused, duration=monotonic() - began,
+                refused=refused, deferred=deferred, duration=monotonic() - began,
             )  # fmt: skip
         return answers
 
@@ -298,3 +322,14 @@ def is_refusal(outcome: Outcome) -> bool:
     if isinstance(outcome, (BrokerUnavailable, Unconfirmed, Defer)):
         return False
     return isinstance(outcome, (BaseException, Dead))
+
+
+def is_deferral(outcome: Outcome) -> bool:
+    """Return whether a message waits for something that a person should know of."""
+    return isinstance(outcome, Defer) and bool(outcome.reason)
+
+
+def _reason(outcome: Outcome) -> str:
+    if isinstance(outcome, (Dead, Defer)):
+        return outcome.reason[:REASON_LENGTH]
+    return f"{type(outcome).__name__}: {outcome}"[:REASON_LENGTH].partition("\n")[0]
