@@ -198,6 +198,14 @@ def test_cloudevents_in_binary_mode(settings: Any) -> None:
     assert (message.body, message.content_type) == (b'{"a":1}', "application/json")
 
 
+def test_the_source_of_a_cloudevent_is_a_uri_reference(settings: Any) -> None:
+    configure(settings, FORMAT="cloudevents", SOURCE="{headers[base]}/{tenant_id}")
+    write(tenant_id='north 50% "ä"', headers={"base": "https://shop.example:8443"})
+    outbox.drain()
+    (message,) = BROKER.messages
+    assert message.headers["ce_source"] == "https://shop.example:8443/north%2050%25%20%22%C3%A4%22"
+
+
 def test_cloudevents_in_structured_mode(settings: Any) -> None:
     configure(settings, FORMAT="cloudevents-structured")
     with transaction.atomic():

@@ -20,6 +20,7 @@ import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Unconfirmed
+from django_outbox.signals import breaker_opened
 from tests import brokers, samples
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
 from tests.waiting import wait_until
@@ -210,6 +211,30 @@ def test_an_unroutable_event_is_tried_again(relay: Any, consumer: Consumer) -> N
     assert (row.status, row.attempts) == (OutboxEvent.Status.RETRY, 1)
     assert "UnroutableMessage: unroutable: no queue is bound to the exchange" in row.last_error
     assert "for the key 'nobody.listens'" in row.last_error
+
+
+@stored
+def test_the_message_behind_eight_unroutable_ones_goes_at_once(
+    relay: Any, consumer: Consumer, settings: Any
+) -> None:
+    narrow = Consumer(consumer.url, key="order.placed")
+    relay(TO="{headers[key]}", OPTIONS={"exchange": narrow.name}, BATCH=1)
+    rows = [write(headers={"key": "nobody.listens"}) for _ in range(8)]
+    rows.append(write(headers={"key": "order.placed"}))
+    opened = list[Any]()
+
+    def note(**facts: Any) -> None:
+        opened.append(facts["reason"])
+
+    breaker_opened.connect(note)
+    try:
+        with outbox.Worker():
+            wait_until(lambda: OutboxEvent.objects.filter(attempts=1).count() == 8)
+            wait_until(lambda: OutboxEvent.objects.get(pk=rows[8].pk).status == 1)
+    finally:
+        breaker_opened.disconnect(note)
+    assert opened == []
+    assert ids(narrow.read()) == [rows[8].pk]
 
 
 @stored

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import timezone
 from typing import Any
+from urllib.parse import quote
 
 from .. import hooks
 from ..events import GLOBAL, Event
@@ -39,7 +40,7 @@ class Envelope:
             headers |= _plain(event)
             body = text.encode()
         else:
-            source = self._filled("SOURCE", settings.SOURCE, event, str)
+            source = self._filled("SOURCE", settings.SOURCE, event, _quoted)
             attributes = _attributes(event, source)
             if settings.FORMAT == "cloudevents":
                 prefix = self._backend.attribute_prefix
@@ -70,6 +71,11 @@ class Envelope:
                 f"The event has no {error.args[0]}, which {name} of the relay "
                 f"{self._settings.name!r} names."
             ) from None
+
+
+def _quoted(value: str) -> str:
+    """Return a field as it goes into a URI reference; a field may be a whole one."""
+    return quote(value, safe="/:?#[]@!$&'()*+,;=")
 
 
 class _Fields:

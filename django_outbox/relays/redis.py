@@ -27,6 +27,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -113,13 +114,16 @@ class Stream(Backend):
         # A stream that does not exist, which NOMKSTREAM does not create. The server still refuses
         # the command if it is full, loading or a replica.
         probe = ("XADD", f"django-outbox-check-{uuid4()}", "NOMKSTREAM", "*", "check", "1")
-        commands = [b"".join(connection.pack_command(*each)) for each in (("ROLE",), probe)]
-        role, added = self._exchange(connection, commands, deadline)
+        asked = (("ROLE",), probe, ("CLUSTER", "MYID"))
+        commands = [b"".join(connection.pack_command(*each)) for each in asked]
+        role, added, node = self._exchange(connection, commands, deadline)
         for reply in (role, added):
             if isinstance(reply, (BrokerUnavailable, Unconfirmed)) or _is_of_server(reply):
                 raise BrokerUnavailable(f"{self._name} takes no writes: {reply}")
         if isinstance(role, list) and role[0] in (b"slave", "slave"):
             raise BrokerUnavailable(f"{self._name} is a replica; give the address of its master.")
+        if isinstance(node, (bytes, str)):
+            raise Refused(f"{self._name} is a Redis Cluster, which is not supported.")
         # Permissions for single keys are not known here.
         if isinstance(added, NoPermissionError) and "command" in str(added):
             raise Refused(f"{self._name}: {added}; grant the permission +xadd.")
@@ -207,6 +211,8 @@ class Stream(Backend):
             return reply
         if _is_of_server(reply):
             return BrokerUnavailable(f"{self._name} takes no writes: {reply}")
+        if isinstance(reply, MovedError):
+            return Refused(f"{self._name} is a Redis Cluster, which is not supported.")
         return Refused(f"{self._name} refused the message for the stream {message.to!r}: {reply}")
 
 
