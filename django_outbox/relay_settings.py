@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Final
 
+from .redaction import without_secrets
+
 PREFIX: Final = "relay."  # of the titles and queues of relays
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,49}")
 # str.format takes a name of digits for an index.
 HEADER: Final = re.compile(r"headers\[(?!\d+\])[^\[\]]+\]")
-URL_CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s]*@")
-URL_QUERY: Final = re.compile(r"(?<=\?).*", re.DOTALL)
 FORMATS: Final = ("plain", "cloudevents", "cloudevents-structured")
 # What TO and SOURCE may name; headers by {headers[name]}.
 FIELDS: Final = (
@@ -32,13 +32,13 @@ class RelaySettings:
     name: str
     BACKEND: str  # dotted path of a class
     EVENTS: tuple[str, ...]  # event types and patterns
-    TO: str = "{event_type}"  # str.format over the event's fields
+    TO: str = field(default="{event_type}", repr=False)  # str.format over the event's fields
     FORMAT: str = "plain"
     SOURCE: str = "/django-outbox"  # CloudEvents' source, str.format over the event's fields
     BATCH: int = MAX_BATCH  # messages in a call, at most
     WITHIN: float = 0.0  # seconds that the first event may wait for more
     RETRY: Any = None  # as OUTBOX["RETRY"]; None: that one
-    OPTIONS: Mapping[str, Any] = field(default_factory=dict)  # of the backend
+    OPTIONS: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the backend
 
     @property
     def title(self) -> str:
@@ -70,12 +70,6 @@ def relays_from(given: Mapping[str, Any] | None) -> dict[str, RelaySettings]:
 def relay_queues(given: Mapping[str, Any] | None) -> set[str]:
     """Return the names of the queues that relays have."""
     return {f"{PREFIX}{name}" for name in given or {}}
-
-
-def without_secrets(url: str) -> str:
-    """Return a text without the credentials and the query of the URL that it may be."""
-    shown = URL_CREDENTIALS.sub("***@", url)
-    return URL_QUERY.sub("***", shown) if "://" in shown else shown
 
 
 def relays_fault(value: Any) -> str | None:

@@ -19,7 +19,7 @@ events_claimed = Signal()  # count, source: a claim has run; count may be 0
 event_started = Signal()  # event, listener
 event_decided = Signal()  # event, listener, outcome, duration (seconds in it); not settled yet
 batch_called = Signal()  # listener, size (events), duration (seconds): a call has ended
-# relay (its name), published and refused (messages), duration (seconds): a batch was sent
+# relay (its name), published, refused and deferred (messages), duration (seconds): a batch was sent
 relay_published = Signal()
 event_settled = Signal()  # event, outcome, duration (seconds in listeners), lag (due → started)
 event_rescued = Signal()  # event, rescues

@@ -125,8 +125,8 @@ def receiving(**options: Any) -> Iterator[Receiver]:
         thread.join()
 
 
-def certificate(directory: Path, *, host: str) -> tuple[Path, Path]:
-    """Write a self-signed certificate for a host; return its file and the key's."""
+def certificate(directory: Path, *, host: str, days: int = 1) -> tuple[Path, Path]:
+    """Write a self-signed certificate for a host, valid for days; return its file and the key's."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -143,8 +143,8 @@ def certificate(directory: Path, *, host: str) -> tuple[Path, Path]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(now - timedelta(days=9))
+        .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([of]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())

@@ -18,6 +18,7 @@ class Broker:
 
     def reset(self) -> None:
         self.is_away, self.refused = False, dict[str, Exception]()  # by event id
+        self.check_error: Exception | None = None  # of a broker that is there
         self.messages, self.batches = list[Message](), list[int]()
         self.opened, self.closed, self.checked, self.published = 0, 0, 0, 0
         self.threads = set[str]()
@@ -65,6 +66,8 @@ class InMemory(Backend):
     def check(self) -> None:
         BROKER.checked += 1
         BROKER.expect_there()
+        if BROKER.check_error is not None:
+            raise BROKER.check_error
 
     def close(self) -> None:
         BROKER.closed += 1

@@ -210,6 +210,24 @@ def test_a_person_may_end_it() -> None:
         wait_until(lambda: statuses() == {"DONE": 20})
 
 
+def test_a_person_may_end_it_the_moment_it_opens() -> None:
+    partner, opened = Partner(), list[str]()
+
+    def end(**facts: Any) -> None:
+        opened.append(facts["queue"])
+        partner.is_away = False
+        OutboxPause.objects.filter(kind="breaker").delete()
+
+    breaker_opened.connect(end)
+    try:
+        with listening(partner, SENT, queue="hooks"), outbox.Worker():
+            write(20, SENT)
+            wait_until(lambda: statuses() == {"DONE": 20})
+    finally:
+        breaker_opened.disconnect(end)
+    assert opened == ["hooks"]
+
+
 def test_an_open_breaker_ends_with_its_pause_when_its_queue_has_none_any_more(
     settings: Any,
 ) -> None:

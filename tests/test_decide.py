@@ -53,6 +53,7 @@ class Own(Exception):
         (Dead, (DONE, None, 0, "done")),  # a class is not an answer
         (Defer(0), (NEW, 0.0, 0, "deferred")),
         (Defer(90), (NEW, 90.0, 0, "deferred")),
+        (Defer(90, "the host is down"), (NEW, 90.0, 0, "deferred")),
         (Defer(timedelta(minutes=1)), (NEW, 60.0, 0, "deferred")),
         (Dead(), (DEAD, None, 0, "dead")),
         (Dead("sold out"), (DEAD, None, 0, "dead")),
@@ -283,3 +284,11 @@ def test_an_error_that_cannot_be_printed_is_settled_all_the_same() -> None:
             raise ZeroDivisionError
 
     assert "Mute: (its message could not be read)" in describe(raised(Mute()))
+
+
+def test_the_reason_of_a_deferral_is_its_error_and_is_told_when_it_dies() -> None:
+    assert (decision(Defer(5)).error, decision(Defer(5)).kind) == (None, "")
+    assert decision(Defer(5, "the host\0 is down")).error == "the host is down"
+    made = decision(Defer(5, "the host is down"), age=61.0, defer_limit=60.0)
+    assert made.status is DEAD
+    assert "the host is down" in (made.error or "")

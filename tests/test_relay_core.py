@@ -17,7 +17,7 @@ from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable, Unconfirmed
 from django_outbox.relays.registration import relays
-from django_outbox.signals import relay_published
+from django_outbox.signals import breaker_opened, relay_published
 from django_outbox.worker import broker_breaker
 from tests.relay_backend import BROKER, Awaited
 from tests.table import listening
@@ -197,6 +197,14 @@ def test_cloudevents_in_binary_mode(settings: Any) -> None:
     assert (message.body, message.content_type) == (b'{"a":1}', "application/json")
 
 
+def test_the_source_of_a_cloudevent_is_a_uri_reference(settings: Any) -> None:
+    configure(settings, FORMAT="cloudevents", SOURCE="{headers[base]}/{tenant_id}")
+    write(tenant_id='north 50% "ä"', headers={"base": "https://shop.example:8443"})
+    outbox.drain()
+    (message,) = BROKER.messages
+    assert message.headers["ce_source"] == "https://shop.example:8443/north%2050%25%20%22%C3%A4%22"
+
+
 def test_cloudevents_in_structured_mode(settings: Any) -> None:
     configure(settings, FORMAT="cloudevents-structured")
     with transaction.atomic():
@@ -299,13 +307,14 @@ def test_a_relay_reports_what_it_published() -> None:
         told.append(facts)
 
     ids = write_all(5)
-    BROKER.refused = {ids[0]: ValueError("no")}
+    BROKER.refused = {ids[0]: ValueError("no"), ids[1]: outbox.Defer(60, "the host is down")}
     relay_published.connect(note)
     try:
         outbox.drain()
     finally:
         relay_published.disconnect(note)
-    assert (told[0]["relay"], told[0]["published"], told[0]["refused"]) == ("orders", 4, 1)
+    assert (told[0]["relay"], told[0]["published"], told[0]["refused"]) == ("orders", 3, 1)
+    assert told[0]["deferred"] == 1
     assert told[0]["sender"] == "default"
     assert told[0]["duration"] >= 0
 
@@ -418,10 +427,119 @@ def test_a_broker_that_answers_but_takes_nothing_is_logged_once(
         wait_until(lambda: row(event_id).status == OutboxEvent.Status.DONE)
 
 
-def test_refusals_in_a_row_open_the_breaker_for_its_pause(settings: Any) -> None:
-    configure(settings, {"QUEUES": {"relay.orders": {"BREAKER": {"failures": 3, "pause": 60}}}})
-    BROKER.answer = ValueError("full")
-    with outbox.Worker():
-        found = wait_until(lambda: write() and breaker())
-    assert found.pause_seconds == 60
+@pytest.mark.parametrize("size", [1, 500], ids=["alone", "in a batch"])
+@pytest.mark.parametrize(
+    "refusal",
+    [ValueError("unroutable"), outbox.RetryAfter(60), TimeoutError("x"),
+     outbox.Unrecoverable("too large"), outbox.Dead("gone"), outbox.Defer(60)],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
+def test_a_refusal_is_the_messages_own_and_what_is_behind_it_goes_at_once(
+    settings: Any, refusal: Any, size: int
+) -> None:
+    hasty = {"relay.orders": {"BREAKER": {"failures": 1, "pause": 60}, "WORKERS": 1}}
+    configure(settings, {"QUEUES": hasty}, BATCH=size)
+    opened = list[Any]()
+
+    def note(**facts: Any) -> None:
+        opened.append(facts["reason"])
+
+    ids = write_all(9)
+    BROKER.refused = dict.fromkeys(ids[:8], refusal)
+    breaker_opened.connect(note)
+    try:
+        with outbox.Worker():
+            wait_until(lambda: state(ids[8])[0] == OutboxEvent.Status.DONE)
+            wait_until(lambda: not OutboxEvent.objects.leased().exists())
+    finally:
+        breaker_opened.disconnect(note)
+    assert opened == []
     assert BROKER.checked == 0
+
+
+@pytest.fixture
+def hasty_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_breaker, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(broker_breaker, "PROBE_PAUSE", 600.0)
+
+
+CHECK_ERRORS = [
+    BrokerUnavailable("has no JetStream"), PermissionError("may not ask"), ValueError("no stream"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("hasty_checks")
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["unkeyed", "keyed"])
+@pytest.mark.parametrize("error", CHECK_ERRORS, ids=lambda each: type(each).__name__)
+def test_a_check_that_fails_although_the_broker_takes_messages_ends_in_a_probe(
+    error: Exception, is_keyed: bool
+) -> None:
+    BROKER.is_away, BROKER.check_error = True, error
+    ids = [write(key="k" if is_keyed else None) for _ in range(3)]
+    with outbox.Worker():
+        wait_until(breaker)
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+        BROKER.is_away = False
+        wait_until(lambda: {state(each) for each in ids} == {(OutboxEvent.Status.DONE, 0)})
+        wait_until(lambda: breaker() is None)
+    assert BROKER.batches[0] == 1  # the probe
+
+
+@pytest.mark.usefixtures("hasty_checks")
+def test_a_probe_that_the_broker_refuses_closes_the_breaker(settings: Any) -> None:
+    configure(settings, BATCH=1)
+    BROKER.is_away, BROKER.check_error = True, ValueError("no stream takes it")
+    first, second = write_all(2)
+    BROKER.refused = {first: ValueError("unroutable")}
+    with outbox.Worker():
+        wait_until(breaker)
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+        BROKER.is_away = False
+        wait_until(lambda: state(first) == (OutboxEvent.Status.RETRY, 1))
+        wait_until(lambda: state(second) == (OutboxEvent.Status.DONE, 0))
+
+
+@pytest.mark.usefixtures("hasty_checks")
+def test_probes_that_fail_become_rare_and_cost_no_attempt() -> None:
+    BROKER.check_error, BROKER.answer = ValueError("no"), BrokerUnavailable("full")
+    event_id = write()
+    with outbox.Worker():
+        wait_until(lambda: BROKER.checked > 10)
+        assert BROKER.published == 2  # the one that opened the breaker, and the probe
+        BROKER.check_error = BROKER.answer = None
+        wait_until(lambda: state(event_id) == (OutboxEvent.Status.DONE, 0))
+
+
+@pytest.mark.usefixtures("hasty_checks")
+def test_without_an_event_to_probe_with_it_is_checked_again() -> None:
+    BROKER.is_away, BROKER.check_error = True, ValueError("no")
+    write()
+    with outbox.Worker():
+        wait_until(breaker)
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+        OutboxEvent.objects.all().delete()
+        BROKER.is_away = False
+        wait_until(lambda: BROKER.checked > 0)
+        checked, BROKER.check_error = BROKER.checked, None
+        wait_until(lambda: breaker() is None)
+        assert BROKER.checked > checked
+
+
+@pytest.mark.usefixtures("hasty_checks")
+def test_while_there_is_no_connection_no_event_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "django_outbox")
+    BROKER.is_away = True
+    tried = list[str]()
+
+    def note(**facts: Any) -> None:
+        tried.append(facts["relay"])
+
+    relay_published.connect(note)
+    try:
+        write()
+        with outbox.Worker():
+            wait_until(breaker)
+            wait_until(lambda: caplog.text.count("broker not available") > 10)
+    finally:
+        relay_published.disconnect(note)
+    assert tried == ["orders"]  # the one that opened the breaker

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from email.utils import formatdate
 from time import monotonic
 from types import SimpleNamespace
@@ -22,10 +23,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable
 from django_outbox.relays.event_loop import EventLoopThread
 from django_outbox.relays.registration import relays
+from django_outbox.relays.relay import CheckFailed
 from tests import samples
 from tests.brokers import free_port
 from tests.receiver import Receiver, certificate, receiving
@@ -293,7 +295,9 @@ def test_a_host_that_is_away_costs_no_attempt_and_comes_back(relay: Any) -> None
     relay(f"http://127.0.0.1:{port}/hooks")
     rows = [write() for _ in range(3)]
     assert drained(rows[0]) == ("NEW", 0)
-    with pytest.raises(BrokerUnavailable, match=f"127.0.0.1:{port} cannot be reached"):
+    with pytest.raises(
+        (CheckFailed, BrokerUnavailable), match=f"127.0.0.1:{port} cannot be reached"
+    ):
         relays()[0].check()
     with receiving(port=port) as receiver:
         relays()[0].check()
@@ -320,12 +324,60 @@ def test_one_of_ten_hosts_is_away_and_the_others_get_their_events(relay: Any) ->
 
 
 @database
-def test_a_private_address_from_an_event_ends_the_event(relay: Any, receiver: Receiver) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]", "10.0.0.1"])
+def test_a_private_address_from_an_event_ends_the_event(
+    relay: Any, receiver: Receiver, host: str
+) -> None:
     relay("{headers[url]}", OPTIONS={"allow_http": True})
-    row = write(headers={"url": receiver.url})
+    row = write(headers={"url": receiver.url.replace("127.0.0.1", host)})
     assert drained(row) == ("DEAD", 0)
-    assert "127.0.0.1 has no public address" in row.last_error
+    assert f"{host.strip('[]')} has no public address" in row.last_error
     assert receiver.connections == 0
+
+
+@database
+@pytest.mark.parametrize("host", ["a..b", ".example"])
+def test_a_host_from_an_event_that_cannot_be_one_ends_the_event(relay: Any, host: str) -> None:
+    relay("{headers[url]}")
+    row = write(headers={"url": f"https://{host}/hooks"})
+    assert drained(row) == ("DEAD", 0)
+    assert host in row.last_error
+
+
+@database
+@pytest.mark.parametrize("limit", [None, 60])
+def test_a_host_from_an_event_that_is_down_is_named_and_ends_by_the_limit(
+    relay: Any, settings: Any, limit: int | None
+) -> None:
+    relay("{headers[url]}")
+    settings.OUTBOX = {**settings.OUTBOX, "DEFER_LIMIT": limit}
+    port = free_port()
+    row = write(headers={"url": f"http://127.0.0.1:{port}/"})
+    assert drained(row) == ("NEW", 0)
+    assert f"127.0.0.1:{port} cannot be reached" in row.last_error
+    assert not OutboxAttempt.objects.exists()
+    due = row.available_at - timedelta(hours=1)
+    OutboxEvent.objects.update(first_due_at=due, available_at=due)
+    assert drained(row) == (("DEAD", 0) if limit else ("NEW", 0))
+    assert f"127.0.0.1:{port} cannot be reached" in row.last_error
+
+
+@database
+@pytest.mark.parametrize("fault", ["expired", "another name", "unknown", "no TLS"])
+def test_a_host_from_an_event_without_valid_tls_costs_attempts(
+    relay: Any, receiver: Receiver, tmp_path: Any, fault: str
+) -> None:
+    host = "wrong.example" if fault == "another name" else "127.0.0.1"
+    files = certificate(tmp_path, host=host, days=-1 if fault == "expired" else 1)
+    options = {**LOCAL, "verify": True if fault == "unknown" else str(files[0])}
+    with receiving(certificate=files) as secure:
+        url = receiver.url.replace("http:", "https:") if fault == "no TLS" else secure.url
+        relay("{headers[url]}", OPTIONS=options)
+        row = write(headers={"url": url})
+        assert drained(row) == ("RETRY", 1)
+        assert "cannot be reached" in row.last_error
+        assert "SSL" in row.last_error
+        relays()[0].close()
 
 
 @database
@@ -336,7 +388,7 @@ def test_a_mistake_in_the_settings_ends_no_event(
     relay(receiver.url, OPTIONS={**LOCAL, missing: False})
     row = write()
     assert drained(row) == ("NEW", 0)
-    with pytest.raises((BrokerUnavailable, AddressRefused), match=f"set the option {missing}"):
+    with pytest.raises((CheckFailed, BrokerUnavailable), match=f"set the option {missing}"):
         relays()[0].check()
     assert receiver.connections == 0
 
@@ -514,8 +566,9 @@ def test_cookies_and_proxies_of_the_environment_are_not_used(
 # --- headers and signatures -----------------------------------------------------------------------
 
 
+@database
 def test_headers_that_frame_the_request_or_forge_it_are_left_out(
-    client: Any, receiver: Receiver
+    relay: Any, receiver: Receiver
 ) -> None:
     forged = {
         "Host": "evil.example", "Content-Length": "3", "Transfer-Encoding": "chunked",
@@ -525,13 +578,16 @@ def test_headers_that_frame_the_request_or_forge_it_are_left_out(
         "User-Agent": "me",
         "CE-ID": "a b", "ce-id": "c d",
     }  # fmt: skip
-    assert client(secret=SECRET).publish(message(receiver.url, headers=forged)) == [None]
+    relay(receiver.url)
+    row = write(headers=forged)
+    assert drained(row) == ("DONE", 0)
     ((_, headers, _),) = receiver.received
     assert headers.keys() == {
         "host", "user-agent", "accept-encoding", "content-length", "content-type", "webhook-id",
         "webhook-timestamp", "webhook-signature", "x-own", "ce-id",
+        "event-id", "event-type", "occurred-at", "aggregate-id",
     }  # fmt: skip
-    assert (headers["webhook-id"], headers["x-own"], headers["ce-id"]) == ("e0", "kept", "c%20d")
+    assert (headers["webhook-id"], headers["x-own"], headers["ce-id"]) == (row.pk, "kept", "c%20d")
     verify(receiver)
 
 
@@ -608,12 +664,27 @@ def test_without_a_secret_there_is_an_id_and_no_signature(client: Any, receiver:
         ("https://exa mple.com/", "not a valid URL"),
         ("https://example.com/\x00", "not a valid URL"),
         ("https://evil.example%2F.example.com/", "not a valid URL"),
+        ("https://a..b/", "not a valid URL"),
+        ("https://.example/", "not a valid URL"),
+        ("https://./", "not a valid URL"),
+        ("https://a.example../", "not a valid URL"),
+        (f"https://{'a' * 64}.example/", "not a valid URL"),
+        (f"https://{'a.' * 127}example/", "not a valid URL"),
     ],
 )
 def test_urls_that_no_webhook_has(to: str, said: str) -> None:
     with pytest.raises(outbox.Unrecoverable, match=said) as caught:
         target_of(to, allow_http=False)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["a.example", "a.example.", "a_b.example", "xn--bcher-kva.example", "bücher.example", "a",
+     "192.0.2.1", "[2001:db8::1]", "[::1]", "[::ffff:192.0.2.1]", f"{'a' * 63}.example"],
+)  # fmt: skip
+def test_hosts_that_a_webhook_may_have(host: str) -> None:
+    assert target_of(f"https://{host}:8443/hooks", allow_http=False).url.port == 8443
 
 
 def test_fields_are_percent_encoded_for_the_url() -> None:

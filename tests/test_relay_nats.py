@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,6 +23,7 @@ from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
+from tests.receiver import certificate
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
 from tests.waiting import wait_until
 
@@ -142,6 +146,16 @@ def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
 
 
 TEXT = json.dumps({"sku": "teapot", "name": "Kännchen"}, ensure_ascii=False, separators=(",", ":"))
+
+
+@stored
+def test_headers_of_an_event_command_no_server(broker: brokers.Nats, relay: Any) -> None:
+    stream = Stream(broker.url, allow_rollup_hdrs=True)
+    relay(TO=f"{stream.name}.orders")
+    for headers in ({}, {"Nats-Rollup": "all"}, {"nats-rollup": "sub", "Nats-Msg-Id": "1"}):
+        write(headers={"Nats-Expected-Last-Sequence": "77", **headers})
+    assert outbox.drain() == 3
+    assert stream.count() == 3
 
 
 def expect_done(row: OutboxEvent) -> None:
@@ -375,6 +389,86 @@ def test_it_opens_one_of_several_servers(stream: Stream) -> None:
             assert publish(session, stream.messages(1)) == [None]
 
 
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """A server without TLS, which keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port, self.received = self._server.getsockname()[1], b""
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._server.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                with client, suppress(OSError):
+                    client.sendall(b'INFO {"server_id":"x","max_payload":9,"nonce":"abc"}\r\n')
+                    while data := client.recv(4096):
+                        self.received += data
+                        client.sendall(b"PONG\r\n")
+
+
+@pytest.fixture
+def plain() -> Iterator[Plain]:
+    server = Plain()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [
+        ("tls://shop:s3cret@", {}),
+        ("tls://t0ken@", {}),
+        ("tls://", {"user": "shop", "password": "s3cret"}),
+        ("tls://", {"token": "t0ken"}),
+        ("tls://", {}),
+        ("nats://shop:s3cret@", {"tls": ssl.create_default_context()}),
+        ("shop:s3cret@", {"tls": ssl.create_default_context()}),
+        ("nats://shop:s3cret@", {"tls_hostname": "nats.example"}),
+    ],
+    ids=["url", "token", "options", "token option", "none", "context", "no scheme", "hostname"],
+)
+def test_nothing_is_sent_without_the_tls_that_was_asked_for(
+    plain: Plain, scheme: str, options: dict[str, Any]
+) -> None:
+    backend = JetStream(servers=f"{scheme}127.0.0.1:{plain.port}", **options)
+    with pytest.raises(BrokerUnavailable, match="offers no TLS"), opened(backend):
+        pass
+    assert plain.received == b""
+
+
+def test_without_tls_it_was_not_asked_for(plain: Plain) -> None:
+    with opened(JetStream(servers=f"nats://shop:s3cret@127.0.0.1:{plain.port}")):
+        pass
+    assert b"s3cret" in plain.received
+
+
+def test_a_server_with_tls(start: Any, tmp_path: Path) -> None:
+    files = certificate(tmp_path, host="127.0.0.1")
+    config = f'tls {{ cert_file: "{files[0]}", key_file: "{files[1]}" }}'
+    broker = start(config=config)
+    context = ssl.create_default_context(cafile=files[0])
+    for url in (broker.url, broker.url.replace("nats:", "tls:")):
+        with opened(JetStream(servers=url, tls=context)) as session:
+            check(session)
+        with (
+            pytest.raises(BrokerUnavailable, match="certificate"),
+            opened(JetStream(servers=url, tls=ssl.create_default_context())),
+        ):
+            pass
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -484,6 +578,8 @@ authorization {
     { user: shop, password: "s3cret", permissions {
         publish: ["*.order.>", "$JS.API.INFO"], subscribe: "_INBOX.>" } }
     { user: deaf, password: "s3cret", permissions { publish: ">", subscribe: "nothing" } }
+    { user: asks, password: "s3cret", permissions {
+        publish: ["*.order.>", "$JS.API.INFO"], subscribe: "_INBOX.>" } }
     { user: mute, password: "s3cret", permissions { publish: "*.order.>", subscribe: "_INBOX.>" } }
   ]
 }
@@ -507,6 +603,14 @@ def test_permissions(start: Any) -> None:
         check(session)
         outcomes = publish(session, [stream.message("order.placed"), message("no.order.x")])
         assert kinds(outcomes) == {"": 1, "NoStream": 1}
+    named = backend("asks")  # it may not ask for the stream of a subject
+    named.to = f"{stream.name}.order.placed"
+    with opened(named) as session:
+        check(session)
+    with opened(
+        JetStream(servers=broker.url, user="asks", password="s3cret", stream="x")
+    ) as session:
+        check(session)
     denied = "permissions violation for subscription"
     with opened(backend("deaf")) as session, pytest.raises(BrokerUnavailable, match=denied):
         check(session)
@@ -526,6 +630,41 @@ def test_a_server_without_jetstream(start: Any) -> None:
             publish(session, messages(10))
         with pytest.raises(BrokerUnavailable, match="has no JetStream"):
             check(session)
+
+
+HUB = """
+jetstream {{ store_dir: "{directory}", domain: hub }}
+leafnodes {{ host: "127.0.0.1", port: {port} }}
+"""
+
+
+def test_a_leaf_node_of_a_server_with_jetstream(tmp_path: Path) -> None:
+    """What answers is another server, in a domain of JetStream."""
+    port, directories = brokers.free_port(), [tmp_path / "hub", tmp_path / "leaf"]
+    for each in directories:
+        each.mkdir()
+    hub = brokers.Nats(
+        directories[0], jetstream=False, config=HUB.format(directory=tmp_path / "data", port=port)
+    )
+    remotes = f'leafnodes {{ remotes: [ {{ url: "nats://127.0.0.1:{port}" }} ] }}'
+    leaf = brokers.Nats(directories[1], jetstream=False, config=remotes)
+    try:
+        hub.start()
+        leaf.start()
+        stream = Stream(hub.url)
+        with opened(JetStream(servers=leaf.url, domain="hub")) as session:
+            session.backend.to = f"{stream.name}.order.placed"
+            wait_until(lambda: kinds(publish(session, stream.messages(1))) == {"": 1})
+            check(session)
+            assert kinds(publish(session, messages(1, "nobody.listens"))) == {"NoStream": 1}
+        with opened(JetStream(servers=leaf.url, domain="other")) as session:
+            with pytest.raises(BrokerUnavailable, match="domain"):
+                check(session)
+            batch = [stream.message(), message("nobody.listens")]
+            assert kinds(publish(session, batch)) == {"": 1, "NoStream": 1}
+    finally:
+        leaf.stop()
+        hub.stop()
 
 
 def test_a_disk_that_is_full(start: Any, tmp_path: Path) -> None:
@@ -571,9 +710,10 @@ def test_a_check_names_what_is_missing(stream: Stream) -> None:
         ({"servers": ["http://shop:secret@a"]}, "servers has an invalid URL; expected"),
         ({"servers": "nats://a:port"}, "servers has an invalid URL"),
         ({"stream": "a b"}, "stream is 'a b'; expected the name of a stream"),
+        ({"domain": "a.b"}, "domain is 'a.b'; expected the name of a JetStream domain"),
         ({"timeout": "soon"}, "timeout is 'soon'"),
     ],
-    ids=["unknown", "ours", "type", "scheme", "port", "stream", "timeout"],
+    ids=["unknown", "ours", "type", "scheme", "port", "stream", "domain", "timeout"],
 )
 def test_wrong_options(options: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error) as raised:

@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management.commands import outbox_relays
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxPause
 from django_outbox.relays import Backend, BrokerUnavailable
 from django_outbox.signals import listener_overdue
 from tests.relay_backend import BROKER
@@ -89,7 +89,7 @@ def test_an_outage_refuses_nothing(shown: Shown) -> None:
 
 def test_messages_are_counted_from_zero(shown: Shown) -> None:
     with outbox.Worker():
-        for name in ("published", "refused"):
+        for name in ("published", "refused", "deferred"):
             assert shown(f"outbox_relay_{name}_total", relay="hooks") == 0
 
 
@@ -164,10 +164,50 @@ def test_json_has_the_same_and_is_stable() -> None:
         "to": "{event_type}", "format": "plain", "queue": "relay.orders",
     }  # fmt: skip
     assert state.pop("oldest_due_age") >= 9
-    assert state == {"waiting": 1, "workers": 0, "paused": False, "away": None}
+    assert state == {"waiting": 1, "workers": 0, "paused": False, "away": None, "held": None}
     away = found["hooks"]["databases"]["default"]["away"]
     assert away["reason"] == "no answer from kafka:9092"
     assert set(away) == {"since", "reason"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (ValueError("unroutable: no queue is bound"), "ValueError: unroutable: no queue is bound"),
+        (outbox.Defer(60, "a.example:443 cannot be reached"), "a.example:443 cannot be reached"),
+    ],
+    ids=["refused", "deferred"],
+)
+def test_what_was_refused_or_deferred_is_told_with_its_reason_and_age(
+    outcome: Any, reason: str, shown: Shown, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = insert(3, event_type="order.placed", due=-90, queue="relay.orders")
+    BROKER.refused = dict.fromkeys(rows[:2], outcome)
+    outbox.drain()
+    for arguments in ((), ("--check",)):
+        held = json.loads(run("--format", "json", *arguments))["orders"]["databases"]["default"][
+            "held"
+        ]
+        assert (held["count"], held["reason"]) == (2, reason)
+        assert held["age"] >= 90
+        assert "2 refused or deferred, for up to 9" in run(*arguments)
+    lines = [
+        each.getMessage() for each in caplog.records if each.getMessage().startswith("message")
+    ]
+    assert len(lines) == 1  # for both
+    assert reason in lines[0]
+    is_deferred = isinstance(outcome, outbox.Defer)
+    assert shown("outbox_relay_deferred_total", relay="orders") == (2 if is_deferred else 0)
+    assert shown("outbox_relay_refused_total", relay="orders") == (0 if is_deferred else 2)
+    assert OutboxEvent.objects.get(pk=rows[0]).attempts == (0 if is_deferred else 1)
+    assert OutboxAttempt.objects.count() == (0 if is_deferred else 2)
+
+
+def test_what_its_turn_did_not_come_to_is_not_told(shown: Shown) -> None:
+    BROKER.refused = dict.fromkeys(insert(1, event_type="order.placed"), outbox.Defer(60))
+    outbox.drain()
+    assert shown("outbox_relay_deferred_total", relay="orders") == 0
+    assert json.loads(run("--format", "json"))["orders"]["databases"]["default"]["held"] is None
 
 
 def test_one_relay_may_be_chosen() -> None:

@@ -407,6 +407,39 @@ def test_a_user_without_permissions(server: Any, client: Any, opened: Any) -> No
     assert isinstance(outcomes[1], Refused)
 
 
+def test_a_cluster_is_named_by_the_check_and_by_its_messages(tmp_path: Any, opened: Any) -> None:
+    nodes = [brokers.Redis(tmp_path / name, cluster_enabled="yes") for name in _made(tmp_path)]
+    try:
+        for each in nodes:
+            each.start()
+        with (
+            redis.Redis.from_url(nodes[0].url) as first,
+            redis.Redis.from_url(nodes[1].url) as second,
+        ):
+            first.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
+            second.execute_command("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
+            first.execute_command("CLUSTER", "MEET", "127.0.0.1", str(nodes[1].port))
+            wait_until(lambda: first.cluster("INFO")["cluster_state"] == "ok")
+        backend = opened(nodes[0].url)
+        with pytest.raises(Refused, match="is a Redis Cluster, which is not supported"):
+            backend.check()
+        batch = [message(n, to=f"orders-{n}") for n in range(20)]
+        refused = [each for each in backend.publish(batch, within(10)) if each is not None]
+        assert refused
+        for each in refused:
+            assert "is a Redis Cluster, which is not supported" in str(each)
+    finally:
+        for each in nodes:
+            each.stop()
+
+
+def _made(directory: Path) -> list[str]:
+    names = ["first", "second"]
+    for each in names:
+        (directory / each).mkdir()
+    return names
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 

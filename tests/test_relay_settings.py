@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from django_outbox import conf
 from django_outbox.checks.relays import EXTRAS
 from django_outbox.listeners import registry
-from django_outbox.relay_settings import FIELDS, relays_fault, without_secrets
+from django_outbox.relay_settings import FIELDS, relays_fault
 from django_outbox.relays import Backend
 from tests.cases import cases
 
@@ -174,20 +174,6 @@ def test_a_url_with_a_password_is_not_shown(value: str) -> None:
 )  # fmt: skip
 def test_of_one_relay_that_fits(key: str, value: Any) -> None:
     assert fault(**{key: value}) is None
-
-
-@cases(
-    ("given", "shown"),
-    [
-        ("{event_type}", "{event_type}"),
-        ("what?", "what?"),
-        ("https://example.org/{event_type}", "https://example.org/{event_type}"),
-        (SECRET, "https://***@broker.example/hook?***"),
-        ("amqp://user:p@ss@host/x", "amqp://***@host/x"),
-    ],
-)
-def test_what_is_shown_of_a_url(given: str, shown: str) -> None:
-    assert without_secrets(given) == shown
 
 
 # -- system checks ---------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     ),
     "batch_called": (deliver_batch, {"listener": object, "size": 2, "duration": float}),
     "relay_published": (
-        relay, {"relay": "all", "published": 2, "refused": 0, "duration": float}
+        relay, {"relay": "all", "published": 2, "refused": 0, "deferred": 0, "duration": float}
     ),
     "event_settled": (
         deliver, {"event": outbox.Event, "outcome": "done", "duration": float, "lag": float}

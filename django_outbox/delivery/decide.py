@@ -42,8 +42,12 @@ def decide(
     if isinstance(answer, Defer):
         if defer_limit is not None and age > defer_limit:
             reason = f"deferred for {age:.0f} s; OUTBOX['DEFER_LIMIT'] is {defer_limit:g} s"
-            return dead(reason, kind="DEFER_LIMIT")
-        return Decision(status=Status.NEW, delay=float(answer.delay), outcome="deferred")  # type: ignore[arg-type]
+            more = f": {answer.reason}" if answer.reason else ""
+            return dead(f"{reason}{more}", kind="DEFER_LIMIT")
+        return Decision(
+            status=Status.NEW, delay=float(answer.delay), outcome="deferred",  # type: ignore[arg-type]
+            error=clean(answer.reason) or None, kind="Defer" if answer.reason else "",
+        )  # fmt: skip
     return DONE
 
 

@@ -104,7 +104,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         self, decision: Decision, *, listener: str, number: int, seconds: float
     ) -> None:
         """Note a call that failed, for the history of the event: its ``number``, its duration."""
-        if decision.error is None or decision is LOST:
+        if decision.error is None or decision is LOST or decision.outcome == "deferred":
             return
         kind = "dead" if decision.status is Status.DEAD else "failed"
         self.failures = self.failures or []

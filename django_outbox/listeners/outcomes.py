@@ -39,6 +39,8 @@ class Done:
 class Defer:
     """Deliver the event again after ``delay`` (seconds or timedelta). Costs no attempt.
 
+    ``reason`` says why, for people: it is stored as the event's error while it waits.
+
     Raises ``ValueError`` unless the delay is a finite duration of zero or more.
 
     Example::
@@ -49,6 +51,7 @@ class Defer:
     """
 
     delay: float | timedelta  # seconds once constructed
+    reason: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delay", seconds(self.delay, of="Defer"))

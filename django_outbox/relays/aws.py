@@ -12,6 +12,7 @@ What an error means:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from time import monotonic
@@ -43,7 +44,7 @@ from .backend import Backend, Message, Outcome, Unconfirmed
 
 THREADS: Final = 8  # calls at a time
 CONNECT_SHARE: Final = 1 / 4  # of the timeout, for a connection; half of it is for the answer
-THROTTLED: Final = Defer(1)  # seconds
+THROTTLED: Final = Defer(1, "AWS asks to send more slowly")  # seconds
 NOT_SENT: Final = Defer(0)  # its turn did not come before the deadline
 
 
@@ -51,6 +52,11 @@ class _Client(Backend):
     """What SQS and SNS have in common: the client, the calls and their outcomes."""
 
     service: ClassVar[str]
+    # AWS. and Amazon. set prices and senders of text messages and times to live; the other two make
+    # clients for large payloads take the body for the address of one.
+    commands: ClassVar[re.Pattern[str]] = re.compile(
+        r"(?:aws|amazon)\..*|ExtendedPayloadSize|SQSLargePayloadSize", re.IGNORECASE
+    )
 
     def __init__(
         self,

@@ -57,7 +57,8 @@ CREDENTIALS: Final = frozenset((
     "AuthFailure", "ExpiredToken", "ExpiredTokenException", "IncompleteSignature",
     "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity", "InvalidSecurityException",
     "MissingAuthenticationToken", "OptInRequired", "RequestExpired", "SignatureDoesNotMatch",
-    "UnrecognizedClientException",
+    "UnrecognizedClientException", "RequestTimeTooSkewed", "IncompleteSignatureException",
+    "InvalidSignature", "InvalidSignatureException", "MissingAuthenticationTokenException",
 ))  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -70,6 +71,7 @@ class Backend:
     - ``timeout``: seconds that a call of ``publish`` may take.
     - ``per_key``: consecutive events of one key that may be in a call; 1.
     - ``attribute_prefix``: prefix of CloudEvents attributes among the headers; ``"ce-"``.
+    - ``commands``: a pattern of names; headers of an event that it matches whole are not sent.
 
     Example::
 
@@ -97,6 +99,9 @@ class Backend:
     # what follows a refused message of the same key, or ``publish`` stops a key at its first.
     per_key: ClassVar[int] = 1
     attribute_prefix: ClassVar[str] = "ce-"  # of CloudEvents attributes among the headers
+    # Names of headers that are commands to the broker, or to a client that receives the message.
+    # An event's own headers of these names are not sent: who writes an event commands no broker.
+    commands: ClassVar[re.Pattern[str] | None] = None
     to: str = ""  # TO as the relay's settings have it; set after __init__ and before open
     timeout: float = 10.0  # seconds that a call of ``publish`` may take
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import timezone
 from typing import Any
+from urllib.parse import quote
 
 from .. import hooks
 from ..events import GLOBAL, Event
@@ -34,12 +35,12 @@ class Envelope:
         settings, text = self._settings, event._payload_text or ""
         is_json = hooks.serializer() is hooks.JSON
         to = self._filled("TO", settings.TO, event, self._backend.quote)
-        headers, content_type = {**event.headers}, JSON_TYPE if is_json else TEXT_TYPE
+        headers, content_type = self._allowed(event), JSON_TYPE if is_json else TEXT_TYPE
         if settings.FORMAT == "plain":
             headers |= _plain(event)
             body = text.encode()
         else:
-            source = self._filled("SOURCE", settings.SOURCE, event, str)
+            source = self._filled("SOURCE", settings.SOURCE, event, _quoted)
             attributes = _attributes(event, source)
             if settings.FORMAT == "cloudevents":
                 prefix = self._backend.attribute_prefix
@@ -54,6 +55,14 @@ class Envelope:
             event=event,
         )  # fmt: skip
 
+    def _allowed(self, event: Event) -> dict[str, str]:
+        """Return the event's own headers without those that are commands to the broker."""
+        commands = self._backend.commands
+        return {
+            name: value for name, value in event.headers.items()
+            if commands is None or not commands.fullmatch(name)
+        }  # fmt: skip
+
     def _filled(self, name: str, template: str, event: Event, quote: Any) -> str:
         try:
             return template.format_map(_Fields(event, quote))
@@ -62,6 +71,11 @@ class Envelope:
                 f"The event has no {error.args[0]}, which {name} of the relay "
                 f"{self._settings.name!r} names."
             ) from None
+
+
+def _quoted(value: str) -> str:
+    """Return a field as it goes into a URI reference; a field may be a whole one."""
+    return quote(value, safe="/:?#[]@!$&'()*+,;=")
 
 
 class _Fields:

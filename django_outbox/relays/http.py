@@ -8,6 +8,8 @@ What an answer means:
 - No connection, or 503: the host is away, and no attempt is spent. If all messages of a relay go to
   one host, which the beginning of ``TO`` tells, this is ``BrokerUnavailable``; if the host comes
   from the event, the message is deferred, so that events for other hosts flow on.
+- A name that does not exist, and a certificate that is not valid: as no connection, if all messages
+  go to one host; otherwise an attempt, because it may never work.
 - A URL, a header or an address that cannot be used: ``Unrecoverable``, found before it is sent.
 """
 
@@ -60,6 +62,14 @@ class Webhook(Backend):
     """
 
     attribute_prefix: ClassVar[str] = "ce-"
+    # They frame the request, choose where it goes and what it does, or belong to the writer of the
+    # event and not to the receiver.
+    commands: ClassVar[re.Pattern[str]] = re.compile(
+        r"accept-encoding|authorization|connection|content-.*|cookie2?|expect|forwarded|host"
+        r"|http2-settings|if-.*|keep-alive|max-forwards|proxy-.*|range|te|trailer|transfer-encoding"
+        r"|upgrade|user-agent|via|webhook-.*|x-forwarded-.*|x-(?:http-)?method(?:-override)?",
+        re.IGNORECASE,
+    )
 
     def __init__(
         self,
@@ -231,9 +241,9 @@ class Webhook(Backend):
 
     def _unreachable(self, target: Target, error: Exception) -> Outcome:
         reason = _reason(target, error)
-        if isinstance(error, UnknownHost) and self._only is None:
+        if self._only is None and (isinstance(error, UnknownHost) or _is_of_tls(error)):
             hosts.set_back(target.origin)
-            return WebhookError(reason)  # gone for good, perhaps: the retry policy ends it
+            return WebhookError(reason)  # it may never work: the retry policy ends it
         return self._away(hosts.set_away(target.origin, reason, is_unreachable=True))
 
     async def _post(
@@ -285,15 +295,23 @@ class Webhook(Backend):
         """Return the outcome of a message whose host is away; it costs no attempt."""
         if self._only is not None:
             return BrokerUnavailable(absence.reason)
-        if absence.is_probed:
-            return Defer(MIN_PAUSE)
-        return Defer(max(absence.until - monotonic(), MIN_PAUSE))
+        wait = MIN_PAUSE if absence.is_probed else max(absence.until - monotonic(), MIN_PAUSE)
+        return Defer(wait, absence.reason)
 
 
 def _reason(target: Target, error: Exception) -> str:
     if isinstance(error, httpcore.TimeoutException) and not str(error):
         return f"{target.origin} cannot be reached: it did not accept a connection in time."
     return f"{target.origin} cannot be reached: {error}."
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Return whether a host answers without valid TLS: its certificate has expired, say."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _tls_context(verify: Any) -> ssl.SSLContext:

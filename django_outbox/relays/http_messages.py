@@ -22,18 +22,13 @@ from .backend import Message, Outcome
 A_DAY: Final = 86_400.0  # seconds; a receiver cannot put an event off for longer
 ANSWER_SHOWN: Final = 200  # characters of an answer in an error
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
-HOST: Final = re.compile(rb"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")  # a name in IDNA, or an address
+# A name in IDNA, whose labels have 1 to 63 characters, or an address.
+HOST: Final = re.compile(
+    rb"(?=.{1,254}\Z)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]+"
+)
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no header's value may contain
 # CloudEvents' HTTP binding, 3.1.3.2: all but printable ASCII, and of that space, '"' and '%'.
 ESCAPED: Final = re.compile(r'[^\x21-\x7e]|["%]')
-# Names that an event's headers do not set: they frame the request, choose where it goes, or belong
-# to the writer of the event and not to the receiver. They are left out.
-LEFT_OUT: Final = frozenset((
-    "accept-encoding", "authorization", "connection", "content-encoding", "content-length",
-    "content-type", "cookie", "expect", "host", "keep-alive", "proxy-authorization",
-    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "user-agent", "webhook-id",
-    "webhook-signature", "webhook-timestamp",
-))  # fmt: skip
 
 
 class WebhookError(Exception):
@@ -91,8 +86,7 @@ def headers_of(message: Message) -> dict[str, bytes]:
                 f"The header {given!r} is not a valid name of an HTTP header; expected letters, "
                 "digits and hyphens."
             )
-        if name not in LEFT_OUT:
-            found[name] = _header_value(name, value)
+        found[name] = _header_value(name, value)
     return found
 
 

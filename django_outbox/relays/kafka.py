@@ -26,6 +26,7 @@ from typing import Any, Final, cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
+from ..redaction import Redaction
 from .backend import Backend, Message, Outcome, Unconfirmed
 from .envelope import JSON_TYPE
 from .kafka_options import UNKNOWN_AFTER, Quiet, configuration
@@ -82,7 +83,11 @@ class Kafka(Backend):
 
     def open(self) -> None:
         """Start the client's threads and fetch the cluster's metadata."""
-        options = {"logger": Quiet(), **self._options, "error_cb": self._on_error}
+        options = {
+            "logger": Quiet(Redaction(self._options)),
+            **self._options,
+            "error_cb": self._on_error,
+        }
         self._producer = Producer(options)
         self.check()
 

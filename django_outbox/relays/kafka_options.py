@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
+from ..redaction import Redaction
+
 logger = logging.getLogger("django_outbox")
 
 LINGER: Final = 100  # milliseconds in which a batch is certainly queued; then it is flushed
@@ -24,8 +26,11 @@ OURS: Final = {
 class Quiet:
     """Takes the client's own log: on its default, stderr, each failed reconnect is a line."""
 
+    def __init__(self, redaction: Redaction) -> None:
+        self._redaction = redaction
+
     def log(self, level: int, text: str, *values: Any) -> None:
-        logger.debug("kafka client text=%s", text % values)
+        logger.debug("kafka client text=%s", self._redaction.text(text % values))
 
 
 def configuration(timeout: float, options: Mapping[str, Any]) -> dict[str, Any]:

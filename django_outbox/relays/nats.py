@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 import nats.errors
@@ -31,6 +31,7 @@ OPEN_TIMEOUT: Final = 8.0  # seconds for all servers
 SETTLE: Final = 0.5  # seconds for a cancelled task to end
 ASK_TIMEOUT: Final = 3.0  # seconds for JetStream to answer a question
 MAX_SUBJECT: Final = 2048  # bytes; a server closes the connection for a line of more than 4096
+DOMAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 SUBJECT: Final = re.compile(r"[^\s.*>\x00-\x20\x7f]+(?:\.[^\s.*>\x00-\x20\x7f]+)*")
 RESERVED: Final = ("$JS.", "$SYS.", "_INBOX.")  # a message there is a command, or an answer
 HEADER: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -65,18 +66,26 @@ class Pending:
 class JetStream(Backend):
     """Publishes to the streams of a NATS server or cluster; ``TO`` is the subject."""
 
+    # The server obeys Nats-Rollup, Nats-TTL, Nats-Expected-Stream and the like, and clients obey
+    # Status, with which a server answers, and KV-Operation, which deletes a key of a bucket.
+    commands: ClassVar[re.Pattern[str]] = re.compile(r"(?i:nats-.*|kv-operation)|Status")
+
     def __init__(
-        self, *, servers: Any = DEFAULT_SERVER, stream: Any = None, timeout: Any = 10.0,
-        **client: Any,
+        self, *, servers: Any = DEFAULT_SERVER, stream: Any = None, domain: Any = None,
+        timeout: Any = 10.0, **client: Any,
     ) -> None:  # fmt: skip
         """Take URLs, arguments of ``nats.connect``, and the stream that has to take each message.
 
-        Without ``stream`` it may be any whose subjects match.
+        Without ``stream`` it may be any whose subjects match. ``domain`` is that of JetStream, if
+        the servers are leaf nodes of it.
         """
         super().__init__(timeout=timeout)
         if stream is not None and (not isinstance(stream, str) or not SUBJECT.fullmatch(stream)):
             raise ValueError(f"stream is {stream!r}; expected the name of a stream.")
+        if domain is not None and (not isinstance(domain, str) or not DOMAIN.fullmatch(domain)):
+            raise ValueError(f"domain is {domain!r}; expected the name of a JetStream domain.")
         self._stream = stream
+        self._api = f"$JS.{domain}.API" if domain else "$JS.API"
         self._connection = Connection(servers, client)
         self._connection.denied = self._denied
         self._waiting: dict[str, Pending] = {}  # by token
@@ -131,7 +140,7 @@ class JetStream(Backend):
         await self._ask("INFO")
         if self.to and "{" not in self.to:
             answer = await self._ask("STREAM.NAMES", {"subject": self.to})
-            if not answer.get("streams"):
+            if answer and not answer.get("streams"):
                 raise NoStream(self._no_stream(self.to))
 
     async def close(self) -> None:
@@ -246,7 +255,7 @@ class JetStream(Backend):
     async def _tell_apart(self, outcomes: list[Outcome], deadline: float) -> None:
         """Find out whether a stream is missing or JetStream is: a message's answer is the same."""
         homeless = [i for i, each in enumerate(outcomes) if isinstance(each, NoStream)]
-        if not homeless:
+        if not homeless or None in outcomes:
             return
         try:
             await self._ask("INFO", timeout=max(deadline - monotonic(), 0.5))
@@ -259,12 +268,15 @@ class JetStream(Backend):
         self._connection.last_error = ""
         data = b"" if question is None else json.dumps(question).encode()
         asked = self._connection.client.request(
-            f"$JS.API.{what}", data, timeout=min(timeout, ASK_TIMEOUT)
+            f"{self._api}.{what}", data, timeout=min(timeout, ASK_TIMEOUT)
         )
         try:
             return json.loads((await asked).data)
         except nats.errors.NoRespondersError:
-            raise BrokerUnavailable(f"{self._connection} has no JetStream; enable it") from None
+            raise BrokerUnavailable(
+                f"{self._connection} has no JetStream; enable it, or set the option domain if "
+                "another server has it"
+            ) from None
         except FAULTS as error:
             if DENIED.search(self._connection.last_error):
                 return {}

@@ -1,4 +1,8 @@
-"""A connection to NATS that does not reconnect by itself, and that can be cut off."""
+"""A connection to NATS that does not reconnect by itself, and that can be cut off.
+
+A NATS server says first whether it has TLS. If it has none, the client goes on without, even to a
+``tls://`` URL, and sends the password. This connection does not.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,31 @@ DECIDED: Final = frozenset(
     "reconnect_to_server_handler lame_duck_mode_cb allow_reconnect max_reconnect_attempts "
     "reconnect_time_wait".split()
 )
+TLS_OPTIONS: Final = ("tls", "tls_hostname", "tls_handshake_first")  # each asks for TLS
+# What the client sends first, the credentials included; not public, so a version without it is
+# refused here, at the import.
+CONNECT: Final = Client._connect_command
 KNOWN: Final = frozenset(inspect.signature(Client.connect).parameters) - DECIDED
 CLOSE_TIMEOUT: Final = 1.0  # seconds
 # What connect and publish raise while a server is away, or does not want this client.
 FAULTS: Final = (nats.errors.Error, OSError, ValueError, asyncio.TimeoutError)
+
+
+class NoTLS(nats.errors.Error):  # type: ignore[misc]
+    """A server offers no TLS, and the settings ask for it."""
+
+
+class _Client(Client):  # type: ignore[misc]
+    """The client, which sends nothing to a server without TLS if ``needs_tls``."""
+
+    needs_tls = False
+
+    def _connect_command(self) -> bytes:
+        if self.needs_tls:
+            writer = getattr(self._transport, "_io_writer", None)
+            if writer is None or writer.get_extra_info("ssl_object") is None:
+                raise NoTLS("the server offers no TLS, so nothing was sent to it")
+        return bytes(CONNECT(self))
 
 
 class Connection:
@@ -61,7 +86,8 @@ class Connection:
         """Connect to one of the servers; raise what the last of them said if none is there."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for index, server in enumerate(random.sample(self._servers, len(self._servers)), start=1):
-            self._client = Client()
+            self._client = _Client()
+            self._client.needs_tls = self._needs_tls(server)
             try:
                 await self._client.connect(
                     server, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
@@ -73,6 +99,11 @@ class Connection:
                     raise
             else:
                 return
+
+    def _needs_tls(self, server: str) -> bool:
+        if server.startswith("wss://"):  # TLS comes before anything else there
+            return False
+        return server.startswith("tls://") or any(map(self._options.get, TLS_OPTIONS))
 
     def has_unsent(self) -> bool:
         """Return whether some of what was published has not been handed to the kernel."""

@@ -62,6 +62,13 @@ class RabbitMQ(Backend):
     """Publishes persistent messages to one exchange; ``TO`` is the routing key."""
 
     attribute_prefix: ClassVar[str] = "cloudEvents:"
+    # Copies to other queues, and what features and plugins of RabbitMQ read or write.
+    commands: ClassVar[re.Pattern[str]] = re.compile(
+        r"b?cc|x-(?:delay|death|match|(?:first|last)-death-.*|received-from|shovelled.*|stream-.*"
+        r"|opt-.*|delivery-count|acquired-count|exception-.*|original-.*|deduplication-header"
+        r"|cache-ttl|recent-history-no-store)",
+        re.IGNORECASE,
+    )
 
     def __init__(
         self, *, url: str | None = None, exchange: Any = "events", declare: Any = True,
@@ -227,10 +234,8 @@ class RabbitMQ(Backend):
     def _fault(self, message: Message) -> Outcome:
         """Return why a message cannot be sent; None if it can."""
         texts = [(message.to, "routing key", SHORT), (message.event_type, "event type", SHORT)]
-        for text, what, most in (
-            *texts,
-            *((name, "header name", NAME) for name in message.headers),
-        ):
+        texts += [(name, "header name", NAME) for name in message.headers]
+        for text, what, most in texts:
             if len(text) * 4 > most and len(text.encode()) > most:
                 return Unrecoverable(
                     f"The {what} that begins {text[:40]!r} has {len(text.encode())} bytes; "
@@ -257,8 +262,8 @@ class RabbitMQ(Backend):
         if isinstance(error, PublishError):
             frame = error.frame
             return UnroutableMessage(
-                f"No queue of {self._address} takes the routing key {frame.routing_key!r} of "
-                f"the exchange {frame.exchange!r} ({frame.reply_text}); bind a queue for it."
+                f"unroutable: no queue is bound to the exchange {frame.exchange!r} of "
+                f"{self._address} for the key {frame.routing_key!r} ({frame.reply_text}); bind one."
             )
         if isinstance(error, DeliveryError):
             return RefusedMessage(
@@ -269,15 +274,13 @@ class RabbitMQ(Backend):
             return Unrecoverable(f"The message cannot be encoded: {error}")
         if closing is not None:
             return BrokerUnavailable(self._reason(closing)) if _is_of_all(closing) else closing
-        if isinstance(error, (Unconfirmed, BrokerUnavailable)):
-            return error
-        return BrokerUnavailable(self._reason(error))
+        known = isinstance(error, (Unconfirmed, BrokerUnavailable))
+        return error if known else BrokerUnavailable(self._reason(error))
 
     def _refusal(self, error: Any) -> Outcome:
         text = f"{self._address} refused the message: {error}"
-        if isinstance(error, ChannelPreconditionFailed) and "message size" in str(error):
-            return Unrecoverable(text)
-        return RefusedMessage(text)
+        is_large = isinstance(error, ChannelPreconditionFailed) and "message size" in str(error)
+        return Unrecoverable(text) if is_large else RefusedMessage(text)
 
     def _late(self, connection: Connection) -> Exception:
         if connection.was_blocked:
@@ -295,11 +298,8 @@ class RabbitMQ(Backend):
 
     def _reason(self, error: BaseException, connection: Connection | None = None) -> str:
         """Return in an operator's words why the broker takes no messages."""
-        text, broker, user = (
-            str(error) or type(error).__name__,
-            self._address,
-            self._address.url.user,
-        )
+        text, broker = str(error) or type(error).__name__, self._address
+        user = broker.url.user
         if isinstance(error, asyncio.TimeoutError):
             is_blocked = connection is not None and connection.was_blocked
             return self._blocked() if is_blocked else f"{broker} did not answer in time"

@@ -27,6 +27,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -77,7 +78,10 @@ class Stream(Backend):
         self._trim = ("MAXLEN", "~", maxlen) if maxlen else ()
         self._pool = _pool(url, options)
         self._idle: deque[Any] = deque()  # open connections: at most one for each thread
-        self._new_connection(self.timeout)  # TypeError for options that it does not have
+        try:
+            self._new_connection(self.timeout)  # TypeError for options that it does not have
+        except RedisError as error:
+            raise ValueError(str(error)) from None
 
     def open(self) -> None:
         """Connect and log in."""
@@ -110,13 +114,16 @@ class Stream(Backend):
         # A stream that does not exist, which NOMKSTREAM does not create. The server still refuses
         # the command if it is full, loading or a replica.
         probe = ("XADD", f"django-outbox-check-{uuid4()}", "NOMKSTREAM", "*", "check", "1")
-        commands = [b"".join(connection.pack_command(*each)) for each in (("ROLE",), probe)]
-        role, added = self._exchange(connection, commands, deadline)
+        asked = (("ROLE",), probe, ("CLUSTER", "MYID"))
+        commands = [b"".join(connection.pack_command(*each)) for each in asked]
+        role, added, node = self._exchange(connection, commands, deadline)
         for reply in (role, added):
             if isinstance(reply, (BrokerUnavailable, Unconfirmed)) or _is_of_server(reply):
                 raise BrokerUnavailable(f"{self._name} takes no writes: {reply}")
         if isinstance(role, list) and role[0] in (b"slave", "slave"):
             raise BrokerUnavailable(f"{self._name} is a replica; give the address of its master.")
+        if isinstance(node, (bytes, str)):
+            raise Refused(f"{self._name} is a Redis Cluster, which is not supported.")
         # Permissions for single keys are not known here.
         if isinstance(added, NoPermissionError) and "command" in str(added):
             raise Refused(f"{self._name}: {added}; grant the permission +xadd.")
@@ -204,17 +211,18 @@ class Stream(Backend):
             return reply
         if _is_of_server(reply):
             return BrokerUnavailable(f"{self._name} takes no writes: {reply}")
+        if isinstance(reply, MovedError):
+            return Refused(f"{self._name} is a Redis Cluster, which is not supported.")
         return Refused(f"{self._name} refused the message for the stream {message.to!r}: {reply}")
 
 
 def _pool(url: str, options: Mapping[str, Any]) -> ConnectionPool:
     try:
         return ConnectionPool.from_url(url, **options)
-    except (ValueError, AttributeError):
-        # Without redis-py's own words, which may repeat a part of the password.
+    except (ValueError, AttributeError) as error:
         raise ValueError(
-            "url cannot be read; expected redis://user:password@host:port/database, "
-            "or one that begins with rediss:// or unix://."
+            f"url cannot be read: {error}; expected redis://user:password@host:port/database with "
+            "a percent-encoded password, or one that begins with rediss:// or unix://."
         ) from None
 
 

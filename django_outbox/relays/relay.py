@@ -7,7 +7,10 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -18,6 +21,7 @@ from ..conf import current
 from ..events import Event
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Dead, Defer
+from ..redaction import Redaction
 from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
 from .backend import Backend, Message, Outcome, Unconfirmed
@@ -29,6 +33,9 @@ logger = logging.getLogger("django_outbox")
 OVERTIME = 1.0  # seconds that an async ``publish`` gets beyond its deadline before it is cancelled
 OPEN_TIMEOUT = 10.0  # seconds; an async ``open`` or ``check`` that takes longer is cancelled
 CLOSE_TIMEOUT = 5.0  # seconds
+LOG_INTERVAL = 60.0  # seconds between two lines with the same reason
+MAX_REASONS = 1000  # that are remembered for that
+REASON_LENGTH = 200  # characters in the log
 
 
 def backend_class(settings: RelaySettings) -> type[Backend]:
@@ -47,6 +54,10 @@ def backend_class(settings: RelaySettings) -> type[Backend]:
     return found
 
 
+class CheckFailed(Exception):
+    """A broker that can be connected to did not pass its check."""
+
+
 class Relay:
     """Sends the events of one relay; the callable that is registered as its batch listener."""
 
@@ -54,8 +65,10 @@ class Relay:
 
     def __init__(self, settings: RelaySettings) -> None:
         self.settings = settings
+        self._redaction = Redaction(settings.OPTIONS, settings.TO)
         self._lock = threading.Lock()
         self._session: Session | None = None
+        self._logged_at: dict[str, float] = {}  # monotonic, by reason
 
     @property
     def backend_class(self) -> type[Backend]:
@@ -64,12 +77,13 @@ class Relay:
 
     def new_backend(self) -> Backend:
         """Return a new backend, not opened; ``ImproperlyConfigured`` if it refuses its options."""
-        try:
-            backend = self.backend_class(**self.settings.OPTIONS)
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(
-                f'OUTBOX["RELAYS"][{self.settings.name!r}]["OPTIONS"]: {error}'
-            ) from error
+        with self._redacted():
+            try:
+                backend = self.backend_class(**self.settings.OPTIONS)
+            except (TypeError, ValueError) as error:
+                raise ImproperlyConfigured(
+                    f'OUTBOX["RELAYS"][{self.settings.name!r}]["OPTIONS"]: {error}'
+                ) from error
         backend.to = self.settings.TO
         return backend
 
@@ -80,7 +94,8 @@ class Relay:
         if the settings name no backend: no event dies of a client that is not installed.
         """
         try:
-            return self._send(events)
+            with self._redacted():
+                return self._send(events)
         except ImproperlyConfigured as error:
             raise BrokerUnavailable(str(error)) from error
 
@@ -94,13 +109,63 @@ class Relay:
             except Exception as error:  # noqa: BLE001 - of this event alone
                 found[event.event_id] = error
         outcomes = self._publish(messages, sender=events[0].database, impossible=len(found))
-        found |= {each.event_id: outcome for each, outcome in zip(messages, outcomes, strict=True)}
+        for message, outcome in zip(messages, outcomes, strict=True):
+            found[message.event_id] = self._shown(message, outcome)
+        self._log(found.values())
         return [found[event.event_id] for event in events]
 
     def check(self) -> None:
-        """Ask the backend whether the broker takes messages; raise what is wrong."""
-        with self._open_session() as session:
-            session.run(session.backend.check, timeout=OPEN_TIMEOUT)
+        """Ask the backend whether the broker takes messages; raise what is wrong.
+
+        Raises ``CheckFailed`` if there is a connection, so that an event may get through.
+        """
+        with self._redacted():
+            session = self._open_session()
+            try:
+                with session:
+                    session.run(session.backend.check, timeout=OPEN_TIMEOUT)
+            except Exception as error:
+                raise CheckFailed(str(error) or type(error).__name__) from error
+
+    @contextmanager
+    def _redacted(self) -> Iterator[None]:
+        """Raise what the backend and its client raise without the secrets of the settings."""
+        try:
+            yield
+        except Exception as error:
+            shown = self._redaction.error(error)
+            if shown is error:
+                raise
+            raise shown from None
+
+    def _shown(self, message: Message, outcome: Outcome) -> Outcome:
+        """Return an outcome without the secrets of the settings and of the message's own URL."""
+        if outcome is None:
+            return None
+        own = (Redaction({}, message.to),) if "://" in message.to else ()
+        for secrets in (self._redaction, *own):
+            if isinstance(outcome, BaseException):
+                outcome = secrets.error(outcome)
+            elif isinstance(outcome, (Dead, Defer)):
+                outcome = replace(outcome, reason=secrets.text(outcome.reason))
+        return outcome
+
+    def _log(self, outcomes: Iterable[Outcome]) -> None:
+        """Log why messages are refused or deferred; each reason once in ``LOG_INTERVAL``."""
+        for outcome in outcomes:
+            if is_refusal(outcome) and self._is_to_be_logged(reason := _reason(outcome)):
+                logger.warning("message refused relay=%s reason=%s", self.settings.name, reason)
+            elif is_deferral(outcome) and self._is_to_be_logged(reason := _reason(outcome)):
+                logger.warning("message deferred relay=%s reason=%s", self.settings.name, reason)
+
+    def _is_to_be_logged(self, reason: str) -> bool:
+        now = monotonic()
+        if now < self._logged_at.get(reason, -inf) + LOG_INTERVAL:
+            return False
+        if len(self._logged_at) >= MAX_REASONS:
+            self._logged_at.clear()
+        self._logged_at[reason] = now
+        return True
 
     def close(self) -> None:
         """Close the connection; the next event opens another."""
@@ -113,15 +178,16 @@ class Relay:
         self, messages: Sequence[Message], *, sender: str, impossible: int
     ) -> list[Outcome]:
         """Publish messages, and report it; ``impossible`` others of the batch could not be made."""
-        began, published, refused = monotonic(), 0, 0
+        began, published, refused, deferred = monotonic(), 0, 0, 0
         try:
             answers = self._exchange(messages) if messages else []
             published = sum(each is None for each in answers)
             refused = impossible + sum(map(is_refusal, answers))
+            deferred = sum(map(is_deferral, answers))
         finally:
             announce(
                 relay_published, sender=sender, relay=self.settings.name, published=published,
-                refused=refused, duration=monotonic() - began,
+                refused=refused, deferred=deferred, duration=monotonic() - began,
             )  # fmt: skip
         return answers
 
@@ -234,7 +300,7 @@ class Session:
         try:
             self.run(self.backend.close, timeout=CLOSE_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - it is of no use any more
-            logger.debug("relay connection not closed cleanly error=%r", error)
+            logger.debug("relay connection not closed cleanly error=%s", type(error).__name__)
         if self._loop is not None:
             self._loop.stop()
 
@@ -261,3 +327,14 @@ def is_refusal(outcome: Outcome) -> bool:
     if isinstance(outcome, (BrokerUnavailable, Unconfirmed, Defer)):
         return False
     return isinstance(outcome, (BaseException, Dead))
+
+
+def is_deferral(outcome: Outcome) -> bool:
+    """Return whether a message waits for something that a person should know of."""
+    return isinstance(outcome, Defer) and bool(outcome.reason)
+
+
+def _reason(outcome: Outcome) -> str:
+    if isinstance(outcome, (Dead, Defer)):
+        return outcome.reason[:REASON_LENGTH]
+    return f"{type(outcome).__name__}: {outcome}"[:REASON_LENGTH].partition("\n")[0]

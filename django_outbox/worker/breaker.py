@@ -46,6 +46,7 @@ class Breaker:
         self._failures: deque[tuple[float, str]] = deque()  # when (monotonic), and what
         self._trip_reason = ""  # it has tripped, and its row is to be written
         self._trip_pause = settings.pause  # seconds; of the row that is to be written
+        self._is_trip_written = False  # the claimer's thread only
         self._probe_succeeded: bool | None = None  # the outcome of the probe, once it is known
         self._is_probing = False
         self._probe: Lease | None = None  # the event that the probe delivers
@@ -76,18 +77,23 @@ class Breaker:
         """Seconds of the pause after a call that could not reach what it sends to."""
         return self._settings.pause
 
+    @staticmethod
+    def is_failure(decision: Decision) -> bool:
+        """Return whether a call has failed: it costs an attempt, or could not reach anything."""
+        return bool(decision.spent or decision.unavailable)
+
     def record(self, listener: Listener, decision: Decision) -> None:
-        """Count what a call decided. A failure is what costs an attempt."""
+        """Count what a call decided."""
         if decision is LOST:
             return
         with self._lock:
             if self._is_probing:
                 if self._probe_succeeded is None:
-                    self._probe_succeeded = not decision.spent and not decision.unavailable
+                    self._probe_succeeded = not self.is_failure(decision)
                     self._wakeup.poll()
             elif decision.unavailable:
                 self._trip(self.away_pause, f"{listener.title}: {decision.unavailable}")
-            elif not decision.spent:
+            elif not self.is_failure(decision):
                 self._failures.clear()
             else:
                 self._count_failure(listener, decision)
@@ -125,13 +131,19 @@ class Breaker:
             connection, queue=self._queue, pause=self._trip_pause, reason=self._trip_reason
         ):
             self._report_opened(self._trip_pause, self._trip_reason)
+        self._is_trip_written = True
         return True
 
     def settle_trip(self) -> None:
-        """Note that its row is in the table, which keeps the queue closed from now on."""
-        with self._lock:
-            self._trip_reason = ""
-            self._failures.clear()
+        """Note that the pauses were read after its row was written, if it was.
+
+        From now on they keep the queue closed, unless a user has removed the row already.
+        """
+        if self._is_trip_written:
+            self._is_trip_written = False
+            with self._lock:
+                self._trip_reason = ""
+                self._failures.clear()
 
     def begin_check(self, connection: BaseDatabaseWrapper, pause: float) -> bool:
         """Begin to check a connection, if that ends this pause; return whether it does."""
@@ -165,13 +177,19 @@ class Breaker:
                 connection, queue=self._queue, pause=REPEAT_PROBE, kept=self._pause
             )
         else:
-            pause = min(2 * self._pause, max(LONGEST_PAUSE, self._settings.pause))
-            dialect.extend_breaker(connection, queue=self._queue, pause=pause, kept=pause)
-            self._report_opened(pause, "the probe failed")
+            self._prolong(connection)
         with self._lock:
             self._is_probing, self._probe, self._probe_succeeded = False, None, None
             self._failures.clear()
         return True
+
+    def _prolong(self, connection: BaseDatabaseWrapper) -> None:
+        """Double the pause, after a probe that failed."""
+        pause = min(2 * self._pause, max(LONGEST_PAUSE, self._settings.pause))
+        dialect_of(connection).extend_breaker(
+            connection, queue=self._queue, pause=pause, kept=pause
+        )
+        self._report_opened(pause, "the probe failed")
 
     def _report_opened(self, pause: float, reason: str) -> None:
         report_opened(self._alias, self._queue, pause, reason)

@@ -46,8 +46,7 @@ class ClosedQueues:
             breaker = intake.pool.breaker
             if breaker is not None and breaker.write(connection):
                 self._known_pauses.read(connection)
-                if breaker.is_tripped and intake.name in self._known_pauses.closed:
-                    breaker.settle_trip()
+                breaker.settle_trip()
         for queue, (at, pause) in self._known_pauses.breakers.items():
             if max(at, self._probe_at.get(queue, at)) <= now and queue in self._intakes:
                 self._probe(connection, self._intakes[queue], now, pause)

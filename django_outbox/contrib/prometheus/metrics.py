@@ -95,6 +95,9 @@ COUNTERS: Final = {
     "relay_refused": MetricSpec(
         "relay_refused", "Messages that a relay's broker refused, or that cannot be sent.", BY_RELAY
     ),
+    "relay_deferred": MetricSpec(
+        "relay_deferred", "Messages of a relay that wait, because their host is down.", BY_RELAY
+    ),
 }
 
 HISTOGRAMS: Final = {

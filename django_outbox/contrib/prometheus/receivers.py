@@ -144,10 +144,12 @@ class Receivers:
     # -- relays ----------------------------------------------------------------------------------
 
     def on_relay_published(
-        self, sender: str, relay: str, published: int, refused: int, duration: float, **kwargs: Any
-    ) -> None:
+        self, sender: str, relay: str, published: int, refused: int, deferred: int,
+        duration: float, **kwargs: Any,
+    ) -> None:  # fmt: skip
         self.metrics.count("relay_published", sender, relay, by=published)
         self.metrics.count("relay_refused", sender, relay, by=refused)
+        self.metrics.count("relay_deferred", sender, relay, by=deferred)
         self.metrics.observe("relay", sender, relay, value=duration)
 
     # -- workers ---------------------------------------------------------------------------------
@@ -182,8 +184,8 @@ class Receivers:
                 self.metrics.count("breakers_opened", alias, queue.name, by=0)
                 self.metrics.count("breakers_closed", alias, queue.name, by=0)
         for relay in current().relays:
-            self.metrics.count("relay_published", alias, relay, by=0)
-            self.metrics.count("relay_refused", alias, relay, by=0)
+            for name in ("relay_published", "relay_refused", "relay_deferred"):
+                self.metrics.count(name, alias, relay, by=0)
         for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:
             self.metrics.count("dropped", alias, event_type, by=0)
             self.metrics.count("rescued", alias, event_type, by=0)

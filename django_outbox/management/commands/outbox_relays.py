@@ -15,7 +15,7 @@ from django.db import DatabaseError, connections, router
 
 from ...conf import current
 from ...inspection.queues import queue_states
-from ...inspection.relays import RelayState, relay_states
+from ...inspection.relays import HELD_LIMIT, Held, RelayState, held_messages, relay_states
 from ...inspection.workers import workers
 from ...models import OutboxEvent, missing_table
 from ...relay_settings import RelaySettings
@@ -27,7 +27,7 @@ from ..examples import ExampleCommand
 
 UNWELL, NO_ANSWER = 1, 2
 
-States = dict[str, list[RelayState]]  # by alias
+States = dict[str, list[tuple[RelayState, Held | None]]]  # by alias
 Faults = dict[str, str | None]  # by name of the relay; None: its broker takes messages
 
 
@@ -85,20 +85,20 @@ def _chosen(names: list[str]) -> list[RelaySettings]:
     return [each for name, each in known.items() if not names or name in names]
 
 
-def _fetch(alias: str, timeout: float) -> list[RelayState]:
+def _fetch(alias: str, timeout: float) -> list[tuple[RelayState, Held | None]]:
     try:
         return call_with_timeout(timeout, _states, alias)
     except (DatabaseError, ImproperlyConfigured, TimeoutError) as error:
         raise CommandError(f"{alias}: {error}", returncode=NO_ANSWER) from error
 
 
-def _states(alias: str) -> list[RelayState]:
+def _states(alias: str) -> list[tuple[RelayState, Held | None]]:
     if missing := missing_table(alias):
         raise CommandError(missing, returncode=NO_ANSWER)
     connection = connections[alias]
-    return relay_states(
-        queue_states(alias, workers(alias, dialect_of(connection).clock(connection)))
-    )
+    now = dialect_of(connection).clock(connection)
+    states = relay_states(queue_states(alias, workers(alias, now)))
+    return [(each, held_messages(alias, each.settings, now)) for each in states]
 
 
 # -- checks of brokers -----------------------------------------------------------------------------
@@ -149,19 +149,21 @@ def _described(settings: RelaySettings, states: States, faults: Faults) -> dict[
         "to": settings.shown_to,
         "format": settings.FORMAT,
         "queue": settings.title,
-        "databases": {alias: _state(each) for alias, each in _of(settings, states)},
+        "databases": {alias: _state(each, held) for alias, each, held in _of(settings, states)},
     }
     if settings.name in faults:
         found["fault"] = faults[settings.name]
     return found
 
 
-def _of(settings: RelaySettings, states: States) -> Iterator[tuple[str, RelayState]]:
+def _of(settings: RelaySettings, states: States) -> Iterator[tuple[str, RelayState, Held | None]]:
     for alias, rows in states.items():
-        yield from ((alias, each) for each in rows if each.settings.name == settings.name)
+        for each, held in rows:
+            if each.settings.name == settings.name:
+                yield alias, each, held
 
 
-def _state(each: RelayState) -> dict[str, Any]:
+def _state(each: RelayState, held: Held | None) -> dict[str, Any]:
     queue = each.queue
     return {
         "waiting": queue.due,
@@ -170,6 +172,9 @@ def _state(each: RelayState) -> dict[str, Any]:
         "paused": queue.is_paused,
         "away": queue.breaker and {
             "since": queue.breaker.paused_at.isoformat(), "reason": each.away_reason
+        },
+        "held": held and {
+            "count": held.count, "age": round(held.age, 3), "reason": held.reason
         },
     }  # fmt: skip
 
@@ -189,8 +194,8 @@ def _lines(chosen: list[RelaySettings], states: States, faults: Faults) -> Itera
         yield ""
         yield f"[{alias}]"
         cells = [
-            (each.settings.name, _waiting(each), _facts(each))
-            for each in found
+            (each.settings.name, _waiting(each), _facts(each, held))
+            for each, held in found
             if each.settings.name in names
         ]
         yield from columns([("RELAY", "WAITING", "STATE"), *cells])
@@ -206,11 +211,16 @@ def _waiting(each: RelayState) -> str:
     return f"{each.queue.due}{more}" + ("" if age is None else f", the oldest for {age:.0f} s")
 
 
-def _facts(each: RelayState) -> str:
+def _facts(each: RelayState, held: Held | None) -> str:
     queue, facts = each.queue, []
     if queue.breaker is not None:
         since = f"{queue.breaker.paused_at:%Y-%m-%d %H:%M:%S %Z}"
         facts.append(f"broker away since {since}: {each.away_reason}")
+    if held is not None:
+        more = "+" if held.count == HELD_LIMIT else ""
+        facts.append(
+            f"{held.count}{more} refused or deferred, for up to {held.age:.0f} s: {held.reason}"
+        )
     if queue.is_paused:
         facts.append("paused")
     if queue.is_unserved:

@@ -85,8 +85,7 @@ def reaching(broker: Broker, way: Relay) -> Iterator[None]:
 def configure(rig: Rig, relay: dict[str, Any]) -> None:
     retry = {"policy": "fixed", "delay": 0.3, "max_attempts": 1000}
     own = {"EVENTS": [USUAL, ODD], "BATCH": BATCH, "RETRY": retry, **relay}
-    # The breaker's pause, which refused messages bring, fits a small run.
-    queues = {QUEUE: {"WORKERS": THREADS, "BREAKER": {"pause": 1.0}}}
+    queues = {QUEUE: {"WORKERS": THREADS}}
     rig.outbox |= {"LEASE": LEASE, "DRAIN_TIMEOUT": 3.0, "WORKERS": 2, "QUEUES": queues,
                    "RELAYS": {"broker": own}}  # fmt: skip
     rig.relayed, rig.backlog = KINDS, True
