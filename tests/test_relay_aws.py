@@ -33,6 +33,7 @@ from tests.waiting import wait_until
 boto3 = pytest.importorskip("boto3")
 moto_server = pytest.importorskip("moto.server")
 
+from django_outbox.relays import aws  # noqa: E402
 from django_outbox.relays.aws import NOT_SENT, SNS, SQS  # noqa: E402
 from django_outbox.relays.aws_messages import RefusedByAWS, entry_of, grouped  # noqa: E402
 from tests.cases import cases  # noqa: E402
@@ -470,6 +471,7 @@ class Endpoint:
         self.answer: Any = lambda entries: (200, done(entries))
         self.hold = threading.Event()
         self.hold.set()
+        self.called: Any = lambda: None
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -477,6 +479,7 @@ class Endpoint:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 entries = body.get("Entries", [])
                 endpoint.calls.append(entries)
+                endpoint.called()
                 endpoint.hold.wait(30)
                 status, found = endpoint.answer(entries)
                 if status == 0:
@@ -609,13 +612,31 @@ def test_an_outage_in_mid_batch_leaves_what_was_confirmed(backend: Any, endpoint
     assert {type(each) for each in found[10:]} == {BrokerUnavailable}
 
 
+class Late:
+    """A clock that is too late for further calls once one thing has happened eight times."""
+
+    def __init__(self) -> None:
+        self.counted = 0
+        self.lock = threading.Lock()
+
+    def count(self) -> None:
+        with self.lock:
+            self.counted += 1
+
+    def monotonic(self) -> float:
+        return 50.0 if self.counted >= 8 else 0.0  # of 100 seconds
+
+
 def test_an_endpoint_that_hangs_confirms_nothing_and_nothing_is_sent_later(
-    backend: Any, endpoint: Endpoint
+    backend: Any, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """8 calls are under way; the other 12 are not begun when it is too late for an answer."""
+    late = Late()
+    monkeypatch.setattr(aws, "monotonic", late.monotonic)
     endpoint.hold.clear()
+    endpoint.called = late.count
     sender = backend(SQS, endpoint.url, timeout=2)
-    found = sender.publish([message("http://x/q", n) for n in range(200)], soon(2))
+    found = sender.publish([message("http://x/q", n) for n in range(200)], 100.0)
     assert [type(each) for each in found[:80]] == [Unconfirmed] * 80
     assert {type(each) for each in found[80:]} == {BrokerUnavailable}
     calls = len(endpoint.calls)
@@ -625,17 +646,18 @@ def test_an_endpoint_that_hangs_confirms_nothing_and_nothing_is_sent_later(
 
 
 def test_what_a_slow_endpoint_leaves_no_time_for_costs_no_attempt(
-    backend: Any, endpoint: Endpoint
+    backend: Any, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pause = threading.Event()
+    late = Late()
+    monkeypatch.setattr(aws, "monotonic", late.monotonic)
 
     def answer(entries: list[dict[str, Any]]) -> Any:
-        pause.wait(0.9)
+        late.count()
         return 200, done(entries)
 
     endpoint.answer = answer
-    sender = backend(SQS, endpoint.url, timeout=3)
-    found = sender.publish([message("http://x/q", n) for n in range(200)], soon(3))
+    sender = backend(SQS, endpoint.url, timeout=30)
+    found = sender.publish([message("http://x/q", n) for n in range(200)], 100.0)
     assert found.count(None) + found.count(NOT_SENT) == 200
     assert found.count(None) >= 80
     assert found.count(NOT_SENT) > 0
