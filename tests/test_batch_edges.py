@@ -388,7 +388,7 @@ def test_an_interceptor_that_fails_at_its_begin_fails_the_call(run: str, setting
 @everywhere
 def test_a_payload_that_does_not_fit_blocks_its_key(run: str, settings: Any) -> None:
     settings.OUTBOX = {"ON_DEAD": "block"}
-    kind = "test.batched"
+    kind = "batch.typed"
     (first,) = keyed("a", 1, event_type=kind, payload='{"number": 1}')
     (bad,) = keyed("a", 1, event_type=kind, payload='{"number": "two"}')
     (last,) = keyed("a", 1, event_type=kind, payload='{"number": 3}')

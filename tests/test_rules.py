@@ -118,7 +118,7 @@ BREAKS: list[tuple[Rule, Break]] = [
     (pages.names_exist, ("llms.txt", "manage.py outbox_worker", "manage.py outbox_run")),
     (
         pages.workflows_run_what_tox_has,
-        (".github/workflows/tests.yml", "tox -e lint,", "tox -e flint,"),
+        (".github/workflows/tests.yml", "tox -e check,", "tox -e chek,"),
     ),
     (questions.questions_are_answered, ("docs/index.md", "](how-to/tune.md)", "](tune.md)")),
     (
