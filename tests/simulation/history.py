@@ -252,7 +252,7 @@ class History:
 
     def poison(self) -> None:
         event_type, payload, key = self.event()
-        payload["act"] = "poison"
+        payload |= {"act": "poison", "seconds": 0.05}
         self.write(self.process("writer"), [(event_type, payload, key)])
 
     # -- the course ------------------------------------------------------------------------------

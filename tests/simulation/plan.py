@@ -104,7 +104,14 @@ KINDS = {
     ),
     "replays": Kind(replays=1.0, acts=("done", "failed", "final", "always failed"), kills=0.1),
     "deploys": Kind(deploys=0.5, durations=(0.05, 0.4, 1.0, 4.0)),
-    "poison": Kind(poison=1, types=("plain", "placed", "paid"), events=(6, 16), acts=UNDISTURBED),
+    "poison": Kind(
+        poison=1,
+        types=("plain", "placed", "paid"),
+        events=(6, 16),
+        acts=UNDISTURBED,
+        threads=(1, 2),
+        durations=(0.4, 1.0),
+    ),
     "all": Kind(
         slow_before=0.005,
         slow_after=0.005,
