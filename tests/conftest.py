@@ -21,7 +21,6 @@ from tests.waiting import MovedClock
 # A shell makes its background jobs ignore SIGINT; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REASON = 25  # lines shown of a failure whose test passed when run again
 MOMENT = 0.1  # seconds for threads that are at their end, as most are; a collection takes longer
 GRACE = 30  # seconds for threads and processes that are ending when their test returns
 
@@ -34,13 +33,6 @@ def pytest_collection_finish() -> None:
     """Keep what is imported by now out of garbage collections, which take long otherwise."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report why tests ran again: those that then passed show no traceback."""
-    for report in terminalreporter.stats.get("rerun", ()):
-        terminalreporter.section(f"run again: {report.nodeid}", sep="-")
-        terminalreporter.line("\n".join(str(report.longrepr).splitlines()[-REASON:]))
 
 
 @pytest.fixture

@@ -254,7 +254,7 @@ def test_a_run_that_fails_begins_anew(settings: Any, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as broken:
         broken.setattr(OutboxQuerySet, "_delete_unlocked", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run.run()
+            run.step()
     for _ in range(3):
         run.run()
     assert not OutboxEvent.objects.exists()

@@ -20,6 +20,7 @@ from django.db import connections
 
 from ..clocks import monotonic
 from ..conf import DAY
+from ..log import first_line
 from ..models.purging import (
     purge_events,
     purge_inbox,
@@ -165,6 +166,8 @@ class Purger:
         self._purge("statistics", purge_statistics)
         if self._unfinished:
             return self._continue_after
+        if self._error is not None:  # the next run begins where this one began
+            return 0.0
         self._throttle.after(started)
         rest = timedelta(seconds=max(self._throttle.until - monotonic(), 0.0))
         self._progress.rest_until = self._clock() + rest
@@ -182,14 +185,17 @@ class Purger:
                     break
                 self._renew_lease()
         except Exception as error:  # noqa: BLE001 - raised below, or by the step
-            self._note(error)
+            self._note(error, kind)
         return total
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: Exception, kind: str) -> None:
         """Have the step raise an error once the other tables are purged, if that is possible."""
         if not answers(connections[self._alias]):
             raise error
-        self._error = error
+        if kind == "statistics":  # they are not worth more
+            logger.warning("old statistics could not be purged error=%s", first_line(error))
+        else:
+            self._error = error
 
     def _scan(self, now: datetime) -> float:
         """Read the next batch of the full scan; return the pause in seconds."""
@@ -200,7 +206,7 @@ class Purger:
         try:
             batch = SCANS[table](self._alias, after=after, most=SCAN_RATE)
         except Exception as error:  # noqa: BLE001 - raised below, or by the step
-            self._note(error)
+            self._note(error, table)
             batch = None
         if batch is not None:
             self._found[table] += batch.deleted

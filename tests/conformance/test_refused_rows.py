@@ -9,11 +9,27 @@ import pytest
 from django.db import DataError, OperationalError, connection
 
 import django_outbox as outbox
+from django_outbox.conf import current
+from django_outbox.delivery.lease import lease_from_row
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxInbox
 from django_outbox.sql import dialect_of
+from django_outbox.sql.values import FULL
+from django_outbox.worker import settler
 from tests.faulty import ERRORS, Fault, failing
-from tests.table import claim, insert, listening, now, purging, rest_of, row, statuses, write
+from tests.table import (
+    claim,
+    claimed,
+    ids_of,
+    insert,
+    listening,
+    now,
+    purging,
+    rest_of,
+    row,
+    statuses,
+    write,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,12 +130,13 @@ def test_a_history_that_cannot_be_stored_costs_no_decision(by_drain: bool) -> No
 @pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_row_that_is_refused_in_any_form_stays_leased_alone(
-    count: int, key: str | None, by_drain: bool, monkeypatch: pytest.MonkeyPatch
+    count: int, key: str | None, by_drain: bool
 ) -> None:
     calls: list[str] = []
 
     def listen(event: outbox.Event) -> Any:
         calls.append(event.event_id)
+        sum(range(200_000))  # a few milliseconds, so that its thread waits for the settle
         return outbox.Dead("over") if event.payload["n"] < 0 else None
 
     insert(count, payload='{"n": -1}')
@@ -132,11 +149,12 @@ def test_a_row_that_is_refused_in_any_form_stays_leased_alone(
                 assert statuses() == {"DONE": 5, "NEW": count}
                 fault.stop()
             else:
-                with outbox.Worker(workers=1):
+                with outbox.Worker(workers=1) as worker:
                     wait_until(lambda: fault.count, what="a refusal")
                     for _ in range(3):
                         write(5, key=key)
                     wait_until(lambda: statuses() == {"DONE": 15, "NEW": count})
+                    wait_until(lambda: worker.health().is_ready)
                     fault.stop()
                     wait_until(lambda: statuses() == {"DONE": 15, "DEAD": count})
     assert max(Counter(calls).values()) == 1
@@ -178,6 +196,17 @@ def test_a_settle_of_an_earlier_attempt_changes_nothing(status: Status) -> None:
     assert settle(connection, me="me", decisions=[(event_id, decision)]) == 0
     found = row(event_id)
     assert (found.attempts, found.status, found.locked_by) == (1, Status.NEW, "me")
+
+
+def test_a_repeated_settle_leaves_a_newer_lease_of_its_own_worker() -> None:
+    [event_id] = insert()
+    [lease] = [lease_from_row(each, FULL, deadline=1e12, me="me") for each in claimed().rows]
+    decision = Decision(status=Status.RETRY, delay=0.0, spent=1, error="x", outcome="retry")
+    written = {"connection": connection, "me": "me", "settings": current()}
+    assert settler.write([(lease, decision)], **written) == 0
+    assert ids_of(claim("me")) == [event_id]
+    assert settler.write([(lease, decision)], **written) == 1
+    assert (row(event_id).attempts, row(event_id).locked_by) == (1, "me")
 
 
 # -- housekeeping ----------------------------------------------------------------------------------
