@@ -39,7 +39,7 @@ def in_halves(
     that it ``accepts`` such statements.
 
     Raises an error that says nothing about the rows: the statement has waited for a lock in vain,
-    or the database does not answer on a new connection either.
+    or the database takes no writes, on a new connection either.
     """
     parts, refused = [[*rows]] * bool(rows), 0
     while parts and (accepts or refused < 2):
@@ -114,16 +114,19 @@ def in_turn(connection: BaseDatabaseWrapper, *steps: Callable[[], object]) -> No
 
 
 def answers(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the database answers, on a new connection if the present one is unusable."""
+    """Return whether the database takes writes, on a new connection if the present one is broken.
+
+    One that has become read-only refuses every row, and says nothing about any of them.
+    """
     try:
-        if connection.connection is not None and connection.is_usable():
-            return True
-        if connection.in_atomic_block:
-            return False
-        connection.close()
-        connection.ensure_connection()
-        return connection.is_usable()
-    except Exception:  # noqa: BLE001 - whatever keeps it from connecting
+        if connection.connection is None or not connection.is_usable():
+            if connection.in_atomic_block:
+                return False
+            connection.close()
+            connection.ensure_connection()
+        dialect_of(connection).settle_done(connection, me="", ids=[""])  # it changes no row
+        return True
+    except Exception:  # noqa: BLE001 - whatever keeps it from writing
         return False
 
 
