@@ -222,9 +222,7 @@ def _write_with_history(
                 decisions=[(lease.event_id, decision) for lease, decision in batch],
                 kind=batch[0][0].kind,
                 delete_done=settings.RETENTION_DONE == 0,
-                attempts={}
-                if first is DONE
-                else {lease.event_id: lease.attempts for lease, _ in batch},
+                attempts=attempts_read(batch),
             )
             if refused and attempts and len(batch) > 1:
                 raise _Refused
@@ -236,6 +234,13 @@ def _write_with_history(
             for each in batch
         )
     return refused
+
+
+def attempts_read(batch: Settled) -> dict[str, int]:
+    """Return the attempts of events that stay leased, by their streams, after a settle."""
+    if batch[0][1] is DONE or batch[0][0].kind is LeaseKind.ROW:
+        return {}
+    return {lease.event_id: lease.attempts for lease, _ in batch}
 
 
 class _Refused(Exception):

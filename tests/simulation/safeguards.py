@@ -24,7 +24,7 @@ OWN = (
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("worker/settler.py", "if first is DONE\n", "if True\n")],
+        edits=[("worker/settler.py", "if batch[0][1] is DONE or", "if True or")],
     ),
     Broken(
         name="a claim's deadline from the end of its statement",
