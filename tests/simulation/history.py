@@ -62,6 +62,7 @@ class History:
                 max_rescues=plan.outbox["MAX_RESCUES"],
                 dead_blocks=plan.outbox["ON_DEAD"] == "block",
                 failure_blocks=plan.outbox["STOP_ON_FIRST_FAILURE"],
+                is_calm=plan.kind.is_calm,
             ),
             report=self.violate,
             clock=lambda: scheduler.now,

@@ -196,6 +196,7 @@ OWN = (
     ),
     Broken(
         name="a claim that takes what is held as new",
+        kind="long calls",
         edits=[
             (
                 "worker/queues.py",
@@ -226,6 +227,7 @@ OWN = (
     ),
     Broken(
         name="streams that are not renewed",
+        kind="long calls",
         edits=[
             ("worker/leases.py", "        if self._streams is not None:\n", "        if False:\n")
         ],
