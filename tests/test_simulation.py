@@ -53,6 +53,8 @@ FOUND = {
     "stalled releases": 0,
     # A settle whose answer was lost was repeated, and counted a second attempt.
     "lost answers": 11,
+    # A late claim had renewed a lease of its worker, and started what was settled meanwhile.
+    "hung": 29,
 }
 
 

@@ -22,6 +22,17 @@ OWN = (
         edits=[("sql/sqlite/streams.py", 'ELSE locked_at END"', 'ELSE locked_at END OR 1"')],
     ),
     Broken(
+        name="a claim's late answer that starts what was settled",
+        kind="hung",
+        edits=[
+            (
+                "worker/event_claims.py",
+                "self._held.add(self._held.taken(leases))",
+                "self._held.add(leases)",
+            )
+        ],
+    ),
+    Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
         edits=[("worker/settler.py", "if batch[0][1] is DONE or", "if True or")],
