@@ -52,6 +52,8 @@ FOUND = {
     "stalled releases": 0,
     # A settle whose answer was lost was repeated, and counted a second attempt.
     "lost answers": 11,
+    # A late claim had renewed a lease of its worker, and started what was settled meanwhile.
+    "hung": 29,
 }
 
 
@@ -76,7 +78,7 @@ def played_mutant(word: str) -> str:
 class Story:
     """Tables that a test changes, and the oracle that looks at them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_calm: bool = False) -> None:
         self.second = 0.0
         self.now_table = Table({}, {}, {}, set())
         self.broken: list[str] = []
@@ -87,6 +89,7 @@ class Story:
             max_rescues=3,
             dead_blocks=False,
             failure_blocks=True,
+            is_calm=is_calm,
         )
         self.oracle = Oracle(
             self,
@@ -289,6 +292,15 @@ FALSE = [
 def test_a_false_history_breaks_its_rule_alone(story, rule, tell: Callable[[Story], None]):
     tell(story)
     assert {*story.broken} == {rule}
+
+
+def test_a_lease_that_ends_under_a_call_needs_a_cause():
+    story = Story(is_calm=True)
+    leased(story)
+    story.call("e1")
+    story.second = 31
+    story.lease("e1", "w2", until=50)
+    assert story.broken == ["lapsed"]
 
 
 def test_a_true_history_breaks_none(story):

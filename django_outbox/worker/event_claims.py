@@ -47,6 +47,7 @@ class EventClaims:
     def claim(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Claimed:
         """Make a claim; ``hot`` has the events that this process offered, by id."""
         deadline = self._held.deadline(monotonic())
+        self._held.begin_claim()
         connection = self._connect()
         found = dialect_of(connection).claim(connection, claim)
         by_id, now = hot or {}, monotonic()
@@ -61,7 +62,8 @@ class EventClaims:
             self._note_sizes(leases)
         if self._several:
             leases = self._in_their_queues(connection, leases)
-        new = self._held.add(leases)
+        with self._held.lock:
+            new = self._held.add(self._held.taken(leases))
         for queue, count in self._count(new).items():
             self._intakes[queue].count(count)
         report_rescues(connection, [each for each in new if each.rescued])

@@ -158,6 +158,7 @@ class Held:
         self.lease = lease  # seconds
         self._leases: dict[str, Lease] = {}
         self._loads: dict[str, Load] = {}
+        self._dropped: set[str] = set()  # ids, since the last claim of rows began
         self.settle_waiters = 0  # threads that wait for a settle
         self.lock = threading.RLock()  # guards all of these, and every lease's deadline
         self.changed = threading.Condition(self.lock)  # entering it takes twice as long
@@ -181,6 +182,19 @@ class Held:
     def deadline(self, since: float) -> float:
         """Return until when a lease requested at ``since`` is certainly ours (both monotonic)."""
         return since + SAFE_PART * self.lease
+
+    def begin_claim(self) -> None:
+        """Note what is dropped from now on: it is not taken from the answer of the claim.
+
+        A claim may renew a lease of ours that had ended. If the event is settled before the claim's
+        answer arrives, the row is not ours any more.
+        """
+        self._dropped = set()
+
+    def taken(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Return what a claim leased, without what was dropped meanwhile; call it in the lock."""
+        gone = self._dropped
+        return [each for each in leases if not (each.renewal and each.event_id in gone)]
 
     def add(self, leases: Iterable[Lease]) -> list[Lease]:
         """Add leases; return the new ones. If we have a lease already, the claim only renewed it.
@@ -214,6 +228,7 @@ class Held:
             for lease in leases:
                 if held.get(lease.event_id) is lease:
                     del held[lease.event_id]
+                    self._dropped.add(lease.event_id)
                     load = loads[lease.queue]
                     load.held -= 1
                     load.payload_bytes -= lease.payload_bytes

@@ -276,9 +276,9 @@ def _write_with_history(
 def _fenced(lease: Lease, decision: Decision) -> tuple[str, Decision]:
     """Return an event's id and its decision, which counts an attempt once only.
 
-    If a settle's answer is lost, it is repeated. This worker may have leased the event anew then.
+    If a settle's answer is lost, it is repeated, and this worker still holds the event's stream.
     """
-    if decision.spent:
+    if decision.spent and lease.kind is LeaseKind.STREAM:
         decision = replace(decision, attempts=lease.attempts)
     return lease.event_id, decision
 

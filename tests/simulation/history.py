@@ -21,9 +21,11 @@ from tests.simulation.listeners import TYPES, Stage
 from tests.simulation.oracle import Oracle, Rules
 from tests.simulation.plan import Plan
 from tests.simulation.primitives import SimpleQueue
-from tests.simulation.scheduler import START, Process, Stalled, scheduler
+from tests.simulation.scheduler import START, Process, Stalled, Task, scheduler
 
-END = 120.0  # virtual seconds after the last fault in which everything has to end
+# Virtual seconds after the last fault in which everything has to end. An interrupted resume leaves
+# events postponed for ten minutes.
+END = 700.0
 EXIT = 0.3  # seconds from the hand-back of a stopping worker to the end of its process
 WRITING = ("INSERT", "UPDATE", "DELETE", "COMMIT", "BEGIN")
 
@@ -60,11 +62,13 @@ class History:
                 max_rescues=plan.outbox["MAX_RESCUES"],
                 dead_blocks=plan.outbox["ON_DEAD"] == "block",
                 failure_blocks=plan.outbox["STOP_ON_FIRST_FAILURE"],
+                is_calm=plan.kind.is_calm,
             ),
             report=self.violate,
             clock=lambda: scheduler.now,
         )
         self.processes: list[Process] = []  # of workers, that live
+        self.tasks: list[Task] = []  # of writers and people
         self.numbers = iter(range(1, 1000))
         self.faulty_until = scheduler.now + plan.seconds
         self.written = 0
@@ -178,7 +182,7 @@ class History:
             finally:
                 connections.close_all()
 
-        scheduler.spawn(write, "write", process)
+        self.tasks.append(scheduler.spawn(write, "write", process))
 
     def event(self) -> tuple[str, dict[str, Any], str | None]:
         chance, number = self.chance, next(self.numbers)
@@ -219,7 +223,7 @@ class History:
             finally:
                 connections.close_all()
 
-        scheduler.spawn(run, "person", self.process("person"))
+        self.tasks.append(scheduler.spawn(run, "person", self.process("person")))
 
     def pause(self) -> None:
         kind, name = self.chance.choice(
@@ -235,6 +239,9 @@ class History:
         OutboxPause.objects.pause(kind, name)
         scheduler.sleep(self.chance.uniform(0.2, 3.0))
         OutboxPause.objects.filter(kind=kind, name=name).resume()
+
+    def resume_all(self) -> None:
+        OutboxPause.objects.exclude(kind="breaker").resume()
 
     def replay(self) -> None:
         OutboxEvent.objects.filter(status=OutboxEvent.Status.DEAD).replay()
@@ -281,10 +288,13 @@ class History:
     def settle_down(self) -> None:
         """Wait until everything has ended."""
         until = scheduler.now + END
+        if self.kind.pauses:  # those whose resume the database refused
+            scheduler.at(scheduler.now + 5.0, lambda: self.as_person(self.resume_all))
         while scheduler.now < until and not self.violations:
             scheduler.sleep(0.25)
             self.replace_lost()
-            if not self.oracle.pending and not self.oracle.table.leases:
+            is_quiet = all(each.is_done or not each.process.alive for each in self.tasks)
+            if is_quiet and not self.oracle.pending and not self.oracle.table.leases:
                 break
         scheduler.sleep(1.0)
         self.oracle.finish()

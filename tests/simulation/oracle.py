@@ -10,6 +10,7 @@ judge.** A rule that is loosened says here why.
 - ``expired``: a call begins though the table says that its worker's lease has ended. A process
   that was stopped between its check and the call cannot know that: it has ``WAKING`` seconds.
 - ``taken``: a lease passes to another worker, or is ended by one, before its end.
+- ``lapsed``: nothing is made to fail in this history, and yet a lease ends while its call runs.
 - ``freed``: a worker gives a lease back while its own call still runs, unless it stops, or the
   call has had its timeout.
 - ``twice``: a call begins although another of the same event and listener still runs or has ended
@@ -56,6 +57,7 @@ class Rules:
     max_rescues: int
     dead_blocks: bool  # a dead event blocks those behind it
     failure_blocks: bool  # so does one that failed and is tried again
+    is_calm: bool = False  # no process and no statement is disturbed
 
 
 class Oracle:
@@ -204,14 +206,20 @@ class Oracle:
         ended = lease.until <= self._tables.now()
         if not ended and (now is not None or by != lease.worker):
             self._report("taken", f"{holder} {lease} became {now} by {by}")
+        if ended and self._rules.is_calm and any(self._runs(each) for each in calls):
+            self._report("lapsed", f"{holder} {lease} became {now} during a call")
         is_handed_back = now is None and by == lease.worker and by in self._stopping
         if not ended and not is_handed_back:
             for call in calls:
-                if call.is_running and not (call.is_excused or call.is_overdue(self._clock())):
+                if self._runs(call):
                     self._report("freed", f"{holder} {lease} while {call} runs")
         if now is not None or by != lease.worker or is_handed_back:
             for call in calls:
                 call.is_excused = call.is_excused or not self._is_settled(call)
+
+    def _runs(self, call: Call) -> bool:
+        """Return whether a call runs that nobody has given up."""
+        return call.is_running and not (call.is_excused or call.is_overdue(self._clock()))
 
     def _is_settled(self, call: Call) -> bool:
         """Return whether the table knows that a call has ended well."""

@@ -41,6 +41,12 @@ class Kind:
     events: tuple[int, int] = (8, 30)
     outbox: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_calm(self) -> bool:
+        """Return whether no process and no statement is disturbed."""
+        statements = self.slow_before or self.slow_after or self.lost_answers or self.failures
+        return not (statements or self.kills or self.suspensions or self.deploys or self.poison)
+
 
 KINDS = {
     "calm": Kind(),

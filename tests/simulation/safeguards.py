@@ -21,9 +21,20 @@ OWN = (
         edits=[("sql/sqlite/streams.py", 'ELSE locked_at END"', 'ELSE locked_at END OR 1"')],
     ),
     Broken(
+        name="a claim's late answer that starts what was settled",
+        kind="hung",
+        edits=[
+            (
+                "worker/event_claims.py",
+                "self._held.add(self._held.taken(leases))",
+                "self._held.add(leases)",
+            )
+        ],
+    ),
+    Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("worker/settler.py", "if decision.spent:\n", "if False:\n")],
+        edits=[("worker/settler.py", "if decision.spent and lease", "if False and lease")],
     ),
     Broken(
         name="a claim's deadline from the end of its statement",
@@ -195,6 +206,7 @@ OWN = (
     ),
     Broken(
         name="a claim that takes what is held as new",
+        kind="long calls",
         edits=[
             (
                 "worker/queues.py",
@@ -225,6 +237,7 @@ OWN = (
     ),
     Broken(
         name="streams that are not renewed",
+        kind="long calls",
         edits=[
             ("worker/leases.py", "        if self._streams is not None:\n", "        if False:\n")
         ],
