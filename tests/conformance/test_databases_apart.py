@@ -180,7 +180,7 @@ def one_for_both(fleet: Fleet) -> dict[str, int]:
 def test_g13_worker_processes_serve_the_aliases_they_are_told(
     database_env: dict[str, str], tmp_path: Path, started: Callable[[Fleet], dict[str, int]]
 ) -> None:
-    fleet = Fleet(database_env, tmp_path, LEASE=5, DRAIN_TIMEOUT=2)
+    fleet = Fleet(database_env, tmp_path, LEASE=60)
     try:
         pids = started(fleet)
         ids = {alias: write(alias, 100, payload={}) for alias in ALIASES}

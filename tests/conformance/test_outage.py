@@ -19,14 +19,13 @@ from django.db import Error, connections, transaction
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import databases
-from tests.fleet import Fleet
+from tests.fleet import Fleet, wait_until
 from tests.servers import Server
 from tests.table import in_thread, write
-from tests.waiting import wait_until
 
 LASTS = 4.0  # seconds without a database
 WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "mysql": ["kill"], "sqlite": []}
-BACK_WITHIN = 15.0  # seconds: the longest back-off, with jitter, on a slow machine
+BACK_WITHIN = 60  # seconds: the longest back-off, with jitter, on a slow machine
 IN_FLIGHT = 10  # events that are claimed and not settled, at most; one is written in 10 ms
 OUTBOX = {
     "LEASE": 3,
