@@ -35,6 +35,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Undo that: what other plugins do at the end may ask what refers to an object."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def database_env(transactional_db: None) -> dict[str, str]:
     """Return the environment in which a child process uses this test's databases."""
