@@ -54,6 +54,8 @@ FOUND = {
     "lost answers": 11,
     # A late claim had renewed a lease of its worker, and started what was settled meanwhile.
     "hung": 29,
+    # An event that came to the queue of a paused listener forgot what the others had done.
+    "pauses": 634,
 }
 
 

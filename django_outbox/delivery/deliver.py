@@ -187,7 +187,9 @@ def routed(
     if pauses and is_paused(
         pauses, lease.event_type, lease.aggregate_type, lease.progress, lease.key
     ):
-        return PAUSED
+        # What its listeners did before it came to this queue is not in its row yet.
+        is_kept = lease.progress == lease.progress_in_row
+        return PAUSED if is_kept else replace(PAUSED, progress=lease.progress)
     try:
         # Here, so that damaged JSON is dead, and not retried.
         lease.event.check_row() if check_only else lease.event.decode_row()

@@ -37,6 +37,11 @@ OWN = (
         edits=[("worker/settler.py", "if decision.spent and lease", "if False and lease")],
     ),
     Broken(
+        name="a paused listener behind which progress is forgotten",
+        kind="pauses",
+        edits=[("delivery/deliver.py", "return PAUSED if is_kept else", "return PAUSED if 1 else")],
+    ),
+    Broken(
         name="a claim's deadline from the end of its statement",
         edits=[
             (
