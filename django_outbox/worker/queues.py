@@ -184,11 +184,7 @@ class Held:
         return since + SAFE_PART * self.lease
 
     def begin_claim(self) -> None:
-        """Note what is dropped from now on: it is not taken from the answer of the claim.
-
-        A claim may renew a lease of ours that had ended. If the event is settled before the claim's
-        answer arrives, the row is not ours any more.
-        """
+        """Note what is dropped from now on: a claim that renews its lease answers too late."""
         self._dropped = set()
 
     def taken(self, leases: Iterable[Lease]) -> list[Lease]:
