@@ -20,6 +20,7 @@ from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..models import OutboxEvent
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
+from ..sql.base.dialect import Dialect
 from ..sql.base.transactions import all_or_nothing
 from ..sql.halving import Part, answers, in_halves, in_turn, without
 from ..sql.values import Attempt, LeaseKind
@@ -257,7 +258,7 @@ def _write_with_history(
             refused = len(batch) - dialect.settle_all(
                 connection,
                 me=me,
-                decisions=[_fenced(*each) for each in batch],
+                decisions=[_fenced(dialect, *each) for each in batch],
                 kind=batch[0][0].kind,
                 delete_done=settings.RETENTION_DONE == 0,
             )
@@ -273,12 +274,13 @@ def _write_with_history(
     return refused
 
 
-def _fenced(lease: Lease, decision: Decision) -> tuple[str, Decision]:
+def _fenced(dialect: Dialect, lease: Lease, decision: Decision) -> tuple[str, Decision]:
     """Return an event's id and its decision, which counts an attempt once only.
 
-    If a settle's answer is lost, it is repeated, and this worker still holds the event's stream.
+    If a settle's answer is lost, it is repeated. This worker still holds the event's stream, or may
+    have leased the event anew.
     """
-    if decision.spent and lease.kind is LeaseKind.STREAM:
+    if decision.spent and (dialect.reads_what_it_claims or lease.kind is LeaseKind.STREAM):
         decision = replace(decision, attempts=lease.attempts)
     return lease.event_id, decision
 

@@ -34,7 +34,7 @@ OWN = (
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("worker/settler.py", "if decision.spent and lease", "if False and lease")],
+        edits=[("worker/settler.py", "if decision.spent and (", "if False and (")],
     ),
     Broken(
         name="a paused listener behind which progress is forgotten",

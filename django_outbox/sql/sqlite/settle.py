@@ -12,6 +12,8 @@ from ..values import SETTLED, AsRead, LeaseKind, marks, settle_values
 
 
 class SQLiteSettling(Settling):
+    reads_what_it_claims = False
+
     def settle_done(
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
         kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
