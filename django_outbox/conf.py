@@ -16,13 +16,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .queue_settings import DEFAULT_QUEUE, MAX_QUEUES, QueueSettings, queues_fault, queues_from
-from .relay_settings import (
-    DEFAULT_WORKERS,
-    RelaySettings,
-    relay_queues,
-    relays_fault,
-    relays_from,
-)
+from .relay_settings import DEFAULT_WORKERS, RelaySettings, relay_queues, relays_fault, relays_from
 
 DAY = 86400.0
 CENTURY = 36_525 * DAY  # seconds; longer delays overflow some database's calendar
@@ -184,9 +178,11 @@ class Settings:
             own = {"WORKERS": DEFAULT_WORKERS, "BREAKER": {}}
             given[relay.title] = {**own, **given.get(relay.title, {})}
         return queues_from(
-            given, workers=self.WORKERS, async_concurrency=self.ASYNC_CONCURRENCY,
+            given,
+            workers=self.WORKERS,
+            async_concurrency=self.ASYNC_CONCURRENCY,
             async_connections=self.ASYNC_CONNECTIONS,
-        )  # fmt: skip
+        )
 
     @property
     def relays(self) -> dict[str, RelaySettings]:

@@ -243,9 +243,13 @@ def _name(call: Any) -> str:
 def _reset(*, setting: str, **kwargs: Any) -> None:
     if setting == "OUTBOX":
         for each in (
-            serializer, retry_policy, interceptors, batch_interceptors, writer_hooks,
+            serializer,
+            retry_policy,
+            interceptors,
+            batch_interceptors,
+            writer_hooks,
             context_providers,
-        ):  # fmt: skip
+        ):
             each.cache_clear()
 
 

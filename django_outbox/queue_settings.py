@@ -38,9 +38,12 @@ class QueueSettings:
 
 
 def queues_from(
-    given: Mapping[str, Any] | None, *, workers: int, async_concurrency: int,
+    given: Mapping[str, Any] | None,
+    *,
+    workers: int,
+    async_concurrency: int,
     async_connections: int | None,
-) -> dict[str, QueueSettings]:  # fmt: skip
+) -> dict[str, QueueSettings]:
     """Return the settings of all queues by name: ``default`` first, then in the given order."""
     found = {}
     for name in dict.fromkeys([DEFAULT_QUEUE, *(given or {})]):

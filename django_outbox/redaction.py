@@ -56,9 +56,10 @@ class Redaction:
         patterns = [_pattern(each) for each in sorted(words, key=len, reverse=True) if each]
         self._words = re.compile("|".join(patterns), re.IGNORECASE) if patterns else None
         self._parts = {
-            each[at : at + PART] for each in map(str.lower, spelled)
+            each[at : at + PART]
+            for each in map(str.lower, spelled)
             for at in range(len(each) - PART + 1)
-        }  # fmt: skip
+        }
 
     def text(self, text: str) -> str:
         """Return a text with each secret, and each part of one, replaced by ``***``."""
@@ -87,9 +88,11 @@ class Redaction:
             return error
         cls, text = type(error), self.text(str(error))
         members: dict[str, Any] = {
-            "__module__": cls.__module__, "__qualname__": cls.__qualname__,
-            "__str__": lambda self: text, "__repr__": lambda self: f"{cls.__name__}({text!r})",
-        }  # fmt: skip
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__str__": lambda self: text,
+            "__repr__": lambda self: f"{cls.__name__}({text!r})",
+        }
         made: Any = type(cls.__name__, (cls,), members)
         copy: AnyError = made.__new__(made)  # its class may not be made of a text alone
         copy.__dict__.update(error.__dict__)

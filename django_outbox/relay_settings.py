@@ -18,8 +18,14 @@ HEADER: Final = re.compile(r"headers\[(?!\d+\])[^\[\]]+\]")
 FORMATS: Final = ("plain", "cloudevents", "cloudevents-structured")
 # What TO and SOURCE may name; headers by {headers[name]}.
 FIELDS: Final = (
-    "event_type", "aggregate_type", "aggregate_id", "tenant_id", "key", "event_id", "headers",
-)  # fmt: skip
+    "event_type",
+    "aggregate_type",
+    "aggregate_id",
+    "tenant_id",
+    "key",
+    "event_id",
+    "headers",
+)
 MAX_EVENT_TYPE: Final = 128  # characters, as in the table
 MAX_BATCH: Final = 500  # messages; as many as the events in a call of a batch listener
 DEFAULT_WORKERS: Final = 2  # threads of a relay's queue: one prepares while the other waits

@@ -32,7 +32,7 @@ INSTALLED_APPS = [
 ]
 
 DATABASES = {
-    "default": from_url(os.environ.get("DATABASE_URL", f"sqlite:///{HERE / 'shop.sqlite3'}")),
+    "default": from_url(os.environ.get("DATABASE_URL", f"sqlite:///{HERE / 'shop.sqlite3'}"))
 }
 # With a second database the shop and the outbox move there. See routers.py.
 if shop := os.environ.get("SHOP_DATABASE_URL"):
@@ -69,9 +69,9 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-            ],
+            ]
         },
-    },
+    }
 ]
 
 ROOT_URLCONF = "example_project.urls"

@@ -224,7 +224,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             "django_outbox.inbox:once",
             heading="`inbox.once(…)`",
             see="[Idempotent consumers](../how-to/receive-messages.md)",
-        ),
+        )
     ],
     "events": [
         Entry(
@@ -236,7 +236,7 @@ CHAPTERS: dict[str, list[Entry]] = {
                 "oldest_pending_age".split()
             ),
             see="[Replay dead events](../how-to/replay-dead-events.md)",
-        ),
+        )
     ],
     "streams": [
         Entry(
@@ -246,7 +246,7 @@ CHAPTERS: dict[str, list[Entry]] = {
                 "due leased blocked summaries oldest_due_age release expired purge".split()
             ),
             see="[Deliver in order](../how-to/deliver-in-order.md)",
-        ),
+        )
     ],
     "statistics": [
         Entry(
@@ -261,7 +261,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             path="django_outbox.models.inbox_queryset:InboxQuerySet",
             signature="",
             methods=("expired", "purge"),
-        ),
+        )
     ],
     "pauses": [
         Entry(
@@ -270,14 +270,14 @@ CHAPTERS: dict[str, list[Entry]] = {
             stable=False,
             methods=("pause", "resume"),
             see=PAUSE,
-        ),
+        )
     ],
     "status": [
         called(
             "django_outbox.inspection.status:status",
             example=STATUS_EXAMPLE,
             see="[the keys of the report](commands.md#outbox_status)",
-        ),
+        )
     ],
     "relays": [
         named(
@@ -302,7 +302,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             text=SIGNALS,
             example=SIGNALS_EXAMPLE,
             see="[Signals](signals.md)",
-        ),
+        )
     ],
     "serializer": [
         named(
@@ -311,14 +311,14 @@ CHAPTERS: dict[str, list[Entry]] = {
             stable=False,
             methods=("dumps", "loads"),
             see="[Choose a serializer](../how-to/choose-a-serializer.md)",
-        ),
+        )
     ],
     "tasks": [
         named(
             "django_outbox.contrib.tasks:OutboxBackend",
             signature="",
             see="[Schedule a function call](../how-to/schedule-a-function-call.md)",
-        ),
+        )
     ],
     "logs": [
         of_contrib("logs", "JSONFormatter", signature="", see="[Log lines](logs.md)"),
@@ -338,7 +338,7 @@ CHAPTERS: dict[str, list[Entry]] = {
         of_contrib("opentelemetry", "restore_telling_errors", stable=False),
     ],
     "prometheus": [
-        of_contrib("prometheus", "serve", stable=False, see="[Monitor](../how-to/monitor.md)"),
+        of_contrib("prometheus", "serve", stable=False, see="[Monitor](../how-to/monitor.md)")
     ],
     "testing": [
         called(TESTING + "capture_events", see=TEST),

@@ -60,9 +60,13 @@ class Child:
         assert self._process is None
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def wait_for(self, is_up: Any) -> None:
         """Wait until the server answers; fail with the end of its log if it does not."""
@@ -127,8 +131,12 @@ class RabbitMQ:
         self._child = Child(directory / "rabbitmq.log")
         self._names = Child(directory / "epmd.log")
         (directory / "definitions.json").write_text(json.dumps(self._definitions()))
-        lines = {"log.console.level": "warning", "loopback_users": "none",
-                 "load_definitions": f"{directory / 'definitions.json'}", **settings}  # fmt: skip
+        lines = {
+            "log.console.level": "warning",
+            "loopback_users": "none",
+            "load_definitions": f"{directory / 'definitions.json'}",
+            **settings,
+        }
         text = "".join(f"{name} = {value}\n" for name, value in lines.items())
         (directory / "rabbitmq.conf").write_text(text)
         (directory / "environment").touch()
@@ -171,9 +179,13 @@ class RabbitMQ:
         """Run rabbitmqctl; it takes about two seconds."""
         program_ = str(Path(self._server).with_name("rabbitmqctl"))
         done = subprocess.run(
-            [program_, "-n", self._node, "--quiet", *arguments], env=self._env(),
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            [program_, "-n", self._node, "--quiet", *arguments],
+            env=self._env(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -215,14 +227,26 @@ class RabbitMQ:
                 {"user": "limited", "vhost": "/", **everything},
             ],
             "topic_permissions": [
-                {"user": "limited", "vhost": "/", "exchange": self.limited_exchange,
-                 "write": "^order[.]", "read": ".*"},
+                {
+                    "user": "limited",
+                    "vhost": "/",
+                    "exchange": self.limited_exchange,
+                    "write": "^order[.]",
+                    "read": ".*",
+                }
             ],
             "exchanges": [
-                {"name": self.limited_exchange, "vhost": "/", "type": "topic", "durable": True,
-                 "auto_delete": False, "internal": False, "arguments": {}},
+                {
+                    "name": self.limited_exchange,
+                    "vhost": "/",
+                    "type": "topic",
+                    "durable": True,
+                    "auto_delete": False,
+                    "internal": False,
+                    "arguments": {},
+                }
             ],
-        }  # fmt: skip
+        }
 
 
 # --- NATS ----------------------------------------------------------------------------------------
@@ -271,9 +295,14 @@ class Redis:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._child = Child(directory / "redis.log")
         settings = {
-            "bind": "127.0.0.1", "port": self.port, "dir": directory, "save": "''",
-            "appendonly": "yes", "appendfsync": "always", **options,
-        }  # fmt: skip
+            "bind": "127.0.0.1",
+            "port": self.port,
+            "dir": directory,
+            "save": "''",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            **options,
+        }
         lines = (f"{name.replace('_', '-')} {value}\n" for name, value in settings.items())
         self._config = directory / "redis.conf"
         self._config.write_text("".join(lines))
@@ -336,9 +365,17 @@ class Tansu:
     def start(self) -> None:
         address = f"tcp://{self.url}"
         self._child.start(
-            [self._program, "broker", "--listener-url", address,
-             "--advertised-listener-url", address, "--storage-engine", "memory://tansu/"]
-        )  # fmt: skip
+            [
+                self._program,
+                "broker",
+                "--listener-url",
+                address,
+                "--advertised-listener-url",
+                address,
+                "--storage-engine",
+                "memory://tansu/",
+            ]
+        )
         self._child.wait_for(self._is_listening)
 
     restart = start

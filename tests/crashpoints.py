@@ -172,10 +172,18 @@ def in_purge(fuse: Fuse) -> None:
 POINTS: dict[str, Callable[[Fuse], None]] = {
     point.__name__: point
     for point in (
-        after_claim, after_hot_claim, before_listener, after_listener, in_atomic_settle,
-        before_settle, after_settle, mid_batch, in_heartbeat, in_purge,
+        after_claim,
+        after_hot_claim,
+        before_listener,
+        after_listener,
+        in_atomic_settle,
+        before_settle,
+        after_settle,
+        mid_batch,
+        in_heartbeat,
+        in_purge,
     )
-}  # fmt: skip
+}
 
 
 def _dialect() -> Any:

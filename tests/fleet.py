@@ -121,8 +121,9 @@ def wait_for_end_of(process: psutil.Popen, within: float = END) -> int:
     """Wait for a process that ends by itself; return its exit code."""
     code = wait_until(
         lambda: (process.poll(),) if process.poll() is not None else None,
-        within=within, what="the process that should have ended",
-    )  # fmt: skip
+        within=within,
+        what="the process that should have ended",
+    )
     assert code is not None
     return int(code[0])
 

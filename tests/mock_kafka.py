@@ -30,8 +30,12 @@ def librdkafka() -> Any:
     library.rd_kafka_new.restype = pointer
     library.rd_kafka_new.argtypes = [ctypes.c_int, pointer, ctypes.c_char_p, ctypes.c_size_t]
     library.rd_kafka_conf_set.argtypes = [
-        pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
-    ]  # fmt: skip
+        pointer,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+    ]
     library.rd_kafka_destroy.argtypes = [pointer]
     library.rd_kafka_mock_cluster_new.restype = pointer
     library.rd_kafka_mock_cluster_new.argtypes = [pointer, ctypes.c_int]
@@ -46,8 +50,11 @@ def librdkafka() -> Any:
         getattr(library, f"rd_kafka_mock_broker_set_{name}").argtypes = [pointer, number]
     library.rd_kafka_mock_broker_set_rtt.argtypes = [pointer, number, number]
     library.rd_kafka_mock_push_request_errors_array.argtypes = [
-        pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(number),
-    ]  # fmt: skip
+        pointer,
+        ctypes.c_int16,
+        ctypes.c_size_t,
+        ctypes.POINTER(number),
+    ]
     return library
 
 

@@ -53,9 +53,16 @@ class Chaos:
         return {"PYTHONPATH": path, "OUTBOX_TEST_SKEW": SKEWS[number % len(SKEWS)]}
 
     def run(
-        self, *, events: int, keys: int, workers: int, kills: int, pauses: int,
-        restart: Callable[[], None] | None = None, within: float = 120,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        *,
+        events: int,
+        keys: int,
+        workers: int,
+        kills: int,
+        pauses: int,
+        restart: Callable[[], None] | None = None,
+        within: float = 120,
+    ) -> dict[str, Any]:
         self.writers = [self._write(number, events // 4, keys) for number in range(4)]
         try:
             return self._strike(workers, kills, pauses, restart, within)
@@ -65,9 +72,13 @@ class Chaos:
                 writer.wait()
 
     def _strike(
-        self, workers: int, kills: int, pauses: int, restart: Callable[[], None] | None,
+        self,
+        workers: int,
+        kills: int,
+        pauses: int,
+        restart: Callable[[], None] | None,
         within: float,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         for number in range(workers):
             self.workers.append(self.fleet.start(**self.skew(number)))
         strikes = ["kill"] * kills + ["pause"] * pauses + ["restart"] * bool(restart)
@@ -92,10 +103,22 @@ class Chaos:
     def _write(self, number: int, events: int, keys: int) -> subprocess.Popen[str]:
         environment = {**self.environment, **self.skew(number)}
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.ordered_chaos", "--write", str(events), "--keys",
-             str(keys), "--seed", str(self.random.random())],
-            env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "tests.ordered_chaos",
+                "--write",
+                str(events),
+                "--keys",
+                str(keys),
+                "--seed",
+                str(self.random.random()),
+            ],
+            env=environment,
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def _kill(self) -> None:
         number = self.random.randrange(len(self.workers))
@@ -161,9 +184,15 @@ class Chaos:
         done = rows.filter(status=1).count()
         times = rows.values_list("occurred_at", "created_at")
         clocks = [(occurred - created).total_seconds() for occurred, created in times]
-        return {"events": len(places), "done": done, "starts": starts, "ghosts": ghosts,
-                "lost": lost, "inversions": inversions,
-                "clocks": [round(min(clocks)), round(max(clocks))]}  # fmt: skip
+        return {
+            "events": len(places),
+            "done": done,
+            "starts": starts,
+            "ghosts": ghosts,
+            "lost": lost,
+            "inversions": inversions,
+            "clocks": [round(min(clocks)), round(max(clocks))],
+        }
 
 
 class Shifted(datetime):
@@ -248,10 +277,14 @@ def run_alone(options: argparse.Namespace, place: Path) -> None:
     started = time.monotonic()
     try:
         found = Chaos(fleet, dict(os.environ), seed=int(options.seed)).run(
-            events=options.events, keys=options.keys, workers=4, kills=options.kills,
+            events=options.events,
+            keys=options.keys,
+            workers=4,
+            kills=options.kills,
             pauses=0 if server is None else options.pauses,
-            restart=None if server is None else restart, within=600,
-        )  # fmt: skip
+            restart=None if server is None else restart,
+            within=600,
+        )
     finally:
         fleet.kill_all()
         from django.db import connections

@@ -110,10 +110,13 @@ def _rows_in(sql: str, params: Any) -> int:
     steps = nodes((answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"])
     removed = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
     return sum(
-        int((step["Actual Rows"] + sum(step.get(each, 0) for each in removed))
-            * step["Actual Loops"])
-        for step in steps if "Scan" in step["Node Type"]
-    )  # fmt: skip
+        int(
+            (step["Actual Rows"] + sum(step.get(each, 0) for each in removed))
+            * step["Actual Loops"]
+        )
+        for step in steps
+        if "Scan" in step["Node Type"]
+    )
 
 
 def uses(index: str, sql: str, params: Any) -> int:

@@ -21,11 +21,17 @@ MOMENT = datetime(2026, 11, 24, 21, 51, 33, tzinfo=timezone.utc)
 def message(to: str = "order.placed", **given: Any) -> Message:
     event_id = new_id()
     fields = {
-        "to": to, "body": b'{"sku":"teapot"}', "content_type": "application/json",
-        "headers": {"event-id": event_id, "event-type": "order.placed"}, "event_id": event_id,
-        "event_type": "order.placed", "key": None, "group": None,
-        "event": SimpleNamespace(occurred_at=MOMENT), **given,
-    }  # fmt: skip
+        "to": to,
+        "body": b'{"sku":"teapot"}',
+        "content_type": "application/json",
+        "headers": {"event-id": event_id, "event-type": "order.placed"},
+        "event_id": event_id,
+        "event_type": "order.placed",
+        "key": None,
+        "group": None,
+        "event": SimpleNamespace(occurred_at=MOMENT),
+        **given,
+    }
     return Message(**fields)
 
 

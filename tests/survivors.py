@@ -32,7 +32,7 @@ SURVIVORS = (
                 "sql/sqlite/claim.py",
                 "[me, me, claim.lease, *ids, to_database(newest, connection), me],",
                 '[me, me, claim.lease, *ids, "9999", me],',
-            ),
+            )
         ],
         test="tests/conformance/test_claim_due_time.py"
         "::test_a_claim_leaves_an_event_that_is_due_later_by_now",
@@ -42,9 +42,9 @@ SURVIVORS = (
         edits=[
             (
                 "worker/event_claims.py",
-                "deadline=deadline, me=self._me, claimed_at=now,",
-                "deadline=self._held.deadline(now), me=self._me, claimed_at=now,",
-            ),
+                "                deadline=deadline,\n                me=self._me,",
+                "                deadline=self._held.deadline(now),\n                me=self._me,",
+            )
         ],
         test=f"{DEADLINES}[claim_event-too late]",
     ),
@@ -55,7 +55,7 @@ SURVIVORS = (
                 "worker/stream_claims.py",
                 "            Stream(key, deadline, queue=queue)\n",
                 "            Stream(key, self._held.deadline(monotonic()), queue=queue)\n",
-            ),
+            )
         ],
         test=f"{DEADLINES}[claim_stream-too late]",
     ),
@@ -66,7 +66,7 @@ SURVIVORS = (
                 "worker/leases.py",
                 "if each.event_id in renewed], deadline)",
                 "if each.event_id in renewed], self._held.deadline(monotonic()))",
-            ),
+            )
         ],
         test=f"{DEADLINES}[renew_event-too late]",
     ),
@@ -77,7 +77,7 @@ SURVIVORS = (
                 "worker/streams.py",
                 "self._set_deadline(some[key], deadline)",
                 "self._set_deadline(some[key], self._held.deadline(monotonic()))",
-            ),
+            )
         ],
         test=f"{DEADLINES}[renew_stream-too late]",
     ),
@@ -88,7 +88,7 @@ SURVIVORS = (
                 "worker/queues.py",
                 "known.deadline = lease.deadline",
                 "known.deadline = self.deadline(monotonic())",
-            ),
+            )
         ],
         test=f"{DEADLINES}[claim_known_event-too late]",
     ),
@@ -99,7 +99,7 @@ SURVIVORS = (
                 "worker/leader_lease.py",
                 "return self._record(taken, started)",
                 "return self._record(taken, monotonic())",
-            ),
+            )
         ],
         test=f"{DEADLINES}[take_named_lease-too late]",
     ),
@@ -110,7 +110,7 @@ SURVIVORS = (
                 "worker/leader_lease.py",
                 "self._record(self._write(state, self._lease), started)",
                 "self._record(self._write(state, self._lease), monotonic())",
-            ),
+            )
         ],
         test=f"{DEADLINES}[renew_named_lease-too late]",
     ),
@@ -121,7 +121,7 @@ SURVIVORS = (
                 "worker/single_node.py",
                 "self._until = started + SAFE_PART",
                 "self._until = monotonic() + SAFE_PART",
-            ),
+            )
         ],
         test=f"{DEADLINES}[take_active_lease-too late]",
     ),
@@ -132,7 +132,7 @@ SURVIVORS = (
                 "worker/claimer.py",
                 "self._wakeup.poll_wanted = True  # the offers are gone",
                 "self._wakeup.poll_wanted = False  # the offers are gone",
-            ),
+            )
         ],
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_a_claim_of_offers_that_failed",
     ),
@@ -143,7 +143,7 @@ SURVIVORS = (
                 "worker/claimer.py",
                 "self._wakeup.poll_wanted = True  # the poll postpones",
                 "self._wakeup.poll_wanted = False  # the poll postpones",
-            ),
+            )
         ],
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_an_offer_that_is_paused",
     ),
@@ -154,7 +154,7 @@ SURVIVORS = (
                 "worker/claimer.py",
                 "self._wakeup.poll_wanted = True  # perhaps no other worker runs",
                 "self._wakeup.poll_wanted = False  # perhaps no other worker runs",
-            ),
+            )
         ],
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_offers_for_which_no_thread_was_free",
     ),
@@ -165,7 +165,7 @@ SURVIVORS = (
                 "worker/breaker.py",
                 "        if decision is LOST:\n            return\n",
                 "        if decision is LOST and self._is_probing:\n            return\n",
-            ),
+            )
         ],
         test="tests/unit/test_breaker.py"
         "::test_failures_in_a_row_trip_it_and_what_was_lost_is_neither",
@@ -177,18 +177,14 @@ SURVIVORS = (
                 "worker/breaker.py",
                 "        if decision is LOST:\n            return\n",
                 "        if decision is LOST and not self._is_probing:\n            return\n",
-            ),
+            )
         ],
         test="tests/unit/test_breaker.py::test_only_a_success_of_the_probe_closes_it",
     ),
     Survivor(
         name="a batch without an outcome that counts as a success",
         edits=[
-            (
-                "delivery/verdicts.py",
-                "next(iter(decisions), LOST))",
-                "next(iter(decisions), DONE))",
-            ),
+            ("delivery/verdicts.py", "next(iter(decisions), LOST))", "next(iter(decisions), DONE))")
         ],
         test="tests/unit/test_breaker.py::test_a_batch_has_failed_if_all_that_it_called_has",
     ),
@@ -204,7 +200,7 @@ SURVIVORS = (
                 "delivery/halves.py",
                 "self._queue.appendleft((part, None))",
                 "self._queue.append((part, None))",
-            ),
+            )
         ],
         test="tests/unit/test_halves.py::test_a_repeated_part_counts_once_and_is_called_next",
     ),
@@ -215,7 +211,7 @@ SURVIVORS = (
                 "relays/relay.py",
                 "if session is None or not session.is_ours or session.failed:",
                 "if session is None or session.failed:",
-            ),
+            )
         ],
         test="tests/unit/test_relay_sessions.py"
         "::test_a_forked_process_opens_a_connection_of_its_own",
@@ -227,7 +223,7 @@ SURVIVORS = (
                 "relays/relay.py",
                 "                if session is not None and session.is_ours:\n",
                 "                if session is not None:\n",
-            ),
+            )
         ],
         test="tests/unit/test_relay_sessions.py::test_a_forked_process_opens_a_connection_of_its_own",
     ),
@@ -238,7 +234,7 @@ SURVIVORS = (
                 "relays/relay.py",
                 "session is not None and session.is_ours:\n            session.retire()\n",
                 "session is not None:\n            session.retire()\n",
-            ),
+            )
         ],
         test="tests/unit/test_relay_sessions.py::test_a_forked_process_does_not_close_the_connection_of_its_parent",
     ),
@@ -249,7 +245,7 @@ SURVIVORS = (
                 "worker/queues.py",
                 "if lease.key in held_up or self._start(lease, now):",
                 "if self._start(lease, now):",
-            ),
+            )
         ],
         test="tests/unit/test_start_order.py"
         "::test_what_is_behind_a_lost_event_of_its_key_does_not_start",
@@ -261,20 +257,14 @@ SURVIVORS = (
                 "worker/batch_delivery.py",
                 "if lease.key not in held_up and self._may_start(lease):",
                 "if self._may_start(lease):",
-            ),
+            )
         ],
         test="tests/unit/test_start_order.py"
         "::test_a_batch_calls_nothing_behind_what_its_queue_turned_away",
     ),
     Survivor(
         name="a batch that takes an event behind one that is not the last",
-        edits=[
-            (
-                "worker/stream.py",
-                " or stream.handed_out[-1:] != [lease]",
-                "",
-            ),
-        ],
+        edits=[("worker/stream.py", " or stream.handed_out[-1:] != [lease]", "")],
         test="tests/unit/test_start_order.py::test_a_batch_takes_them_one_behind_the_other",
     ),
 )

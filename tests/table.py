@@ -19,15 +19,7 @@ from django_outbox.events import least_id, new_id
 from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import (
-    FULL,
-    LIGHT,
-    TAIL,
-    Branch,
-    Claim,
-    Claimed,
-    StreamClaim,
-)
+from django_outbox.sql.values import FULL, LIGHT, TAIL, Branch, Claim, Claimed, StreamClaim
 from django_outbox.worker.purger import Purger
 from django_outbox.worker.statistics import Statistics
 
@@ -42,9 +34,13 @@ def now() -> datetime:
 
 
 def insert(
-    count: int = 1, *, due: float | None = 0.0, counted: str = "", made: float | None = None,
+    count: int = 1,
+    *,
+    due: float | None = 0.0,
+    counted: str = "",
+    made: float | None = None,
     **columns: Any,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Insert rows, due that many seconds from now (None: not at all); return their ids.
 
     All rows are equal except for the column ``counted``, which counts up from the first row.
@@ -111,8 +107,15 @@ def keyed(key: str, count: int = 1, *, due: float | None = 0.0, **columns: Any) 
     streams = OutboxStream.objects
     with transaction.atomic():
         stream, _ = streams.select_for_update().get_or_create(key=key, defaults={"seq": 0})
-        ids = insert(count, due=None, key=key, seq=stream.seq + 1, counted="seq",
-                     first_due_at=now(), **columns)  # fmt: skip
+        ids = insert(
+            count,
+            due=None,
+            key=key,
+            seq=stream.seq + 1,
+            counted="seq",
+            first_due_at=now(),
+            **columns,
+        )
         at = None if due is None else now() + timedelta(seconds=due)
         streams.filter(key=key).update(seq=F("seq") + count, due_at=Coalesce("due_at", at))
     return ids
@@ -169,10 +172,16 @@ def steal(event_id: str, *, owner: str = "thief") -> None:
 
 
 def due_claim(
-    me: str = "me", *, lease: float = 30.0, limit: int = 100, queue: str = "default",
-    since: float | None = None, most_bytes: int | None = None,
-    branches: Sequence[Branch] | None = None, **more: Any,
-) -> Claim:  # fmt: skip
+    me: str = "me",
+    *,
+    lease: float = 30.0,
+    limit: int = 100,
+    queue: str = "default",
+    since: float | None = None,
+    most_bytes: int | None = None,
+    branches: Sequence[Branch] | None = None,
+    **more: Any,
+) -> Claim:
     """Return a claim of one queue, or of ``branches``; with ``ids``, of these alone."""
     if branches is None:
         branches = [Branch(queue, limit, since, most_bytes)] * (more.get("ids") is None)
@@ -200,9 +209,15 @@ def ids_claimed_by_an_engine(me: str = "me", **more: Any) -> list[str]:
 
 
 def stream_claim(
-    me: str = "me", *, lease: float = 30.0, limit: int = 100, queue: str = "default",
-    since: float | None = None, branches: Sequence[Branch] | None = None, **more: Any,
-) -> StreamClaim:  # fmt: skip
+    me: str = "me",
+    *,
+    lease: float = 30.0,
+    limit: int = 100,
+    queue: str = "default",
+    since: float | None = None,
+    branches: Sequence[Branch] | None = None,
+    **more: Any,
+) -> StreamClaim:
     """Return a claim of one queue's streams, or of those of ``branches``."""
     branches = [Branch(queue, limit, since)] if branches is None else branches
     return StreamClaim(me=me, lease=lease, branches=branches, **more)

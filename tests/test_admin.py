@@ -637,12 +637,14 @@ def fan_out(**entries: dict[str, Any]) -> str:
 def test_a_shared_event_shows_what_each_listener_has_reached(boss: Client) -> None:
     """The page of a dead event shows which listeners a replay will call."""
     at = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
-    event = make(progress=fan_out(
-        stock={"state": "done"},
-        mail={"state": "dead", "attempts": 10, "error": "SMTPError: <no> answer"},
-        post={"state": "due", "attempts": 2, "failed": True, "at": at.isoformat()},
-        audit={"state": "due"},
-    ))  # fmt: skip
+    event = make(
+        progress=fan_out(
+            stock={"state": "done"},
+            mail={"state": "dead", "attempts": 10, "error": "SMTPError: <no> answer"},
+            post={"state": "due", "attempts": 2, "failed": True, "at": at.isoformat()},
+            audit={"state": "due"},
+        )
+    )
     page = body(boss, reverse(PAGE, args=[event.pk]))
     rows = re.findall(r"<tr><th>order\.placed (.*?)</td></tr>", page, re.DOTALL)
     cells = [[*re.sub(r"<[^>]+>|\n", "|", row).split("|")] for row in rows]

@@ -27,10 +27,12 @@ pytestmark = pytest.mark.django_db
 GROUPS, STREAMS, STREAM, DASHBOARD = (
     f"admin:django_outbox_{page}"
     for page in (
-        "outboxevent_groups", "outboxstream_changelist", "outboxstream_change",
+        "outboxevent_groups",
+        "outboxstream_changelist",
+        "outboxstream_change",
         "outboxstatistics_changelist",
     )
-)  # fmt: skip
+)
 HIDING = {"REDACT": ["password", "Customer.Email", "x-api-key"]}
 SECRETS = (
     '{"price":1.10,"Password":"s3cret1","customer":{"email":"s3cret2","name":"Ann"},'
@@ -105,9 +107,13 @@ def test_no_page_shows_a_hidden_value_of_an_error(admin_user: User) -> None:
     client = Client()
     client.force_login(admin_user)
     pages = (
-        reverse(PAGE, args=[event.pk]), f"{reverse(LIST)}?state=dead", reverse(GROUPS),
-        f"{reverse(STREAMS)}?state=all", reverse(STREAM, args=["k"]), reverse(DASHBOARD),
-    )  # fmt: skip
+        reverse(PAGE, args=[event.pk]),
+        f"{reverse(LIST)}?state=dead",
+        reverse(GROUPS),
+        f"{reverse(STREAMS)}?state=all",
+        reverse(STREAM, args=["k"]),
+        reverse(DASHBOARD),
+    )
     for url in pages:
         page = body(client, url)
         assert "s3cret" not in page, url
@@ -197,8 +203,13 @@ def test_what_changes_is_shown_before_it_is_saved() -> None:
     data["headers"] = '{"region": "eu"}'
     before = checksum()
     page = client.post(url_of("edit", event.pk), data).content.decode()
-    assert diff_of(page) == ['-   "sku": "teapto",', '+   "sku": "<b>teapot",',
-                             "+ {", '+   "region": "eu"', "+ }"]  # fmt: skip
+    assert diff_of(page) == [
+        '-   "sku": "teapto",',
+        '+   "sku": "<b>teapot",',
+        "+ {",
+        '+   "region": "eu"',
+        "+ }",
+    ]
     assert "<b>teapot" not in page
     assert '"price": 1.10' in html.unescape(page)
     assert "    9" not in page.partition("<form")[0]  # far from what changes
@@ -232,16 +243,21 @@ def test_what_changes_does_not_show_hidden_values() -> None:
     data = form_of(client, event)
     data["payload"] = data["payload"].replace("•••2", "new-s3cret").replace('"a": 1', '"a": 2')
     page = client.post(url_of("edit", event.pk), data).content.decode()
-    assert diff_of(page) == ['-     "password": "•••2"', '+     "password": "••• (changed)"',
-                             '-   "a": 1', '+   "a": 2']  # fmt: skip
+    assert diff_of(page) == [
+        '-     "password": "•••2"',
+        '+     "password": "••• (changed)"',
+        '-   "a": 1',
+        '+   "a": 2',
+    ]
     assert "s3cret" not in page.replace("new-s3cret", "")
 
 
 @override_settings(OUTBOX=HIDING)
 def test_text_that_cannot_be_searched_for_hidden_values_is_not_compared() -> None:
     assert edit_diff.compare("s3cret a", "s3cret b").lines == [
-        ("old", redaction.MASK), ("new", redaction.CHANGED),
-    ]  # fmt: skip
+        ("old", redaction.MASK),
+        ("new", redaction.CHANGED),
+    ]
     assert edit_diff.compare("s3cret", "s3cret").is_empty
 
 
@@ -252,8 +268,9 @@ def test_a_large_change_is_shown_in_part() -> None:
     far = [*range(3000)]
     some = edit_diff.compare(json.dumps(far), json.dumps([*far[:1500], -1, *far[1501:]])).lines
     assert [each for each in some if each.kind in ("old", "new")] == [
-        ("old", "  1500,"), ("new", "  -1,"),
-    ]  # fmt: skip
+        ("old", "  1500,"),
+        ("new", "  -1,"),
+    ]
     assert [some[0].kind, some[-1].kind] == ["gap", "gap"]
 
 

@@ -89,8 +89,13 @@ def test_a_separator_of_another_language_opens_no_cell() -> None:
 def test_hidden_values_are_not_exported(name: str) -> None:
     secret = '{"password":"s3cret","sku":"teapot"}'
     progress = '{"order.placed mail":{"state":"dead","error":"password=s3cret"}}'
-    make(payload=secret, headers=secret, result=secret, progress=progress,
-         last_error="HTTPError: password=s3cret")  # fmt: skip
+    make(
+        payload=secret,
+        headers=secret,
+        result=secret,
+        progress=progress,
+        last_error="HTTPError: password=s3cret",
+    )
     make(payload="s3cret{", headers="s3cret", last_error=None)
     text = download(visitor("view"), name)
     assert "s3cret" not in text

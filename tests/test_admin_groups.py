@@ -65,8 +65,15 @@ def test_causes_are_listed_largest_first_with_their_types_inside() -> None:
     client = visitor("view", "replay")
     rows = rows_of(body(client, reverse(GROUPS)))
     assert [row.partition("<")[0] for row in rows] == ["3", "1", "1"]
-    for part in ("OSError", "a.example refused order #", "Newest: a.example refused order 0, 0 s",
-                 "1 h ago", "3 h ago", "order.placed</a> 2", "parcel.requested</a> 1"):  # fmt: skip
+    for part in (
+        "OSError",
+        "a.example refused order #",
+        "Newest: a.example refused order 0, 0 s",
+        "1 h ago",
+        "3 h ago",
+        "order.placed</a> 2",
+        "parcel.requested</a> 1",
+    ):
         assert part in rows[0]
     assert "no error text" in "".join(rows)
     [first, second] = [each for each in links_of(rows[0]) if "state=dead" in each]
@@ -192,9 +199,10 @@ def test_pauses_and_runbooks_are_linked_from_a_cause() -> None:
         [row] = rows_of(body(client, reverse(GROUPS)))
     pauses = [each.partition("?")[2] for each in links_of(row) if "outboxpause/add" in each]
     assert pauses == [
-        "kind=event_type&name=order.placed", "kind=event_type&name=parcel.requested",
+        "kind=event_type&name=order.placed",
+        "kind=event_type&name=parcel.requested",
         "kind=listener&name=order.placed+mail",
-    ]  # fmt: skip
+    ]
     assert (
         '<a href="https://wiki.example/orders?a=b&amp;c=d" target="_blank" '
         'rel="noopener noreferrer">Runbook</a>'

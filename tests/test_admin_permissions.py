@@ -119,11 +119,22 @@ def test_forged_filters_of_a_bulk_action_break_nothing(verb: str) -> None:
     before, client = checksum(), visitor("view", "replay", "discard")
     url = reverse(f"admin:django_outbox_outboxevent_{verb}_all")
     for query in (
-        {"state": "lost"}, {"written": "2026-13"}, {"up_to": "a\0"}, {"cause": "a\0"},
-        {"no_such_field": "1"}, {"p": "99"}, {"o": "x.-9"}, {"q": "a\0b"}, {"e": "1"},
-        {"event_type": "' OR 1=1 --"}, {"payload__regex": "("}, {"last_error__contains": "%"},
-        {"payload__contains": "s"}, {"headers": "x"}, {"last_error__regex": "("},
-    ):  # fmt: skip
+        {"state": "lost"},
+        {"written": "2026-13"},
+        {"up_to": "a\0"},
+        {"cause": "a\0"},
+        {"no_such_field": "1"},
+        {"p": "99"},
+        {"o": "x.-9"},
+        {"q": "a\0b"},
+        {"e": "1"},
+        {"event_type": "' OR 1=1 --"},
+        {"payload__regex": "("},
+        {"last_error__contains": "%"},
+        {"payload__contains": "s"},
+        {"headers": "x"},
+        {"last_error__regex": "("},
+    ):
         assert client.get(url, query, follow=True).status_code == 200, query
     assert checksum() == before
 

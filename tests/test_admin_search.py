@@ -40,16 +40,33 @@ def shop() -> dict[str, str]:
     OutboxStream.objects.create(key="order-1", seq=9, due_at=soon)
     made = {
         "plain": make(Status.NEW, available_at=soon, aggregate_type="shop.Cart", aggregate_id="1"),
-        "http": make(last_error="requests.exceptions.HTTPError: 503 for partner\nTrace",
-                     aggregate_type="shop.Order", aggregate_id="17", tenant_id="acme"),
-        "value": make(last_error="ValueError: no\nTrace", event_type="order.paid",
-                      aggregate_type="order", aggregate_id="17", tenant_id="two words"),
-        "retry": make(Status.RETRY, last_error="HTTPError\nTrace", available_at=soon,
-                      aggregate_id="2"),
+        "http": make(
+            last_error="requests.exceptions.HTTPError: 503 for partner\nTrace",
+            aggregate_type="shop.Order",
+            aggregate_id="17",
+            tenant_id="acme",
+        ),
+        "value": make(
+            last_error="ValueError: no\nTrace",
+            event_type="order.paid",
+            aggregate_type="order",
+            aggregate_id="17",
+            tenant_id="two words",
+        ),
+        "retry": make(
+            Status.RETRY, last_error="HTTPError\nTrace", available_at=soon, aggregate_id="2"
+        ),
         "keyed": make(Status.RETRY, key="order-1", seq=1, available_at=None, aggregate_id="3"),
-        "done": make(Status.DONE, key="order-1", seq=0, unique_key="invoice:9", aggregate_id="4",
-                     queue="mail", headers=f'{{"traceparent":"{PARENT}","x-request-id":"r-7"}}'),
-    }  # fmt: skip
+        "done": make(
+            Status.DONE,
+            key="order-1",
+            seq=0,
+            unique_key="invoice:9",
+            aggregate_id="4",
+            queue="mail",
+            headers=f'{{"traceparent":"{PARENT}","x-request-id":"r-7"}}',
+        ),
+    }
     return {name: each.pk for name, each in made.items()}
 
 
@@ -149,8 +166,13 @@ def test_what_is_not_understood_lists_nothing_and_says_why(text: str, fault: str
 
 def test_a_filter_that_is_not_possible_lists_nothing_and_says_which() -> None:
     make()
-    for query in ({"state": "lost"}, {"written": "2026-13"}, {"no_such_field": "1"},
-                  {"status__exact": "x"}, {"event_type": "a\0b"}):  # fmt: skip
+    for query in (
+        {"state": "lost"},
+        {"written": "2026-13"},
+        {"no_such_field": "1"},
+        {"status__exact": "x"},
+        {"event_type": "a\0b"},
+    ):
         page = body(visitor("view"), reverse(LIST), **query)
         [name] = query
         assert f"this filter is not possible: {name}=" in page
@@ -171,9 +193,14 @@ def test_markup_in_a_search_is_escaped() -> None:
 @override_settings(OUTBOX=HIDING)
 @cases(
     "text",
-    ["error:password=s", "error:HTTPError:", 'error:"a b"', "header:X-Request-ID=r-7",
-     "header:x-request-id=r"],
-)  # fmt: skip
+    [
+        "error:password=s",
+        "error:HTTPError:",
+        'error:"a b"',
+        "header:X-Request-ID=r-7",
+        "header:x-request-id=r",
+    ],
+)
 @undone()
 def test_a_search_does_not_probe_hidden_values(text: str) -> None:
     make(last_error="HTTPError: password=s3cret", headers='{"x-request-id":"r-7"}')
@@ -184,9 +211,18 @@ def test_a_search_does_not_probe_hidden_values(text: str) -> None:
 
 # --- what it costs ------------------------------------------------------------------------------
 
-SEARCHES = ["17", "order:17", "key:order-1", "aggregate:17", "tenant:acme", "error:HTTPError",
-            "state:dead type:order.*", f"trace:{TRACE}", "id:event",
-            "queue:mail state:blocked"]  # fmt: skip
+SEARCHES = [
+    "17",
+    "order:17",
+    "key:order-1",
+    "aggregate:17",
+    "tenant:acme",
+    "error:HTTPError",
+    "state:dead type:order.*",
+    f"trace:{TRACE}",
+    "id:event",
+    "queue:mail state:blocked",
+]
 
 
 @pytest.mark.parametrize("text", SEARCHES)
@@ -230,8 +266,10 @@ def follow(client: Client, url: str) -> list[str]:
 
 def test_an_event_leads_to_the_events_of_its_object_and_key() -> None:
     kinds = "shop.Order", 'odd "type": x\\'
-    made = [make(Status.DONE, aggregate_type=kind, aggregate_id="17 b", key="k 1", seq=n)
-            for n, kind in enumerate(kinds)]  # fmt: skip
+    made = [
+        make(Status.DONE, aggregate_type=kind, aggregate_id="17 b", key="k 1", seq=n)
+        for n, kind in enumerate(kinds)
+    ]
     client = visitor("view")
     for each in made:
         links = related(client, each)
@@ -251,8 +289,9 @@ def test_an_event_leads_to_the_events_of_its_trace_and_request() -> None:
     make(event_id=least_id(at)[:10] + "D" * 16, headers=headers.replace("r 7", "r 8"))
     client = visitor("view")
     links = related(client, first)
-    assert [*links] == [f"Events of the same hour with {text}"
-                        for text in (f"trace {TRACE}", "log.request r 7")]  # fmt: skip
+    assert [*links] == [
+        f"Events of the same hour with {text}" for text in (f"trace {TRACE}", "log.request r 7")
+    ]
     assert follow(client, links["Events of the same hour with log.request r 7"]) == ids[::-1]
     assert len(follow(client, links[f"Events of the same hour with trace {TRACE}"])) == 3
     with override_settings(OUTBOX={"REDACT": ["traceparent", "log.request"]}):
@@ -269,8 +308,16 @@ def test_an_event_leads_to_its_object_if_the_user_may_see_it(admin_user: User) -
     boss = Client()
     boss.force_login(admin_user)
     assert boss.get(related(boss, event)[label]).status_code == 200
-    for kind in ("auth.user", "auth.Nothing", "no.Model", "User", order._meta.label, "a.b.c", ".",
-                 Order._meta.label):  # fmt: skip
+    for kind in (
+        "auth.user",
+        "auth.Nothing",
+        "no.Model",
+        "User",
+        order._meta.label,
+        "a.b.c",
+        ".",
+        Order._meta.label,
+    ):
         links = related(boss, make(aggregate_type=kind, aggregate_id="1"))
         assert not any(each.startswith("Object") for each in links), kind
     assert site.is_registered(User)

@@ -76,14 +76,19 @@ def is_of_imports(code: str) -> bool:
 
 EXAMPLES = dict(examples())
 IMPORTS = "\n".join(
-    match["code"] for match in samples.BLOCK.finditer(PAGE.read_text())
+    match["code"]
+    for match in samples.BLOCK.finditer(PAGE.read_text())
     if is_of_imports(match["code"])
-)  # fmt: skip
+)
 # What an example's listener decides; any other is done.
 OUTCOMES = {
-    "`Defer(…)`": "deferred", "`Dead(…)`": "dead", "`RetryAfter(…)`": "retry",
-    "`Unrecoverable`": "dead", "`Failure`": "done", "`BrokerUnavailable`": "deferred",
-}  # fmt: skip
+    "`Defer(…)`": "deferred",
+    "`Dead(…)`": "dead",
+    "`RetryAfter(…)`": "retry",
+    "`Unrecoverable`": "dead",
+    "`Failure`": "done",
+    "`BrokerUnavailable`": "deferred",
+}
 
 
 def test_there_is_an_example_for_every_entry() -> None:
@@ -166,9 +171,16 @@ def run_case(case: type[unittest.TestCase]) -> None:
 def message(names: dict[str, Any]) -> Any:
     event = testing.make_event("order.placed", {"order": 7})
     return names["Message"](
-        to="shop.orders", body=b'{"order":7}', content_type="application/json", headers={},
-        event_id=event.event_id, event_type=event.event_type, key=None, group=None, event=event,
-    )  # fmt: skip
+        to="shop.orders",
+        body=b'{"order":7}',
+        content_type="application/json",
+        headers={},
+        event_id=event.event_id,
+        event_type=event.event_type,
+        key=None,
+        group=None,
+        event=event,
+    )
 
 
 def check_worker(names: dict[str, Any]) -> None:

@@ -30,22 +30,52 @@ DAY = 86_400.0
 @cases(
     ("text", "seconds"),
     [
-        ("7d", 7 * DAY), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("2w", 14 * DAY),
-        ("1w2d3h4m5s", 9 * DAY + 3 * 3600 + 245), ("1.5h", 5400), ("0.2s", 0.2), ("300", 300),
-        ("0.5", 0.5), ("0", 0), ("0s", 0), (" 7D ", 7 * DAY), ("1H30M", 5400),
+        ("7d", 7 * DAY),
+        ("90m", 5400),
+        ("1h30m", 5400),
+        ("45s", 45),
+        ("2w", 14 * DAY),
+        ("1w2d3h4m5s", 9 * DAY + 3 * 3600 + 245),
+        ("1.5h", 5400),
+        ("0.2s", 0.2),
+        ("300", 300),
+        ("0.5", 0.5),
+        ("0", 0),
+        ("0s", 0),
+        (" 7D ", 7 * DAY),
+        ("1H30M", 5400),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_duration(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
 @cases(
     "text",
-    ["", " ", "d", "7 days", "7x", "-1", "-1h", "1h-5m", "30m1h", "1h1h", "h30", "1,5h", "inf",
-     "nan", "1e3", "٣", "1h 30m", "0x10", "."],
+    [
+        "",
+        " ",
+        "d",
+        "7 days",
+        "7x",
+        "-1",
+        "-1h",
+        "1h-5m",
+        "30m1h",
+        "1h1h",
+        "h30",
+        "1,5h",
+        "inf",
+        "nan",
+        "1e3",
+        "٣",
+        "1h 30m",
+        "0x10",
+        ".",
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_what_is_no_duration_says_what_is_expected(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="7d, 90m, 1h30m, 45s"):
         duration(text)
@@ -59,14 +89,21 @@ def test_a_duration_ends_at_a_century(text: str) -> None:
 
 @given(st.integers(0, 99), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
 def test_a_duration_is_the_sum_of_its_parts(d: int, h: int, m: int, s: int) -> None:
-    assert duration(f"{d}d{h}h{m}m{s}s") == timedelta(
-        days=d, hours=h, minutes=m, seconds=s
-    ).total_seconds()  # fmt: skip
+    assert (
+        duration(f"{d}d{h}h{m}m{s}s")
+        == timedelta(days=d, hours=h, minutes=m, seconds=s).total_seconds()
+    )
 
 
 PARSERS: list[Callable[[str], object]] = [
-    duration, positive_duration, retention, instant, positive_int, non_negative_int, share,
-]  # fmt: skip
+    duration,
+    positive_duration,
+    retention,
+    instant,
+    positive_int,
+    non_negative_int,
+    share,
+]
 
 
 @given(st.text(max_size=20))
@@ -92,10 +129,12 @@ def test_a_pause_is_above_zero() -> None:
         ("2026-03-01 08:30:15", datetime(2026, 3, 1, 2, 45, 15, tzinfo=timezone.utc)),
         ("2026-03-01T08:30Z", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
         ("2026-03-01T08:30+02:00", datetime(2026, 3, 1, 6, 30, tzinfo=timezone.utc)),
-        ("2h", timedelta(hours=2)), ("7d", timedelta(days=7)), ("60s", timedelta(minutes=1)),
+        ("2h", timedelta(hours=2)),
+        ("7d", timedelta(days=7)),
+        ("60s", timedelta(minutes=1)),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_instant_is_a_time_or_how_long_ago_it_was(text: str, expected: Any) -> None:
     """The suite's TIME_ZONE is Asia/Kathmandu, +05:45."""
     assert instant(text) == expected
@@ -109,12 +148,17 @@ def test_what_is_no_instant_is_told(text: str) -> None:
 
 @cases(
     ("parse", "text", "expected"),
-    [(positive_int, "0", "at least 1"), (positive_int, "-1", "at least 1"),
-     (positive_int, "1.5", "at least 1"), (positive_int, "", "at least 1"),
-     (positive_int, "x", "at least 1"), (non_negative_int, "-1", "at least 0"),
-     (non_negative_int, "², ", "at least 0")],
+    [
+        (positive_int, "0", "at least 1"),
+        (positive_int, "-1", "at least 1"),
+        (positive_int, "1.5", "at least 1"),
+        (positive_int, "", "at least 1"),
+        (positive_int, "x", "at least 1"),
+        (non_negative_int, "-1", "at least 0"),
+        (non_negative_int, "², ", "at least 0"),
+    ],
     ids=["zero", "negative", "half", "nothing", "text", "negative limit", "no digit"],
-)  # fmt: skip
+)
 def test_what_is_no_count_is_told(parse: Callable[[str], int], text: str, expected: str) -> None:
     with pytest.raises(ArgumentTypeError, match=expected):
         parse(text)
@@ -150,8 +194,10 @@ def test_counts_and_limits() -> None:
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert [*columns([("A", "B"), ("long", "x"), ("s", "longer")])] == [
-        "A     B", "long  x", "s     longer",
-    ]  # fmt: skip
+        "A     B",
+        "long  x",
+        "s     longer",
+    ]
 
 
 def test_a_command_tells_what_it_could_not_read() -> None:

@@ -101,9 +101,11 @@ def test_g15_many_threads_and_a_loop_in_one_process_run_each_event_once(settings
 
     crowd = Crowd(1)
     with (
-        listening(crowd), listening(shipped, "order.shipped"), listening(paid, "order.paid"),
+        listening(crowd),
+        listening(shipped, "order.shipped"),
+        listening(paid, "order.paid"),
         outbox.Worker(),
-    ):  # fmt: skip
+    ):
         ids = write(200) + write(300, event_type="order.shipped")
         for number in range(100):  # events with keys, for threads and for the loop
             ids += write(event_type="order.paid", key=f"order:{number % 10}")
@@ -214,9 +216,7 @@ def test_a_stop_cancels_what_does_not_end_in_time_and_releases_it(settings: Any)
     assert {(row(each).locked_by, row(each).attempts) for each in ids} == {(None, 0)}
 
 
-def test_a_listener_that_ignores_its_cancellation_holds_no_stop(
-    settings: Any,
-) -> None:
+def test_a_listener_that_ignores_its_cancellation_holds_no_stop(settings: Any) -> None:
     """It may still run, so no other worker may claim its event until the lease ends."""
     settings.OUTBOX = {"DRAIN_TIMEOUT": 0.1}
     started, go_on = threading.Event(), threading.Event()

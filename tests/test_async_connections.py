@@ -358,9 +358,10 @@ def test_the_time_after_the_wait_counts(settings: Any, clock: MovedClock) -> Non
             raise
 
     with (
-        listening(holder, ORM), listening(listener, timeout=TIMEOUT, retry=outbox.Fixed(0.05)),
+        listening(holder, ORM),
+        listening(listener, timeout=TIMEOUT, retry=outbox.Fixed(0.05)),
         outbox.Worker(),
-    ):  # fmt: skip
+    ):
         try:
             write(event_type=ORM)
             assert holder.holding.wait(15)

@@ -100,10 +100,7 @@ def test_write_itself_cannot_be_called_on_the_event_loop() -> None:
     async def work() -> None:
         write("x")
 
-    with (
-        transaction.atomic(),
-        pytest.raises((NoActiveTransaction, SynchronousOnlyOperation)),
-    ):
+    with transaction.atomic(), pytest.raises((NoActiveTransaction, SynchronousOnlyOperation)):
         in_async(work)
     assert stored() == []
 

@@ -46,7 +46,5 @@ def test_w018_names_interceptors_that_batches_leave_out(settings: Any) -> None:
         assert f"{__name__}.load (" in warning.msg
         settings.OUTBOX = {"INTERCEPTORS": [f"{__name__}.for_both"]}
         assert warnings() == []
-        settings.OUTBOX = {
-            "INTERCEPTORS": [f"{__name__}.for_events"], "MODE": "writer_only",
-        }  # fmt: skip
+        settings.OUTBOX = {"INTERCEPTORS": [f"{__name__}.for_events"], "MODE": "writer_only"}
         assert warnings() == []

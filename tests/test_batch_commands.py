@@ -196,8 +196,9 @@ def test_465_it_ends_though_what_is_replayed_dies_again(monkeypatch: pytest.Monk
     assert statuses() == {"DEAD": 30}
 
 
-@pytest.mark.parametrize("chosen", [("--all",), ("--error", "ValueError", "--since", "2h")],
-                         ids=["all", "some"])  # fmt: skip
+@pytest.mark.parametrize(
+    "chosen", [("--all",), ("--error", "ValueError", "--since", "2h")], ids=["all", "some"]
+)
 def test_465_an_interruption_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]
 ) -> None:
@@ -234,8 +235,14 @@ def test_465_ctrl_c_in_a_process(database_env: dict[str, str]) -> None:
     """Ctrl-C ends the command cleanly at any moment, and the next call replays the rest."""
     dead(3000)
     command = [sys.executable, "-m", "django", "outbox_replay", "--all", "--batch-size", "1"]
-    process = subprocess.Popen(command, env=database_env, cwd=DOCS.parent, stderr=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        env=database_env,
+        cwd=DOCS.parent,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     wait_until(lambda: len(left()) < 2990, what="the first batches")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)

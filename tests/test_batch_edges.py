@@ -234,8 +234,11 @@ def test_each_call_gets_unchanged_payloads(run: str, atomic: bool) -> None:
 
 @outside
 @everywhere
-@pytest.mark.parametrize("places", [[0, 499], [248, 249], [3, 4, 200], [0, 1, 2, 3, 4]],
-                         ids=["ends", "middle", "three", "five"])  # fmt: skip
+@pytest.mark.parametrize(
+    "places",
+    [[0, 499], [248, 249], [3, 4, 200], [0, 1, 2, 3, 4]],
+    ids=["ends", "middle", "three", "five"],
+)
 def test_several_bad_events_leave_the_others_at_one_attempt_or_two(
     run: str, places: list[int]
 ) -> None:
@@ -448,8 +451,9 @@ def test_order_holds_beside_dead_events(
 def test_without_stopping_at_a_failure_others_of_a_key_go_on(run: str, settings: Any) -> None:
     settings.OUTBOX = {"STOP_ON_FIRST_FAILURE": False}
     ids = keyed("a", 6)
-    bulk = Bulk(lambda events: [LookupError("no") if each.event_id == ids[1] else None
-                                for each in events])  # fmt: skip
+    bulk = Bulk(
+        lambda events: [LookupError("no") if each.event_id == ids[1] else None for each in events]
+    )
     with listening(bulk, batch=6, per_key=6, retry=FAR):
         deliver(run, lambda: [*statuses().values()].count(Status.DONE) == 5)
     assert statuses()[ids[1]] == Status.RETRY
@@ -561,8 +565,11 @@ def test_a_broken_transaction_fails_its_events_alone(run: str) -> None:
 @everywhere
 def test_an_atomic_listener_has_atomic_fallbacks(run: str) -> None:
     ids = write(4)
-    bulk = Bulk(lambda events: [outbox.Unrecoverable("no") if each.event_id in ids[:2] else None
-                                for each in events])  # fmt: skip
+    bulk = Bulk(
+        lambda events: [
+            outbox.Unrecoverable("no") if each.event_id in ids[:2] else None for each in events
+        ]
+    )
     with listening(bulk, batch=4, atomic=True):
         registry.fallback(bulk, lambda event, failure: note_all([event]))
         deliver(run, all_are(Status.DONE))
@@ -631,8 +638,12 @@ def test_an_awaited_fallback_that_cannot_be_called_is_tried_again(
     with listening(work, batch=3):
         registry.fallback(work, instead)
         with working():
-            wait_until(lambda: all(row(each).locked_by is None for each in ids)
-                       and row(ids[0]).available_at > now() + timedelta(seconds=1))  # fmt: skip
+            wait_until(
+                lambda: (
+                    all(row(each).locked_by is None for each in ids)
+                    and row(ids[0]).available_at > now() + timedelta(seconds=1)
+                )
+            )
     assert {*attempts().values()} == {0}
 
 
@@ -655,9 +666,10 @@ def test_the_test_kit_delivers_batches() -> None:
         write(3)
         assert testing.drain() == 3
         write(1)
-        with pytest.raises(AssertionError, match="1 events failed"), listening(
-            Bulk(lambda events: [LookupError("no")]), name="bad", batch=2, retry=FAR
-        ):  # fmt: skip
+        with (
+            pytest.raises(AssertionError, match="1 events failed"),
+            listening(Bulk(lambda events: [LookupError("no")]), name="bad", batch=2, retry=FAR),
+        ):
             testing.drain()
         bulk([testing.make_event(PLACED, {"n": 1})])
     assert bulk.sizes == [3, 1, 1]

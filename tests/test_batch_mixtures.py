@@ -95,17 +95,20 @@ def test_each_listener_gets_each_event_once_and_keys_in_order(
     for _ in range(30):
         write(1, f"mixed.{chance.randrange(3)}")
         text = chance.choice(["", 900 * "x"])
-        keyed(chance.choice(KEYS), 1, event_type=f"mixed.{chance.randrange(3)}",
-              payload=f'{{"text": "{text}"}}')  # fmt: skip
+        keyed(
+            chance.choice(KEYS),
+            1,
+            event_type=f"mixed.{chance.randrange(3)}",
+            payload=f'{{"text": "{text}"}}',
+        )
     queue = chance.choice(["default", "other"])
     options: list[tuple[Any, str, dict[str, Any]]] = [
         (ledger.ordinary, "mixed.*", {}),
         (ledger.answers, "mixed.*", {"batch": 10, "per_key": 4, "within": 0.05}),
         (awaited(ledger.answers), "mixed.*", {"batch": 8, "per_key": 2, "queue": "other"}),
         (ledger.raises, "mixed.1", {"batch": 7, "per_key": chance.choice([1, 3])}),
-        (ledger.raises, "mixed.2", {"batch": 9, "per_key": 3, "atomic": True,
-                                           "queue": queue}),
-    ]  # fmt: skip
+        (ledger.raises, "mixed.2", {"batch": 9, "per_key": 3, "atomic": True, "queue": queue}),
+    ]
     with ExitStack() as stack:
         for number, (call, event_type, more) in enumerate(options):
             stack.enter_context(listening(call, event_type, name=str(number), retry=RETRY, **more))

@@ -97,12 +97,21 @@ def all_are(status: Status) -> Callable[[], bool]:
 @cases(
     "options",
     [
-        {"batch": 0}, {"batch": 501}, {"batch": True}, {"batch": "5"}, {"batch": 2.0},
-        {"batch": 5, "within": -1}, {"batch": 5, "within": 1.5}, {"batch": 5, "within": "x"},
-        {"batch": 5, "per_key": 0}, {"batch": 5, "per_key": 6}, {"batch": 5, "per_key": None},
-        {"within": 0.5}, {"per_key": 2},
+        {"batch": 0},
+        {"batch": 501},
+        {"batch": True},
+        {"batch": "5"},
+        {"batch": 2.0},
+        {"batch": 5, "within": -1},
+        {"batch": 5, "within": 1.5},
+        {"batch": 5, "within": "x"},
+        {"batch": 5, "per_key": 0},
+        {"batch": 5, "per_key": 6},
+        {"batch": 5, "per_key": None},
+        {"within": 0.5},
+        {"per_key": 2},
     ],
-)  # fmt: skip
+)
 def test_options_that_no_call_can_have_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected"):
         outbox.listener(PLACED, **options)
@@ -213,8 +222,10 @@ def test_another_answer_fails_all_and_is_not_split(run: str, answer: object) -> 
     with listening(bulk, batch=4, within=1.0, retry=FAR):
         deliver(run, all_are(Status.RETRY))
     assert bulk.sizes == [4]
-    assert all((row(each).last_error or "").startswith(
-        "django_outbox.delivery.answers.WrongAnswer") for each in ids)  # fmt: skip
+    assert all(
+        (row(each).last_error or "").startswith("django_outbox.delivery.answers.WrongAnswer")
+        for each in ids
+    )
     assert {*attempts().values()} == {1}
 
 
@@ -411,9 +422,16 @@ def test_an_awaited_batch_is_cancelled_after_its_timeout(clock: MovedClock) -> N
 def test_fallbacks_are_called_one_by_one(run: str) -> None:
     ids = write(6)
     fallen: list[str] = []
-    bulk = Bulk(lambda events: [LookupError("no") if each.event_id == ids[0] else
-                                outbox.Unrecoverable("no") if each.event_id == ids[1] else None
-                                for each in events])  # fmt: skip
+    bulk = Bulk(
+        lambda events: [
+            LookupError("no")
+            if each.event_id == ids[0]
+            else outbox.Unrecoverable("no")
+            if each.event_id == ids[1]
+            else None
+            for each in events
+        ]
+    )
     with listening(bulk, batch=6, retry=outbox.Fixed(0, max_attempts=2)):
         registry.fallback(bulk, lambda event, failure: fallen.append(event.event_id))
         deliver(run, all_are(Status.DONE))
@@ -546,13 +564,12 @@ def test_an_event_goes_to_ordinary_and_batch_listeners(run: str, queue: str, set
 @outside
 @everywhere
 def test_two_batch_listeners_get_batches_of_their_own(run: str) -> None:
-    one, two = Bulk(), Bulk(lambda events: [LookupError("no") if each.attempts == 0 else None
-                                            for each in events])  # fmt: skip
+    one, two = (
+        Bulk(),
+        Bulk(lambda events: [LookupError("no") if each.attempts == 0 else None for each in events]),
+    )
     ids = write(20)
-    with (
-        listening(one, name="one", batch=10),
-        listening(two, name="two", batch=20, retry=AT_ONCE),
-    ):
+    with listening(one, name="one", batch=10), listening(two, name="two", batch=20, retry=AT_ONCE):
         deliver(run, all_are(Status.DONE))
     assert sorted(one.ids) == sorted(ids)
     assert sorted(two.ids) == sorted(2 * ids)
@@ -565,9 +582,12 @@ def test_two_batch_listeners_get_batches_of_their_own(run: str) -> None:
 @everywhere
 def test_a_done_behind_a_failure_of_its_key_repeats(run: str) -> None:
     ids = keyed("a", 4)
-    bulk = Bulk(lambda events: [
-        LookupError("no") if each.event_id == ids[1] and each.attempts == 0 else None
-        for each in events])  # fmt: skip
+    bulk = Bulk(
+        lambda events: [
+            LookupError("no") if each.event_id == ids[1] and each.attempts == 0 else None
+            for each in events
+        ]
+    )
     with listening(bulk, batch=10, per_key=4, retry=AT_ONCE):
         deliver(run, all_are(Status.DONE))
     assert bulk.ids == [*ids, *ids[1:]]

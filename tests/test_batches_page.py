@@ -31,8 +31,10 @@ class Search(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         lines = self.rfile.read(int(self.headers["Content-Length"])).splitlines()
-        items = [self.answer(json.loads(head), json.loads(body))
-                 for head, body in zip(lines[::2], lines[1::2], strict=True)]  # fmt: skip
+        items = [
+            self.answer(json.loads(head), json.loads(body))
+            for head, body in zip(lines[::2], lines[1::2], strict=True)
+        ]
         type(self).requests += 1
         text = json.dumps({"errors": False, "items": items}).encode()
         self.send_response(200)

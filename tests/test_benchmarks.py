@@ -80,10 +80,18 @@ def test_a_spread_is_median_lowest_and_highest() -> None:
 
 @cases(
     ("value", "text"),
-    [(46_123.4, "46,123"), (999.6, "1000"), (123.4, "123"), (12.34, "12.3"), (1.234, "1.23"),
-     (0.123, "0.12"), (0.00123, "0.0012"), (0, "0.00")],
+    [
+        (46_123.4, "46,123"),
+        (999.6, "1000"),
+        (123.4, "123"),
+        (12.34, "12.3"),
+        (1.234, "1.23"),
+        (0.123, "0.12"),
+        (0.00123, "0.0012"),
+        (0, "0.00"),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_number_has_the_digits_that_mean_something(value: float, text: str) -> None:
     assert short(value) == text
 
@@ -110,12 +118,17 @@ def test_all_are_measured_in_turn_and_every_other_round_backwards() -> None:
 
 def run(*results: dict[str, Any]) -> report.Run:
     return {
-        "hardware": {"cpu": "Abacus", "cores": 2, "memory_gb": 4, "system": "Linux 6",
-                     "load_before": 0.1},
+        "hardware": {
+            "cpu": "Abacus",
+            "cores": 2,
+            "memory_gb": 4,
+            "system": "Linux 6",
+            "load_before": 0.1,
+        },
         "software": {"python": "3.12.1", "django": "6.1", "revision": "abc", "date": "today"},
         "scale": {"repeats": 3},
         "results": list(results),
-    }  # fmt: skip
+    }
 
 
 def result(part: str = "drain", database: str = "sqlite", **given: Any) -> dict[str, Any]:

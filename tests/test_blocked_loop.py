@@ -102,9 +102,11 @@ def test_a_blocked_loop_is_reported_with_what_blocks_it(
     settings.OUTBOX = {"STUCK_AFTER": 1000}
     blocker = Blocker()
     with (
-        caplog.at_level(logging.INFO, "django_outbox"), listening(idle, "order.*", name="idle"),
-        registered(blocker), outbox.Worker() as worker,
-    ):  # fmt: skip
+        caplog.at_level(logging.INFO, "django_outbox"),
+        listening(idle, "order.*", name="idle"),
+        registered(blocker),
+        outbox.Worker() as worker,
+    ):
         try:
             wait_until(lambda: worker.health().is_ready, what="a worker that is ready")
             (event_id,) = write()
@@ -148,9 +150,7 @@ def test_a_callback_that_blocks_is_reported_without_an_event(
     async def listener(event: outbox.Event) -> None:
         asyncio.get_running_loop().call_later(0.05, block)
 
-    with (
-        caplog.at_level(logging.INFO, "django_outbox"), listening(listener), outbox.Worker()
-    ):  # fmt: skip
+    with caplog.at_level(logging.INFO, "django_outbox"), listening(listener), outbox.Worker():
         try:
             write()
             assert entered.wait(30)
@@ -169,9 +169,10 @@ def test_threads_go_on_beside_a_blocked_loop_and_it_counts_what_waits(settings: 
     settings.OUTBOX = {"ASYNC_CONCURRENCY": 10, "WORKERS": 2}
     blocker = Blocker()
     with (
-        listening(blocker), listening(quick, "order.shipped"),
+        listening(blocker),
+        listening(quick, "order.shipped"),
         outbox.Worker(drain_timeout=30) as worker,
-    ):  # fmt: skip
+    ):
         try:
             write(1)
             wait_until(lambda: blocker.task, what="a block")

@@ -25,7 +25,7 @@ OUTBOX = {
     "QUEUES": {"hooks": {"WORKERS": 1, "BREAKER": BREAKER}},
     "PROBE_INTERVAL": 0.05,
     "RETRY": {"policy": "fixed", "delay": 0.05, "max_attempts": 50},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +126,9 @@ def test_other_queues_go_on_meanwhile() -> None:
     partner, seen = Partner(), list[str]()
     with (
         listening(partner, SENT, queue="hooks"),
-        listening(lambda event: seen.append(event.event_id)), outbox.Worker(),
-    ):  # fmt: skip
+        listening(lambda event: seen.append(event.event_id)),
+        outbox.Worker(),
+    ):
         write(20, SENT)
         wait_until(breaker)
         write(20)
@@ -250,8 +251,9 @@ def test_a_shared_event_waits_with_its_progress_while_the_breaker_is_open() -> N
     partner, seen = Partner(), list[str]()
     with (
         listening(lambda event: seen.append(event.event_id), SENT, name="local"),
-        listening(partner, SENT, name="hook", queue="hooks"), outbox.Worker(),
-    ):  # fmt: skip
+        listening(partner, SENT, name="hook", queue="hooks"),
+        outbox.Worker(),
+    ):
         ids = write(30, SENT)
         wait_until(breaker)
         wait_until(lambda: Counter(seen) == Counter(ids))

@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 from django.test import override_settings
 
-from django_outbox.inspection.causes import (
-    load_causes,
-    runbook,
-)
-from django_outbox.inspection.error_texts import (
-    LENGTH,
-    error_class,
-    normalised,
-)
+from django_outbox.inspection.causes import load_causes, runbook
+from django_outbox.inspection.error_texts import LENGTH, error_class, normalised
 from tests.cases import cases
 from tests.conformance.test_causes import FAILED, OTHERS, REFUSED, SAME, dead
 

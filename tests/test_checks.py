@@ -43,8 +43,11 @@ class Nowhere:
 def ours(databases: list[str] | None = None) -> list[CheckMessage]:
     # Not all checks: those of models query MySQL, which most tests here are not allowed to.
     tags = ["django_outbox", *(["database"] if databases else [])]
-    return [each for each in run_checks(tags=tags, databases=databases)
-            if each.id and each.id.startswith("django_outbox")]  # fmt: skip
+    return [
+        each
+        for each in run_checks(tags=tags, databases=databases)
+        if each.id and each.id.startswith("django_outbox")
+    ]
 
 
 def deployed() -> list[CheckMessage]:
@@ -84,11 +87,17 @@ def test_e001_an_unknown_or_unfit_setting(outbox: Any, message: str, hint: str) 
 
 @cases(
     "outbox",
-    [{"RETRY": "nonsense"}, {"RETRY": {"policy": "nonsense"}}, {"RETRY": {"base": -1}},
-     {"RETRY": 5}, {"SERIALIZER": "nonsense.x"}, {"SERIALIZER": "tests.test_checks.Half"},
-     {"SERIALIZER": 5}],
+    [
+        {"RETRY": "nonsense"},
+        {"RETRY": {"policy": "nonsense"}},
+        {"RETRY": {"base": -1}},
+        {"RETRY": 5},
+        {"SERIALIZER": "nonsense.x"},
+        {"SERIALIZER": "tests.test_checks.Half"},
+        {"SERIALIZER": 5},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_e002_a_path_that_leads_to_nothing_usable(outbox: dict[str, Any]) -> None:
     with override_settings(OUTBOX=outbox):
         [error] = ours()
@@ -128,8 +137,11 @@ WRONG_PATHS: dict[str, tuple[str, str, str]] = {
     "no provider": ("CONTEXT_PROVIDERS", "nonsense.provider", "cannot be imported"),
     "not callable": ("CONTEXT_PROVIDERS", "tests.test_checks.WRONG_PATHS", "ordinary function"),
     "async provider": (
-        "CONTEXT_PROVIDERS", "tests.test_checks.awaited_context", "ordinary function"),
-}  # fmt: skip
+        "CONTEXT_PROVIDERS",
+        "tests.test_checks.awaited_context",
+        "ordinary function",
+    ),
+}
 
 
 @cases("name", WRONG_PATHS)
@@ -164,10 +176,15 @@ def test_ordered_delivery_needs_no_further_setting_and_hears_nothing() -> None:
 
 @cases(
     ("change", "refused"),
-    [({}, True), ({"UNROUTABLE_GRACE": 0}, False), ({"UNROUTABLE": "ignore"}, False),
-     ({"ORDERING": "aggregate"}, False), ({"MODE": "multi_node"}, False)],
+    [
+        ({}, True),
+        ({"UNROUTABLE_GRACE": 0}, False),
+        ({"UNROUTABLE": "ignore"}, False),
+        ({"ORDERING": "aggregate"}, False),
+        ({"MODE": "multi_node"}, False),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_e003_one_stream_waits_for_no_listener(change: dict[str, Any], refused: bool) -> None:
     """An unroutable event would block every other event for the grace period."""
     with override_settings(OUTBOX={"MODE": "ordered", "ORDERING": "global", **change}):
@@ -305,12 +322,18 @@ MAX_PAYLOAD_BYTES SERIALIZER WRITER_HOOKS CONTEXT_PROVIDERS SIGNAL_BRIDGE LISTEN
 TABLE_PREFIX SCHEMA METRICS_NAMESPACE REDACT RUNBOOKS
 """.split()
 OTHER_THAN_DEFAULT = {
-    "EMBEDDED": True, "FAIRNESS": (3, 1), "RETRY": {"policy": "fixed"}, "UNROUTABLE": "ignore",
-    "DOORBELL": None, "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
-    "ORDERING": "global", "ON_DEAD": "block", "STOP_ON_FIRST_FAILURE": False,
+    "EMBEDDED": True,
+    "FAIRNESS": (3, 1),
+    "RETRY": {"policy": "fixed"},
+    "UNROUTABLE": "ignore",
+    "DOORBELL": None,
+    "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
+    "ORDERING": "global",
+    "ON_DEAD": "block",
+    "STOP_ON_FIRST_FAILURE": False,
     "QUEUES": {"hooks": {}},
     "RELAYS": {"orders": {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["order.*"]}},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -358,11 +381,19 @@ def test_w006_listeners_in_writer_only(settings: Any, idle: Idle) -> None:
 
 def test_w006_says_nothing_of_what_writing_and_purging_need(settings: Any, idle: Idle) -> None:
     settings.OUTBOX = {
-        "MODE": "writer_only", "RETENTION_DONE": 3600, "RETENTION_INBOX": 60, "LOCK_WAIT": 5,
-        "PURGE_BATCH_SIZE": 50, "PURGE_INTERVAL": 60, "MAX_PAYLOAD_BYTES": 1000,
-        "SIGNAL_BRIDGE": False, "REDACT": ["password"], "METRICS_NAMESPACE": "shop",
-        "SERIALIZER": "tests.test_checks.Text", "RUNBOOKS": {"order.*": "https://wiki.test/orders"},
-    }  # fmt: skip
+        "MODE": "writer_only",
+        "RETENTION_DONE": 3600,
+        "RETENTION_INBOX": 60,
+        "LOCK_WAIT": 5,
+        "PURGE_BATCH_SIZE": 50,
+        "PURGE_INTERVAL": 60,
+        "MAX_PAYLOAD_BYTES": 1000,
+        "SIGNAL_BRIDGE": False,
+        "REDACT": ["password"],
+        "METRICS_NAMESPACE": "shop",
+        "SERIALIZER": "tests.test_checks.Text",
+        "RUNBOOKS": {"order.*": "https://wiki.test/orders"},
+    }
     assert idle() == []
     assert {each.id for each in ours()} <= {"django_outbox.W006"}  # for the suite's listeners
 
@@ -461,11 +492,15 @@ def test_a_sound_deployment_hears_nothing() -> None:
 
 @cases(
     ("change", "found"),
-    [({"CONN_MAX_AGE": None}, True), ({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}, False),
-     ({"CONN_MAX_AGE": 60}, False), ({}, False),
-     ({"CONN_MAX_AGE": None, "VENDOR": "sqlite"}, False)],
+    [
+        ({"CONN_MAX_AGE": None}, True),
+        ({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}, False),
+        ({"CONN_MAX_AGE": 60}, False),
+        ({}, False),
+        ({"CONN_MAX_AGE": None, "VENDOR": "sqlite"}, False),
+    ],
     ids=["kept", "checked", "a minute", "closed", "a file"],
-)  # fmt: skip
+)
 def test_w050_connections_that_are_kept_and_never_checked(
     postgres: Any, change: dict[str, Any], found: bool
 ) -> None:

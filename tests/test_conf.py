@@ -277,8 +277,13 @@ def test_an_unfit_name_never_reaches_a_table_name(key: str, value: Any) -> None:
 def test_index_names_differ_with_the_prefix_and_stay_short() -> None:
     """Index names are global in PostgreSQL and SQLite, so two prefixes need different names."""
     made = set()
-    for outbox in ({}, {"TABLE_PREFIX": "a_"}, {"TABLE_PREFIX": "b_"}, {"SCHEMA": "a_"},
-                   {"TABLE_PREFIX": "x" * 40}):  # fmt: skip
+    for outbox in (
+        {},
+        {"TABLE_PREFIX": "a_"},
+        {"TABLE_PREFIX": "b_"},
+        {"SCHEMA": "a_"},
+        {"TABLE_PREFIX": "x" * 40},
+    ):
         with override_settings(OUTBOX=outbox):
             made.add(index_name("outbox_event_unique"))
             assert len(index_name("outbox_event_unique")) <= 30
@@ -328,14 +333,16 @@ QUEUE_FAULTS: list[tuple[Any, str]] = [
     ({"hooks": {"ASYNC_CONNECTIONS": True}}, "as ASYNC_CONNECTIONS, or None, but not True."),
     ({"hooks": {"workers": 8}}, "for the queue 'hooks' only WORKERS, ASYNC_CONCURRENCY, ASYNC"),
     ({"hooks": {"workers": 8}}, "ASYNC_CONNECTIONS, RATE, BREAKER, but not 'workers'."),
-    *[({"hooks": {"RATE": rate}}, f"{RATES}{rate!r}.")
-      for rate in (50, "50", "0/s", "50/d", "50 / s", "-1/s", "1e3/s", "1000001/s", "/s")],
+    *[
+        ({"hooks": {"RATE": rate}}, f"{RATES}{rate!r}.")
+        for rate in (50, "50", "0/s", "50/d", "50 / s", "-1/s", "1e3/s", "1000001/s", "/s")
+    ],
     ({"hooks": {"BREAKER": True}}, f'{BREAKERS}a BREAKER such as {{"failures": 5, "within": 60'),
     ({"hooks": {"BREAKER": {"fails": 5}}}, f"{BREAKERS}only failures, within and pause for a"),
     ({"hooks": {"BREAKER": {"failures": 0}}}, f"{BREAKERS}a whole number of at least 1 as a"),
     ({"hooks": {"BREAKER": {"pause": 0}}}, f"{BREAKERS}seconds above zero as a breaker's pause,"),
     ({"hooks": {"BREAKER": {"within": "60"}}}, "above zero as a breaker's within, but not '60'."),
-]  # fmt: skip
+]
 
 
 @cases(("queues", "says"), QUEUE_FAULTS, ids=[str(q)[:40] for q, _ in QUEUE_FAULTS])

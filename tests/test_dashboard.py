@@ -87,9 +87,13 @@ def order(text: str) -> list[str]:
 
 def alive(*, age: float = 1, **columns: Any) -> OutboxWorker:
     given = {
-        "id": f"worker-{OutboxWorker.objects.count()}", "hostname": "web-1", "pid": 17,
-        "started_at": now(), "heartbeat_at": now() - timedelta(seconds=age), "info": None,
-    }  # fmt: skip
+        "id": f"worker-{OutboxWorker.objects.count()}",
+        "hostname": "web-1",
+        "pid": 17,
+        "started_at": now(),
+        "heartbeat_at": now() - timedelta(seconds=age),
+        "info": None,
+    }
     return OutboxWorker.objects.create(**{**given, **columns})
 
 
@@ -171,9 +175,7 @@ def test_41_a_silent_worker_is_named(boss: Client, settings: Any) -> None:
     alive(age=10)
     alive(age=25, hostname="web-2")
     text = body(boss)
-    assert verdict(text)[1:] == [
-        "No heartbeat from 1 worker.", "1 of 2 expected workers is lost."
-    ]  # fmt: skip
+    assert verdict(text)[1:] == ["No heartbeat from 1 worker.", "1 of 2 expected workers is lost."]
     assert re.search(
         r"web-2 process 17 lost, 2\d s ago.* web-1 process 17 1\d s ago", part(text, "workers")
     )
@@ -269,8 +271,10 @@ def test_41_the_dead_are_told_apart_by_their_cause(boss: Client) -> None:
     found = part(text := body(boss), "dead")
     causes = reverse("admin:django_outbox_outboxevent_groups")
     for line in (
-        "ValueError order # is unknown order.placed order.paid 3 7 min ago", "OSError b", "– "
-    ):  # fmt: skip
+        "ValueError order # is unknown order.placed order.paid 3 7 min ago",
+        "OSError b",
+        "– ",
+    ):
         assert line in found, found
     assert "5 events are dead." in verdict(text)
     assert f'<a href="{causes}">5 events are dead.</a>' in text
@@ -292,9 +296,11 @@ def test_a_known_cause_says_until_when(boss: Client) -> None:
 def test_41_blocked_streams_are_shown_with_their_heads(boss: Client) -> None:
     keyed("k/1", 3, due=600)
     OutboxEvent.objects.filter(key="k/1", seq=1).update(
-        status=Status.RETRY, attempts=4, last_error="OSError: refused\nTraceback",
+        status=Status.RETRY,
+        attempts=4,
+        last_error="OSError: refused\nTraceback",
         first_due_at=now() - timedelta(hours=3),
-    )  # fmt: skip
+    )
     text = body(boss)
     assert "1 stream is blocked." in verdict(text)
     found = part(text, "blocked")
@@ -394,9 +400,10 @@ def test_a_value_has_the_digits_that_matter(value: float | None, unit: str, text
 
 @pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "</script><b>", "'\"&"])
 def test_markup_is_escaped_everywhere(boss: Client, hostile: str) -> None:
-    alive(hostname=hostile, info=json.dumps({"running": [
-        {"event_type": hostile, "event_id": hostile, "seconds": 1}
-    ]}))  # fmt: skip
+    alive(
+        hostname=hostile,
+        info=json.dumps({"running": [{"event_type": hostile, "event_id": hostile, "seconds": 1}]}),
+    )
     minute(2, done=1, event_type=hostile)
     insert(1, event_type=hostile, aggregate_type=hostile)
     insert(1, due=None, event_type=hostile, status=Status.DEAD, done_at=now(), last_error=hostile)
@@ -426,9 +433,12 @@ def test_41_it_costs_few_queries(
 def seen(number: int, *, start: float, end: float | None = None, **info: Any) -> OutboxWorker:
     """Store a worker that started ``start`` seconds ago; the last heartbeat of a lost one: end."""
     return alive(
-        id=f"host-{number}-a1", hostname=f"host-{number}", age=1 if end is None else end,
-        started_at=now() - timedelta(seconds=start), info=json.dumps(info),
-    )  # fmt: skip
+        id=f"host-{number}-a1",
+        hostname=f"host-{number}",
+        age=1 if end is None else end,
+        started_at=now() - timedelta(seconds=start),
+        info=json.dumps(info),
+    )
 
 
 def missing_ids() -> list[str]:
@@ -476,14 +486,16 @@ def test_a_lost_worker_is_an_alarm_for_five_minutes(boss: Client, settings: Any)
     seen(0, start=9000)
     seen(1, start=9000, end=325)
     assert verdict(body(boss))[1:] == [
-        "No heartbeat from 1 worker.", "1 of 2 expected workers is lost."
-    ]  # fmt: skip
+        "No heartbeat from 1 worker.",
+        "1 of 2 expected workers is lost.",
+    ]
     OutboxWorker.objects.filter(hostname="host-1").update(
         heartbeat_at=now() - timedelta(seconds=331)
     )
     assert verdict(body(boss)) == [
-        "Events are delivered, but something needs attention", "1 of 2 expected workers is lost."
-    ]  # fmt: skip
+        "Events are delivered, but something needs attention",
+        "1 of 2 expected workers is lost.",
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -518,9 +530,12 @@ def lose(event_id: str, *owners: str) -> None:
     """Store what claims store that find an event of these lost workers."""
     for number, owner in enumerate(owners, start=1):
         OutboxAttempt.objects.create(
-            event_id=event_id, at=now() - timedelta(seconds=100 - number), by=owner,
-            kind="lost", number=number,
-        )  # fmt: skip
+            event_id=event_id,
+            at=now() - timedelta(seconds=100 - number),
+            by=owner,
+            kind="lost",
+            number=number,
+        )
     OutboxEvent.objects.filter(pk=event_id).update(rescues=len(owners))
 
 
@@ -528,8 +543,9 @@ def test_a_lost_worker_is_shown_with_what_it_ran(boss: Client) -> None:
     running = [{"event_type": "order.paid", "event_id": "x", "seconds": 2.0}]
     seen(0, start=9000)
     seen(1, start=9000, end=600, running=running)
-    assert re.search(r"host-1 process 17 lost, 10 min ago order\.paid 10 min",
-                     part(body(boss), "workers"))  # fmt: skip
+    assert re.search(
+        r"host-1 process 17 lost, 10 min ago order\.paid 10 min", part(body(boss), "workers")
+    )
     for each in insert(5):
         lose(each, "host-1-a1")
     text = body(boss)
@@ -712,8 +728,16 @@ def test_a_cause_leads_to_its_pause_if_the_user_may_pause() -> None:
     assert form not in body(pausing())
 
 
-PAGES = [("changelist",), ("refresh",), ("deliveries",), ("table", "workers"), ("table", "backlog"),
-         ("table", "suspects"), ("table", "listeners"), ("resume", 1)]  # fmt: skip
+PAGES = [
+    ("changelist",),
+    ("refresh",),
+    ("deliveries",),
+    ("table", "workers"),
+    ("table", "backlog"),
+    ("table", "suspects"),
+    ("table", "listeners"),
+    ("resume", 1),
+]
 
 
 @cases("page", PAGES, ids=lambda each: "-".join(map(str, each)))

@@ -98,15 +98,22 @@ def test_retry_after_is_dead_once_the_attempts_are_spent() -> None:
 
 @cases(
     ("own", "setting", "attempts", "status"),
-    [(2, 10, 0, RETRY), (2, 10, 1, DEAD), (None, 3, 1, RETRY), (None, 3, 2, DEAD), (5, 1, 3, RETRY),
-     (1, 10, 0, DEAD)],
-)  # fmt: skip
+    [
+        (2, 10, 0, RETRY),
+        (2, 10, 1, DEAD),
+        (None, 3, 1, RETRY),
+        (None, 3, 2, DEAD),
+        (5, 1, 3, RETRY),
+        (1, 10, 0, DEAD),
+    ],
+)
 def test_the_policys_own_limit_decides(
     own: int | None, setting: int, attempts: int, status: Status
 ) -> None:
     """MAX_ATTEMPTS applies only to policies that set no limit themselves."""
-    made = decision(ValueError(), attempts=attempts, policy=Fixed(max_attempts=own),
-                    max_attempts=setting)  # fmt: skip
+    made = decision(
+        ValueError(), attempts=attempts, policy=Fixed(max_attempts=own), max_attempts=setting
+    )
     assert made.status is status
 
 

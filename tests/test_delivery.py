@@ -122,9 +122,7 @@ def test_j4_the_last_execution_counts() -> None:
     assert "again" in decision.error
 
 
-def test_max_attempts_of_the_settings_feeds_policies_without_a_limit(
-    settings: Any,
-) -> None:
+def test_max_attempts_of_the_settings_feeds_policies_without_a_limit(settings: Any) -> None:
     settings.OUTBOX = {"MAX_ATTEMPTS": 2}
     policy = outbox.Fixed(delay=3, max_attempts=None)
     insert(attempts=0)
@@ -265,9 +263,7 @@ def test_x4_unroutable_waits_for_the_grace(settings: Any) -> None:
     assert "nobody.listens" in (decision.error or "")
 
 
-def test_unroutable_past_the_grace_is_dead_and_says_what_is_known(
-    settings: Any,
-) -> None:
+def test_unroutable_past_the_grace_is_dead_and_says_what_is_known(settings: Any) -> None:
     decision = unroutable(settings, 601, UNROUTABLE_GRACE=600)
     assert outcome(decision) == (Status.DEAD, None, 0)
     assert "UnroutableEvent" in (decision.error or "")

@@ -172,9 +172,7 @@ def test_488_slow_rings_come_seldom(
     monkeypatch.setattr(Slow, "rings", 0)
     monkeypatch.setattr(doorbell, "BURST", 0.0)
     for interval in (0.01, 0.08, 1.0):
-        settings.OUTBOX = {
-            "DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": interval,
-        }  # fmt: skip
+        settings.OUTBOX = {"DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": interval}
         notifier = doorbell._notifier("default")
         assert notifier is not None
         before = time.monotonic()

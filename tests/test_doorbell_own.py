@@ -260,14 +260,20 @@ USELESS: dict[str, tuple[Any, str, str]] = {
     "no ear": (f"{__name__}.Mute", "which has no method ear.", "ring(connection) and ear()"),
     "neither": (f"{__name__}.forget_me", "no method ring and no ear", "ring(connection)"),
     "broken": (f"{__name__}.Broken", "could not be made: LookupError", "Correct its options."),
-    "option": ({"kind": "local", "dir": "x"}, "'dir'. Its options are: directory.",
-               'Did you mean "directory"?'),
+    "option": (
+        {"kind": "local", "dir": "x"},
+        "'dir'. Its options are: directory.",
+        'Did you mean "directory"?',
+    ),
     "no option": ({"kind": PATH, "colour": 1}, "Its options are: room.", "leave them out"),
     "unfit": ({"kind": "local", "directory": 5}, "could not be made", "Correct its options."),
-    "no PostgreSQL": ({"kind": "postgres", "database": "othr"}, "is not a PostgreSQL database",
-                      '"local" there'),
+    "no PostgreSQL": (
+        {"kind": "postgres", "database": "othr"},
+        "is not a PostgreSQL database",
+        '"local" there',
+    ),
     "no url": ({"kind": "redis", "url": "nonsense"}, "could not be made", "Correct its options."),
-}  # fmt: skip
+}
 
 
 def forget_me(alias: str) -> object:
@@ -302,10 +308,18 @@ def test_e002_redis_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["auto", "local", None, {"kind": None}, PATH, {"kind": PATH, "room": "hall"},
-     {"kind": "local", "directory": "/nowhere/yet"}, {"kind": "auto"}],
+    [
+        "auto",
+        "local",
+        None,
+        {"kind": None},
+        PATH,
+        {"kind": PATH, "room": "hall"},
+        {"kind": "local", "directory": "/nowhere/yet"},
+        {"kind": "auto"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_sound_doorbell_hears_nothing(value: Any) -> None:
     with override_settings(OUTBOX={"DOORBELL": value}):
         assert found() == []

@@ -196,10 +196,16 @@ def test_who_is_not_of_the_group_rings_nobody_and_is_told(bells: Path) -> None:
 
 @pytest.mark.parametrize(
     ("directory", "expected"),
-    [(0o700, 0o600), (0o750, 0o600), (0o2770, 0o660), (0o755, 0o600), (0o777, 0o666),
-     (0o1777, 0o666)],
+    [
+        (0o700, 0o600),
+        (0o750, 0o600),
+        (0o2770, 0o660),
+        (0o755, 0o600),
+        (0o777, 0o666),
+        (0o1777, 0o666),
+    ],
     ids=oct,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("mask", [0o022, 0o077], ids=oct)
 def test_a_socket_is_open_to_those_who_may_create_one_beside_it(
     bells: Path, directory: int, expected: int, mask: int

@@ -18,15 +18,7 @@ from django.utils import timezone, translation
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import (
-    PLACED,
-    insert,
-    listening,
-    now,
-    row,
-    statuses,
-    write,
-)
+from tests.table import PLACED, insert, listening, now, row, statuses, write
 from tests.testapp.models import Effect
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -297,7 +289,12 @@ print(outbox.drain(), seen, OutboxEvent.objects.done().count())
 """
     inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=inherited, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=inherited,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.stdout == "2 [(1, False, 1), (2, False, 1)] 2\n", done.stderr

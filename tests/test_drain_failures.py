@@ -27,7 +27,7 @@ from tests.table import (
     stream,
     stream_due_in,
     write,
-)  # fmt: skip
+)
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 

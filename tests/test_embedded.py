@@ -151,9 +151,10 @@ def test_39_the_first_request_starts_the_worker_though_it_writes_nothing(
         wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
         assert effects()[left].pid in [each.pid for each in server.child.children]
         again = next(
-            found for found in iter(lambda: server.get("threads"), None)
+            found
+            for found in iter(lambda: server.get("threads"), None)
             if found["pid"] == answer["pid"]
-        )  # fmt: skip
+        )
         assert [each for each in again["names"] if each.startswith("outbox-default-")]
         stop(server)
     nothing_is_left()

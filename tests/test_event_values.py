@@ -43,14 +43,27 @@ COPIES: dict[str, Any] = {
 copies = cases("twin", COPIES.values(), ids=COPIES)
 Twin = Callable[[Any], Any]
 FIELDS: dict[str, Any] = {
-    "payload": {"sku": "tea", "price": [1.5, None]}, "headers": {"region": "eu"},
-    "aggregate_type": "shop.Order", "aggregate_id": "7", "tenant_id": "t",
-}  # fmt: skip
+    "payload": {"sku": "tea", "price": [1.5, None]},
+    "headers": {"region": "eu"},
+    "aggregate_type": "shop.Order",
+    "aggregate_id": "7",
+    "tenant_id": "t",
+}
 CARRIED = ("event_type", *FIELDS, "key")
 NOT_CARRIED = (
-    "event_id", "unique_key", "seq", "occurred_at", "available_at", "created_at", "deliver_at",
-    "first_due_at", "attempts", "source", "listener", "database",
-)  # fmt: skip
+    "event_id",
+    "unique_key",
+    "seq",
+    "occurred_at",
+    "available_at",
+    "created_at",
+    "deliver_at",
+    "first_due_at",
+    "attempts",
+    "source",
+    "listener",
+    "database",
+)
 
 
 @outbox.event("order.typed")
@@ -317,8 +330,11 @@ def test_a_replaced_event_is_written(made: Made, change: dict[str, Any]) -> None
     assert event_id not in (None, event.event_id)
     found = row(str(event_id))
     assert (found.event_type, found.aggregate_type, found.aggregate_id, found.tenant_id) == (
-        "order.forwarded", "shop.Order", "7", "t",
-    )  # fmt: skip
+        "order.forwarded",
+        "shop.Order",
+        "7",
+        "t",
+    )
     assert json.loads(found.payload) == FIELDS["payload"]
     assert json.loads(str(found.headers)) == FIELDS["headers"]
     assert (found.attempts, found.unique_key, found.deliver_at) == (0, None, None)
@@ -351,9 +367,15 @@ def test_a_change_is_respected(made: Made) -> None:
     event = made()
     later = event.occurred_at + timedelta(hours=1)
     other = dataclasses.replace(
-        event, event_id="own", unique_key="again", occurred_at=later, attempts=7, payload=2,
-        headers={"a": "b"}, tenant_id=None,
-    )  # fmt: skip
+        event,
+        event_id="own",
+        unique_key="again",
+        occurred_at=later,
+        attempts=7,
+        payload=2,
+        headers={"a": "b"},
+        tenant_id=None,
+    )
     assert (other.event_id, other.unique_key, other.occurred_at) == ("own", "again", later)
     assert (other.attempts, other.payload, other.tenant_id) == (7, 2, None)
     assert dict(other.headers) == {"a": "b"}
@@ -419,10 +441,15 @@ VALUES: list[Any] = [
     outbox.Defer(timedelta(seconds=3)),
     outbox.Dead("no"),
     registry.Listener(
-        call=a_listener, event_type="x", aggregate_type=outbox.ANY, name="n",
-        retry=outbox.Fixed(3), timeout=1.0, atomic=False,
+        call=a_listener,
+        event_type="x",
+        aggregate_type=outbox.ANY,
+        name="n",
+        retry=outbox.Fixed(3),
+        timeout=1.0,
+        atomic=False,
     ),
-]  # fmt: skip
+]
 
 
 @copies

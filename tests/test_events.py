@@ -161,8 +161,9 @@ def test_an_own_id_that_is_no_text_is_invalid(value: Any) -> None:
 
 
 def test_str_names_the_event_in_one_line_without_payload() -> None:
-    event = Event(event_type="t", payload="secret", event_id="01", aggregate_type="a",
-                  aggregate_id="7")  # fmt: skip
+    event = Event(
+        event_type="t", payload="secret", event_id="01", aggregate_type="a", aggregate_id="7"
+    )
     assert str(event) == "t 01 (a 7)"
     assert str(Event(event_type="t", event_id="01")) == "t 01"
 
@@ -208,10 +209,22 @@ def test_headers_are_a_read_only_copy() -> None:
 
 
 @cases(
-    "value", [{1: "a"}, {"a": 1}, {"a": None}, {None: "a"}, {"a": b"b"}, {"a": "\ud800"}, [], "", 0,
-              [("a", "b")], "ab"],
+    "value",
+    [
+        {1: "a"},
+        {"a": 1},
+        {"a": None},
+        {None: "a"},
+        {"a": b"b"},
+        {"a": "\ud800"},
+        [],
+        "",
+        0,
+        [("a", "b")],
+        "ab",
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_headers_are_str_to_str(value: Any) -> None:
     with pytest.raises(InvalidEvent, match="header"):
         Event(event_type="x", headers=value)
@@ -311,10 +324,24 @@ def test_both_due_times_are_invalid() -> None:
 
 @cases(
     "delay",
-    [0, -1, 0.0, 1e-9, timedelta(0), timedelta(microseconds=-1), float("nan"), float("inf"),
-     float("-inf"), 10**400, timedelta(days=36_526), True, "5", Decimal(5)],
+    [
+        0,
+        -1,
+        0.0,
+        1e-9,
+        timedelta(0),
+        timedelta(microseconds=-1),
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        10**400,
+        timedelta(days=36_526),
+        True,
+        "5",
+        Decimal(5),
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_deliver_after_is_a_duration_above_zero(delay: Any) -> None:
     with pytest.raises(InvalidEvent, match="deliver_after"):
         Event(event_type="x", deliver_after=delay)
@@ -446,7 +473,10 @@ class Level(IntEnum):
         ({"b": 1, "a": -0.0}, '{"b":1,"a":-0.0}'),  # order and sign are kept
         ([1, "x", None, {"y": [2.5]}], '[1,"x",null,{"y":[2.5]}]'),
         ("☃😀\0", '"☃😀\\u0000"'),
-        (Line(more=[Line("x")]), '{"sku":"tea","price":"1.10","more":[{"sku":"x","price":"1.10","more":[]}]}'),  # noqa: E501
+        (
+            Line(more=[Line("x")]),
+            '{"sku":"tea","price":"1.10","more":[{"sku":"x","price":"1.10","more":[]}]}',
+        ),
         (Slotted(), '{"at":"2030-01-02"}'),
         (UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
         (NOON, '"2030-01-01T12:00:00Z"'),
@@ -458,7 +488,7 @@ class Level(IntEnum):
         (10**30, "1" + "0" * 30),
     ],
     ids=lambda value: str(value)[:30],
-)  # fmt: skip
+)
 def test_what_json_can_hold(payload: Any, text: str) -> None:
     assert encode(payload) == text
 
@@ -566,11 +596,14 @@ def test_a_serializer_must_make_text_that_databases_take() -> None:
 
 TEXTS = st.text(st.characters(codec="utf-8"))  # no lone surrogates
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
     | TEXTS,
     lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
     max_leaves=20,
-)  # fmt: skip
+)
 
 
 @given(VALUES)
@@ -623,8 +656,15 @@ def test_both_routes_decode_the_same_text() -> None:
 
 
 def test_a_hot_event_keeps_every_other_field() -> None:
-    written = Event(event_type="x", aggregate=ORDER, tenant_id="t", headers={"a": "b"},
-                    unique_key="u", deliver_after=5, occurred_at=NOON)  # fmt: skip
+    written = Event(
+        event_type="x",
+        aggregate=ORDER,
+        tenant_id="t",
+        headers={"a": "b"},
+        unique_key="u",
+        deliver_after=5,
+        occurred_at=NOON,
+    )
     hot = written.as_delivered("null", decode)
 
     names = [each.name for each in dataclasses.fields(Event) if each.name[0] != "_"]
@@ -723,8 +763,11 @@ def test_new_ids_rise_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ids_drawn_at_once_by_many_threads_differ() -> None:
     with ThreadPoolExecutor(8) as pool:
-        drawn = [new for part in pool.map(lambda _: [new_id() for _ in range(500)], range(8))
-                 for new in part]  # fmt: skip
+        drawn = [
+            new
+            for part in pool.map(lambda _: [new_id() for _ in range(500)], range(8))
+            for new in part
+        ]
     assert len(set(drawn)) == len(drawn) == 4000
 
 

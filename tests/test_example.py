@@ -90,9 +90,11 @@ def test_load_with_a_worker_beside_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'example.sqlite3'}"
     environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     worker = subprocess.Popen(
-        [sys.executable, "example_project/manage.py", "outbox_worker"], cwd=ROOT,
-        env={**environment, "DATABASE_URL": url}, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "example_project/manage.py", "outbox_worker"],
+        cwd=ROOT,
+        env={**environment, "DATABASE_URL": url},
+        stderr=subprocess.DEVNULL,
+    )
     try:
         arguments = ("load", "--orders", "12", "--writers", "2", "--wait", "90")
         done = run("example_project/manage.py", *arguments, scratch=tmp_path)

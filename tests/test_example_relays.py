@@ -79,9 +79,14 @@ def test_the_example_relays_if_it_is_told_to(tmp_path: Path, broker: Any, is_on:
         "RELAY_URL": broker.url if is_on else "",
     }
     done = subprocess.run(
-        [sys.executable, "-c", ORDER], cwd=ROOT, env=environment, capture_output=True, text=True,
-        check=False, timeout=100,
-    )  # fmt: skip
+        [sys.executable, "-c", ORDER],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("relay.broker") == (3 if is_on else 0), done.stdout
     if is_on:

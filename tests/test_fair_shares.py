@@ -174,8 +174,9 @@ def test_what_waits_too_long_is_released_with_its_old_due_time(settings: Any) ->
         assert {each.event_id: each.available_at for each in waiting} == {
             each: due[each] for each in ids if each not in gate.entered
         }
-        assert {(each.locked_by, each.locked_at, each.attempts, each.rescues)
-                for each in waiting} == {(None, None, 0, 0)}  # fmt: skip
+        assert {
+            (each.locked_by, each.locked_at, each.attempts, each.rescues) for each in waiting
+        } == {(None, None, 0, 0)}
         gate.open.set()
         wait_until(lambda: statuses() == {"DONE": 8}, what="DONE")
     assert sorted(gate.entered) == sorted(ids)  # each once
@@ -331,10 +332,19 @@ def test_offers_are_bounded_by_their_payloads_too() -> None:
 
 def lease(event_id: str, size: int, **given: Any) -> Lease:
     return Lease(
-        row=(), positions={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
-        rescued=False, rescues=0, progress=None, deadline=monotonic() + 10,
-        payload_bytes=size, **given,
-    )  # fmt: skip
+        row=(),
+        positions={},
+        event_id=event_id,
+        event_type="x",
+        aggregate_type="y",
+        owner="me",
+        rescued=False,
+        rescues=0,
+        progress=None,
+        deadline=monotonic() + 10,
+        payload_bytes=size,
+        **given,
+    )
 
 
 def test_the_bytes_of_leases_are_counted_exactly() -> None:

@@ -302,10 +302,7 @@ def test_33_listener_then_retry_decision_then_fallback_then_dead(outside: bool) 
             drain(3)
     finally:
         signals.event_dead.disconnect(note)
-    assert steps == [
-        "listener", "retry decision",
-        "listener", "retry decision", "fallback", "dead",
-    ]  # fmt: skip
+    assert steps == ["listener", "retry decision", "listener", "retry decision", "fallback", "dead"]
 
 
 @outside_alone
@@ -447,9 +444,7 @@ def test_each_listener_of_an_event_has_its_own(outside: bool) -> None:
         drain(3)
     assert statuses() == {"DEAD": 1}
     ((event, failure),) = saved.calls
-    assert (failure.listener, failure.attempts, event.listener) == (
-        f"{PLACED} a", 2, f"{PLACED} a",
-    )  # fmt: skip
+    assert (failure.listener, failure.attempts, event.listener) == (f"{PLACED} a", 2, f"{PLACED} a")
     assert len(lost.calls) == 1
     assert '"state":"dead"' in str(row(event_id).progress)
     assert str(row(event_id).last_error).startswith("LookupError: b")
@@ -561,8 +556,9 @@ def plain(event: outbox.Event, failure: outbox.Failure) -> None:
 
 
 @outside_alone
-@pytest.mark.parametrize("fallback", [nap, plain, functools.partial(nap)],
-                         ids=["async", "plain", "partial"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fallback", [nap, plain, functools.partial(nap)], ids=["async", "plain", "partial"]
+)
 @pytest.mark.parametrize("where", ["worker", "drain"])
 def test_344_of_async_listeners_it_may_be_either(settings: Any, fallback: Any, where: str) -> None:
     settings.OUTBOX = {}

@@ -110,11 +110,7 @@ def test_an_event_is_done_when_all_its_listeners_are(outside: bool) -> None:
         drain()
     assert [len(each.seen) for each in (first, second, third)] == [1, 1, 1]
     assert statuses() == {"DONE": 1}
-    assert states(event_id) == {
-        PLACED: "done",
-        f"{PLACED} mail": "done",
-        f"{PLACED} audit": "done",
-    }
+    assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "done", f"{PLACED} audit": "done"}
     assert row(event_id).attempts == 0
 
 
@@ -438,11 +434,19 @@ def test_an_event_whose_last_listener_is_gone_is_unroutable(outside: bool, setti
 @pytest.mark.parametrize(
     "damaged",
     [
-        "", "null", "[]", "{", '{"order.placed": 1}', '{"order.placed": {}}',
-        '{"order.placed": {"state": "finished"}}', '{"order.placed": {"state": "done", "at": "x"}}',
-        '{"order.placed": {"state": "done", "at": "2026-01-01T00:00:00"}}', "\\ud800", "NaN",
+        "",
+        "null",
+        "[]",
+        "{",
+        '{"order.placed": 1}',
+        '{"order.placed": {}}',
+        '{"order.placed": {"state": "finished"}}',
+        '{"order.placed": {"state": "done", "at": "x"}}',
+        '{"order.placed": {"state": "done", "at": "2026-01-01T00:00:00"}}',
+        "\\ud800",
+        "NaN",
     ],
-)  # fmt: skip
+)
 def test_damaged_progress_has_every_listener_run(damaged: str) -> None:
     insert(progress=damaged)
     first, second = Listener("", nothing), Listener("mail", nothing)
@@ -458,11 +462,13 @@ def test_progress_that_an_earlier_release_wrote_is_understood() -> None:
     insert(
         status=Status.RETRY,
         attempts=2,
-        progress=json.dumps({
-            PLACED: {"state": "done", "attempts": 0},
-            f"{PLACED} mail": {"state": "due", "attempts": 2, "at": at, "failed": True},
-        }),
-    )  # fmt: skip
+        progress=json.dumps(
+            {
+                PLACED: {"state": "done", "attempts": 0},
+                f"{PLACED} mail": {"state": "due", "attempts": 2, "at": at, "failed": True},
+            }
+        ),
+    )
     first, second = Listener("", nothing), Listener("mail", nothing)
     with registered(first, second):
         drain()

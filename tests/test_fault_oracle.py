@@ -40,19 +40,35 @@ ONE, TWO = 11, 22  # process ids
 
 
 def intent(event_id: str = "a", kind: str = "plain", **given: Any) -> Intent:
-    return Intent(**{"event_id": event_id, "kind": kind, "key": None, "writer": 1, "n": 1,
-                     "at": 0.0, **given})  # fmt: skip
+    return Intent(
+        **{"event_id": event_id, "kind": kind, "key": None, "writer": 1, "n": 1, "at": 0.0, **given}
+    )
 
 
 def row(event_id: str = "a", **given: Any) -> Row:
-    return Row(**{"event_id": event_id, "status": 1, "attempts": 0, "key": None, "seq": None,
-                  "leased": False, **given})  # fmt: skip
+    return Row(
+        **{
+            "event_id": event_id,
+            "status": 1,
+            "attempts": 0,
+            "key": None,
+            "seq": None,
+            "leased": False,
+            **given,
+        }
+    )
 
 
 def ran(
-    start: float, end: float | None, *, event_id: str = "a", pid: int = ONE, attempts: int = 0,
-    phase: str = "end", listener: str = "",
-) -> list[Line]:  # fmt: skip
+    start: float,
+    end: float | None,
+    *,
+    event_id: str = "a",
+    pid: int = ONE,
+    attempts: int = 0,
+    phase: str = "end",
+    listener: str = "",
+) -> list[Line]:
     said = [("start", start), (phase, end)] if end is not None else [("start", start)]
     return [
         Line(
@@ -67,15 +83,25 @@ def asked(what: str) -> Deed:
 
 
 def evidence(
-    *lines: Sequence[Line], intents: Sequence[Intent] = (intent(),), rows: Sequence[Row] = (row(),),
-    faults: Sequence[Fault] = (), **given: Any,
-) -> Evidence:  # fmt: skip
+    *lines: Sequence[Line],
+    intents: Sequence[Intent] = (intent(),),
+    rows: Sequence[Row] = (row(),),
+    faults: Sequence[Fault] = (),
+    **given: Any,
+) -> Evidence:
     said = sorted((line for each in lines for line in each), key=lambda line: line.at)
-    return Evidence(**{
-        "intents": {each.event_id: each for each in intents},
-        "rows": {each.event_id: each for each in rows},
-        "lines": said, "faults": faults, "pids": {ONE, TWO}, "bookings": {}, "lease": 2.0, **given,
-    })  # fmt: skip
+    return Evidence(
+        **{
+            "intents": {each.event_id: each for each in intents},
+            "rows": {each.event_id: each for each in rows},
+            "lines": said,
+            "faults": faults,
+            "pids": {ONE, TWO},
+            "bookings": {},
+            "lease": 2.0,
+            **given,
+        }
+    )
 
 
 def violations(found: Verdict) -> dict[str, int]:
@@ -98,23 +124,28 @@ WELL: dict[str, Evidence] = {
     "a kill in the run": evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[kill(1.5)]),
     "a kill before the settle": evidence(ran(1, 2), ran(4, 5, pid=TWO), faults=[kill(2.1)]),
     "a pause, and both at a time": evidence(
-        ran(1, 6), ran(4, 7, pid=TWO),
+        ran(1, 6),
+        ran(4, 7, pid=TWO),
         faults=[Fault(kind="pause", at=1.5, until=5.5, pids=frozenset({ONE}))],
     ),
     "a dead event of a mortal kind": evidence(
-        ran(1, 2, phase="failed"), ran(3, 4, attempts=1, phase="failed"),
-        intents=[intent(kind="raises")], rows=[row(status=3, attempts=2)], mortal=("raises",),
+        ran(1, 2, phase="failed"),
+        ran(3, 4, attempts=1, phase="failed"),
+        intents=[intent(kind="raises")],
+        rows=[row(status=3, attempts=2)],
+        mortal=("raises",),
         attempts=2,
     ),
     "an atomic listener whose commit was refused": evidence(
-        ran(1, 2), ran(3, 4, attempts=1), intents=[intent(kind="booked")], bookings={"a": 1},
+        ran(1, 2), ran(3, 4, attempts=1), intents=[intent(kind="booked")], bookings={"a": 1}
     ),
     "two of a key, one after the other": evidence(
-        ran(1, 2), ran(3, 4, event_id="b"),
+        ran(1, 2),
+        ran(3, 4, event_id="b"),
         intents=[intent(key="k"), intent("b", key="k", n=2)],
         rows=[row(key="k", seq=1), row("b", key="k", seq=2)],
     ),
-}  # fmt: skip
+}
 
 ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
     "no run": (evidence(), {"lost": 1, "done_without_effect": 1}),
@@ -130,29 +161,35 @@ ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
     "a row of nothing": (evidence(ran(1, 2), rows=[row(), row("b")]), {"ghosts": 1}),
     "a repeat without a fault": (evidence(ran(1, 2), ran(3, 4, pid=TWO)), {"unexplained": 1}),
     "a repeat before the fault": (
-        evidence(ran(1, 2), ran(3, 4, pid=TWO), faults=[kill(3.5)]), {"unexplained": 1},
+        evidence(ran(1, 2), ran(3, 4, pid=TWO), faults=[kill(3.5)]),
+        {"unexplained": 1},
     ),
     "a repeat of what another process ran": (
-        evidence(ran(1, 2), ran(3, 4), faults=[kill(2.5, TWO)]), {"unexplained": 1},
+        evidence(ran(1, 2), ran(3, 4), faults=[kill(2.5, TWO)]),
+        {"unexplained": 1},
     ),
     "a repeat of what was settled long before": (
-        evidence(ran(1, 2), ran(9, 10, pid=TWO), faults=[kill(8)]), {"unexplained": 1},
+        evidence(ran(1, 2), ran(9, 10, pid=TWO), faults=[kill(8)]),
+        {"unexplained": 1},
     ),
     "a failure that wakes what had ended": (
         evidence(
-            ran(1, 5, phase="failed"), ran(3, 4, pid=TWO), ran(6, 7, attempts=1),
+            ran(1, 5, phase="failed"),
+            ran(3, 4, pid=TWO),
+            ran(6, 7, attempts=1),
             faults=[Fault(kind="pause", at=1.5, until=4.5, pids=frozenset({ONE}))],
         ),
         {"unexplained": 1},
     ),
-    "both at a time": (
-        evidence(ran(1, 4), ran(3, 5, pid=TWO)), {"unexplained": 1, "overlaps": 1},
-    ),
+    "both at a time": (evidence(ran(1, 4), ran(3, 5, pid=TWO)), {"unexplained": 1, "overlaps": 1}),
     "dead of nothing": (evidence(ran(1, 2), rows=[row(status=3)]), {"false_dead": 1}),
     "dead too early": (
         evidence(
-            ran(1, 2, phase="failed"), intents=[intent(kind="raises")],
-            rows=[row(status=3, attempts=1)], mortal=("raises",), attempts=2,
+            ran(1, 2, phase="failed"),
+            intents=[intent(kind="raises")],
+            rows=[row(status=3, attempts=1)],
+            mortal=("raises",),
+            attempts=2,
         ),
         {"false_dead": 1},
     ),
@@ -167,7 +204,8 @@ ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
     "a process from elsewhere": (evidence(ran(1, 2, pid=99)), {"foreign": 2}),
     "the second before the first has ended": (
         evidence(
-            ran(1, 3), ran(2, 4, event_id="b", pid=TWO),
+            ran(1, 3),
+            ran(2, 4, event_id="b", pid=TWO),
             intents=[intent(key="k"), intent("b", key="k", n=2)],
             rows=[row(key="k", seq=1), row("b", key="k", seq=2)],
         ),
@@ -183,35 +221,49 @@ ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
     ),
     "places against the writer's order": (
         evidence(
-            ran(1, 2), ran(3, 4, event_id="b"),
+            ran(1, 2),
+            ran(3, 4, event_id="b"),
             intents=[intent(key="k", n=2), intent("b", key="k", n=1)],
             rows=[row(key="k", seq=1), row("b", key="k", seq=2)],
         ),
         {"inversions": 1},
     ),
-}  # fmt: skip
+}
 
 
-WELL["replayed"] = evidence(
-    ran(1, 2, phase="failed"), ran(4, 5), deeds=[asked("replay")],
-)  # fmt: skip
+WELL["replayed"] = evidence(ran(1, 2, phase="failed"), ran(4, 5), deeds=[asked("replay")])
 WELL["replayed out of its order"] = evidence(
-    ran(1, 2, phase="failed"), ran(2.1, 2.2, event_id="b"), ran(4, 5), deeds=[asked("replay")],
+    ran(1, 2, phase="failed"),
+    ran(2.1, 2.2, event_id="b"),
+    ran(4, 5),
+    deeds=[asked("replay")],
     intents=[intent(key="k"), intent("b", key="k", n=2)],
     rows=[row(key="k", seq=1), row("b", key="k", seq=2)],
-)  # fmt: skip
+)
 WELL["stopped on the way into a listener"] = evidence(
-    ran(0.1, 0.2, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
-    intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, TWO)],
-)  # fmt: skip
+    ran(0.1, 0.2, event_id="b", pid=TWO),
+    ran(2, 2.5),
+    ran(3.1, 3.2, pid=TWO),
+    intents=[intent(), intent("b")],
+    rows=[row(), row("b")],
+    faults=[stop(1, 3, TWO)],
+)
 WELL["stopped a moment after the stop was asked for"] = evidence(
-    ran(0.9, 1.01, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
-    intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, TWO)],
-)  # fmt: skip
+    ran(0.9, 1.01, event_id="b", pid=TWO),
+    ran(2, 2.5),
+    ran(3.1, 3.2, pid=TWO),
+    intents=[intent(), intent("b")],
+    rows=[row(), row("b")],
+    faults=[stop(1, 3, TWO)],
+)
 WELL["stopped on the way into the listener that ran first"] = evidence(
-    ran(0.9, 0.95, event_id="b"), ran(3.1, 3.2), ran(3.3, 3.4, pid=TWO),
-    intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, ONE)],
-)  # fmt: skip
+    ran(0.9, 0.95, event_id="b"),
+    ran(3.1, 3.2),
+    ran(3.3, 3.4, pid=TWO),
+    intents=[intent(), intent("b")],
+    rows=[row(), row("b")],
+    faults=[stop(1, 3, ONE)],
+)
 WELL["a server away for so long that leases end"] = evidence(
     ran(1, 2), ran(4, 5, pid=TWO), faults=[Fault(kind="restart kill", at=2.1, until=3.9)]
 )
@@ -239,24 +291,26 @@ ILL["a server away when all was settled"] = (
 )
 ILL["a lease not looked at after a stop"] = (
     evidence(
-        ran(2, 2.5), ran(3.1, 3.2, event_id="b", pid=TWO), ran(3.3, 3.4, pid=TWO),
-        intents=[intent(), intent("b")], rows=[row(), row("b")], faults=[stop(1, 3, TWO)],
+        ran(2, 2.5),
+        ran(3.1, 3.2, event_id="b", pid=TWO),
+        ran(3.3, 3.4, pid=TWO),
+        intents=[intent(), intent("b")],
+        rows=[row(), row("b")],
+        faults=[stop(1, 3, TWO)],
     ),
     {"unexplained": 1},
-)  # fmt: skip
-WELL["discarded"] = evidence(
-    ran(1, 2, phase="failed"), rows=[], deeds=[asked("discard")],
-)  # fmt: skip
+)
+WELL["discarded"] = evidence(ran(1, 2, phase="failed"), rows=[], deeds=[asked("discard")])
 
 
 def handed_back(at: float, until: float, pid: int = ONE, event_id: str = "a") -> Fault:
-    return Fault(kind=HAND_BACK, at=at, until=until, pids=frozenset({pid}),
-                 held=frozenset({event_id}))  # fmt: skip
+    return Fault(
+        kind=HAND_BACK, at=at, until=until, pids=frozenset({pid}), held=frozenset({event_id})
+    )
 
 
 def written_off(at: float, pid: int = ONE, event_id: str = "a") -> Fault:
-    return Fault(kind=WRITE_OFF, at=at, until=at, pids=frozenset({pid}),
-                 held=frozenset({event_id}))  # fmt: skip
+    return Fault(kind=WRITE_OFF, at=at, until=at, pids=frozenset({pid}), held=frozenset({event_id}))
 
 
 def lost_with(at: float, *held: str, kind: str = "kill", pid: int = ONE) -> Fault:
@@ -269,18 +323,21 @@ def rescued(*times: float, event_id: str = "a") -> list[Rescue]:
 
 # Stops: what is handed back runs again from the start, and counts as nothing else.
 WELL["handed back in the middle of it"] = evidence(
-    ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)],
-)  # fmt: skip
+    ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)]
+)
 WELL["handed back as it ended, before its settle"] = evidence(
-    ran(1, 1.9), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)],
-)  # fmt: skip
+    ran(1, 1.9), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)]
+)
 WELL["cancelled by a stop"] = evidence(
-    ran(1, 1.9, phase="failed"), ran(2.1, 5, pid=TWO), faults=[handed_back(2, 2)],
-)  # fmt: skip
+    ran(1, 1.9, phase="failed"), ran(2.1, 5, pid=TWO), faults=[handed_back(2, 2)]
+)
 WELL["handed back twice"] = evidence(
-    ran(1, None), ran(4, None, pid=TWO), ran(8, 9, pid=33), pids={ONE, TWO, 33},
+    ran(1, None),
+    ran(4, None, pid=TWO),
+    ran(8, 9, pid=33),
+    pids={ONE, TWO, 33},
     faults=[handed_back(2, 2.5), handed_back(6, 6.5, pid=TWO)],
-)  # fmt: skip
+)
 ILL["a repeat without a hand-over"] = (
     evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[Fault(kind="SIGTERM", at=2, until=3)]),
     {"unexplained": 1, "overlaps": 1},  # for all that is known, the first still runs
@@ -324,31 +381,36 @@ ILL["two attempts for one failure"] = (
 
 # Rescues: one for each worker that was lost with the event, or with its key.
 WELL["rescued after a crash"] = evidence(
-    ran(1, None), ran(4, 5, pid=TWO), faults=[lost_with(2)], rescues=rescued(3.9),
+    ran(1, None),
+    ran(4, 5, pid=TWO),
+    faults=[lost_with(2)],
+    rescues=rescued(3.9),
     rows=[row(rescues=1)],
-)  # fmt: skip
+)
 WELL["rescued before its first run"] = evidence(
-    ran(4, 5, pid=TWO), faults=[lost_with(2, "a")], rescues=rescued(3.9),
-)  # fmt: skip
+    ran(4, 5, pid=TWO), faults=[lost_with(2, "a")], rescues=rescued(3.9)
+)
 WELL["rescued with its key"] = evidence(
-    ran(4, 5, pid=TWO), faults=[lost_with(2, "k")], rescues=rescued(3.9), intents=[intent(key="k")],
-)  # fmt: skip
+    ran(4, 5, pid=TWO), faults=[lost_with(2, "k")], rescues=rescued(3.9), intents=[intent(key="k")]
+)
 WELL["of a key, rescued again after a failure"] = evidence(
-    ran(4, 5, pid=TWO, phase="failed"), ran(6, 7, pid=TWO, attempts=1), faults=[lost_with(2, "k")],
-    rescues=rescued(3.9, 5.9), intents=[intent(key="k")],
-)  # fmt: skip
+    ran(4, 5, pid=TWO, phase="failed"),
+    ran(6, 7, pid=TWO, attempts=1),
+    faults=[lost_with(2, "k")],
+    rescues=rescued(3.9, 5.9),
+    intents=[intent(key="k")],
+)
 WELL["rescued from a worker that was stopped, by whatever it held"] = evidence(
-    ran(4, 5, pid=TWO), faults=[stop(1, 3, ONE)], rescues=rescued(3.9),
-)  # fmt: skip
+    ran(4, 5, pid=TWO), faults=[stop(1, 3, ONE)], rescues=rescued(3.9)
+)
 ILL["a rescue after an orderly stop"] = (
     evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)], rescues=rescued(3.9)),
     {"false_rescues": 1},
 )
 ILL["a rescue after an orderly stop, in the row alone"] = (
-    evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)],
-             rows=[row(rescues=1)]),
+    evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)], rows=[row(rescues=1)]),
     {"false_rescues": 1},
-)  # fmt: skip
+)
 ILL["two rescues for one crash"] = (
     evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[lost_with(2)], rescues=rescued(3.9, 5.9)),
     {"false_rescues": 1},
@@ -364,15 +426,18 @@ ILL["a rescue though the lost worker had something else"] = (
 
 # Timeouts: the call has failed, once; what its thread does later comes beside the retry.
 WELL["written off"] = evidence(
-    ran(1, None), ran(2, 3, attempts=1), rows=[row(attempts=1)], faults=[written_off(1.5)],
-)  # fmt: skip
+    ran(1, None), ran(2, 3, attempts=1), rows=[row(attempts=1)], faults=[written_off(1.5)]
+)
 WELL["written off, and late"] = evidence(
-    ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), rows=[row(attempts=1)], faults=[written_off(1.5)],
-)  # fmt: skip
+    ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), rows=[row(attempts=1)], faults=[written_off(1.5)]
+)
 WELL["atomic, written off, and late"] = evidence(
-    ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), faults=[written_off(1.5)],
-    intents=[intent(kind="charged")], bookings={"a": 1},
-)  # fmt: skip
+    ran(1, 2.5),
+    ran(2, 3, attempts=1, pid=TWO),
+    faults=[written_off(1.5)],
+    intents=[intent(kind="charged")],
+    bookings={"a": 1},
+)
 ILL["a retry before it was written off"] = (
     evidence(ran(1, None), ran(1.4, 3, attempts=1, pid=TWO), faults=[written_off(1.5)]),
     {"overlaps": 1},
@@ -394,23 +459,34 @@ ILL["a third run after a late end"] = (
     {"unexplained": 1},
 )
 ILL["atomic, written off, and committed after all"] = (
-    evidence(ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), faults=[written_off(1.5)],
-             intents=[intent(kind="charged")], bookings={"a": 2}),
+    evidence(
+        ran(1, 2.5),
+        ran(2, 3, attempts=1, pid=TWO),
+        faults=[written_off(1.5)],
+        intents=[intent(kind="charged")],
+        bookings={"a": 2},
+    ),
     {"booked_twice": 1},
-)  # fmt: skip
+)
 WELL["suspended on the way into a listener"] = evidence(
-    ran(0.1, 0.2, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
-    intents=[intent(), intent("b")], rows=[row(), row("b")],
+    ran(0.1, 0.2, event_id="b", pid=TWO),
+    ran(2, 2.5),
+    ran(3.1, 3.2, pid=TWO),
+    intents=[intent(), intent("b")],
+    rows=[row(), row("b")],
     faults=[Fault(kind="suspend", at=1, until=3, pids=frozenset({TWO}))],
-)  # fmt: skip
+)
 ILL["a lease not looked at after a suspension"] = (
     evidence(
-        ran(0.5, 3.05, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO),
-        intents=[intent(), intent("b")], rows=[row(), row("b")],
+        ran(0.5, 3.05, event_id="b", pid=TWO),
+        ran(2, 2.5),
+        ran(3.1, 3.2, pid=TWO),
+        intents=[intent(), intent("b")],
+        rows=[row(), row("b")],
         faults=[Fault(kind="suspend", at=1, until=3, pids=frozenset({TWO}))],
     ),
     {"unexplained": 1},
-)  # fmt: skip
+)
 
 
 # Several listeners: each has to end well once, never two of them at a time.
@@ -422,18 +498,22 @@ def shared(*lines: Sequence[Line], **given: Any) -> Evidence:
 
 
 WELL["two listeners, one after the other"] = shared(
-    ran(1, 2, listener="here"), ran(2.1, 3, listener="there", pid=TWO),
-)  # fmt: skip
+    ran(1, 2, listener="here"), ran(2.1, 3, listener="there", pid=TWO)
+)
 WELL["each of two listeners failed once"] = shared(
-    ran(1, 2, listener="here", phase="failed"), ran(2.1, 3, listener="there", phase="failed"),
-    ran(4, 5, listener="there", attempts=1), ran(5.1, 6, listener="here", attempts=1),
+    ran(1, 2, listener="here", phase="failed"),
+    ran(2.1, 3, listener="there", phase="failed"),
+    ran(4, 5, listener="there", attempts=1),
+    ran(5.1, 6, listener="here", attempts=1),
     rows=[row(attempts=1)],
-)  # fmt: skip
+)
 WELL["killed in the second listener, which had taken the event over"] = shared(
-    ran(1, 2, listener="here"), ran(2.1, None, listener="there"),
-    ran(9, 10, listener="here", pid=TWO), ran(10.1, 11, listener="there", pid=TWO),
+    ran(1, 2, listener="here"),
+    ran(2.1, None, listener="there"),
+    ran(9, 10, listener="here", pid=TWO),
+    ran(10.1, 11, listener="there", pid=TWO),
     faults=[kill(7)],
-)  # fmt: skip
+)
 ILL["one of two listeners never ran"] = (
     shared(ran(1, 2, listener="here")),
     {"lost": 1, "done_without_effect": 1},
@@ -444,80 +524,104 @@ ILL["two listeners at a time"] = (
 )
 ILL["a listener repeated beside another's failure"] = (
     shared(
-        ran(1, 2, listener="here"), ran(2.1, 3, listener="there", phase="failed"),
-        ran(4, 5, listener="here"), ran(5.1, 6, listener="there", attempts=1),
+        ran(1, 2, listener="here"),
+        ran(2.1, 3, listener="there", phase="failed"),
+        ran(4, 5, listener="here"),
+        ran(5.1, 6, listener="there", attempts=1),
     ),
     {"unexplained": 1},
-)  # fmt: skip
+)
 ILL["a listener repeated that was written before the second one began"] = (
     shared(
-        ran(1, 2, listener="here"), ran(5, None, listener="there"),
-        ran(9, 10, listener="here", pid=TWO), ran(10.1, 11, listener="there", pid=TWO),
+        ran(1, 2, listener="here"),
+        ran(5, None, listener="there"),
+        ran(9, 10, listener="here", pid=TWO),
+        ran(10.1, 11, listener="there", pid=TWO),
         faults=[kill(7)],
     ),
     {"unexplained": 1},
-)  # fmt: skip
+)
 ILL["failures of two listeners added up"] = (
     shared(
-        ran(1, 2, listener="here", phase="failed"), ran(2.1, 3, listener="there", phase="failed"),
-        ran(4, 5, listener="there", attempts=1), ran(5.1, 6, listener="here", attempts=1),
+        ran(1, 2, listener="here", phase="failed"),
+        ran(2.1, 3, listener="there", phase="failed"),
+        ran(4, 5, listener="there", attempts=1),
+        ran(5.1, 6, listener="here", attempts=1),
         rows=[row(attempts=2)],
     ),
     {"false_attempts": 1},
-)  # fmt: skip
+)
 ILL["the second of a key before the first one's second listener"] = (
     shared(
-        ran(1, 2, listener="here"), ran(2.1, 5, listener="there"),
+        ran(1, 2, listener="here"),
+        ran(2.1, 5, listener="there"),
         ran(3, 4, listener="here", event_id="b", pid=TWO),
         ran(6, 7, listener="there", event_id="b", pid=TWO),
         intents=[intent(key="k"), intent("b", key="k", n=2)],
         rows=[row(key="k", seq=1), row("b", key="k", seq=2)],
     ),
     {"inversions": 1},
-)  # fmt: skip
+)
 
 
-def called(
-    since: float, outcome: str, *ids: str, attempts: int = 0, pid: int = ONE
-) -> list[Line]:  # fmt: skip
+def called(since: float, outcome: str, *ids: str, attempts: int = 0, pid: int = ONE) -> list[Line]:
     """Return what the events of one call of a batch listener say."""
     said = [("start", since, since), (outcome, since + 0.1, 0.0)]
     return [
         Line(id=each, attempts=attempts, phase=phase, pid=pid, thread=1, at=at, since=began)
-        for phase, at, began in said for each in ids
-    ]  # fmt: skip
+        for phase, at, began in said
+        for each in ids
+    ]
 
 
 AB: dict[str, Any] = {
-    "intents": [intent(), intent("b")], "rows": [row(), row("b")], "faults": [stop(1, 3, TWO)],
-}  # fmt: skip
+    "intents": [intent(), intent("b")],
+    "rows": [row(), row("b")],
+    "faults": [stop(1, 3, TWO)],
+}
 WELL["stopped on the way into a batch"] = evidence(
-    called(0.5, "end", "c", pid=TWO), called(2, "end", "a", "b"),
+    called(0.5, "end", "c", pid=TWO),
+    called(2, "end", "a", "b"),
     called(3.1, "end", "a", "b", pid=TWO),
-    intents=[*AB["intents"], intent("c")], rows=[*AB["rows"], row("c")], faults=AB["faults"],
-)  # fmt: skip
+    intents=[*AB["intents"], intent("c")],
+    rows=[*AB["rows"], row("c")],
+    faults=AB["faults"],
+)
 ILL["a half that is called although the lease was lost before"] = (
     evidence(
-        called(0.9, "shared", "a", "b", pid=TWO)[:2], called(2, "end", "a", "b"),
-        called(3.2, "end", "a", "b", pid=TWO), ran(0.9, 3.1, event_id="c", pid=TWO),
-        intents=[*AB["intents"], intent("c")], rows=[*AB["rows"], row("c")], faults=AB["faults"],
+        called(0.9, "shared", "a", "b", pid=TWO)[:2],
+        called(2, "end", "a", "b"),
+        called(3.2, "end", "a", "b", pid=TWO),
+        ran(0.9, 3.1, event_id="c", pid=TWO),
+        intents=[*AB["intents"], intent("c")],
+        rows=[*AB["rows"], row("c")],
+        faults=AB["faults"],
     ),
     {"unexplained": 2},
-)  # fmt: skip
+)
 
 WELL["a kill while a later part of the batch runs"] = evidence(
-    called(1, "shared", "a", "b"), called(1.2, "end", "a"), called(4, "end", "b"),
-    ran(7, 8, pid=TWO), ran(7, 8, event_id="b", pid=TWO), faults=[kill(4.5)],
-    intents=AB["intents"], rows=AB["rows"],
-)  # fmt: skip
+    called(1, "shared", "a", "b"),
+    called(1.2, "end", "a"),
+    called(4, "end", "b"),
+    ran(7, 8, pid=TWO),
+    ran(7, 8, event_id="b", pid=TWO),
+    faults=[kill(4.5)],
+    intents=AB["intents"],
+    rows=AB["rows"],
+)
 ILL["a kill while the next batch runs"] = (
     evidence(
-        called(1, "end", "a"), called(4, "end", "b"),
-        ran(7, 8, pid=TWO), ran(7, 8, event_id="b", pid=TWO), faults=[kill(4.5)],
-        intents=AB["intents"], rows=AB["rows"],
+        called(1, "end", "a"),
+        called(4, "end", "b"),
+        ran(7, 8, pid=TWO),
+        ran(7, 8, event_id="b", pid=TWO),
+        faults=[kill(4.5)],
+        intents=AB["intents"],
+        rows=AB["rows"],
     ),
     {"unexplained": 1},
-)  # fmt: skip
+)
 WELL["stopped on the way into a run that another process has begun meanwhile"] = evidence(
     ran(2, 3.5), ran(3.1, 3.2, pid=TWO), faults=[stop(1, 3, TWO)]
 )
@@ -529,16 +633,26 @@ ILL["begun beside another run, long after it was stopped"] = (
 LEDGER: dict[str, Any] = {"intents": [intent(kind="ledger")]}
 WELL["booked once by a batch"] = evidence(ran(1, 2), bookings={"a": 1}, **LEDGER)
 WELL["a batch whose leases were taken over in mid call"] = evidence(
-    ran(1, 2), ran(4, 5), rows=[row(rescues=1)], bookings={"a": 1}, **LEDGER,
-    faults=[Fault(kind="take over", at=1.5, until=1.5, pids=frozenset({ONE}),
-                  held=frozenset({"a"}))],
+    ran(1, 2),
+    ran(4, 5),
+    rows=[row(rescues=1)],
+    bookings={"a": 1},
+    **LEDGER,
+    faults=[
+        Fault(kind="take over", at=1.5, until=1.5, pids=frozenset({ONE}), held=frozenset({"a"}))
+    ],
     rescues=rescued(3.9),
-)  # fmt: skip
+)
 ILL["booked, though it is dead"] = (
-    evidence(ran(1, 2, phase="failed"), rows=[row(status=3, attempts=1)], bookings={"a": 1},
-             mortal=["ledger"], **LEDGER),
+    evidence(
+        ran(1, 2, phase="failed"),
+        rows=[row(status=3, attempts=1)],
+        bookings={"a": 1},
+        mortal=["ledger"],
+        **LEDGER,
+    ),
     {"ghosts": 1},
-)  # fmt: skip
+)
 ILL["a booking of an event that was never committed"] = (
     evidence(ran(1, 2), bookings={"b": 1}),
     {"ghosts": 1},
@@ -547,12 +661,21 @@ ILL["a booking of an event that was never committed"] = (
 
 def test_calls_are_put_together_to_batches_that_no_attempt_divides() -> None:
     lines = [
-        *called(1, "shared", "a", "b", "c"), *called(2, "shared", "a", "b"), *called(3, "end", "c"),
-        *called(4, "failed", "a"), *called(5, "end", "b"), *called(6, "failed", "a", attempts=1),
-    ]  # fmt: skip
+        *called(1, "shared", "a", "b", "c"),
+        *called(2, "shared", "a", "b"),
+        *called(3, "end", "c"),
+        *called(4, "failed", "a"),
+        *called(5, "end", "b"),
+        *called(6, "failed", "a", attempts=1),
+    ]
     first, second = batches(calls(lines))
-    assert [[*each.events] for each in first.calls] == [["a", "b", "c"], ["a", "b"], ["c"], ["a"],
-                                                        ["b"]]  # fmt: skip
+    assert [[*each.events] for each in first.calls] == [
+        ["a", "b", "c"],
+        ["a", "b"],
+        ["c"],
+        ["a"],
+        ["b"],
+    ]
     assert first.ended_well() == {"b", "c"}
     assert second.events == {"a": 1}
     assert second.ended_well() == set()
@@ -629,17 +752,23 @@ def test_the_ideal_time_counts_the_workers_that_are_there() -> None:
 
 def test_what_one_kill_repeats_is_counted_by_listeners_that_had_ended() -> None:
     found = shared(
-        ran(1, 2, listener="here"), ran(2.1, None, listener="there"), ran(1, 2, event_id="b"),
-        ran(9, 10, listener="here", pid=TWO), ran(10.1, 11, listener="there", pid=TWO),
-        ran(9, 10, event_id="b", pid=TWO), faults=[kill(3), kill(12, TWO)],
-        intents=[intent(), intent("b")], rows=[row(), row("b")],
-    )  # fmt: skip
+        ran(1, 2, listener="here"),
+        ran(2.1, None, listener="there"),
+        ran(1, 2, event_id="b"),
+        ran(9, 10, listener="here", pid=TWO),
+        ran(10.1, 11, listener="there", pid=TWO),
+        ran(9, 10, event_id="b", pid=TWO),
+        faults=[kill(3), kill(12, TWO)],
+        intents=[intent(), intent("b")],
+        rows=[row(), row("b")],
+    )
     assert repeated_by_kills(found, executions(found, Verdict())) == 2
 
 
 def probe(since: float, end: float, **given: Any) -> Call:
-    return Call(worker=1, start=since + 0.01, end=end, failed=True, probe=True, since=since,
-                **given)  # fmt: skip
+    return Call(
+        worker=1, start=since + 0.01, end=end, failed=True, probe=True, since=since, **given
+    )
 
 
 @cases(
@@ -669,8 +798,12 @@ def test_latency_counts_from_the_commit_or_the_due_time() -> None:
 
 
 def test_what_runs_now_has_begun_and_not_ended() -> None:
-    lines = [*ran(1, 2), *ran(3, None, pid=TWO), *ran(1, 2, event_id="b"),
-             *ran(1, None, event_id="c")]  # fmt: skip
+    lines = [
+        *ran(1, 2),
+        *ran(3, None, pid=TWO),
+        *ran(1, 2, event_id="b"),
+        *ran(1, None, event_id="c"),
+    ]
     assert running(sorted(lines, key=lambda line: line.at)) == {"a": TWO, "c": ONE}
 
 
@@ -680,7 +813,10 @@ def test_monotonic_time_stands_still_while_a_process_is_suspended(tmp_path: Path
     asked = "import time; print(time.clock_gettime(time.CLOCK_MONOTONIC) - time.monotonic())"
     path = Path(__file__).parent / "clockshift"
     told = subprocess.run(
-        [sys.executable, "-c", asked], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", asked],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": str(path), "OUTBOX_TEST_STILL": str(still)},
-    )  # fmt: skip
+    )
     assert float(told.stdout) == pytest.approx(3600, abs=1)

@@ -13,18 +13,41 @@ from tests.faults.mutants import MUTANTS
 from tests.faults.scenarios import SCENARIOS
 
 LINE: kept.Line = {
-    "scenario": "kill", "title": "Workers are killed", "db": "postgres", "seed": 1, "size": "ci",
-    "revision": "abc", "made_on": "here", "date": "today", "faults": {"kill": 3}, "events": 1200,
-    "runs": 1210, "repeats": 4, "dead": 0, **dict.fromkeys(kept.COUNTED, 0), "holds": True,
+    "scenario": "kill",
+    "title": "Workers are killed",
+    "db": "postgres",
+    "seed": 1,
+    "size": "ci",
+    "revision": "abc",
+    "made_on": "here",
+    "date": "today",
+    "faults": {"kill": 3},
+    "events": 1200,
+    "runs": 1210,
+    "repeats": 4,
+    "dead": 0,
+    **dict.fromkeys(kept.COUNTED, 0),
+    "holds": True,
     "figures": [
-        {"name": "recovery, s", "value": 2.5, "most": 3, "least": None, "judged": True,
-         "holds": True},
+        {
+            "name": "recovery, s",
+            "value": 2.5,
+            "most": 3,
+            "least": None,
+            "judged": True,
+            "holds": True,
+        }
     ],
-}  # fmt: skip
+}
 MUTANT: kept.Line = {
-    "mutant": "no fence", "without": "a safeguard", "db": "postgres", "scenario": "pause",
-    "seed": 1, "caught": True, "by": {"unexplained": 3},
-}  # fmt: skip
+    "mutant": "no fence",
+    "without": "a safeguard",
+    "db": "postgres",
+    "scenario": "pause",
+    "seed": 1,
+    "caught": True,
+    "by": {"unexplained": 3},
+}
 
 
 def line(**given: Any) -> kept.Line:
@@ -68,10 +91,11 @@ def test_blocks_are_filled_in_and_the_rest_stays() -> None:
 
 def test_soaks_and_runs_without_faults_are_not_in_the_sum_of_the_faults() -> None:
     lines = [
-        line(), line(scenario="leaks", events=360_000, faults={}),
+        line(),
+        line(scenario="leaks", events=360_000, faults={}),
         line(scenario="bloat", events=900_000, faults={"snapshot": 1}),
         line(scenario="calm", events=500, faults={}),
-    ]  # fmt: skip
+    ]
     said = report.summary(lines)
     assert "1 run with faults: 1,200 events and 3 faults, 0 lost" in said
     assert "1 run without faults: 500 events, 0 lost" in said

@@ -13,14 +13,27 @@ from tests.faults.oracle import Evidence, Intent, Row, Verdict
 def judged(stored: Sequence[str] | None, *, done: str = "abc", key: str | None = "k") -> Verdict:
     """Judge a broker that holds these events, of which a, b and c were written in this order."""
     places = [*enumerate("abc", 1)]
-    intents = {each: Intent(event_id=each, kind="relayed", key=key, writer=1, n=n, at=0.0)
-               for n, each in places}  # fmt: skip
-    rows = {each: Row(event_id=each, status=int(each in done), attempts=0, key=key, seq=n,
-                      leased=False) for n, each in places}  # fmt: skip
-    return oracle.judge(Evidence(
-        intents=intents, rows=rows, lines=(), faults=(), pids=(), bookings={}, lease=1.0,
-        relayed=("relayed",), stored=stored,
-    ))  # fmt: skip
+    intents = {
+        each: Intent(event_id=each, kind="relayed", key=key, writer=1, n=n, at=0.0)
+        for n, each in places
+    }
+    rows = {
+        each: Row(event_id=each, status=int(each in done), attempts=0, key=key, seq=n, leased=False)
+        for n, each in places
+    }
+    return oracle.judge(
+        Evidence(
+            intents=intents,
+            rows=rows,
+            lines=(),
+            faults=(),
+            pids=(),
+            bookings={},
+            lease=1.0,
+            relayed=("relayed",),
+            stored=stored,
+        )
+    )
 
 
 def wrong(verdict: Verdict) -> dict[str, int]:

@@ -222,10 +222,16 @@ def front() -> Iterator[Front]:
 
 @pytest.mark.parametrize(
     ("path", "code"),
-    [("/live", 200), ("/ready", 503), ("/ready/", 503), ("/ready?verbose=1", 503), ("/", 404),
-     ("/metrics", 404)],
+    [
+        ("/live", 200),
+        ("/ready", 503),
+        ("/ready/", 503),
+        ("/ready?verbose=1", 503),
+        ("/", 404),
+        ("/metrics", 404),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_paths(front: Front, path: str, code: int) -> None:
     assert ask(front.port, path).code == code  # type: ignore[union-attr]
 

@@ -124,8 +124,9 @@ def empty_log() -> Iterator[None]:
 
 def use(settings: Any, *classes: type, **more: Any) -> None:
     settings.OUTBOX = {
-        "WRITER_HOOKS": [f"{each.__module__}.{each.__qualname__}" for each in classes], **more,
-    }  # fmt: skip
+        "WRITER_HOOKS": [f"{each.__module__}.{each.__qualname__}" for each in classes],
+        **more,
+    }
 
 
 @contextmanager
@@ -191,10 +192,12 @@ def test_the_writes_of_a_transaction_are_told_of_together_at_its_end(settings: A
         write_many(events("b", "c"))
         assert len(connection.run_on_commit) == 1
     assert heard == [
-        ("before_write", "a"), ("after_write", "a"),
-        ("before_write", "b c"), ("after_write", "b c"),
+        ("before_write", "a"),
+        ("after_write", "a"),
+        ("before_write", "b c"),
+        ("after_write", "b c"),
         ("after_commit", "a b c"),
-    ]  # fmt: skip
+    ]
 
 
 def test_nothing_written_is_nothing_told(settings: Any) -> None:
@@ -218,8 +221,12 @@ def test_a_hook_may_define_any_of_the_methods(settings: Any, hook: type) -> None
         assert write("x")
     with undone():
         assert write("x")
-    told = {OnlyWritten: ["after_write"] * 2, OnlyCommitted: ["after_commit"],
-            OnlyRolledBack: ["after_rollback"], Stamping: []}  # fmt: skip
+    told = {
+        OnlyWritten: ["after_write"] * 2,
+        OnlyCommitted: ["after_commit"],
+        OnlyRolledBack: ["after_rollback"],
+        Stamping: [],
+    }
     assert [moment for moment, _ in heard] == told[hook]
 
 
@@ -258,8 +265,9 @@ def test_hooks_are_told_where_nothing_is_delivered(
     with undone():
         write("y")
     assert [each for each in heard if each[0] in ("after_commit", "after_rollback")] == [
-        ("after_commit", "x"), ("after_rollback", "y"),
-    ]  # fmt: skip
+        ("after_commit", "x"),
+        ("after_rollback", "y"),
+    ]
     assert rung == []
 
 
@@ -269,8 +277,9 @@ def test_a_duplicate_that_is_ignored_is_not_told_as_written(settings: Any) -> No
         write("first", unique_key="u")
         write("second", unique_key="u", on_duplicate="ignore")
     assert [each for each in heard if each[0] != "before_write"] == [
-        ("after_write", "first"), ("after_commit", "first"),
-    ]  # fmt: skip
+        ("after_write", "first"),
+        ("after_commit", "first"),
+    ]
 
 
 # --- before the write -----------------------------------------------------------------------------
@@ -353,12 +362,14 @@ WRONG: dict[str, tuple[Callable[[list[Event]], Any], type[Exception], str]] = {
     "text": (lambda given: "x", InvalidEvent, "returned str among its events"),
     "other": (lambda given: [*given, 5], InvalidEvent, "returned int among its events"),
     "payload": (
-        lambda given: [replace(given[0], payload={1})], InvalidEvent, "cannot be written as JSON"),
+        lambda given: [replace(given[0], payload={1})],
+        InvalidEvent,
+        "cannot be written as JSON",
+    ),
     "type": (lambda given: [replace(given[0], event_type="")], InvalidEvent, "event_type is ''"),
     "twice": (lambda given: [*given, *given], DuplicateEvent, "same event_id"),
-    "copy": (
-        lambda given: [*given, replace(given[0], payload=1)], DuplicateEvent, 'event_id=""'),
-}  # fmt: skip
+    "copy": (lambda given: [*given, replace(given[0], payload=1)], DuplicateEvent, 'event_id=""'),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -397,9 +408,12 @@ def test_errors_after_the_write_are_logged_and_swallowed(
         write("y")
     assert stored() == ["x"]
     assert [each for each in heard if each[0] != "before_write"] == [
-        ("after_write", "x"), ("after_commit", "x"), "others go on",
-        ("after_write", "y"), ("after_rollback", "y"),
-    ]  # fmt: skip
+        ("after_write", "x"),
+        ("after_commit", "x"),
+        "others go on",
+        ("after_write", "y"),
+        ("after_rollback", "y"),
+    ]
     failed = [each for each in caplog.records if each.name == "django_outbox"]
     moments = ["after_write", "after_commit", "after_write", "after_rollback"]
     assert [str(each.exc_info[1]) for each in failed if each.exc_info] == moments
@@ -428,9 +442,7 @@ def test_set_rollback_is_a_rollback(settings: Any) -> None:
     assert heard == [("rolled back", "x")]
 
 
-def test_an_undone_savepoint_is_told_of_at_once_and_takes_only_its_own_along(
-    settings: Any,
-) -> None:
+def test_an_undone_savepoint_is_told_of_at_once_and_takes_only_its_own_along(settings: Any) -> None:
     use(settings, Ends)
     with transaction.atomic():
         write("before")
@@ -694,8 +706,11 @@ def test_a_captured_block_of_a_testcase_is_told_as_a_commit(settings: Any) -> No
     use(settings, Ends)
     run("test_captured")
     assert heard == [
-        ("rolled back", "undone"), "somebody's", ("committed", "x y"), ("committed", "z"),
-    ]  # fmt: skip
+        ("rolled back", "undone"),
+        "somebody's",
+        ("committed", "x y"),
+        ("committed", "z"),
+    ]
 
 
 def test_a_captured_callback_may_be_called_by_hand(settings: Any) -> None:
@@ -801,8 +816,18 @@ def test_the_samples_of_the_how_to(settings: Any, caplog: pytest.LogCaptureFixtu
     )
     said = [each.getMessage() for each in caplog.records if each.name == "shop"]
     assert [each.split(" order.placed ")[0] for each in said] == [
-        "written, not committed yet:", "committed:", "written, not committed yet:", "rolled back:",
-    ]  # fmt: skip
+        "written, not committed yet:",
+        "committed:",
+        "written, not committed yet:",
+        "rolled back:",
+    ]
     assert [str(event_id) in each for event_id in (first, second) for each in said] == [
-        True, True, False, False, False, False, True, True,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -139,9 +139,7 @@ def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
             for _ in range(count):
                 queue.offer(outbox.Event(event_type=PLACED))
         lines = [each.getMessage() for each in caplog.records]
-        assert {*lines} <= {
-            "hot queue full; further events arrive by the cold route capacity=2"
-        }  # fmt: skip
+        assert {*lines} <= {"hot queue full; further events arrive by the cold route capacity=2"}
         return len(lines)
 
     assert offer(one, 2) == 0
@@ -157,9 +155,7 @@ def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
     assert offer(one, 1) == 3  # the queue has capacity again
 
 
-def test_158_a_nearer_due_time_wakes_the_claimer_that_waits_for_a_later_one(
-    settings: Any,
-) -> None:
+def test_158_a_nearer_due_time_wakes_the_claimer_that_waits_for_a_later_one(settings: Any) -> None:
     settings.OUTBOX = quiet()
     calls = Calls()
     with listening(calls), resting():
@@ -267,9 +263,13 @@ def test_a_poll_that_waited_for_a_lock_delays_the_next_only_briefly() -> None:
 
 def test_the_heartbeat_tells_a_worker_how_many_others_there_are() -> None:
     OutboxWorker.objects.create(
-        id="other", hostname="elsewhere", pid=1, started_at=now(), heartbeat_at=now(),
+        id="other",
+        hostname="elsewhere",
+        pid=1,
+        started_at=now(),
+        heartbeat_at=now(),
         info='{"streams": 0}',
-    )  # fmt: skip
+    )
     with outbox.Worker() as worker:
         wait_until(lambda: worker._claimer._throttle.others == 1, what="the other is known")
 

@@ -17,8 +17,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 TIMEOUT = 4  # seconds; of a listener that hangs, and enough for one that does not
 QUICK: dict[str, Any] = {
-    "POLL_INTERVAL": 0.2, "LOCK_WAIT": 1, "RETRY": {"policy": "fixed", "delay": 0.1},
-}  # fmt: skip
+    "POLL_INTERVAL": 0.2,
+    "LOCK_WAIT": 1,
+    "RETRY": {"policy": "fixed", "delay": 0.1},
+}
 
 
 @pytest.fixture

@@ -45,15 +45,19 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_importing_the_package_imports_nothing_else() -> None:
     """``import django_outbox`` works before there are settings."""
-    assert run("""
+    assert (
+        run("""
         import sys
         import django_outbox
         print(sorted(name for name in sys.modules if name.split(".")[0] in ("django", "msgspec")))
-    """).strip() == "[]"  # fmt: skip
+    """).strip()
+        == "[]"
+    )
 
 
 def test_the_lowest_layers_need_no_settings_no_orm_and_no_threads() -> None:
-    assert run("""
+    assert (
+        run("""
         import sys, threading
         from django_outbox import conf, events, exceptions, signals
         from django_outbox.listeners import outcomes, retry
@@ -61,13 +65,18 @@ def test_the_lowest_layers_need_no_settings_no_orm_and_no_threads() -> None:
         from django.conf import settings
         assert not settings.configured
         print("django.apps.config" in sys.modules, threading.active_count())
-    """).split()[1] == "1"  # fmt: skip
-    assert run("""
+    """).split()[1]
+        == "1"
+    )
+    assert (
+        run("""
         import sys
         from django_outbox import conf, events, exceptions, signals
         from django_outbox.listeners import outcomes, retry
         print(sorted(name for name in sys.modules if name.startswith("django.db.models")))
-    """).strip() == "[]"  # fmt: skip
+    """).strip()
+        == "[]"
+    )
 
 
 SETUP = """
@@ -85,10 +94,16 @@ SETUP = """
 
 
 def test_starting_the_app_opens_no_connection_and_starts_no_thread() -> None:
-    assert run(SETUP + """
+    assert (
+        run(
+            SETUP
+            + """
     from django.db import connections
     print([each.connection for each in connections.all()], threading.active_count())
-    """).strip() == "[None] 1"  # fmt: skip
+    """
+        ).strip()
+        == "[None] 1"
+    )
 
 
 def test_every_module_imports_without_the_extras() -> None:

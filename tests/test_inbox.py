@@ -29,9 +29,17 @@ def test_outside_a_transaction_it_is_refused() -> None:
 
 
 BAD = {
-    "None": None, "bytes": b"m1", "float": 1.5, "bool": True, "empty": "", "blank": "  ",
-    "trailing": "m1 ", "nul": "m\0", "surrogate": "\ud800", "long": "x" * 256,
-}  # fmt: skip
+    "None": None,
+    "bytes": b"m1",
+    "float": 1.5,
+    "bool": True,
+    "empty": "",
+    "blank": "  ",
+    "trailing": "m1 ",
+    "nul": "m\0",
+    "surrogate": "\ud800",
+    "long": "x" * 256,
+}
 
 
 @inside
@@ -96,7 +104,12 @@ def test_the_room_is_found_by_its_name() -> None:
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     code = f"import django; django.setup()\n{script}"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True,
-        text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.stdout == "once\n", done.stderr

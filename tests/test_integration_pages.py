@@ -161,10 +161,14 @@ def reports(shop: Shop) -> Iterator[list[dict[str, Any]]]:
 
     sentry = vars(shop["shop.sentry"])
     sentry_sdk.init(
-        dsn="http://key@127.0.0.1/1", transport=Collecting, default_integrations=False,
-        integrations=[LoggingIntegration()], before_send=sentry["drop_log_line"],
-        auto_enabling_integrations=False, enable_backpressure_handling=False,
-    )  # fmt: skip
+        dsn="http://key@127.0.0.1/1",
+        transport=Collecting,
+        default_integrations=False,
+        integrations=[LoggingIntegration()],
+        before_send=sentry["drop_log_line"],
+        auto_enabling_integrations=False,
+        enable_backpressure_handling=False,
+    )
     signals.event_dead.connect(sentry["report_dead"])
     try:
         yield found
@@ -195,9 +199,11 @@ def test_sentry_gets_the_exception_with_tags_and_the_dead_event(
     assert (raised["level"], dead["level"]) == ("warning", "error")
     assert raised["exception"]["values"][-1]["stacktrace"]["frames"][-1]["function"] == "fail"
     assert raised["tags"] == {
-        "outbox.event_type": "customer.moved", "outbox.event_id": event_id,
-        "outbox.listener": "customer.moved", "outbox.attempt": 1,
-    }  # fmt: skip
+        "outbox.event_type": "customer.moved",
+        "outbox.event_id": event_id,
+        "outbox.listener": "customer.moved",
+        "outbox.attempt": 1,
+    }
     assert dead["message"] == "customer.moved is dead: LookupError"
     assert dead["fingerprint"] == ["outbox-dead", "customer.moved", "LookupError"]
     assert "Ada" not in json.dumps(dead, default=str)

@@ -312,9 +312,13 @@ def test_with_several_listeners_once_around_each(outside: bool, settings: Any) -
     with listening(note, name="a"), listening(anote, name="b"):
         outbox.drain()
     assert trace == [
-        f"outer enters {PLACED} a", f"called {PLACED} a", "outer saw nothing",
-        f"outer enters {PLACED} b", f"called {PLACED} b", "outer saw nothing",
-    ]  # fmt: skip
+        f"outer enters {PLACED} a",
+        f"called {PLACED} a",
+        "outer saw nothing",
+        f"outer enters {PLACED} b",
+        f"called {PLACED} b",
+        "outer saw nothing",
+    ]
 
 
 @both
@@ -348,9 +352,12 @@ def test_a_fallback_is_called_within_them_too(
             with outbox.Worker():
                 wait_until(lambda: settled(1), what="its end")
     assert trace == [
-        f"outer enters {PLACED}", "outer saw LookupError",
-        f"outer enters {PLACED}", f"fallback of {PLACED}", "outer saw nothing",
-    ]  # fmt: skip
+        f"outer enters {PLACED}",
+        "outer saw LookupError",
+        f"outer enters {PLACED}",
+        f"fallback of {PLACED}",
+        "outer saw nothing",
+    ]
     assert heard == ["s-7"]
     assert statuses() == {"DONE": 1}
 

@@ -149,9 +149,13 @@ def test_the_event_that_fits_is_returned(outside: bool) -> None:
     wanted = place("teapot", headers={"locale": "en"}, tenant_id="north")
     order = Order.objects.get(sku="teapot")
     found = assert_event_written(
-        Shop.PLACED, payload={"sku": "teapot"}, aggregate=order, headers={"locale": "en"},
-        tenant_id="north", is_delayed=False,
-    )  # fmt: skip
+        Shop.PLACED,
+        payload={"sku": "teapot"},
+        aggregate=order,
+        headers={"locale": "en"},
+        tenant_id="north",
+        is_delayed=False,
+    )
     assert found.event_id == wanted
     assert assert_event_written(PLACED, payload={"sku": ANY}).payload == {"sku": "kettle"}
 
@@ -217,9 +221,13 @@ def test_an_unknown_field_is_named() -> None:
 def test_an_event_for_a_listener_needs_no_database() -> None:
     """``make_event`` makes no query: this test has no access to a database."""
     event = make_event(
-        Shop.PLACED, {"on": date(2026, 11, 21), "parts": (1,)}, attempts=2,
-        headers={"locale": "en"}, aggregate_type="shop.Order", aggregate_id="7",
-    )  # fmt: skip
+        Shop.PLACED,
+        {"on": date(2026, 11, 21), "parts": (1,)},
+        attempts=2,
+        headers={"locale": "en"},
+        aggregate_type="shop.Order",
+        aggregate_id="7",
+    )
     assert event.payload == {"on": "2026-11-21", "parts": [1]}
     assert (event.event_type, event.attempts, event.source) == (PLACED, 2, "cold")
     assert (event.aggregate_type, event.aggregate_id) == ("shop.Order", "7")
@@ -264,8 +272,11 @@ def test_typed_events_are_asserted_by_their_class() -> None:
         assert_event_written(ParcelSent, payload=ParcelSent(8, "owl", parcel.on))
 
 
-@pytest.mark.parametrize("payload", [float("nan"), {1, 2}, "\ud800", "x" * 2_000_000],
-                         ids=["nan", "set", "surrogate", "large"])  # fmt: skip
+@pytest.mark.parametrize(
+    "payload",
+    [float("nan"), {1, 2}, "\ud800", "x" * 2_000_000],
+    ids=["nan", "set", "surrogate", "large"],
+)
 def test_a_made_event_is_checked_like_a_written_one(payload: Any) -> None:
     with pytest.raises(outbox.InvalidEvent):
         make_event(PLACED, payload)

@@ -106,9 +106,13 @@ def test_the_table_names_listeners_and_what_has_none() -> None:
     with listening(hear, "order.placed", timeout=2.5, atomic=True), listening(hear_later, "x"):
         text = run()
     for part in (
-        "EVENT TYPE", f"{__name__}.hear", "atomic, timeout 2.5 s", "async", "[default]",
+        "EVENT TYPE",
+        f"{__name__}.hear",
+        "atomic, timeout 2.5 s",
+        "async",
+        "[default]",
         "order.lost  __GLOBAL__",
-    ):  # fmt: skip
+    ):
         assert part in text
 
 
@@ -126,10 +130,14 @@ def test_json_is_for_programs() -> None:
     assert [each["event_type"] for each in found["listeners"]] == ["order.placed"]
     assert found["missing"] == {
         "default": [
-            {"event_type": "order.lost", "aggregate_type": "__GLOBAL__", "events": 3,
-             "unsettled": 2}
+            {
+                "event_type": "order.lost",
+                "aggregate_type": "__GLOBAL__",
+                "events": 3,
+                "unsettled": 2,
+            }
         ]
-    }  # fmt: skip
+    }
 
 
 def test_routes_are_those_of_the_worker() -> None:

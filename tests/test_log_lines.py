@@ -38,9 +38,13 @@ def test_a_line_is_one_json_object_with_its_fields() -> None:
     found = line("rescued event_id=%s event_type=%s rescues=%d", "01A", "order.placed", 2)
     assert found.pop("time").endswith("+00:00")
     assert found == {
-        "level": "WARNING", "logger": "django_outbox", "event": "rescued",
-        "event_id": "01A", "event_type": "order.placed", "rescues": 2,
-    }  # fmt: skip
+        "level": "WARNING",
+        "logger": "django_outbox",
+        "event": "rescued",
+        "event_id": "01A",
+        "event_type": "order.placed",
+        "rescues": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -167,9 +171,12 @@ def forgiven(event: outbox.Event, failure: outbox.Failure) -> None:
 
 def secretive(count: int = 1) -> None:
     write(
-        count, payload={"card": SECRET}, headers={"who": SECRET}, aggregate_id=SECRET,
+        count,
+        payload={"card": SECRET},
+        headers={"who": SECRET},
+        aggregate_id=SECRET,
         tenant_id=SECRET,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.django_db(transaction=True)

@@ -23,10 +23,7 @@ from django.test import modify_settings, override_settings
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import samples
-from tests.migration_samples import (
-    Shop,
-    command,
-)
+from tests.migration_samples import Shop, command
 from tests.table import now, statuses
 from tests.testapp.models import Order
 
@@ -268,10 +265,7 @@ def results(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in ("", ".exceptions"):
         module = import_module(framework + name)
         monkeypatch.setitem(sys.modules, f"django.tasks{name}", module)
-    with (
-        installed("django_tasks_db"),
-        override_settings(TASKS=tasks_settings("both")),
-    ):
+    with installed("django_tasks_db"), override_settings(TASKS=tasks_settings("both")):
         model = import_module("django_tasks_db.models").DBTaskResult
         with connection.schema_editor() as editor:
             editor.create_model(model)
@@ -296,9 +290,15 @@ def run_tasks_db(alias: str = "default") -> None:
     """Run the worker of django-tasks-db until no task is ready."""
     worker = import_module("django_tasks_db.management.commands.db_worker").Worker
     worker(
-        queue_names=["default"], interval=0, batch=True, backend_name=alias, startup_delay=False,
-        max_tasks=None, worker_id="old", excluded_queue_names=[],
-    ).run()  # fmt: skip
+        queue_names=["default"],
+        interval=0,
+        batch=True,
+        backend_name=alias,
+        startup_delay=False,
+        max_tasks=None,
+        worker_id="old",
+        excluded_queue_names=[],
+    ).run()
 
 
 def tasks_both(shop: Shop) -> Any:

@@ -16,24 +16,10 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.events import SINGLE_NODE_KEY
-from django_outbox.models import (
-    OutboxEvent,
-    OutboxQuerySet,
-    OutboxStream,
-)
+from django_outbox.models import OutboxEvent, OutboxQuerySet, OutboxStream
 from django_outbox.worker import purger
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
-from tests.table import (
-    PLACED,
-    insert,
-    listening,
-    now,
-    purging,
-    rest_of,
-    row,
-    statuses,
-    write,
-)
+from tests.table import PLACED, insert, listening, now, purging, rest_of, row, statuses, write
 from tests.test_process import pause
 from tests.testapp.models import Effect
 from tests.waiting import wait_until

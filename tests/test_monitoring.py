@@ -37,9 +37,11 @@ Selector = tuple[str, set[str]]  # a metric, and the labels that a query uses
 def declared() -> dict[str, tuple[str, set[str]]]:
     """Return every metric as it is exposed, with its type and labels."""
     groups = (
-        (COUNTERS, "counter", "_total"), (HISTOGRAMS, "histogram", ""),
-        (GAUGES, "gauge", ""), (BACKLOG_GAUGES, "gauge", ""),
-    )  # fmt: skip
+        (COUNTERS, "counter", "_total"),
+        (HISTOGRAMS, "histogram", ""),
+        (GAUGES, "gauge", ""),
+        (BACKLOG_GAUGES, "gauge", ""),
+    )
     return {
         f"outbox_{each.name}{suffix}": (kind, set(each.labels))
         for group, kind, suffix in groups
@@ -74,8 +76,10 @@ def test_428_the_page_tells_every_metric_and_no_other() -> None:
 def test_428_what_is_declared_is_what_is_exposed() -> None:
     registry = CollectorRegistry()
     receivers.Receivers("outbox", registry)
-    exposed = {f"{each.name}_total" if each.type == "counter" else each.name: each.type
-               for each in registry.collect()}  # fmt: skip
+    exposed = {
+        f"{each.name}_total" if each.type == "counter" else each.name: each.type
+        for each in registry.collect()
+    }
     assert exposed == {name: kind for name, (kind, _) in declared().items()}
 
 
@@ -131,8 +135,9 @@ def selectors(query: str) -> list[Selector]:
 
 
 def grouped(query: str) -> set[str]:
-    return {label.strip() for part in re.findall(r"by \(([^)]*)\)", query)
-            for label in part.split(",")}  # fmt: skip
+    return {
+        label.strip() for part in re.findall(r"by \(([^)]*)\)", query) for label in part.split(",")
+    }
 
 
 QUERIES = [*((rule["alert"], rule["expr"]) for rule in rules()), *panels()]
@@ -158,9 +163,16 @@ def test_a_query_of_what_does_not_exist_is_noticed() -> None:
 def test_every_trouble_has_an_alert_that_says_what_to_do() -> None:
     found = {rule["alert"]: rule for rule in rules()}
     assert {
-        "OutboxHotQueueDrops", "OutboxLag", "OutboxDeadEvents", "OutboxRescues", "OutboxLostLeases",
-        "OutboxNoWorkers", "OutboxBlockedStreams", "OutboxQueueWithoutWorkers", "OutboxBreakerOpen",
-    } <= set(found)  # fmt: skip
+        "OutboxHotQueueDrops",
+        "OutboxLag",
+        "OutboxDeadEvents",
+        "OutboxRescues",
+        "OutboxLostLeases",
+        "OutboxNoWorkers",
+        "OutboxBlockedStreams",
+        "OutboxQueueWithoutWorkers",
+        "OutboxBreakerOpen",
+    } <= set(found)
     how_to = (samples.DOCS / "how-to" / "monitor.md").read_text()
     for name, rule in found.items():
         assert set(rule["annotations"]) == {"summary", "action"}
@@ -242,9 +254,13 @@ def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
 def scrape(fleet: Fleet) -> dict[str, float]:
     """Return what one port shows for all processes, summed by name."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRAPE], env=fleet._environment, cwd=REPOSITORY, check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRAPE],
+        env=fleet._environment,
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(done.stdout):
         for each in family.samples:

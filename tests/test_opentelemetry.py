@@ -88,8 +88,10 @@ def test_47_a_delivery_is_a_span_linked_to_the_writers(
         deliver(where)
     [span], request = traced.deliveries(), traced.named("POST /orders")
     assert (span.name, span.kind, span.status.status_code) == (
-        f"deliver {PLACED}", SpanKind.CONSUMER, StatusCode.UNSET,
-    )  # fmt: skip
+        f"deliver {PLACED}",
+        SpanKind.CONSUMER,
+        StatusCode.UNSET,
+    )
     [link] = span.links
     assert link.context.span_id == request.context.span_id
     assert link.context.trace_id == request.context.trace_id
@@ -150,13 +152,20 @@ def test_47_each_listener_and_each_try_has_its_own_span(traced: Traced, where: s
                 outbox.drain()
         deliver(where)
     request = traced.named("POST /orders")
-    seen = sorted((attributes(each)["messaging.consumer.group.name"].split()[1],
-                   attributes(each)["outbox.attempt"], each.status.status_code)
-                  for each in traced.deliveries())  # fmt: skip
+    seen = sorted(
+        (
+            attributes(each)["messaging.consumer.group.name"].split()[1],
+            attributes(each)["outbox.attempt"],
+            each.status.status_code,
+        )
+        for each in traced.deliveries()
+    )
     assert seen == [
-        ("flaky", 1, StatusCode.ERROR), ("flaky", 2, StatusCode.ERROR),
-        ("flaky", 3, StatusCode.UNSET), ("steady", 1, StatusCode.UNSET),
-    ]  # fmt: skip
+        ("flaky", 1, StatusCode.ERROR),
+        ("flaky", 2, StatusCode.ERROR),
+        ("flaky", 3, StatusCode.UNSET),
+        ("steady", 1, StatusCode.UNSET),
+    ]
     for span in traced.deliveries():
         assert [each.context.span_id for each in span.links] == [request.context.span_id]
 

@@ -29,8 +29,11 @@ def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
 
 
 def backlog(keys: int, each: int, seconds: float) -> list[str]:
-    return [each_id for n in range(keys)
-            for each_id in write(each, key=f"key-{n}", payload={"seconds": seconds})]  # fmt: skip
+    return [
+        each_id
+        for n in range(keys)
+        for each_id in write(each, key=f"key-{n}", payload={"seconds": seconds})
+    ]
 
 
 def in_order(fleet: Fleet) -> bool:

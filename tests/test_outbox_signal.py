@@ -91,8 +91,9 @@ def test_it_writes_and_calls_the_receivers_in_the_same_transaction(way: str) -> 
     assert heard == [(Order, {"order": 5, "lines": ["tea"]})]
     row = stored()
     assert (row.event_type, json.loads(row.payload)) == (
-        "order.placed", {"order": 5, "lines": ["tea"]},
-    )  # fmt: skip
+        "order.placed",
+        {"order": 5, "lines": ["tea"]},
+    )
     assert (row.key, row.headers, row.aggregate_type) == (None, None, "__GLOBAL__")
 
 
@@ -115,8 +116,13 @@ def test_without_a_transaction_it_is_an_error_before_any_receiver(way: str) -> N
     ids=["int", "text", "mapping", "callable", "static"],
 )
 def test_a_key_by_path_or_callable(key: Any, order: Any, expected: str) -> None:
-    made = signal(key=key, headers={"region": "region"}, payload={"n": "n"},
-                  aggregate_type="shop.Order", aggregate_id=key)  # fmt: skip
+    made = signal(
+        key=key,
+        headers={"region": "region"},
+        payload={"n": "n"},
+        aggregate_type="shop.Order",
+        aggregate_id=key,
+    )
     with transaction.atomic():
         made.send(sender=None, order=order, region="north", n=1)
     row = stored()
@@ -176,8 +182,10 @@ def test_several_signals_of_one_transaction_are_several_events() -> None:
         paid.send(sender=None, n=3)
     rows = OutboxEvent.objects.order_by("pk").values_list("event_type", "payload")
     assert [*rows] == [
-        ("order.placed", '{"n":1}'), ("order.placed", '{"n":2}'), ("order.paid", '{"n":3}'),
-    ]  # fmt: skip
+        ("order.placed", '{"n":1}'),
+        ("order.placed", '{"n":2}'),
+        ("order.paid", '{"n":3}'),
+    ]
     assert len(heard) == 3
 
 

@@ -18,8 +18,18 @@ from django_outbox.models import OutboxEvent
 from tests.cases import cases
 
 DELAYS = [(0, 0.0), (5, 5.0), (1.5, 1.5), (timedelta(minutes=1), 60.0), (timedelta(0), 0.0)]
-NO_DELAYS = [-1, -0.1, timedelta(microseconds=-1), None, "5", True, math.nan, math.inf, 1e11,
-             timedelta.max]  # fmt: skip
+NO_DELAYS = [
+    -1,
+    -0.1,
+    timedelta(microseconds=-1),
+    None,
+    "5",
+    True,
+    math.nan,
+    math.inf,
+    1e11,
+    timedelta.max,
+]
 
 
 def test_the_numbers_of_status_are_part_of_the_table() -> None:

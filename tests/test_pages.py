@@ -199,10 +199,16 @@ class Orders:
 def test_126_the_samples_of_write_events() -> None:
     """Every block writes its event, with the delay that the text states."""
     given: dict[str, Any] = {
-        "Order": Orders, "models": models, "payload": {"order": 1}, "trace_id": "t",
-        "text": '{"a":1}', "monday_at_eight": timezone.now() + timedelta(days=3),
-        "due": [*map(orders, range(3))], "transfer_id": 17, "picture": b"\x89PNG",
-    }  # fmt: skip
+        "Order": Orders,
+        "models": models,
+        "payload": {"order": 1},
+        "trace_id": "t",
+        "text": '{"a":1}',
+        "monday_at_eight": timezone.now() + timedelta(days=3),
+        "due": [*map(orders, range(3))],
+        "transfer_id": 17,
+        "picture": b"\x89PNG",
+    }
     with (
         transaction.atomic("other"),
         transaction.atomic(),
@@ -519,10 +525,7 @@ def test_479_the_receiver_of_webhooks(settings: Any, rf: Any) -> None:
 
 def test_19_the_simplest_webhook() -> None:
     requests = pytest.importorskip("requests")
-    with (
-        samples.modules("how-to/call-a-webhook.md"),
-        patch.object(requests, "post") as post,
-    ):
+    with samples.modules("how-to/call-a-webhook.md"), patch.object(requests, "post") as post:
         row = place("parcel.requested")
     assert post.call_args.kwargs["headers"] == {"Idempotency-Key": row.pk}
     assert post.call_args.kwargs["timeout"]

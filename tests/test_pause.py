@@ -16,15 +16,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.worker.pauses import KnownPauses
-from tests.table import (
-    insert,
-    keyed,
-    listening,
-    now,
-    row,
-    stream,
-    stream_due_in,
-)
+from tests.table import insert, keyed, listening, now, row, stream, stream_due_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -90,8 +82,13 @@ def test_a_pause_says_what_since_when_why_and_by_whom() -> None:
     assert (found.reason, found.paused_by) == ("the carrier is down", "ada")
     assert abs((found.paused_at - now()).total_seconds()) < 5
     assert str(found) == "event type parcel.sent"
-    facts = {"kind": "event_type", "name": SENT, "reason": "the carrier is down", "by": "ada",
-             "until": None}  # fmt: skip
+    facts = {
+        "kind": "event_type",
+        "name": SENT,
+        "reason": "the carrier is down",
+        "by": "ada",
+        "until": None,
+    }
     assert told == [{"sender": "default", **facts}]
 
 

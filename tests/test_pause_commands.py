@@ -45,16 +45,24 @@ def test_what_is_named_is_paused_and_resumed() -> None:
         names = ("--event-type", SENT, "--stream", "k", "--listener", f"{SENT} mail")
         out, err = run("outbox_pause", *names, "--reason", "carrier down", "--by", "ada")
         assert out.splitlines() == [
-            f"paused event type {SENT}", f"paused listener {SENT} mail", "paused stream k",
-        ]  # fmt: skip
+            f"paused event type {SENT}",
+            f"paused listener {SENT} mail",
+            "paused stream k",
+        ]
         assert err == ""
         assert outbox.drain() == 0
         [first, *others] = listed()
         assert first.pop("paused_at").endswith("+00:00")
         assert first == {
-            "kind": "event_type", "name": SENT, "reason": "carrier down", "paused_by": "ada",
-            "until": None, "events": 3, "streams": 0, "complete": True,
-        }  # fmt: skip
+            "kind": "event_type",
+            "name": SENT,
+            "reason": "carrier down",
+            "paused_by": "ada",
+            "until": None,
+            "events": 3,
+            "streams": 0,
+            "complete": True,
+        }
         assert [each["events"] for each in others] == [3, 1]
         table, _ = run("outbox_pause", "--list")
         assert table.splitlines()[0].split() == "KIND NAME SINCE UNTIL BY WAITING REASON".split()

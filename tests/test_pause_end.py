@@ -16,16 +16,7 @@ from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.sql import dialect_of
 from django_outbox.worker.pauses import KnownPauses, PauseEnds
-from tests.table import (
-    insert,
-    keyed,
-    listening,
-    now,
-    row,
-    statuses,
-    stream_due_in,
-    write,
-)
+from tests.table import insert, keyed, listening, now, row, statuses, stream_due_in, write
 from tests.test_pause import OTHER, SENT, TYPE, asked, heard, is_far, noting
 from tests.test_queue_status import breaker
 from tests.waiting import wait_until

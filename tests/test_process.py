@@ -195,9 +195,14 @@ ended.set()
 print("received")
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, env=database_env, capture_output=True,
-        text=True, check=False, timeout=100,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        env=database_env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
     assert done.stdout == "received\n", done.stderr
 
 
@@ -264,8 +269,9 @@ def test_w16_a_paused_worker_cannot_settle_what_it_lost(workers: Workers, gate: 
     quick(10)
     wait_until_all_done()
     assert {*Effect.objects.filter(phase="end").values_list("pid", flat=True)} == {
-        paused.pid, other.pid,
-    }  # fmt: skip
+        paused.pid,
+        other.pid,
+    }
     assert workers.end(paused) == 0
 
 

@@ -20,17 +20,7 @@ from django_outbox.contrib import prometheus
 from django_outbox.contrib.prometheus.gauges import BacklogCollector
 from django_outbox.contrib.prometheus.receivers import Receivers
 from django_outbox.models import OutboxEvent, OutboxWorker
-from tests.table import (
-    PLACED,
-    in_thread,
-    insert,
-    keyed,
-    listening,
-    now,
-    statuses,
-    steal,
-    write,
-)
+from tests.table import PLACED, in_thread, insert, keyed, listening, now, statuses, steal, write
 from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -160,8 +150,11 @@ def test_429_a_retry_is_counted_apart_from_dead(shown: Shown) -> None:
         return shown("outbox_events_settled_total", event_type=PLACED, outcome=outcome)
 
     assert {each: settled(each) for each in ("done", "retry", "dead", "deferred")} == {
-        "done": 2, "retry": 1, "dead": 1, "deferred": 0,
-    }  # fmt: skip
+        "done": 2,
+        "retry": 1,
+        "dead": 1,
+        "deferred": 0,
+    }
     assert settled("dead") == 1
     by_listener = {
         each: shown("outbox_events_decided_total", listener=f"{PLACED} asked", outcome=each)
@@ -245,11 +238,17 @@ def test_types_that_nobody_listens_to_share_a_label(shown: Shown) -> None:
     with listening(nothing, "order.*"), listening(nothing):
         for name in ("order.placed", "order.paid", "unknown_name.1", "unknown_name.2"):
             write(1, name)
-    labels = {each: shown("outbox_events_written_total", event_type=each)
-              for each in (PLACED, "order.*", "other", "order.paid", "unknown_name.1")}  # fmt: skip
+    labels = {
+        each: shown("outbox_events_written_total", event_type=each)
+        for each in (PLACED, "order.*", "other", "order.paid", "unknown_name.1")
+    }
     assert labels == {
-        "order.placed": 1, "order.*": 1, "other": 2, "order.paid": None, "unknown_name.1": None,
-    }  # fmt: skip
+        "order.placed": 1,
+        "order.*": 1,
+        "other": 2,
+        "order.paid": None,
+        "unknown_name.1": None,
+    }
 
 
 # -- rescues, lost leases and administration -------------------------------------------------------

@@ -88,8 +88,9 @@ def test_w017_queues_where_all_events_are_one_stream(settings: Any) -> None:
 
 def test_in_writer_only_and_with_unfit_settings_others_report(settings: Any) -> None:
     for outbox_settings in (
-        {"MODE": "writer_only", "QUEUES": {"hooks": {}}}, {"QUEUES": {"hooks": 5}},
-    ):  # fmt: skip
+        {"MODE": "writer_only", "QUEUES": {"hooks": {}}},
+        {"QUEUES": {"hooks": 5}},
+    ):
         settings.OUTBOX = outbox_settings
         with listening(hear, queue="gone"):
             assert not {E015, W016, W017} & {each.id for each in ours()}

@@ -103,9 +103,10 @@ def test_once_delivers_from_these_queues_only() -> None:
     for queue in ("default", "hooks", "mail"):
         insert(2, event_type=f"{queue}.x", queue=queue)
     with (
-        listening(hear, "default.x"), listening(hear, "hooks.x", queue="hooks"),
+        listening(hear, "default.x"),
+        listening(hear, "hooks.x", queue="hooks"),
         listening(hear, "mail.x", queue="mail"),
-    ):  # fmt: skip
+    ):
         assert once("--queue", "hooks") == "delivered 2\n"
         assert left() == {"default": 2, "mail": 2}
         assert once("--exclude-queue", "mail", "--max-events", "1") == "delivered 1\n"

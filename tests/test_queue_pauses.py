@@ -46,8 +46,9 @@ def rows() -> list[Any]:
 
 def state() -> list[Any]:
     return [
-        *OutboxEvent.objects.order_by("pk").values(), *OutboxStream.objects.order_by("pk").values()
-    ]  # fmt: skip
+        *OutboxEvent.objects.order_by("pk").values(),
+        *OutboxStream.objects.order_by("pk").values(),
+    ]
 
 
 def hear(event: outbox.Event) -> None:
@@ -64,9 +65,15 @@ def test_a_queue_is_paused_and_resumed_and_no_row_is_touched(rows: list[Any]) ->
     [found] = listed()
     assert found.pop("paused_at")
     assert found == {
-        "kind": "queue", "name": "hooks", "reason": "down", "paused_by": "ada", "until": None,
-        "events": 3, "streams": 1, "complete": True,
-    }  # fmt: skip
+        "kind": "queue",
+        "name": "hooks",
+        "reason": "down",
+        "paused_by": "ada",
+        "until": None,
+        "events": 3,
+        "streams": 1,
+        "complete": True,
+    }
     assert outbox.drain() == 1
     out, _ = run("outbox_resume", "--queue", "hooks")
     assert out == "resumed queue hooks: workers claim from it again\n"

@@ -66,8 +66,10 @@ def test_live_workers_are_counted_by_the_queues_that_they_serve() -> None:
     assert {name: each["workers"] for name, each in found.items()} == {"default": 2, "hooks": 1}
     assert not any(each["unserved"] for each in found.values())
     assert {each["id"]: each["queues"] for each in ask()["workers"]} == {
-        "all": ["default", "hooks"], "one": ["default"], "lost": ["hooks"],
-    }  # fmt: skip
+        "all": ["default", "hooks"],
+        "one": ["default"],
+        "lost": ["hooks"],
+    }
 
 
 def test_a_worker_of_an_older_release_serves_all() -> None:
@@ -131,8 +133,9 @@ def test_a_paused_queue_and_an_open_breaker_are_shown() -> None:
     assert "paused" not in found["hooks"]
     assert made.until is not None
     assert found["hooks"]["breaker"] == {
-        "until": made.until.isoformat(), "reason": "5 consecutive failures",
-    }  # fmt: skip
+        "until": made.until.isoformat(),
+        "reason": "5 consecutive failures",
+    }
 
 
 def test_the_text_says_the_same() -> None:

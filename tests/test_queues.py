@@ -38,9 +38,11 @@ def two_queues(settings: Any) -> None:
 
 @contextmanager
 def both(
-    local: Callable[..., Any], hook: Callable[..., Any], event_type: str = "order.placed",
+    local: Callable[..., Any],
+    hook: Callable[..., Any],
+    event_type: str = "order.placed",
     **options: Any,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Register a listener of ``default`` and one of ``hooks`` for the same events."""
     with (
         listening(local, event_type, name="local"),
@@ -73,9 +75,11 @@ def queues() -> Counter[str]:
 def test_an_event_begins_in_default_and_goes_on_in_the_order_of_the_setting(settings: Any) -> None:
     settings.OUTBOX = {"QUEUES": {"b": {}, "a": {}}}
     with (
-        listening(Seen(), "x", name="1", queue="a"), listening(Seen(), "x", name="2", queue="b"),
-        listening(Seen(), "x.y", name="3"), listening(Seen(), "x.y", name="4", queue="a"),
-    ):  # fmt: skip
+        listening(Seen(), "x", name="1", queue="a"),
+        listening(Seen(), "x", name="2", queue="b"),
+        listening(Seen(), "x.y", name="3"),
+        listening(Seen(), "x.y", name="4", queue="a"),
+    ):
         assert first_queue("order", "x") == "b"
         assert first_queue("order", "x.y") == "default"
         assert first_queue("order", "nobody") == "default"
@@ -181,8 +185,9 @@ def test_a_shared_event_stays_leased_while_it_is_handed_over() -> None:
         wait_until(lambda: statuses() == {"DONE": 1})
     reached = entries(row(event_id).progress) or {}
     assert {title: each.state for title, each in reached.items()} == {
-        "order.placed local": "done", "order.placed hook": "done",
-    }  # fmt: skip
+        "order.placed local": "done",
+        "order.placed hook": "done",
+    }
 
 
 def test_without_an_idle_thread_it_leaves_memory_with_its_progress() -> None:
@@ -511,8 +516,10 @@ def test_an_idle_worker_with_sixteen_queues_asks_no_more_often(
         names = [f"q{n}" for n in range(count - 1)]
         settings.OUTBOX = {
             "QUEUES": {name: {"WORKERS": 1} for name in names},
-            "DOORBELL": doorbell, "POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.2,
-        }  # fmt: skip
+            "DOORBELL": doorbell,
+            "POLL_INTERVAL": 0.2,
+            "PROBE_INTERVAL": 0.2,
+        }
         claimer = outbox.Worker()._claimer
         assert len(claimer._intakes) == count
         began = clock[0]

@@ -22,9 +22,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 QUEUES = {"hooks": {"WORKERS": 2}}
 OUTBOX: dict[str, Any] = {
-    "LEASE": 1.5, "DRAIN_TIMEOUT": 1.2, "LOCK_WAIT": 1, "POLL_INTERVAL": 0.5, "WORKERS": 2,
-    "QUEUES": QUEUES, "LISTENER_MODULE": "queue_listeners",
-}  # fmt: skip
+    "LEASE": 1.5,
+    "DRAIN_TIMEOUT": 1.2,
+    "LOCK_WAIT": 1,
+    "POLL_INTERVAL": 0.5,
+    "WORKERS": 2,
+    "QUEUES": QUEUES,
+    "LISTENER_MODULE": "queue_listeners",
+}
 
 
 @pytest.fixture
@@ -64,10 +69,9 @@ def test_a_queue_that_no_worker_serves_is_reported_and_waits(fleet: Fleet) -> No
     insert(5, event_type="hook.sent", queue="hooks")
     fleet.start("--queue", "default")
     found = wait_until(
-        lambda: (each := status()["default"]["queues"])["default"]["workers"]
-        and each,
+        lambda: (each := status()["default"]["queues"])["default"]["workers"] and each,
         what="a worker of default",
-    )  # fmt: skip
+    )
     assert found["hooks"]["unserved"] is True
     assert (found["hooks"]["due"], found["hooks"]["workers"]) == (5, 0)
     assert not found["default"].get("unserved")

@@ -164,9 +164,14 @@ def test_a_listener_removed_is_gone() -> None:
 
 @pytest.mark.parametrize(
     ("said", "heard"),
-    [(Kind.PLACED, Kind.PLACED), (Kind.PLACED, "order.placed"), ("order.placed", Kind.PLACED),
-     (Colour.RED, Colour.RED), (Colour.RED, "RED")],
-)  # fmt: skip
+    [
+        (Kind.PLACED, Kind.PLACED),
+        (Kind.PLACED, "order.placed"),
+        ("order.placed", Kind.PLACED),
+        (Colour.RED, Colour.RED),
+        (Colour.RED, "RED"),
+    ],
+)
 def test_enum_members_and_their_text_are_one(said: Any, heard: Any) -> None:
     add(heard, "it", aggregate_type=heard)
     event = Event(event_type=said, aggregate_type=said)
@@ -222,10 +227,17 @@ def test_a_type_that_no_event_can_have_is_refused(value: Any) -> None:
 
 @cases(
     "options",
-    [{"retry": "exponential"}, {"retry": Fixed}, {"retry": 3}, {"timeout": 0}, {"timeout": -1},
-     {"timeout": "5"}, {"name": None}],
+    [
+        {"retry": "exponential"},
+        {"retry": Fixed},
+        {"retry": 3},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": "5"},
+        {"name": None},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_options_that_would_fail_with_the_first_event_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"retry policy|timeout|name"):
         listener("x", **options)
@@ -284,14 +296,34 @@ def decorated(call: Callable[[Event], None]) -> Callable[[Event], None]:
 
 
 FIT: list[Any] = [
-    function, coroutine, optional, anything, Object(), Object().method, Object.static,
-    Object.of_class, AsyncObject(), functools.partial(two, None), decorated(function),
-    lambda event: None, print,
-]  # fmt: skip
+    function,
+    coroutine,
+    optional,
+    anything,
+    Object(),
+    Object().method,
+    Object.static,
+    Object.of_class,
+    AsyncObject(),
+    functools.partial(two, None),
+    decorated(function),
+    lambda event: None,
+    print,
+]
 UNFIT: list[Any] = [
-    nothing, two, keyword, by_name, async_two, Bare(), Bare().method, Object.method,
-    functools.partial(function, None), generator, async_generator, lambda: None,
-]  # fmt: skip
+    nothing,
+    two,
+    keyword,
+    by_name,
+    async_two,
+    Bare(),
+    Bare().method,
+    Object.method,
+    functools.partial(function, None),
+    generator,
+    async_generator,
+    lambda: None,
+]
 
 
 def label(value: Any) -> str:
@@ -331,10 +363,16 @@ def test_a_partial_is_named_by_its_function() -> None:
 
 @pytest.mark.parametrize(
     ("call", "is_async"),
-    [(function, False), (coroutine, True), (Object(), False), (AsyncObject(), True),
-     (functools.partial(async_two, None), True), (functools.partial(two, None), False)],
+    [
+        (function, False),
+        (coroutine, True),
+        (Object(), False),
+        (AsyncObject(), True),
+        (functools.partial(async_two, None), True),
+        (functools.partial(two, None), False),
+    ],
     ids=label,
-)  # fmt: skip
+)
 def test_async_listeners_are_told_apart(call: Any, is_async: bool) -> None:
     listener("x")(call)
     assert registry.listeners()[0].is_async is is_async

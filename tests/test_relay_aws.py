@@ -41,9 +41,10 @@ from tests.cases import cases  # noqa: E402
 database = pytest.mark.django_db(transaction=True)
 
 ACCESS = {
-    "region_name": "eu-central-1", "aws_access_key_id": "AKIATESTING",
+    "region_name": "eu-central-1",
+    "aws_access_key_id": "AKIATESTING",
     "aws_secret_access_key": "open-sesame",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -111,9 +112,11 @@ def received(sqs: Any, url: str, count: int = 1) -> list[Any]:
 
     def fetch() -> bool:
         answer = sqs.receive_message(
-            QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"],
+            QueueUrl=url,
+            MaxNumberOfMessages=10,
+            MessageAttributeNames=["All"],
             AttributeNames=["All"],
-        )  # fmt: skip
+        )
         some = answer.get("Messages", [])
         if some:
             entries = [
@@ -135,13 +138,20 @@ def attributes(message: Any) -> dict[str, str]:
 
 def message(to: str, number: int = 0, body: bytes = b'{"n":1}', **fields: Any) -> Message:
     given: dict[str, Any] = {
-        "headers": {"event-id": f"e{number}"}, "event_id": f"e{number}", "key": None, "group": None,
+        "headers": {"event-id": f"e{number}"},
+        "event_id": f"e{number}",
+        "key": None,
+        "group": None,
         **fields,
-    }  # fmt: skip
+    }
     return Message(
-        to=to, body=body, content_type="application/json", event_type="order.placed",
-        event=None, **given,
-    )  # type: ignore[arg-type]  # fmt: skip
+        to=to,
+        body=body,
+        content_type="application/json",
+        event_type="order.placed",
+        event=None,
+        **given,
+    )  # type: ignore[arg-type]
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -159,12 +169,15 @@ def relay(settings: Any, moto: str) -> Iterator[Any]:
         settings.OUTBOX = {
             "RELAYS": {
                 "aws": {
-                    "BACKEND": f"django_outbox.relays.aws.{backend}", "EVENTS": ["order.*"],
-                    "TO": to, "OPTIONS": {**ACCESS, "endpoint_url": moto}, **own,
+                    "BACKEND": f"django_outbox.relays.aws.{backend}",
+                    "EVENTS": ["order.*"],
+                    "TO": to,
+                    "OPTIONS": {**ACCESS, "endpoint_url": moto},
+                    **own,
                 }
             },
             "RETRY": {"policy": "fixed", "delay": 3600},
-        }  # fmt: skip
+        }
 
     yield configure
     for each in relays():
@@ -174,9 +187,10 @@ def relay(settings: Any, moto: str) -> Iterator[Any]:
 def write(**fields: Any) -> OutboxEvent:
     with transaction.atomic():
         event_id = outbox.write(
-            "order.placed", {"sku": "teapot", "name": "Kännchen"},
+            "order.placed",
+            {"sku": "teapot", "name": "Kännchen"},
             **{"headers": {"trace": "t1"}, "aggregate_id": "7", **fields},
-        )  # fmt: skip
+        )
     return OutboxEvent.objects.get(pk=event_id)
 
 
@@ -195,10 +209,14 @@ def test_sqs_gets_the_stored_text_and_the_headers_as_attributes(relay: Any, sqs:
     (found,) = received(sqs, url)
     assert found["Body"] == row.payload
     assert attributes(found) == {
-        "event-id": row.pk, "event-type": "order.placed", "content-type": "application/json",
-        "occurred-at": row.occurred_at.isoformat(), "aggregate-id": "7", "tenant-id": "ä 1",
+        "event-id": row.pk,
+        "event-type": "order.placed",
+        "content-type": "application/json",
+        "occurred-at": row.occurred_at.isoformat(),
+        "aggregate-id": "7",
+        "tenant-id": "ä 1",
         "trace": "t1",
-    }  # fmt: skip
+    }
 
 
 @database
@@ -266,9 +284,11 @@ def test_sns_reaches_a_subscribed_queue(relay: Any, sqs: Any, sns: Any, fifo: bo
         topic = sns.create_topic(Name=name)
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]
     sns.subscribe(
-        TopicArn=topic["TopicArn"], Protocol="sqs", Endpoint=arn["QueueArn"],
+        TopicArn=topic["TopicArn"],
+        Protocol="sqs",
+        Endpoint=arn["QueueArn"],
         Attributes={"RawMessageDelivery": "true"},
-    )  # fmt: skip
+    )
     relay("SNS", topic["TopicArn"])
     row = write(key="k7")
     assert drained(row) == ("DONE", 0)
@@ -378,8 +398,17 @@ def test_headers_beyond_ten_attributes_are_one_of_json() -> None:
 
 
 def test_names_and_values_that_aws_refuses_are_in_the_json() -> None:
-    odd = {"aws.x": "1", "a..b": "2", "ümlaut": "3", "empty": "", "null": "\0", "headers": "4",
-           ".a": "5", "a.": "6", "with space": "7"}  # fmt: skip
+    odd = {
+        "aws.x": "1",
+        "a..b": "2",
+        "ümlaut": "3",
+        "empty": "",
+        "null": "\0",
+        "headers": "4",
+        ".a": "5",
+        "a.": "6",
+        "with space": "7",
+    }
     given = entry_of("sqs", 0, message("a", headers={"event-id": "e", **odd}))
     found = given.given["MessageAttributes"]
     assert found.keys() == {"event-id", "content-type", "headers"}
@@ -400,11 +429,15 @@ def test_group_ids_that_aws_refuses_are_hashed(group: str) -> None:
 @cases(
     ("service", "to"),
     [
-        ("sqs", "a b"), ("sqs", "a.b"), ("sqs", "q" * 81), ("sqs", "ftp://a"), ("sns", "topic"),
+        ("sqs", "a b"),
+        ("sqs", "a.b"),
+        ("sqs", "q" * 81),
+        ("sqs", "ftp://a"),
+        ("sns", "topic"),
         ("sns", "arn:aws:sqs:eu-central-1:123456789012:a"),
         ("sns", "arn:aws:sns:eu-central-1:1:a"),
     ],
-)  # fmt: skip
+)
 def test_a_destination_that_cannot_be_is_refused_before_it_is_asked(service: str, to: str) -> None:
     with pytest.raises(outbox.Unrecoverable, match=r"TO is .*; expected the"):
         entry_of(service, 0, message(to))
@@ -535,9 +568,15 @@ def test_entries_that_failed_have_their_own_outcomes(backend: Any, endpoint: End
     endpoint.answer = answer
     found = backend(SQS, endpoint.url).publish([message("http://x/q", n) for n in range(8)], soon())
     assert [type(each) for each in found] == [
-        type(None), outbox.Unrecoverable, RefusedByAWS, RefusedByAWS, outbox.Defer, Unconfirmed,
-        type(None), type(None),
-    ]  # fmt: skip
+        type(None),
+        outbox.Unrecoverable,
+        RefusedByAWS,
+        RefusedByAWS,
+        outbox.Defer,
+        Unconfirmed,
+        type(None),
+        type(None),
+    ]
     assert str(found[2]) == "AWS refused the message with InternalError: try again"
     assert found[4].delay == 1
 
@@ -594,8 +633,11 @@ def test_a_call_refused_for_one_message_is_repeated_for_each(
     endpoint.answer = answer
     found = backend(SQS, endpoint.url).publish([message("http://x/q", n) for n in range(4)], soon())
     assert [type(each).__name__ for each in found] == [
-        "NoneType", "NoneType", "Unrecoverable", "NoneType"
-    ]  # fmt: skip
+        "NoneType",
+        "NoneType",
+        "Unrecoverable",
+        "NoneType",
+    ]
     assert len(endpoint.calls) == 5
 
 
@@ -706,12 +748,13 @@ def test_the_consumer_of_the_page_takes_a_message_once(relay: Any, sqs: Any) -> 
             assert found.items() >= {**own, "event-id": row.pk}.items()
             assert "headers" not in found
             sqs.send_message(
-                QueueUrl=url, MessageBody=each["Body"],
+                QueueUrl=url,
+                MessageBody=each["Body"],
                 MessageAttributes={
                     name: {"DataType": "String", "StringValue": value["StringValue"]}
                     for name, value in each["MessageAttributes"].items()
                 },
-            )  # fmt: skip
+            )
         consumed = OutboxEvent.objects.exclude(pk=row.pk)
         wait_until(lambda: consumer.consume(sqs, url) or consumed.exists())
         wait_until(lambda: consumer.consume(Soon(sqs), url) or is_empty(sqs, url))

@@ -151,9 +151,14 @@ def test_plain_messages() -> None:
     text = '{"b": 1.0, "a": "ä"}'
     with transaction.atomic():
         event = outbox.Event.from_json(
-            "order.placed", text, headers={"trace": "t1"}, aggregate_type="shop.Order",
-            aggregate_id="7", tenant_id="acme", key="order-7",
-        )  # fmt: skip
+            "order.placed",
+            text,
+            headers={"trace": "t1"},
+            aggregate_type="shop.Order",
+            aggregate_id="7",
+            tenant_id="acme",
+            key="order-7",
+        )
         event_id = outbox.write(event)
     outbox.drain()
     (message,) = BROKER.messages
@@ -182,18 +187,27 @@ def test_what_an_event_lacks_is_not_sent() -> None:
 def test_cloudevents_in_binary_mode(settings: Any) -> None:
     configure(settings, FORMAT="cloudevents", SOURCE="/shop/{aggregate_type}")
     event_id = write(
-        payload={"a": 1}, aggregate_type="Order", aggregate_id="7",
+        payload={"a": 1},
+        aggregate_type="Order",
+        aggregate_id="7",
         headers={"traceparent": "00-1", "X-Long-Name": "x"},
-    )  # fmt: skip
+    )
     outbox.drain()
     (message,) = BROKER.messages
     moment = message.headers["ce_time"]
     assert moment.endswith("Z")
     assert dict(message.headers) == {
-        "traceparent": "00-1", "X-Long-Name": "x", "ce_specversion": "1.0", "ce_id": event_id,
-        "ce_source": "/shop/Order", "ce_type": "order.placed", "ce_time": moment,
-        "ce_subject": "7", "ce_partitionkey": "7", "ce_traceparent": "00-1",
-    }  # fmt: skip
+        "traceparent": "00-1",
+        "X-Long-Name": "x",
+        "ce_specversion": "1.0",
+        "ce_id": event_id,
+        "ce_source": "/shop/Order",
+        "ce_type": "order.placed",
+        "ce_time": moment,
+        "ce_subject": "7",
+        "ce_partitionkey": "7",
+        "ce_traceparent": "00-1",
+    }
     assert (message.body, message.content_type) == (b'{"a":1}', "application/json")
 
 
@@ -374,9 +388,12 @@ def test_a_broker_that_falls_silent_in_mid_batch_costs_no_attempt() -> None:
     BROKER.answer = [silent, None, silent, silent, late]
     outbox.drain()
     assert [state(each) for each in ids] == [
-        (OutboxEvent.Status.RETRY, 1), (OutboxEvent.Status.DONE, 0),
-        (OutboxEvent.Status.NEW, 0), (OutboxEvent.Status.NEW, 0), (OutboxEvent.Status.DEAD, 0),
-    ]  # fmt: skip
+        (OutboxEvent.Status.RETRY, 1),
+        (OutboxEvent.Status.DONE, 0),
+        (OutboxEvent.Status.NEW, 0),
+        (OutboxEvent.Status.NEW, 0),
+        (OutboxEvent.Status.DEAD, 0),
+    ]
 
 
 def test_what_was_confirmed_before_a_connection_broke_is_done() -> None:
@@ -385,9 +402,11 @@ def test_what_was_confirmed_before_a_connection_broke_is_done() -> None:
     BROKER.answer = [None, None, away, away]
     outbox.drain()
     assert [state(each) for each in ids] == [
-        (OutboxEvent.Status.DONE, 0), (OutboxEvent.Status.DONE, 0),
-        (OutboxEvent.Status.NEW, 0), (OutboxEvent.Status.NEW, 0),
-    ]  # fmt: skip
+        (OutboxEvent.Status.DONE, 0),
+        (OutboxEvent.Status.DONE, 0),
+        (OutboxEvent.Status.NEW, 0),
+        (OutboxEvent.Status.NEW, 0),
+    ]
 
 
 def test_a_connection_that_failed_is_closed_and_another_opened() -> None:
@@ -430,10 +449,16 @@ def test_a_broker_that_answers_but_takes_nothing_is_logged_once(
 @pytest.mark.parametrize("size", [1, 500], ids=["alone", "in a batch"])
 @pytest.mark.parametrize(
     "refusal",
-    [ValueError("unroutable"), outbox.RetryAfter(60), TimeoutError("x"),
-     outbox.Unrecoverable("too large"), outbox.Dead("gone"), outbox.Defer(60)],
+    [
+        ValueError("unroutable"),
+        outbox.RetryAfter(60),
+        TimeoutError("x"),
+        outbox.Unrecoverable("too large"),
+        outbox.Dead("gone"),
+        outbox.Defer(60),
+    ],
     ids=lambda each: type(each).__name__,
-)  # fmt: skip
+)
 def test_a_refusal_is_the_messages_own_and_what_is_behind_it_goes_at_once(
     settings: Any, refusal: Any, size: int
 ) -> None:
@@ -464,8 +489,10 @@ def hasty_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CHECK_ERRORS = [
-    BrokerUnavailable("has no JetStream"), PermissionError("may not ask"), ValueError("no stream"),
-]  # fmt: skip
+    BrokerUnavailable("has no JetStream"),
+    PermissionError("may not ask"),
+    ValueError("no stream"),
+]
 
 
 @pytest.mark.usefixtures("hasty_checks")

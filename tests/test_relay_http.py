@@ -41,12 +41,7 @@ from django_outbox.relays import http_hosts  # noqa: E402
 from django_outbox.relays.backend import Message  # noqa: E402
 from django_outbox.relays.http import NOT_SENT, Webhook  # noqa: E402
 from django_outbox.relays.http_hosts import Hosts, hosts  # noqa: E402
-from django_outbox.relays.http_messages import (  # noqa: E402
-    WebhookError,
-    headers_of,
-    seconds_of,
-    target_of,
-)
+from django_outbox.relays.http_messages import WebhookError, headers_of, seconds_of, target_of  # noqa: E402
 from django_outbox.relays.http_network import AddressRefused, is_public  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
@@ -109,13 +104,20 @@ def client() -> Iterator[Any]:
 
 def message(to: str, number: int = 0, **fields: Any) -> Message:
     given: dict[str, Any] = {
-        "body": b'{"n":1}', "headers": {"event-id": f"e{number}"}, "event_id": f"e{number}",
+        "body": b'{"n":1}',
+        "headers": {"event-id": f"e{number}"},
+        "event_id": f"e{number}",
         **fields,
-    }  # fmt: skip
+    }
     return Message(
-        to=to, content_type="application/json", event_type="order.placed", key=None, group=None,
-        event=None, **given,
-    )  # type: ignore[arg-type]  # fmt: skip
+        to=to,
+        content_type="application/json",
+        event_type="order.placed",
+        key=None,
+        group=None,
+        event=None,
+        **given,
+    )  # type: ignore[arg-type]
 
 
 def delay(outcome: Any) -> float:
@@ -143,12 +145,14 @@ def relay(settings: Any) -> Iterator[Any]:
         settings.OUTBOX = {
             "RELAYS": {
                 "hooks": {
-                    "BACKEND": "django_outbox.relays.http.Webhook", "EVENTS": ["order.*"],
-                    "TO": to, **given,
+                    "BACKEND": "django_outbox.relays.http.Webhook",
+                    "EVENTS": ["order.*"],
+                    "TO": to,
+                    **given,
                 }
             },
             "RETRY": {"policy": "fixed", "delay": 3600},
-        }  # fmt: skip
+        }
 
     yield configure
     for each in relays():
@@ -158,9 +162,10 @@ def relay(settings: Any) -> Iterator[Any]:
 def write(**fields: Any) -> OutboxEvent:
     with transaction.atomic():
         event_id = outbox.write(
-            "order.placed", {"sku": "teapot", "name": "Kännchen"},
+            "order.placed",
+            {"sku": "teapot", "name": "Kännchen"},
             **{"headers": {"trace": "t1"}, "aggregate_id": "7", **fields},
-        )  # fmt: skip
+        )
     return OutboxEvent.objects.get(pk=event_id)
 
 
@@ -181,11 +186,17 @@ def test_a_webhook_has_the_stored_text_its_headers_and_a_signature(
     assert path == "/hooks/order.placed/a%2Fb%20%C3%A4?k=1%262"
     assert body.decode() == row.payload
     expected = {
-        "webhook-id": row.pk, "event-id": row.pk, "event-type": "order.placed", "trace": "t1",
-        "content-type": "application/json", "aggregate-id": "7", "event-key": "1&2",
-        "host": f"127.0.0.1:{receiver.port}", "user-agent": "django-outbox",
+        "webhook-id": row.pk,
+        "event-id": row.pk,
+        "event-type": "order.placed",
+        "trace": "t1",
+        "content-type": "application/json",
+        "aggregate-id": "7",
+        "event-key": "1&2",
+        "host": f"127.0.0.1:{receiver.port}",
+        "user-agent": "django-outbox",
         "occurred-at": row.occurred_at.isoformat(),
-    }  # fmt: skip
+    }
     assert expected.items() <= headers.items()
     assert headers["tenant-id"].encode("latin-1").decode() == "a/b ä"
     verify(receiver)
@@ -203,10 +214,16 @@ def test_cloudevents_are_in_the_http_binding(relay: Any, receiver: Receiver) -> 
     assert headers["ce-tenantid"] == "50%20%25%20%22%C3%A4%E2%82%AC%22"
     found = {name[3:]: unquote(value) for name, value in headers.items() if name[:3] == "ce-"}
     assert found == {
-        "specversion": "1.0", "id": row.pk, "source": "/shop", "type": "order.placed",
-        "time": row.occurred_at.isoformat().replace("+00:00", "Z"), "subject": "7",
-        "partitionkey": "7", "tenantid": '50 % "ä€"', "trace": "t1",
-    }  # fmt: skip
+        "specversion": "1.0",
+        "id": row.pk,
+        "source": "/shop",
+        "type": "order.placed",
+        "time": row.occurred_at.isoformat().replace("+00:00", "Z"),
+        "subject": "7",
+        "partitionkey": "7",
+        "tenantid": '50 % "ä€"',
+        "trace": "t1",
+    }
     verify(receiver)
 
 
@@ -571,22 +588,42 @@ def test_headers_that_frame_the_request_or_forge_it_are_left_out(
     relay: Any, receiver: Receiver
 ) -> None:
     forged = {
-        "Host": "evil.example", "Content-Length": "3", "Transfer-Encoding": "chunked",
-        "Connection": "close", "Authorization": "Bearer mine", "Cookie": "a=b",
-        "Webhook-Id": "forged", "webhook-signature": "v1,forged", "WEBHOOK-TIMESTAMP": "1",
-        "Content-Type": "text/html", "Expect": "100-continue", "X-Own": " kept ",
+        "Host": "evil.example",
+        "Content-Length": "3",
+        "Transfer-Encoding": "chunked",
+        "Connection": "close",
+        "Authorization": "Bearer mine",
+        "Cookie": "a=b",
+        "Webhook-Id": "forged",
+        "webhook-signature": "v1,forged",
+        "WEBHOOK-TIMESTAMP": "1",
+        "Content-Type": "text/html",
+        "Expect": "100-continue",
+        "X-Own": " kept ",
         "User-Agent": "me",
-        "CE-ID": "a b", "ce-id": "c d",
-    }  # fmt: skip
+        "CE-ID": "a b",
+        "ce-id": "c d",
+    }
     relay(receiver.url)
     row = write(headers=forged)
     assert drained(row) == ("DONE", 0)
     ((_, headers, _),) = receiver.received
     assert headers.keys() == {
-        "host", "user-agent", "accept-encoding", "content-length", "content-type", "webhook-id",
-        "webhook-timestamp", "webhook-signature", "x-own", "ce-id",
-        "event-id", "event-type", "occurred-at", "aggregate-id",
-    }  # fmt: skip
+        "host",
+        "user-agent",
+        "accept-encoding",
+        "content-length",
+        "content-type",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+        "x-own",
+        "ce-id",
+        "event-id",
+        "event-type",
+        "occurred-at",
+        "aggregate-id",
+    }
     assert (headers["webhook-id"], headers["x-own"], headers["ce-id"]) == (row.pk, "kept", "c%20d")
     verify(receiver)
 
@@ -680,9 +717,20 @@ def test_urls_that_no_webhook_has(to: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["a.example", "a.example.", "a_b.example", "xn--bcher-kva.example", "bücher.example", "a",
-     "192.0.2.1", "[2001:db8::1]", "[::1]", "[::ffff:192.0.2.1]", f"{'a' * 63}.example"],
-)  # fmt: skip
+    [
+        "a.example",
+        "a.example.",
+        "a_b.example",
+        "xn--bcher-kva.example",
+        "bücher.example",
+        "a",
+        "192.0.2.1",
+        "[2001:db8::1]",
+        "[::1]",
+        "[::ffff:192.0.2.1]",
+        f"{'a' * 63}.example",
+    ],
+)
 def test_hosts_that_a_webhook_may_have(host: str) -> None:
     assert target_of(f"https://{host}:8443/hooks", allow_http=False).url.port == 8443
 
@@ -698,30 +746,68 @@ def test_fields_are_percent_encoded_for_the_url() -> None:
 @cases(
     ("address", "expected"),
     [
-        ("93.184.216.34", True), ("1.1.1.1", True), ("172.32.0.1", True), ("11.0.0.1", True),
-        ("2606:4700::1111", True), ("64:ff9b::5db8:d822", True), ("::ffff:93.184.216.34", True),
-        ("0.0.0.0", False), ("10.1.2.3", False), ("100.64.0.1", False), ("127.0.0.1", False),
-        ("127.255.0.1", False), ("169.254.169.254", False), ("172.16.0.1", False),
-        ("172.31.255.255", False), ("192.168.1.1", False), ("192.0.2.1", False),
-        ("198.18.0.1", False), ("224.0.0.1", False), ("240.0.0.1", False),
-        ("255.255.255.255", False), ("168.63.129.16", False),
-        ("::", False), ("::1", False), ("::127.0.0.1", False), ("::ffff:127.0.0.1", False),
-        ("::ffff:10.0.0.1", False), ("64:ff9b::7f00:1", False), ("64:ff9b::a9fe:a9fe", False),
-        ("64:ff9b:1::a00:1", False), ("fe80::1%eth0", False), ("fc00::1", False),
-        ("fd00:ec2::254", False), ("fec0::1", False), ("ff02::1", False), ("100::1", False),
-        ("2001::1", False), ("2001:db8::1", False), ("2002:7f00:1::1", False),
-        ("3fff::1", False), ("5f00::1", False),
+        ("93.184.216.34", True),
+        ("1.1.1.1", True),
+        ("172.32.0.1", True),
+        ("11.0.0.1", True),
+        ("2606:4700::1111", True),
+        ("64:ff9b::5db8:d822", True),
+        ("::ffff:93.184.216.34", True),
+        ("0.0.0.0", False),
+        ("10.1.2.3", False),
+        ("100.64.0.1", False),
+        ("127.0.0.1", False),
+        ("127.255.0.1", False),
+        ("169.254.169.254", False),
+        ("172.16.0.1", False),
+        ("172.31.255.255", False),
+        ("192.168.1.1", False),
+        ("192.0.2.1", False),
+        ("198.18.0.1", False),
+        ("224.0.0.1", False),
+        ("240.0.0.1", False),
+        ("255.255.255.255", False),
+        ("168.63.129.16", False),
+        ("::", False),
+        ("::1", False),
+        ("::127.0.0.1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("64:ff9b:1::a00:1", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("fd00:ec2::254", False),
+        ("fec0::1", False),
+        ("ff02::1", False),
+        ("100::1", False),
+        ("2001::1", False),
+        ("2001:db8::1", False),
+        ("2002:7f00:1::1", False),
+        ("3fff::1", False),
+        ("5f00::1", False),
     ],
-)  # fmt: skip
+)
 def test_public_addresses(address: str, expected: bool) -> None:
     assert is_public(address) is expected
 
 
 @cases(
     "host",
-    ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0", "[::1]", "[::ffff:127.0.0.1]",
-     "[64:ff9b::7f00:1]", "[::ffff:7f00:1]"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "localhost",
+        "2130706433",
+        "0x7f.1",
+        "127.1",
+        "0",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[::ffff:7f00:1]",
+    ],
+)
 def test_no_spelling_of_a_private_address_is_connected_to(
     client: Any, receiver: Receiver, host: str
 ) -> None:

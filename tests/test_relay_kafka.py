@@ -75,11 +75,17 @@ def opened() -> Iterator[Callable[..., Kafka]]:
 
 def message(number: int = 0, **given: Any) -> Message:
     fields = {
-        "to": "orders", "body": b'{"n":%d}' % number, "content_type": "application/json",
-        "headers": {"event-id": f"e{number}"}, "event_id": f"e{number}",
-        "event_type": "order.placed", "key": None, "group": f"g{number}",
-        "event": outbox.Event(event_type="order.placed"), **given,
-    }  # fmt: skip
+        "to": "orders",
+        "body": b'{"n":%d}' % number,
+        "content_type": "application/json",
+        "headers": {"event-id": f"e{number}"},
+        "event_id": f"e{number}",
+        "event_type": "order.placed",
+        "key": None,
+        "group": f"g{number}",
+        "event": outbox.Event(event_type="order.placed"),
+        **given,
+    }
     return Message(**fields)
 
 
@@ -158,9 +164,12 @@ def test_an_event_without_a_group_has_no_key(broker: Any, opened: Any) -> None:
 
 def test_what_cannot_succeed_fails_before_it_is_sent(broker: Any, opened: Any) -> None:
     wrong = {
-        1: {"to": "not a topic"}, 3: {"to": ".."}, 5: {"to": "x" * 250},
-        7: {"headers": {"name": "\ud800"}}, 9: {"body": b"x" * 2000},
-    }  # fmt: skip
+        1: {"to": "not a topic"},
+        3: {"to": ".."},
+        5: {"to": "x" * 250},
+        7: {"headers": {"name": "\ud800"}},
+        9: {"body": b"x" * 2000},
+    }
     batch = [message(n, **wrong.get(n, {})) for n in range(10)]
     backend = opened(broker.url, **{"message.max.bytes": 1000})
     outcomes = backend.publish(batch, within(10))
@@ -406,9 +415,19 @@ def test_an_outage_is_not_logged_by_the_client(
         ({"error_cb": print}, "error_cb cannot be set"),
         ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
     ],
-    ids=["none", "typo", "unknown", "acks", "linger", "timeout-ms", "delivery", "transactions",
-         "error_cb", "timeout"],
-)  # fmt: skip
+    ids=[
+        "none",
+        "typo",
+        "unknown",
+        "acks",
+        "linger",
+        "timeout-ms",
+        "delivery",
+        "transactions",
+        "error_cb",
+        "timeout",
+    ],
+)
 def test_options_that_are_wrong(options: dict[str, Any], expected: str, capfd: Any) -> None:
     servers = {"bootstrap.servers": "127.0.0.1:1"} if "missing" not in expected else {}
     with pytest.raises((TypeError, ValueError)) as caught:
@@ -439,13 +458,15 @@ def relay(settings: Any, broker: brokers.Tansu) -> Iterator[Callable[..., None]]
         settings.OUTBOX = {
             "RELAYS": {
                 "orders": {
-                    "BACKEND": "django_outbox.relays.kafka.Kafka", "EVENTS": ["order.*"],
+                    "BACKEND": "django_outbox.relays.kafka.Kafka",
+                    "EVENTS": ["order.*"],
                     "TO": "orders",
-                    "OPTIONS": {"bootstrap.servers": broker.url, "timeout": 2}, **own,
-                },
+                    "OPTIONS": {"bootstrap.servers": broker.url, "timeout": 2},
+                    **own,
+                }
             },
             "RETRY": {"policy": "fixed", "delay": 3600},
-        }  # fmt: skip
+        }
 
     yield relay
     for each in relays():
@@ -455,9 +476,12 @@ def relay(settings: Any, broker: brokers.Tansu) -> Iterator[Callable[..., None]]
 
 def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
     given = {
-        "payload": {"sku": "teapot", "name": "Kännchen", "n": 1.10}, "aggregate_type": "shop.Order",
-        "aggregate_id": "7", "headers": {"trace": "t1"}, **fields,
-    }  # fmt: skip
+        "payload": {"sku": "teapot", "name": "Kännchen", "n": 1.10},
+        "aggregate_type": "shop.Order",
+        "aggregate_id": "7",
+        "headers": {"trace": "t1"},
+        **fields,
+    }
     with transaction.atomic():
         event_id = outbox.write(event_type, given.pop("payload"), **given)
     return OutboxEvent.objects.get(pk=event_id)
@@ -494,10 +518,16 @@ def test_cloud_events(relay: Any, broker: Any) -> None:
     found = headers(record)
     assert found.pop("ce_time")[:19] == row.occurred_at.isoformat()[:19]
     assert found == {
-        "content-type": "application/json", "trace": "t1",
-        "ce_specversion": "1.0", "ce_id": row.pk, "ce_source": "/shop", "ce_type": "order.placed",
-        "ce_subject": "7", "ce_partitionkey": "7", "ce_trace": "t1",
-    }  # fmt: skip
+        "content-type": "application/json",
+        "trace": "t1",
+        "ce_specversion": "1.0",
+        "ce_id": row.pk,
+        "ce_source": "/shop",
+        "ce_type": "order.placed",
+        "ce_subject": "7",
+        "ce_partitionkey": "7",
+        "ce_trace": "t1",
+    }
     assert (record.value(), record.key()) == (row.payload.encode(), b"7")
 
 
@@ -508,9 +538,7 @@ def test_structured_cloud_events(relay: Any, broker: Any) -> None:
     assert outbox.drain() == 1
     [record] = records(broker.url)
     found = headers(record)
-    assert found == {
-        "content-type": "application/cloudevents+json; charset=utf-8", "trace": "t1",
-    }  # fmt: skip
+    assert found == {"content-type": "application/cloudevents+json; charset=utf-8", "trace": "t1"}
     assert json.loads(record.value())["id"] == row.pk
     assert f'"data":{row.payload}}}' in record.value().decode()
     assert record.key() == b"7"
@@ -579,9 +607,13 @@ def test_the_samples_of_the_page(relay: Any, broker: Any, monkeypatch: pytest.Mo
         outbox.drain()
         assert len(records(broker.url, "shop.orders")) == 4
         consumer = confluent.Consumer(
-            {"bootstrap.servers": broker.url, "group.id": "warehouse", "log_level": 0,
-             "auto.offset.reset": "earliest"}
-        )  # fmt: skip
+            {
+                "bootstrap.servers": broker.url,
+                "group.id": "warehouse",
+                "log_level": 0,
+                "auto.offset.reset": "earliest",
+            }
+        )
         handled: list[Any] = []
         try:
             consumer.assign([confluent.TopicPartition("shop.orders", 0, 0)])

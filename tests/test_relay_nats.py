@@ -127,13 +127,15 @@ def relay(settings: Any, stream: Stream) -> Callable[..., None]:
         settings.OUTBOX = {
             "RELAYS": {
                 "orders": {
-                    "BACKEND": "django_outbox.relays.nats.JetStream", "EVENTS": ["order.*"],
-                    "TO": f"{stream.name}.{{event_type}}", "OPTIONS": {"servers": stream.url},
+                    "BACKEND": "django_outbox.relays.nats.JetStream",
+                    "EVENTS": ["order.*"],
+                    "TO": f"{stream.name}.{{event_type}}",
+                    "OPTIONS": {"servers": stream.url},
                     **given,
                 }
             },
             "RETRY": {"policy": "fixed", "delay": 3600},
-        }  # fmt: skip
+        }
 
     return configure
 
@@ -172,10 +174,15 @@ def test_an_event_becomes_a_message_of_the_stream(relay: Any, stream: Stream) ->
     expect_done(row)
     assert (found.subject, found.data) == (f"{stream.name}.order.placed", TEXT.encode())
     assert found.headers == {
-        "trace": "t1", "event-id": row.pk, "event-type": "order.placed",
-        "occurred-at": row.occurred_at.isoformat(), "aggregate-id": "7", "tenant-id": "acme",
-        "content-type": "application/json", "Nats-Msg-Id": row.pk,
-    }  # fmt: skip
+        "trace": "t1",
+        "event-id": row.pk,
+        "event-type": "order.placed",
+        "occurred-at": row.occurred_at.isoformat(),
+        "aggregate-id": "7",
+        "tenant-id": "acme",
+        "content-type": "application/json",
+        "Nats-Msg-Id": row.pk,
+    }
 
 
 @stored
@@ -187,13 +194,20 @@ def test_cloudevents(relay: Any, stream: Stream) -> None:
     expect_done(row)
     assert found.data == TEXT.encode()
     assert found.headers == {
-        "trace": "t1", "content-type": "application/json", "Nats-Msg-Id": row.pk,
-        "ce-specversion": "1.0", "ce-id": row.pk, "ce-source": "/shop", "ce-type": "order.placed",
+        "trace": "t1",
+        "content-type": "application/json",
+        "Nats-Msg-Id": row.pk,
+        "ce-specversion": "1.0",
+        "ce-id": row.pk,
+        "ce-source": "/shop",
+        "ce-type": "order.placed",
         "ce-time": row.occurred_at.isoformat().replace("+00:00", "Z"),
         "ce-subject": "%C3%A4%20%227%22%25",  # percent-encoded as in HTTP
-        "ce-partitionkey": "%C3%A4%20%227%22%25", "ce-tenantid": "acme", "ce-trace": "t1",
+        "ce-partitionkey": "%C3%A4%20%227%22%25",
+        "ce-tenantid": "acme",
+        "ce-trace": "t1",
         "ce-datacontenttype": "application/json",
-    }  # fmt: skip
+    }
 
 
 @stored
@@ -725,9 +739,10 @@ def test_a_system_check_names_options_that_are_wrong(settings: Any) -> None:
     settings.OUTBOX = {
         "RELAYS": {
             "orders": {
-                "BACKEND": "django_outbox.relays.nats.JetStream", "EVENTS": ["order.*"],
+                "BACKEND": "django_outbox.relays.nats.JetStream",
+                "EVENTS": ["order.*"],
                 "OPTIONS": {"subject": "x"},
             }
         }
-    }  # fmt: skip
+    }
     assert any("unknown option 'subject'" in each.msg for each in run_checks())

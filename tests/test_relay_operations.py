@@ -35,8 +35,12 @@ __all__ = ["boss", "shown"]  # the fixtures
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ORDERS = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["order.*", "cart.left"]}
-HOOKS = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["hook.*"], "FORMAT": "cloudevents",
-         "TO": "https://me:hunter2@example.org/{event_type}?key=hunter2"}  # fmt: skip
+HOOKS = {
+    "BACKEND": "tests.relay_backend.InMemory",
+    "EVENTS": ["hook.*"],
+    "FORMAT": "cloudevents",
+    "TO": "https://me:hunter2@example.org/{event_type}?key=hunter2",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +53,13 @@ def two_relays(settings: Any) -> Iterator[None]:
 
 def breaker(name: str = "relay.orders") -> OutboxPause:
     return OutboxPause.objects.create(
-        kind="breaker", name=name, paused_at=now() - timedelta(seconds=90), pause_seconds=0,
-        until=now() - timedelta(seconds=1), reason=f"{name}: no answer from kafka:9092",
-    )  # fmt: skip
+        kind="breaker",
+        name=name,
+        paused_at=now() - timedelta(seconds=90),
+        pause_seconds=0,
+        until=now() - timedelta(seconds=1),
+        reason=f"{name}: no answer from kafka:9092",
+    )
 
 
 # -- metrics ---------------------------------------------------------------------------------------
@@ -160,9 +168,12 @@ def test_json_has_the_same_and_is_stable() -> None:
     found = json.loads(run("--format", "json"))
     state = found["orders"].pop("databases")["default"]
     assert found["orders"] == {
-        "backend": "tests.relay_backend.InMemory", "events": ["order.*", "cart.left"],
-        "to": "{event_type}", "format": "plain", "queue": "relay.orders",
-    }  # fmt: skip
+        "backend": "tests.relay_backend.InMemory",
+        "events": ["order.*", "cart.left"],
+        "to": "{event_type}",
+        "format": "plain",
+        "queue": "relay.orders",
+    }
     assert state.pop("oldest_due_age") >= 9
     assert state == {"waiting": 1, "workers": 0, "paused": False, "away": None, "held": None}
     away = found["hooks"]["databases"]["default"]["away"]
@@ -234,10 +245,13 @@ def test_a_check_connects_and_closes() -> None:
 
 
 def test_a_check_says_what_is_wrong(settings: Any) -> None:
-    settings.OUTBOX = {"RELAYS": {
-        "orders": ORDERS, "broken": {**ORDERS, "BACKEND": f"{__name__}.Broken"},
-        "mute": {**ORDERS, "BACKEND": f"{__name__}.Secretive"},
-    }}  # fmt: skip
+    settings.OUTBOX = {
+        "RELAYS": {
+            "orders": ORDERS,
+            "broken": {**ORDERS, "BACKEND": f"{__name__}.Broken"},
+            "mute": {**ORDERS, "BACKEND": f"{__name__}.Secretive"},
+        }
+    }
     BROKER.is_away = True
     code, message = fails("--check")
     assert code == 1
@@ -340,14 +354,19 @@ def test_a_relay_ends_its_calls_itself_whatever_listener_timeout_says(settings: 
 
 def test_w018_relays_need_no_interceptor(settings: Any) -> None:
     settings.OUTBOX = {
-        "RELAYS": {"orders": ORDERS}, "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
-    }  # fmt: skip
+        "RELAYS": {"orders": ORDERS},
+        "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
+    }
     assert [each.id for each in ours()] == []
 
 
 def test_w017_names_relays_that_hold_up_the_one_stream(settings: Any) -> None:
-    settings.OUTBOX = {"RELAYS": {"orders": ORDERS}, "MODE": "ordered", "ORDERING": "global",
-                       "UNROUTABLE_GRACE": 0}  # fmt: skip
+    settings.OUTBOX = {
+        "RELAYS": {"orders": ORDERS},
+        "MODE": "ordered",
+        "ORDERING": "global",
+        "UNROUTABLE_GRACE": 0,
+    }
     [warning] = ours()
     assert warning.id == "django_outbox.W017"
     assert "a relay whose broker is away" in warning.msg

@@ -151,14 +151,19 @@ def reference() -> str:
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_format_is_as_the_reference_shows(form: str) -> None:
     event = make_event(
-        "order.placed", {"order": 42, "total": "19.90"}, event_id="01K8Z3V9QX6J0T5N2M4R7W8YAB",
-        occurred_at=datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc), key="order-42",
-        aggregate_type="shop.Order", aggregate_id="42", tenant_id="acme",
+        "order.placed",
+        {"order": 42, "total": "19.90"},
+        event_id="01K8Z3V9QX6J0T5N2M4R7W8YAB",
+        occurred_at=datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc),
+        key="order-42",
+        aggregate_type="shop.Order",
+        aggregate_id="42",
+        tenant_id="acme",
         headers={
             "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
             "x-shop": "north",
         },
-    )  # fmt: skip
+    )
     settings = RelaySettings(
         name="x", BACKEND="x.Y", EVENTS=("*",), FORMAT=form, SOURCE="/shops/{tenant_id}"
     )

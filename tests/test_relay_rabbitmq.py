@@ -59,8 +59,9 @@ def own_broker(tmp_path: Path) -> Iterator[brokers.RabbitMQ]:
 class Consumer:
     """An exchange and a queue of one test."""
 
-    def __init__(self, url: str, key: str = "#", exchange: str = "", kind: str = "topic",
-                 **arguments: Any) -> None:  # fmt: skip
+    def __init__(
+        self, url: str, key: str = "#", exchange: str = "", kind: str = "topic", **arguments: Any
+    ) -> None:
         self.url, self.name = url, exchange or f"test-{uuid4()}"
         self._key, self._kind, self._arguments = key, kind, arguments
         self._run(self._declare)
@@ -124,11 +125,13 @@ def relay(settings: Any, consumer: Consumer) -> Callable[..., None]:
             "RELAYS": {
                 "orders": {
                     "BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ",
-                    "EVENTS": ["order.*"], "OPTIONS": options, **given,
+                    "EVENTS": ["order.*"],
+                    "OPTIONS": options,
+                    **given,
                 }
             },
             "RETRY": {"policy": "fixed", "delay": 3600},
-        }  # fmt: skip
+        }
 
     return configure
 
@@ -162,9 +165,13 @@ def test_an_event_becomes_a_persistent_message(relay: Any, consumer: Consumer) -
     assert found.body == TEXT.encode()
     assert found.content_type == "application/json"
     assert dict(found.headers) == {
-        "trace": "t1", "event-id": row.pk, "event-type": "order.placed",
-        "occurred-at": row.occurred_at.isoformat(), "aggregate-id": "7", "tenant-id": "acme",
-    }  # fmt: skip
+        "trace": "t1",
+        "event-id": row.pk,
+        "event-type": "order.placed",
+        "occurred-at": row.occurred_at.isoformat(),
+        "aggregate-id": "7",
+        "tenant-id": "acme",
+    }
 
 
 @stored
@@ -181,10 +188,16 @@ def test_cloudevents_have_the_prefix_of_the_amqp_binding(relay: Any, consumer: C
         if name.startswith("cloudEvents:")
     }
     assert attributes == {
-        "specversion": "1.0", "id": row.pk, "source": "/shop", "type": "order.placed",
-        "time": row.occurred_at.isoformat().replace("+00:00", "Z"), "subject": "7",
-        "partitionkey": "7", "tenantid": "acme", "trace": "t1",
-    }  # fmt: skip
+        "specversion": "1.0",
+        "id": row.pk,
+        "source": "/shop",
+        "type": "order.placed",
+        "time": row.occurred_at.isoformat().replace("+00:00", "Z"),
+        "subject": "7",
+        "partitionkey": "7",
+        "tenantid": "acme",
+        "trace": "t1",
+    }
 
 
 @stored
@@ -590,8 +603,13 @@ def test_wrong_options(options: dict[str, Any], error: str) -> None:
 
 
 def test_arguments_of_the_client_replace_the_url(broker: brokers.RabbitMQ) -> None:
-    options = {"host": "127.0.0.1", "port": broker.port, "login": "guest", "password": "guest",
-               "client_properties": {"connection_name": "shop"}}  # fmt: skip
+    options = {
+        "host": "127.0.0.1",
+        "port": broker.port,
+        "login": "guest",
+        "password": "guest",
+        "client_properties": {"connection_name": "shop"},
+    }
     with opened(RabbitMQ(**options)) as session:
         assert "shop" in broker.control("list_connections", "client_properties")
         session.run(session.backend.check, timeout=10)
@@ -601,11 +619,12 @@ def test_a_check_names_options_that_are_wrong(settings: Any) -> None:
     settings.OUTBOX = {
         "RELAYS": {
             "orders": {
-                "BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ", "EVENTS": ["order.*"],
+                "BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ",
+                "EVENTS": ["order.*"],
                 "OPTIONS": {"routing": "x"},
             }
         }
-    }  # fmt: skip
+    }
     assert any("unknown option 'routing'" in each.msg for each in run_checks())
 
 

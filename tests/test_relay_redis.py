@@ -81,11 +81,17 @@ def client(server: brokers.Redis) -> Iterator[Any]:
 
 def message(number: int = 0, **given: Any) -> Message:
     fields = {
-        "to": "orders", "body": b'{"n":%d}' % number, "content_type": "application/json",
-        "headers": {"event-id": f"e{number}"}, "event_id": f"e{number}",
-        "event_type": "order.placed", "key": None, "group": None,
-        "event": outbox.Event(event_type="order.placed"), **given,
-    }  # fmt: skip
+        "to": "orders",
+        "body": b'{"n":%d}' % number,
+        "content_type": "application/json",
+        "headers": {"event-id": f"e{number}"},
+        "event_id": f"e{number}",
+        "event_type": "order.placed",
+        "key": None,
+        "group": None,
+        "event": outbox.Event(event_type="order.placed"),
+        **given,
+    }
     return Message(**fields)
 
 
@@ -225,8 +231,12 @@ class Cut:
         seen = b""
         while data := outer.recv(65536):
             seen += data
-            ids = [place for place in range(len(seen)) if seen.startswith(b"\r\n", place)
-                   and seen[:place].rpartition(b"\r\n")[2].count(b"-") == 1]  # fmt: skip
+            ids = [
+                place
+                for place in range(len(seen))
+                if seen.startswith(b"\r\n", place)
+                and seen[:place].rpartition(b"\r\n")[2].count(b"-") == 1
+            ]
             if len(ids) >= self._replies:
                 end = ids[self._replies - 1] + 2 - (len(seen) - len(data))
                 inner.sendall(data[: max(end, 0)])
@@ -393,8 +403,7 @@ def test_a_login_that_fails(start: Any, opened: Any) -> None:
 
 def test_a_user_without_permissions(server: Any, client: Any, opened: Any) -> None:
     client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+role"])
-    client.acl_setuser("writer", enabled=True, nopass=True, keys=["order*"],
-                       commands=["+xadd"])  # fmt: skip
+    client.acl_setuser("writer", enabled=True, nopass=True, keys=["order*"], commands=["+xadd"])
     address = f"127.0.0.1:{server.port}/0"
     reader = opened(f"redis://reader:x@{address}")
     with pytest.raises(Refused, match="grant the permission \\+xadd"):
@@ -480,12 +489,15 @@ def relay(settings: Any, server: brokers.Redis) -> Iterator[Callable[..., None]]
         settings.OUTBOX = {
             "RELAYS": {
                 "orders": {
-                    "BACKEND": "django_outbox.relays.redis.Stream", "EVENTS": ["order.*"],
-                    "TO": "orders", "OPTIONS": {"url": server.url}, **own,
-                },
+                    "BACKEND": "django_outbox.relays.redis.Stream",
+                    "EVENTS": ["order.*"],
+                    "TO": "orders",
+                    "OPTIONS": {"url": server.url},
+                    **own,
+                }
             },
             "RETRY": {"policy": "fixed", "delay": 3600},
-        }  # fmt: skip
+        }
 
     yield relay
     for each in relays():
@@ -495,9 +507,12 @@ def relay(settings: Any, server: brokers.Redis) -> Iterator[Callable[..., None]]
 
 def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
     given = {
-        "payload": {"sku": "teapot", "name": "Kännchen", "n": 1.10}, "aggregate_type": "shop.Order",
-        "aggregate_id": "7", "headers": {"trace": "t1"}, **fields,
-    }  # fmt: skip
+        "payload": {"sku": "teapot", "name": "Kännchen", "n": 1.10},
+        "aggregate_type": "shop.Order",
+        "aggregate_id": "7",
+        "headers": {"trace": "t1"},
+        **fields,
+    }
     with transaction.atomic():
         event_id = outbox.write(event_type, given.pop("payload"), **given)
     return OutboxEvent.objects.get(pk=event_id)
@@ -537,10 +552,17 @@ def test_cloud_events(relay: Any, client: Any) -> None:
     found = text(fields)
     assert found.pop("ce-time")[:19] == row.occurred_at.isoformat()[:19]
     assert found == {
-        "payload": row.payload, "content-type": "application/json", "trace": "t1",
-        "ce-specversion": "1.0", "ce-id": row.pk, "ce-source": "/shop", "ce-type": "order.placed",
-        "ce-subject": "7", "ce-partitionkey": "7", "ce-trace": "t1",
-    }  # fmt: skip
+        "payload": row.payload,
+        "content-type": "application/json",
+        "trace": "t1",
+        "ce-specversion": "1.0",
+        "ce-id": row.pk,
+        "ce-source": "/shop",
+        "ce-type": "order.placed",
+        "ce-subject": "7",
+        "ce-partitionkey": "7",
+        "ce-trace": "t1",
+    }
 
 
 @on_the_table

@@ -26,9 +26,20 @@ from tests.brokers import free_port
 PORT = free_port()  # nothing listens there
 # Each has a part that a client's parser of URLs would take for something else.
 PASSWORDS = [
-    "Swordf1sh", "p@ssw0rd-Qx", "Sw0rd#fishQx", "Sword:f1sh", "Sword/f1sh", "Sword?f1sh=x",
-    "Sword%f1sh", "Sword f1sh", "Schwört-f1sh", "[Sword]f1sh", "'Sword\\f1sh\"", "Zq", "Zq#Xz",
-]  # fmt: skip
+    "Swordf1sh",
+    "p@ssw0rd-Qx",
+    "Sw0rd#fishQx",
+    "Sword:f1sh",
+    "Sword/f1sh",
+    "Sword?f1sh=x",
+    "Sword%f1sh",
+    "Sword f1sh",
+    "Schwört-f1sh",
+    "[Sword]f1sh",
+    "'Sword\\f1sh\"",
+    "Zq",
+    "Zq#Xz",
+]
 BACKENDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "redis": ("redis.Stream", lambda s: {"url": f"redis://:{s}@127.0.0.1:{PORT}/0"}),
     "redis user": ("redis.Stream", lambda s: {"url": f"redis://shop:{s}@127.0.0.1:{PORT}/0"}),
@@ -37,10 +48,12 @@ BACKENDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
         lambda s: {"url": f"rediss://:{s}@127.0.0.1:{PORT}", "ssl_cert_reqs": "sometimes"},
     ),
     "redis option": (
-        "redis.Stream", lambda s: {"url": f"redis://127.0.0.1:{PORT}/0", "password": s},
+        "redis.Stream",
+        lambda s: {"url": f"redis://127.0.0.1:{PORT}/0", "password": s},
     ),
     "redis query": (
-        "redis.Stream", lambda s: {"url": f"redis://127.0.0.1:{PORT}/0?password={s}&db=first"},
+        "redis.Stream",
+        lambda s: {"url": f"redis://127.0.0.1:{PORT}/0?password={s}&db=first"},
     ),
     "rabbitmq": ("rabbitmq.RabbitMQ", lambda s: {"url": f"amqp://shop:{s}@127.0.0.1:{PORT}/"}),
     "rabbitmq option": (
@@ -50,15 +63,20 @@ BACKENDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "nats": ("nats.JetStream", lambda s: {"servers": f"nats://shop:{s}@127.0.0.1:{PORT}"}),
     "nats token": ("nats.JetStream", lambda s: {"servers": f"nats://{s}@127.0.0.1:{PORT}"}),
     "nats list": (
-        "nats.JetStream", lambda s: {"servers": ["nats://127.0.0.1:1", f"shop:{s}@127.0.0.1:2"]},
+        "nats.JetStream",
+        lambda s: {"servers": ["nats://127.0.0.1:1", f"shop:{s}@127.0.0.1:2"]},
     ),
     "nats scheme": ("nats.JetStream", lambda s: {"servers": f"http://shop:{s}@127.0.0.1:{PORT}"}),
     "kafka": (
         "kafka.Kafka",
         lambda s: {
-            "bootstrap.servers": f"127.0.0.1:{PORT}", "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN", "sasl.username": "shop", "sasl.password": s,
-            "timeout": 0.5, "debug": "all",
+            "bootstrap.servers": f"127.0.0.1:{PORT}",
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "shop",
+            "sasl.password": s,
+            "timeout": 0.5,
+            "debug": "all",
         },
     ),
     "kafka key": (
@@ -68,20 +86,26 @@ BACKENDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "sqs": (
         "aws.SQS",
         lambda s: {
-            "endpoint_url": f"http://127.0.0.1:{PORT}", "region_name": "eu-north-1",
-            "aws_access_key_id": s, "aws_secret_access_key": s, "aws_session_token": s,
+            "endpoint_url": f"http://127.0.0.1:{PORT}",
+            "region_name": "eu-north-1",
+            "aws_access_key_id": s,
+            "aws_secret_access_key": s,
+            "aws_session_token": s,
             "timeout": 2,
         },
     ),
     "sns": (
         "aws.SNS",
         lambda s: {
-            "endpoint_url": f"http://shop:{s}@127.0.0.1:{PORT}", "region_name": "eu-north-1",
-            "aws_access_key_id": "AKIAX", "aws_secret_access_key": s, "timeout": 2,
+            "endpoint_url": f"http://shop:{s}@127.0.0.1:{PORT}",
+            "region_name": "eu-north-1",
+            "aws_access_key_id": "AKIAX",
+            "aws_secret_access_key": s,
+            "timeout": 2,
         },
     ),
     "webhook": ("http.Webhook", lambda s: {"secret": {"127.0.0.1": ["whsec_" + s]}}),
-}  # fmt: skip
+}
 APART = ("redis option", "rabbitmq option", "kafka", "kafka key", "sqs", "webhook")  # in no URL
 IN_URL = [(each, is_quoted) for each in PASSWORDS for is_quoted in (False, True)]
 ALONE = [(each, False) for each in PASSWORDS[:4]]
@@ -104,10 +128,12 @@ def everything_of(name: str, options: dict[str, Any]) -> list[str]:
     """Make, open, use and check a relay that does not work; return what it says of it."""
     backend, _ = BACKENDS[name]
     settings = RelaySettings(
-        name="orders", BACKEND=f"django_outbox.relays.{backend}", EVENTS=("order.*",),
+        name="orders",
+        BACKEND=f"django_outbox.relays.{backend}",
+        EVENTS=("order.*",),
         TO=TO.get(name, "orders" if name != "webhook" else f"http://127.0.0.1:{PORT}/"),
         OPTIONS=options,
-    )  # fmt: skip
+    )
     relay, said = Relay(settings), [repr(settings)]
     event = outbox.Event(event_type="order.placed", payload=1)
     for work in (relay.new_backend, relay.check, lambda: relay([event])):
@@ -177,12 +203,14 @@ def raising(settings: Any) -> type[Raising]:
     settings.OUTBOX = {
         "RELAYS": {
             "orders": {
-                "BACKEND": f"{__name__}.Raising", "EVENTS": ["order.*"],
+                "BACKEND": f"{__name__}.Raising",
+                "EVENTS": ["order.*"],
                 "TO": f"https://shop:{TOKEN}@a.example/{{event_type}}?key={TOKEN}",
-                "OPTIONS": {"api_token": TOKEN}, "RETRY": {"policy": "fixed", "delay": 3600},
+                "OPTIONS": {"api_token": TOKEN},
+                "RETRY": {"policy": "fixed", "delay": 3600},
             }
         }
-    }  # fmt: skip
+    }
     Raising.answer, Raising.is_raised = None, False
     return Raising
 
@@ -214,15 +242,17 @@ def test_the_checks_say_no_part_of_a_secret_and_why(settings: Any) -> None:
     settings.OUTBOX = {
         "RELAYS": {
             "tls": {
-                "BACKEND": "django_outbox.relays.redis.Stream", "EVENTS": ["a.*"],
+                "BACKEND": "django_outbox.relays.redis.Stream",
+                "EVENTS": ["a.*"],
                 "OPTIONS": {"url": "rediss://:Swordf1sh@a.example", "ssl_cert_reqs": "sometimes"},
             },
             "raw": {
-                "BACKEND": "django_outbox.relays.redis.Stream", "EVENTS": ["a.*"],
+                "BACKEND": "django_outbox.relays.redis.Stream",
+                "EVENTS": ["a.*"],
                 "OPTIONS": {"url": "redis://:Sw#ordf1sh@a.example"},
             },
         }
-    }  # fmt: skip
+    }
     found = {
         each.msg.split("'")[1]: each.msg for each in run_checks() if each.id == "django_outbox.E029"
     }
@@ -250,21 +280,37 @@ def test_the_checks_say_no_part_of_a_secret_and_why(settings: Any) -> None:
         ({"nkeys_seed_str": "SUABCDEF"}, "", "SUABCDEF", "***"),
         ({"ws_connection_headers": {"Authorization": ["Bearer abcdef"]}}, "", "abcdef", "***"),
         ({"user_credentials": "/etc/nats.creds"}, "", "/etc/nats.creds", "/etc/nats.creds"),
-        ({"sasl.oauthbearer.token.endpoint.url": "https://id.example/"}, "",
-         "https://id.example/", "https://id.example/"),
+        (
+            {"sasl.oauthbearer.token.endpoint.url": "https://id.example/"},
+            "",
+            "https://id.example/",
+            "https://id.example/",
+        ),
         ({"sasl.username": "shop@a.example"}, "", "shop@a.example", "shop@a.example"),
-        ({"url": "redis://shop:Swordf1sh@a.example:1"}, "", "shop at a.example:1: Swordf1sh",
-         "shop at a.example:1: ***"),
+        (
+            {"url": "redis://shop:Swordf1sh@a.example:1"},
+            "",
+            "shop at a.example:1: Swordf1sh",
+            "shop at a.example:1: ***",
+        ),
         ({"url": "nats://t0ken-x@a.example"}, "", "t0ken-x at a.example", "*** at a.example"),
-        ({"servers": ["a.example", "u:Swordf1sh@b.example"]}, "", "b.example Swordf1sh",
-         "b.example ***"),
+        (
+            {"servers": ["a.example", "u:Swordf1sh@b.example"]},
+            "",
+            "b.example Swordf1sh",
+            "b.example ***",
+        ),
         ({"url": "redis://h/0?password=Swordf1sh&db=first"}, "", "first Swordf1sh", "first ***"),
-        ({}, "https://a.example/{key}?token=t0ken-x&x={key}", "a.example t0ken-x key",
-         "a.example *** key"),
+        (
+            {},
+            "https://a.example/{key}?token=t0ken-x&x={key}",
+            "a.example t0ken-x key",
+            "a.example *** key",
+        ),
         ({}, "https://a.example/@shop/{key}", "a.example shop", "a.example shop"),
         ({}, "orders", "orders", "orders"),
     ],
-)  # fmt: skip
+)
 def test_what_is_hidden(options: dict[str, Any], to: str, text: str, shown: str) -> None:
     assert Redaction(options, to).text(text) == shown
 

@@ -169,9 +169,22 @@ def test_a_url_with_a_password_is_not_shown(value: str) -> None:
         ("OPTIONS", {"bootstrap.servers": "x"}),
         ("RETRY", object()),  # a check reads it
     ],
-    ids=["tuple", "long", "constant", "braces", "url", *FIELDS[:-1], "headers", "source",
-         "format", "batch", "within", "options", "retry"],
-)  # fmt: skip
+    ids=[
+        "tuple",
+        "long",
+        "constant",
+        "braces",
+        "url",
+        *FIELDS[:-1],
+        "headers",
+        "source",
+        "format",
+        "batch",
+        "within",
+        "options",
+        "retry",
+    ],
+)
 def test_of_one_relay_that_fits(key: str, value: Any) -> None:
     assert fault(**{key: value}) is None
 

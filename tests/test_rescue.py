@@ -30,9 +30,7 @@ def long_leases(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]
     fleet.kill_all()
 
 
-def test_the_innocent_live_when_each_worker_dies_soon_after_its_start(
-    long_leases: Fleet,
-) -> None:
+def test_the_innocent_live_when_each_worker_dies_soon_after_its_start(long_leases: Fleet) -> None:
     fleet = long_leases
     write(2000, payload={"seconds": 0.005})
     workers = fleet.start_several(PROCESSES)
@@ -40,9 +38,7 @@ def test_the_innocent_live_when_each_worker_dies_soon_after_its_start(
     check_all_done(fleet, workers, 2000, kills)
 
 
-def test_the_innocent_live_when_all_workers_die_as_soon_as_all_deliver(
-    long_leases: Fleet,
-) -> None:
+def test_the_innocent_live_when_all_workers_die_as_soon_as_all_deliver(long_leases: Fleet) -> None:
     fleet = long_leases
     write(1200, payload={"seconds": 0.1})
     workers = fleet.start_several(PROCESSES)

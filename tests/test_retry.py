@@ -92,11 +92,20 @@ def test_exponential_jitter_spreads_and_may_pass_the_cap(monkeypatch: pytest.Mon
 @cases("attempt", [0, 1, 2, 10, 1023, 1024, 1025, 2000, 10**6, 10**18])
 @cases(
     "policy",
-    [Exponential(), Exponential(base=1, cap=60, multiplier=3), Exponential(cap=1e300),
-     Exponential(base=1e308, multiplier=1e308, cap=1e308), Fixed(), Linear(), Linear(step=1e308),
-     Linear(cap=1e300), Jittered(Exponential()), Jittered(Linear(), 1e308)],
+    [
+        Exponential(),
+        Exponential(base=1, cap=60, multiplier=3),
+        Exponential(cap=1e300),
+        Exponential(base=1e308, multiplier=1e308, cap=1e308),
+        Fixed(),
+        Linear(),
+        Linear(step=1e308),
+        Linear(cap=1e300),
+        Jittered(Exponential()),
+        Jittered(Linear(), 1e308),
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_no_attempt_number_overflows(policy: RetryPolicy, attempt: int) -> None:
     delay = policy.delay(attempt)
     assert math.isfinite(delay)
@@ -211,11 +220,19 @@ def test_the_number_of_executions_can_be_set(make: Callable[..., RetryPolicy]) -
 @cases("make", [Exponential, Fixed, Linear])
 @cases(
     "options",
-    [{"max_attempts": 0}, {"max_attempts": -1}, {"max_attempts": 2.5}, {"max_attempts": True},
-     {"max_attempts": "3"}, {"retry_on": ValueError}, {"retry_on": ["x"]},
-     {"give_up_on": (ValueError(),)}, {"give_up_on": ("ValueError",)}],
+    [
+        {"max_attempts": 0},
+        {"max_attempts": -1},
+        {"max_attempts": 2.5},
+        {"max_attempts": True},
+        {"max_attempts": "3"},
+        {"retry_on": ValueError},
+        {"retry_on": ["x"]},
+        {"give_up_on": (ValueError(),)},
+        {"give_up_on": ("ValueError",)},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_bad_arguments_of_every_policy_are_refused(make: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{make.__name__} got {next(iter(options))}="):
         make(**options)
@@ -224,9 +241,15 @@ def test_bad_arguments_of_every_policy_are_refused(make: Any, options: dict[str,
 @cases("value", [-1, math.nan, math.inf, "5", None, True], ids=repr)
 @cases(
     ("make", "name"),
-    [(Exponential, "base"), (Exponential, "cap"), (Exponential, "multiplier"), (Fixed, "delay"),
-     (Linear, "step"), (Linear, "cap")],
-)  # fmt: skip
+    [
+        (Exponential, "base"),
+        (Exponential, "cap"),
+        (Exponential, "multiplier"),
+        (Fixed, "delay"),
+        (Linear, "step"),
+        (Linear, "cap"),
+    ],
+)
 def test_bad_numbers_are_refused(make: Any, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match="expected a finite number of at least 0"):
         make(**{name: value})
@@ -293,14 +316,29 @@ def test_the_setting_may_name_a_class() -> None:
 
 @cases(
     "value",
-    [{"policy": "nonsense"}, {"policy": None}, {"policy": ["fixed"]}, {"nonsense": 1}, {"base": -1},
-     {"policy": "fixed", "base": 1}, {1: 2}, "tests.test_retry.nonsense", "nonsense", 5,
-     {"policy": "tests.test_retry.nonsense"}, {"policy": "tests.test_retry.Unfinished"},
-     {"policy": {"policy": "nonsense"}}, {"retry_on": ["tests.test_retry.nonsense"]},
-     {"give_up_on": ["ValueError"]}, {"policy": {}, "jitter": -1},
-     "tests.test_retry.Unfinished", "tests.test_retry.Picky", "tests.test_retry.pytest"],
+    [
+        {"policy": "nonsense"},
+        {"policy": None},
+        {"policy": ["fixed"]},
+        {"nonsense": 1},
+        {"base": -1},
+        {"policy": "fixed", "base": 1},
+        {1: 2},
+        "tests.test_retry.nonsense",
+        "nonsense",
+        5,
+        {"policy": "tests.test_retry.nonsense"},
+        {"policy": "tests.test_retry.Unfinished"},
+        {"policy": {"policy": "nonsense"}},
+        {"retry_on": ["tests.test_retry.nonsense"]},
+        {"give_up_on": ["ValueError"]},
+        {"policy": {}, "jitter": -1},
+        "tests.test_retry.Unfinished",
+        "tests.test_retry.Picky",
+        "tests.test_retry.pytest",
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_setting_that_gives_no_policy_is_improper(value: Any) -> None:
     with (
         override_settings(OUTBOX={"RETRY": value}),
@@ -345,7 +383,7 @@ def test_the_old_defaults_are_those_of_the_page_about_upgrades() -> None:
 @cases(
     ("page", "hours"),
     [("call-a-webhook", (17.5, 18.5)), ("listen", (17.5, 18.5)), ("retry", (23, 25))],
-)  # fmt: skip
+)
 def test_the_patient_policies_of_the_how_tos_last_as_long_as_they_say(
     page: str, hours: tuple[float, float]
 ) -> None:

@@ -57,10 +57,7 @@ BREAKS: list[tuple[Rule, Break]] = [
         reference.defaults_are_the_codes,
         ("docs/reference/defaults.md", "| 5 s, as a fallback", "| 6 s, as a fallback"),
     ),
-    (
-        reference.defaults_are_the_codes,
-        ("docs/reference/defaults.md", "lease (`LEASE`)", "lease"),
-    ),
+    (reference.defaults_are_the_codes, ("docs/reference/defaults.md", "lease (`LEASE`)", "lease")),
     (
         reference.defaults_in_words_are_the_codes,
         ("docs/reference/defaults.md", "doubling up to 10 min", "doubling up to 9 min"),
@@ -99,11 +96,7 @@ BREAKS: list[tuple[Rule, Break]] = [
     (pages.links_lead_to_files, ("README.md", "", "[a](docs/none.md#x)")),
     (
         pages.links_lead_to_files,
-        (
-            "pyproject.toml",
-            "",
-            '[project.urls]\nRepository = "https://code.example/outbox"\n',
-        ),
+        ("pyproject.toml", "", '[project.urls]\nRepository = "https://code.example/outbox"\n'),
     ),
     (
         pages.the_repository_has_an_address,

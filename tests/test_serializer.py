@@ -146,10 +146,12 @@ def test_headers_do_not_go_through_it(settings: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Failing", r"Failing\.dumps cannot write the payload, dict: KeyError\('no codec'\)"),
-     ("Bytes", "made bytes of the payload, not str")],
+    [
+        ("Failing", r"Failing\.dumps cannot write the payload, dict: KeyError\('no codec'\)"),
+        ("Bytes", "made bytes of the payload, not str"),
+    ],
     ids=["raises", "bytes"],
-)  # fmt: skip
+)
 def test_what_it_cannot_write_is_invalid_before_any_sql(
     settings: Any, name: str, says: str
 ) -> None:

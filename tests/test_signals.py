@@ -154,20 +154,21 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "events_claimed": (deliver, {"count": int, "source": "cold"}),
     "event_started": (deliver, {"event": outbox.Event, "listener": object}),
     "event_decided": (
-        deliver, {"event": outbox.Event, "listener": object, "outcome": "done", "duration": float}
+        deliver,
+        {"event": outbox.Event, "listener": object, "outcome": "done", "duration": float},
     ),
     "batch_called": (deliver_batch, {"listener": object, "size": 2, "duration": float}),
     "relay_published": (
-        relay, {"relay": "all", "published": 2, "refused": 0, "deferred": 0, "duration": float}
+        relay,
+        {"relay": "all", "published": 2, "refused": 0, "deferred": 0, "duration": float},
     ),
     "event_settled": (
-        deliver, {"event": outbox.Event, "outcome": "done", "duration": float, "lag": float}
+        deliver,
+        {"event": outbox.Event, "outcome": "done", "duration": float, "lag": float},
     ),
     "event_dead": (kill, {"event": outbox.Event, "cause": str}),
     "event_rescued": (rescue, {"event": outbox.Event, "rescues": 1}),
-    "listener_overdue": (
-        run_late, {"event": outbox.Event, "listener": object, "seconds": float}
-    ),
+    "listener_overdue": (run_late, {"event": outbox.Event, "listener": object, "seconds": float}),
     "lease_lost": (lose, {"count": 1}),
     "events_replayed": (replay, {"count": 2}),
     "events_discarded": (discard, {"count": 2}),
@@ -181,12 +182,16 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "breaker_closed": (open_and_close, {"queue": "hooks"}),
     "worker_started": (start_and_stop, {"worker_id": str, "worker": outbox.Worker}),
     "worker_stopped": (start_and_stop, {"worker_id": str}),
-}  # fmt: skip
+}
 SETTINGS = {
     "RELAYS": {"all": {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["relayed.*"]}},
-    "WORKERS": 1, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1, "RETENTION_DEAD": 0,
-    "PROBE_INTERVAL": 0.05, "QUEUES": {"hooks": {"BREAKER": {"failures": 1, "pause": 0.1}}},
-}  # fmt: skip
+    "WORKERS": 1,
+    "HOT_QUEUE_CAPACITY": 1,
+    "COLD_QUEUE_CAPACITY": 1,
+    "RETENTION_DEAD": 0,
+    "PROBE_INTERVAL": 0.05,
+    "QUEUES": {"hooks": {"BREAKER": {"failures": 1, "pause": 0.1}}},
+}
 
 
 def test_every_signal_has_its_case() -> None:

@@ -6,11 +6,7 @@ import random
 
 import pytest
 
-from django_outbox.models.statistics import (
-    BOUNDS,
-    bucket,
-    quantile,
-)
+from django_outbox.models.statistics import BOUNDS, bucket, quantile
 from tests.cases import cases
 from tests.conformance.test_statistics import counts
 

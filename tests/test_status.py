@@ -23,12 +23,7 @@ from django_outbox import write
 from django_outbox.inspection.status import status
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management.deadline import call_with_timeout
-from django_outbox.models import (
-    OutboxEvent,
-    OutboxPause,
-    OutboxStatistics,
-    OutboxWorker,
-)
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxWorker
 from tests.conformance.test_streams import events, in_ten_minutes, put
 from tests.table import insert, now
 from tests.test_batch_commands import Terminal
@@ -161,9 +156,15 @@ def test_45_the_table_says_the_same() -> None:
     worker("host-1")
     text = run()
     for part in (
-        "[default]", "1 DEAD", "1 blocked", "k: order.paid", "2 wait", "next try", "host-1",
+        "[default]",
+        "1 DEAD",
+        "1 blocked",
+        "k: order.paid",
+        "2 wait",
+        "next try",
+        "host-1",
         "1 a: ValueError",
-    ):  # fmt: skip
+    ):
         assert part in text
 
 
@@ -179,11 +180,15 @@ def test_45_a_sound_outbox_passes_every_check() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "well"),
-    [("--max-age=30", "--max-age=500"), ("--max-due=1", "--max-due=2"),
-     ("--max-dead=0", "--max-dead=1"), ("--max-blocked=0", "--max-blocked=1"),
-     ("--min-workers=1", "--min-workers=0")],
+    [
+        ("--max-age=30", "--max-age=500"),
+        ("--max-due=1", "--max-due=2"),
+        ("--max-dead=0", "--max-dead=1"),
+        ("--max-blocked=0", "--max-blocked=1"),
+        ("--min-workers=1", "--min-workers=0"),
+    ],
     ids=lambda each: each.partition("=")[0],
-)  # fmt: skip
+)
 def test_45_beyond_a_limit_the_code_is_1(limit: str, well: str) -> None:
     """That makes the command usable as a health probe."""
     insert(2, due=-40)
@@ -360,8 +365,13 @@ def test_45_ctrl_c_ends_a_watch_with_0(database_env: dict[str, str], tmp_path: P
     command = [sys.executable, "-m", "django", "outbox_status", "--watch", "0.2"]
     log = tmp_path / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env={**database_env, "PYTHONUNBUFFERED": "1"},
-                                   cwd=ROOT, stdout=output, stderr=output)  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            env={**database_env, "PYTHONUNBUFFERED": "1"},
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+        )
         try:
             wait_until(lambda: log.read_text().count("[default]") >= 2, what="two looks")
             process.send_signal(signal.SIGINT)

@@ -227,9 +227,12 @@ def test_success(outside: bool) -> None:
     run(result)
     assert (result.status, result.is_finished, result.errors) == (SUCCESSFUL, True, [])
     assert result.return_value == {
-        "id": result.id, "attempt": 1, "word": "hello", "status": "RUNNING",
+        "id": result.id,
+        "attempt": 1,
+        "word": "hello",
+        "status": "RUNNING",
         "workers": result.worker_ids,
-    }  # fmt: skip
+    }
     assert result.attempts == 1
     assert result.enqueued_at == row(result.id).occurred_at
     assert result.started_at == result.last_attempted_at
@@ -419,10 +422,12 @@ def test_djangos_signals_are_sent(outside: bool, told: list[Any]) -> None:
     failed = tasks.fail_twice.enqueue()
     outbox.drain()
     assert told == [
-        ("enqueued", result.id, READY), ("started", result.id, RUNNING),
-        ("finished", result.id, SUCCESSFUL), ("enqueued", failed.id, READY),
+        ("enqueued", result.id, READY),
+        ("started", result.id, RUNNING),
+        ("finished", result.id, SUCCESSFUL),
+        ("enqueued", failed.id, READY),
         ("started", failed.id, RUNNING),  # failed, and will be retried
-    ]  # fmt: skip
+    ]
     outbox.drain()
     outbox.drain()
     assert told[-1] == ("finished", failed.id, SUCCESSFUL)
@@ -446,11 +451,16 @@ def forge(path: str, backend: str = "default") -> str:
 @pytest.mark.parametrize(
     "path",
     [
-        "tests.testapp.tasks.no_task", "tests.testapp.tasks.add.func", "os.getcwd", "exit",
-        "tests.testapp.nothing.here", "tests.testapp.tasks.missing", "this.s",
+        "tests.testapp.tasks.no_task",
+        "tests.testapp.tasks.add.func",
+        "os.getcwd",
+        "exit",
+        "tests.testapp.nothing.here",
+        "tests.testapp.tasks.missing",
+        "this.s",
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_no_task_is_never_called(outside: bool, path: str, settings: Any) -> None:
     settings.OUTBOX = {"UNROUTABLE_GRACE": 600}
     event_id = forge(path)
@@ -584,9 +594,13 @@ django.setup()
 def said_by(script: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
-        cwd=Path(__file__).parent.parent, env={**os.environ}, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert not done.returncode, done.stderr
     return done.stdout
 
@@ -667,9 +681,13 @@ def test_a_backend_whose_app_is_not_installed_is_an_error_of_the_checks() -> Non
     script = script.replace("TASKS_APP", "[]" if VERSION >= (6,) else "['django_tasks']")
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=Path(__file__).parent.parent, env={**os.environ}, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     fault = (
         "TASKS['mail'] names the outbox, but the app \"django_outbox\" is missing. "
         'Add "django_outbox" to INSTALLED_APPS and run migrate.\n'

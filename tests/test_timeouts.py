@@ -21,15 +21,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.testing import pass_time
 from django_outbox.worker.dispatcher import Dispatcher
-from tests.table import (
-    PLACED,
-    in_thread,
-    listening,
-    row,
-    statuses,
-    stream,
-    write,
-)
+from tests.table import PLACED, in_thread, listening, row, statuses, stream, write
 from tests.testapp.models import Effect
 from tests.waiting import Gate, MovedClock, wait_until
 
@@ -377,11 +369,13 @@ def test_a_fallback_sees_the_context_that_a_hung_listener_set(clock: MovedClock)
 
     with (
         hanging(
-            clock, first=lambda event: said.set("hello"),
-            then=lambda event: heard_of.append(said.get()), retry=ONCE,
+            clock,
+            first=lambda event: said.set("hello"),
+            then=lambda event: heard_of.append(said.get()),
+            retry=ONCE,
         ) as listener,
         outbox.Worker(workers=1),
-    ):  # fmt: skip
+    ):
         registry.fallback(listener, fallback)
         write()
         ended(DONE=1)

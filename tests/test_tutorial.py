@@ -27,7 +27,7 @@ STEP = re.compile(
 SETTING_UP = ("mkdir ", "python3 -m venv", "pip install")  # not run: this Python has it all
 LOOK = "outbox_status"  # may run a moment too early, so it is repeated
 pytestmark = [
-    pytest.mark.timeout(400),  # seconds; a dozen commands, each of which starts Python
+    pytest.mark.timeout(400)  # seconds; a dozen commands, each of which starts Python
 ]
 
 
@@ -40,9 +40,10 @@ def test_511_the_first_event(tmp_path: Path) -> None:
 
 def test_511_the_dead_event(tmp_path: Path) -> None:
     shutil.copytree(
-        ROOT / "example_project", tmp_path / "example_project",
+        ROOT / "example_project",
+        tmp_path / "example_project",
         ignore=shutil.ignore_patterns("*.sqlite3*"),
-    )  # fmt: skip
+    )
     newcomer = Newcomer(tmp_path)
     newcomer.follow(
         "tutorial/dead-event.md",
@@ -151,17 +152,27 @@ class Newcomer:
 
     def browse(self, script: str) -> None:
         done = subprocess.run(
-            [sys.executable, "-c", BROWSER + script], cwd=self.directory, env=self._environment,
-            capture_output=True, text=True, check=False, timeout=100,
-        )  # fmt: skip
+            [sys.executable, "-c", BROWSER + script],
+            cwd=self.directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
         assert done.returncode == 0, done.stderr
 
     def _run(self, command: str, code: int = 0) -> str:
         command = command.replace("django-admin", "python -m django")
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.directory, env=self._environment,
-            capture_output=True, text=True, check=False, timeout=100,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=self.directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
         assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -171,8 +182,11 @@ class Newcomer:
         with (self.log if name == "outbox_worker" else Path(os.devnull)).open("ab") as stream:
             self._running[name] = subprocess.Popen(
                 [sys.executable, "-u", *command.split()[1:], *more],
-                cwd=self.directory, env=self._environment, stdout=stream, stderr=stream,
-            )  # fmt: skip
+                cwd=self.directory,
+                env=self._environment,
+                stdout=stream,
+                stderr=stream,
+            )
         if name == "outbox_worker":
             wait_until(lambda: "worker started" in self.log.read_text(), within=60)
         else:

@@ -85,10 +85,19 @@ class AllTypes:
 
 
 ALL = AllTypes(
-    at=NOON, day=date(2030, 1, 2), hour=time(1, 2), lasting=timedelta(hours=1), id=UUID(int=7),
-    price=Decimal("1.10"), colour=Colour.RED, kind=Kind.PLACED, lines=[Line("a", 2)],
-    by_name={"b": Line("b")}, maybe=None, pair=(1, "x"),
-)  # fmt: skip
+    at=NOON,
+    day=date(2030, 1, 2),
+    hour=time(1, 2),
+    lasting=timedelta(hours=1),
+    id=UUID(int=7),
+    price=Decimal("1.10"),
+    colour=Colour.RED,
+    kind=Kind.PLACED,
+    lines=[Line("a", 2)],
+    by_name={"b": Line("b")},
+    maybe=None,
+    pair=(1, "x"),
+)
 
 
 @event("plainly")
@@ -122,8 +131,9 @@ def test_an_instance_brings_its_type_key_headers_and_aggregate() -> None:
     assert (found.aggregate_type, found.aggregate_id) == ("shop.Order", "17")
     assert json.loads(found.headers or "") == {"region": "north", "first": "tea"}
     assert json.loads(found.payload) == {
-        "order": {"id": 17, "region": "north"}, "lines": [{"sku": "tea", "quantity": 1}],
-    }  # fmt: skip
+        "order": {"id": 17, "region": "north"},
+        "lines": [{"sku": "tea", "quantity": 1}],
+    }
 
 
 # ``headers=`` overrides declared headers, and these override the context providers.
@@ -133,9 +143,15 @@ def test_what_the_caller_says_wins(settings: Any) -> None:
     with transaction.atomic():
         declared = stored(write(placed))
         given = stored(
-            write(placed, key="other", headers={"region": "south"}, aggregate_type="shop.Cart",
-                  aggregate_id="3", tenant_id="t")
-        )  # fmt: skip
+            write(
+                placed,
+                key="other",
+                headers={"region": "south"},
+                aggregate_type="shop.Cart",
+                aggregate_id="3",
+                tenant_id="t",
+            )
+        )
     assert json.loads(declared.headers or "") == {"region": "north", "first": "tea", "by": "p"}
     assert json.loads(given.headers or "") == {"region": "south", "first": "tea", "by": "p"}
     assert (given.key, given.tenant_id) == ("other", "t")
@@ -466,14 +482,16 @@ def test_what_does_not_fit_such_a_class_is_dead_and_the_field_is_named(library: 
 @pytest.mark.parametrize(
     ("payload", "says"),
     [
-        ('{"order": {"id": 1}, "lines": [{"sku": "a", "quantity": "many"}]}',
-         "Expected `int`, got `str` - at `$.lines[0].quantity`"),
+        (
+            '{"order": {"id": 1}, "lines": [{"sku": "a", "quantity": "many"}]}',
+            "Expected `int`, got `str` - at `$.lines[0].quantity`",
+        ),
         ('{"lines": []}', "missing required field `order`"),
         ("[1]", "Expected `object`, got `array`"),
         ("null", "Expected `object`, got `null`"),
     ],
     ids=["type", "missing", "list", "null"],
-)  # fmt: skip
+)
 def test_a_payload_that_does_not_fit_is_dead_and_the_field_is_named(
     payload: str, says: str
 ) -> None:
@@ -671,9 +689,13 @@ def test_what_was_encoded_comes_back() -> None:
 
 def test_the_samples_of_the_how_to() -> None:
     order = SimpleNamespace(
-        id=UUID(int=1), total=Decimal("9.90"), placed_at=NOON, skus=["tea", "cup"], customer="Ada",
+        id=UUID(int=1),
+        total=Decimal("9.90"),
+        placed_at=NOON,
+        skus=["tea", "cup"],
+        customer="Ada",
         region="north",
-    )  # fmt: skip
+    )
     with samples.modules("how-to/type-events.md") as shop:
         found = stored(shop["shop.orders"].place(order))
         assert (found.event_type, found.headers) == ("order.placed", '{"region":"north"}')

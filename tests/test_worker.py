@@ -400,9 +400,14 @@ except Exception as error:
 """
     inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=inherited, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=inherited,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.stdout.startswith(ImproperlyConfigured.__name__), done.stderr
     assert "drain()" in done.stdout
 

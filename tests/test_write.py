@@ -78,9 +78,11 @@ def test_enum_members_reach_the_driver_as_text() -> None:
         write(Kind.PLACED, aggregate_type=Kind.PLACED, tenant_id=Kind.PLACED, event_id=Kind.PLACED)
 
     assert OutboxEvent.objects.filter(
-        event_type="order.placed", aggregate_type="order.placed", tenant_id="order.placed",
+        event_type="order.placed",
+        aggregate_type="order.placed",
+        tenant_id="order.placed",
         event_id="order.placed",
-    ).exists()  # fmt: skip
+    ).exists()
 
 
 def test_changing_the_callers_objects_later_changes_nothing() -> None:
@@ -204,7 +206,9 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "aggregate: unsaved": (lambda: write("x", aggregate=Order()), InvalidEvent),
     "aggregate: class": (lambda: write("x", aggregate=Order), InvalidEvent),
     "aggregate: both forms": (
-        lambda: write("x", aggregate=Order(pk=1), aggregate_id="1"), InvalidEvent),
+        lambda: write("x", aggregate=Order(pk=1), aggregate_id="1"),
+        InvalidEvent,
+    ),
     "tenant id: NUL": (lambda: write("x", tenant_id="\0"), InvalidEvent),
     "tenant id: too long": (lambda: write("x", tenant_id="x" * 65), InvalidEvent),
     "event id: too long": (lambda: write("x", event_id="x" * 37), InvalidEvent),
@@ -219,9 +223,13 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "delay: None": (lambda: write("x", deliver_after=None), TypeError),  # type: ignore[arg-type]
     "delay: due None": (lambda: write("x", available_at=None), TypeError),  # type: ignore[arg-type]
     "delay: before it occurred": (
-        lambda: write("x", occurred_at=NOON, available_at=NOON - timedelta(1)), InvalidEvent),
+        lambda: write("x", occurred_at=NOON, available_at=NOON - timedelta(1)),
+        InvalidEvent,
+    ),
     "delay: year 9999": (
-        lambda: write("x", available_at=datetime.max.replace(tzinfo=timezone.utc)), InvalidEvent),
+        lambda: write("x", available_at=datetime.max.replace(tzinfo=timezone.utc)),
+        InvalidEvent,
+    ),
     "occurred at: text": (lambda: write("x", occurred_at="now"), InvalidEvent),  # type: ignore[arg-type]
     "on_duplicate: unknown": (lambda: write("x", on_duplicate="skip"), ValueError),  # type: ignore[arg-type]
     "an Event and a payload": (lambda: write(Event(event_type="x"), 1), InvalidEvent),
@@ -229,11 +237,13 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "many: no Event": (lambda: write_many([Event(event_type="x"), "y"]), InvalidEvent),  # type: ignore[list-item]
     "many: one bad payload": (
         lambda: write_many([Event(event_type="x"), Event(event_type="x", payload={1})]),
-        InvalidEvent),
+        InvalidEvent,
+    ),
     "many: one too large": (
         lambda: write_many([Event(event_type="x"), Event(event_type="x", payload="a" * 2**20)]),
-        PayloadTooLarge),
-}  # fmt: skip
+        PayloadTooLarge,
+    ),
+}
 
 
 @cases("name", BAD)
@@ -537,9 +547,12 @@ def test_write_can_be_imported_and_called_from_a_models_module(tmp_path: Path) -
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
         env={"PYTHONPATH": f"{tmp_path}:{Path(outbox.__file__).parents[1]}"},
-    )  # fmt: skip
+    )
     assert (done.stdout.strip(), done.stderr) == ("early.Thing", "")
 
 

@@ -24,9 +24,15 @@ class ActionLog:
     """
 
     def __init__(
-        self, message: Any, flag: int, user: Any, *, about: str = "", entry: int | None = None,
+        self,
+        message: Any,
+        flag: int,
+        user: Any,
+        *,
+        about: str = "",
+        entry: int | None = None,
         count: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``about``: which events were chosen; ``entry``, ``count``: of an action that goes on."""
         self._message, self._flag, self._user, self._about = message, flag, user, about
         self.entry, self.count = entry, count
@@ -55,11 +61,7 @@ class ActionLog:
 
     def _for_one(self, event: OutboxEvent) -> dict[str, Any]:
         text = " ".join(filter(None, [str(self._message), self._about]))
-        return {
-            "object_id": event.pk,
-            "object_repr": str(event)[:MAX_REPR],
-            "change_message": text,
-        }
+        return {"object_id": event.pk, "object_repr": str(event)[:MAX_REPR], "change_message": text}
 
     def _for_all(self) -> dict[str, Any]:
         number = ngettext("%d event", "%d events", self.count) % self.count

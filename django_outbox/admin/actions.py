@@ -213,9 +213,12 @@ def apply_in_batches(
     chosen = {*ids} if pace.limit is None else {*valid_ids}
     unavailable = len(chosen) - done - not_applicable.total()
     return ActionResult(
-        action=action, done=done, not_applicable=not_applicable, unavailable=max(unavailable, 0),
+        action=action,
+        done=done,
+        not_applicable=not_applicable,
+        unavailable=max(unavailable, 0),
         last_at=last_at(spacing),
-    )  # fmt: skip
+    )
 
 
 def _first(action: EventAction, ids: Sequence[str], *, alias: str, limit: int) -> list[str]:

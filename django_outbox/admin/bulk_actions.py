@@ -80,9 +80,13 @@ def advance(
     events, pace = OutboxEvent.objects.using(rows.db), pace_named(action, progress.pace)
     spacing = pace.spacing(_instant(progress.next_at))
     log = ActionLog(
-        action.log_message, action.log_flag, user, about=progress.about, entry=progress.log_entry,
+        action.log_message,
+        action.log_flag,
+        user,
+        about=progress.about,
+        entry=progress.log_entry,
         count=progress.done,
-    )  # fmt: skip
+    )
     for ids in action.applicable(rows).batches(size=BATCH_SIZE, after=progress.after, until=until):
         meant = only(ids)
         if pace.limit is not None:

@@ -82,12 +82,14 @@ class Chart:
         return format_html(
             '<svg class="outbox-sketch" viewBox="0 0 {} {}" preserveAspectRatio="none" '
             'aria-hidden="true" focusable="false">{}</svg>',
-            f"{WIDTH:g}", f"{HEIGHT:g}",
+            f"{WIDTH:g}",
+            f"{HEIGHT:g}",
             format_html_join(
-                "", '<path class="outbox-line outbox-{}" d="{}"/>',
+                "",
+                '<path class="outbox-line outbox-{}" d="{}"/>',
                 ((each.tone, self._path(each.values)) for each in self.series),
             ),
-        )  # fmt: skip
+        )
 
     def _path(self, values: Values) -> str:
         """Return the path of a line: a gap for a missing value, a dash for an isolated value."""
@@ -167,9 +169,11 @@ def all_charts(alias: str, period: Period, now: datetime) -> Charts:
 
 
 def _drawn(
-    rows: Sequence[Row], period: Period, now: datetime,
+    rows: Sequence[Row],
+    period: Period,
+    now: datetime,
     draw: Callable[[Sequence[Row | None]], list[Chart]],
-) -> Charts:  # fmt: skip
+) -> Charts:
     times, by_time = _times_of(period, now), {row["started_at"]: row for row in rows}
     return Charts(times=times, span=period.span, charts=draw([by_time.get(each) for each in times]))
 
@@ -190,9 +194,11 @@ def start_of(period: Period, now: datetime) -> datetime:
 
 def _rates(rows: Sequence[Row | None], minutes: float, failures: Sequence[str]) -> list[Chart]:
     labels = {
-        "retry": _("retried"), "dead": _("dead"), "deferred": _("deferred"),
+        "retry": _("retried"),
+        "dead": _("dead"),
+        "deferred": _("deferred"),
         "rescued": _("rescued"),
-    }  # fmt: skip
+    }
 
     def line(name: str, label: str) -> Series:
         values = [None if row is None else _short(row[name] / minutes) for row in rows]
@@ -200,15 +206,20 @@ def _rates(rows: Sequence[Row | None], minutes: float, failures: Sequence[str]) 
 
     return [
         Chart(
-            name="throughput", title=_("Delivered"), unit="rate",
-            description=_("events done, per minute"), series=[line("done", _("done"))],
+            name="throughput",
+            title=_("Delivered"),
+            unit="rate",
+            description=_("events done, per minute"),
+            series=[line("done", _("done"))],
         ),
         Chart(
-            name="failures", title=_("Not delivered"), unit="rate",
+            name="failures",
+            title=_("Not delivered"),
+            unit="rate",
             description=_("deliveries with another outcome, per minute"),
             series=[line(name, labels[name]) for name in failures],
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _times(rows: Sequence[Row | None]) -> list[Chart]:
@@ -216,22 +227,30 @@ def _times(rows: Sequence[Row | None]) -> list[Chart]:
         counts = [[row[name] for name in names] if row else [] for row in rows]
         return [
             Series(
-                label=f"p{percent:g}", tone=f"p{percent:g}", unit="seconds",
+                label=f"p{percent:g}",
+                tone=f"p{percent:g}",
+                unit="seconds",
                 values=[_rounded(quantile(each, percent / 100)) for each in counts],
             )
             for percent in (50, 95, 99)
-        ]  # fmt: skip
+        ]
 
     return [
         Chart(
-            name="wait", title=_("Schedule to start"), unit="seconds",
-            description=_("from due until started"), series=lines(WAIT_COLUMNS),
+            name="wait",
+            title=_("Schedule to start"),
+            unit="seconds",
+            description=_("from due until started"),
+            series=lines(WAIT_COLUMNS),
         ),
         Chart(
-            name="run", title=_("Time in listeners"), unit="seconds",
-            description=_("of one delivery"), series=lines(RUN_COLUMNS),
+            name="run",
+            title=_("Time in listeners"),
+            unit="seconds",
+            description=_("of one delivery"),
+            series=lines(RUN_COLUMNS),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _lag_and_workers(rows: Sequence[Row | None]) -> list[Chart]:
@@ -241,16 +260,20 @@ def _lag_and_workers(rows: Sequence[Row | None]) -> list[Chart]:
 
     return [
         Chart(
-            name="lag", title=_("Oldest due event"), unit="seconds",
+            name="lag",
+            title=_("Oldest due event"),
+            unit="seconds",
             description=_("how long it had waited"),
             series=[line("oldest", label=_("lag"), tone="lag", unit="seconds")],
         ),
         Chart(
-            name="workers", title=_("Workers"), unit="count",
+            name="workers",
+            title=_("Workers"),
+            unit="count",
             description=_("that reported statistics"),
             series=[line("workers", label=_("workers"), tone="workers", unit="count")],
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _short(value: float) -> float:

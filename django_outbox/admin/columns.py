@@ -118,10 +118,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
         ],
     ),
     (_("Timeline"), [(timeline,)]),
-    (
-        _("Content"),
-        [(column(name, display.pretty),) for name in ("payload", "headers", "result")],
-    ),
+    (_("Content"), [(column(name, display.pretty),) for name in ("payload", "headers", "result")]),
 ]
 
 

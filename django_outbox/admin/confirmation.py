@@ -69,9 +69,11 @@ class ConfirmationAdmin(ReadOnlyAdmin):
             context = {"progress": progress, "message": message, "back_url": back_url}
             return self.render_page(request, "bulk_action.html", action, context)
         result = ActionResult(
-            action=action, done=progress.done, unavailable=progress.skipped,
+            action=action,
+            done=progress.done,
+            unavailable=progress.skipped,
             last_at=progress.last_at,
-        )  # fmt: skip
+        )
         self.show_result(request, result)
         return HttpResponseRedirect(back_url)
 
@@ -127,10 +129,12 @@ class ConfirmationAdmin(ReadOnlyAdmin):
             return []
         url = reverse("admin:django_outbox_outboxpause_add", current_app=self.admin_site.name)
         return [
-            {"label": f"{OutboxPause.Kind(kind).label} {name}",
-             "url": f"{url}?{urlencode({'kind': kind, 'name': name})}"}
+            {
+                "label": f"{OutboxPause.Kind(kind).label} {name}",
+                "url": f"{url}?{urlencode({'kind': kind, 'name': name})}",
+            }
             for kind, name in names.items()
-        ]  # fmt: skip
+        ]
 
     def url(self, request: HttpRequest, page: str, *arguments: str) -> str:
         """Return the URL of a page, with the list's filters preserved."""

@@ -55,9 +55,10 @@ class DashboardAdmin(ReadOnlyAdmin):
 
         allowed = require_http_methods(["GET", "HEAD", *methods])(guarded)
         return path(
-            route, self.admin_site.admin_view(allowed),
+            route,
+            self.admin_site.admin_view(allowed),
             name=f"{self.opts.app_label}_{self.opts.model_name}_{name}",
-        )  # fmt: skip
+        )
 
     def dashboard_view(self, request: HttpRequest) -> HttpResponse:
         period = _period(request)
@@ -77,9 +78,11 @@ class DashboardAdmin(ReadOnlyAdmin):
         period, now = PERIODS[name], dialect_of(connections[alias]).clock(connections[alias])
         rows = OutboxStatistics.objects.using(alias).since(start_of(period, now), span=period.span)
         context = {
-            "charts": all_charts(alias, period, now), "periods": _periods(name),
-            "section": types(rows.by_type(MAX_TYPES), period), **_clock(now),
-        }  # fmt: skip
+            "charts": all_charts(alias, period, now),
+            "periods": _periods(name),
+            "section": types(rows.by_type(MAX_TYPES), period),
+            **_clock(now),
+        }
         return self._page(request, "deliveries.html", _("Deliveries"), context)
 
     def table_view(self, request: HttpRequest, name: str) -> HttpResponse:
@@ -104,9 +107,12 @@ class DashboardAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, template: str, title: str, context: dict[str, Any]
     ) -> HttpResponse:
         common = {
-            **self.admin_site.each_context(request), "title": title, "opts": self.opts,
-            "media": self.media, "dashboard_url": self._url,
-        }  # fmt: skip
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "media": self.media,
+            "dashboard_url": self._url,
+        }
         return TemplateResponse(request, f"{FOLDER}{template}", {**common, **context})
 
     def _permissions(self, request: HttpRequest) -> Permissions:

@@ -31,10 +31,14 @@ MAX_EVENTS_NAMED: Final = 3  # events that a worker ran
 def full_tables() -> dict[str, Callable[[str], Section]]:
     """Return the tables by name; each reads a database. Its name is part of its URL."""
     return {
-        "workers": _all_workers, "backlog": _all_waiting, "queues": _all_queues,
-        "relays": _all_relays, "unrouted": _unrouted, "listeners": _listeners,
+        "workers": _all_workers,
+        "backlog": _all_waiting,
+        "queues": _all_queues,
+        "relays": _all_relays,
+        "unrouted": _unrouted,
+        "listeners": _listeners,
         "suspects": _suspects,
-    }  # fmt: skip
+    }
 
 
 def _clock(alias: str) -> datetime:
@@ -49,14 +53,14 @@ def workers(overview: Overview, *, needs_attention: bool) -> Section:
     known = [each for each in overview.workers if each.is_newly_lost or not each.is_silent]
     lines = _worker_lines(known, overview.missing)
     return Section(
-        name="workers", title=_workers_title(overview.workers, overview.missing),
+        name="workers",
+        title=_workers_title(overview.workers, overview.missing),
         columns=[_("process"), _("last heartbeat"), _("running")],
-        rows=[
-            (_process(each), beat, _runs(each, overview.losses, most=1)) for each, beat in lines
-        ],
+        rows=[(_process(each), beat, _runs(each, overview.losses, most=1)) for each, beat in lines],
         empty=_("No worker is running. Start one: manage.py outbox_worker"),
-        needs_attention=needs_attention or not overview.alive, all_url=links.table_url("workers"),
-    )  # fmt: skip
+        needs_attention=needs_attention or not overview.alive,
+        all_url=links.table_url("workers"),
+    )
 
 
 def _all_workers(alias: str) -> Section:
@@ -64,17 +68,29 @@ def _all_workers(alias: str) -> Section:
     known = load_workers(alias, now)
     lost, found = missing(known), losses(alias, now)
     return Section(
-        name="workers", title=_workers_title(known, lost),
-        columns=[_("process"), _("last heartbeat"), _("since"), "#" + _("leased"), _("queues"),
-                 _("running")],
+        name="workers",
+        title=_workers_title(known, lost),
+        columns=[
+            _("process"),
+            _("last heartbeat"),
+            _("since"),
+            "#" + _("leased"),
+            _("queues"),
+            _("running"),
+        ],
         rows=[
-            (_process(each), beat, display.since("%s", each.started_at, now), str(each.held),
-             _("all") if each.queues is None else ", ".join(each.queues),
-             _runs(each, found, most=MAX_EVENTS_NAMED))
+            (
+                _process(each),
+                beat,
+                display.since("%s", each.started_at, now),
+                str(each.held),
+                _("all") if each.queues is None else ", ".join(each.queues),
+                _runs(each, found, most=MAX_EVENTS_NAMED),
+            )
             for each, beat in _worker_lines(known, lost)
         ],
         empty=_("No worker is running. Start one: manage.py outbox_worker"),
-    )  # fmt: skip
+    )
 
 
 def _workers_title(known: Sequence[WorkerInfo], lost: Sequence[WorkerInfo]) -> str:
@@ -82,8 +98,10 @@ def _workers_title(known: Sequence[WorkerInfo], lost: Sequence[WorkerInfo]) -> s
         return _("Workers")
     running = sum(not each.is_silent for each in known)
     return _("Workers: %(expected)d expected, %(running)d running, %(lost)d lost") % {
-        "expected": running + len(lost), "running": running, "lost": len(lost),
-    }  # fmt: skip
+        "expected": running + len(lost),
+        "running": running,
+        "lost": len(lost),
+    }
 
 
 def _worker_lines(
@@ -130,17 +148,24 @@ def _suspects(alias: str) -> Section:
     """Return the events that lost workers had leased, those of the most workers first."""
     found = sorted(losses(alias, _clock(alias)), key=lambda each: -len(each.workers))
     return Section(
-        name="suspects", title=_("Events of lost workers"),
+        name="suspects",
+        title=_("Events of lost workers"),
         columns=[_("event"), "#" + _("lost workers"), _("workers"), _("state")],
         rows=[
-            (links.event(each.event_id, each.event_type), str(len(each.workers)),
-             format_html_join("", "<div>{} {}</div>", (
-                 (links.worker_name(name), links.time_of_day(at)) for name, at in each.workers)),
-             _("not settled since then") if each.is_open else _("settled since then"))
+            (
+                links.event(each.event_id, each.event_type),
+                str(len(each.workers)),
+                format_html_join(
+                    "",
+                    "<div>{} {}</div>",
+                    ((links.worker_name(name), links.time_of_day(at)) for name, at in each.workers),
+                ),
+                _("not settled since then") if each.is_open else _("settled since then"),
+            )
             for each in found
         ],
         empty=_("No event was leased by a lost worker lately."),
-    )  # fmt: skip
+    )
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -148,29 +173,48 @@ def _suspects(alias: str) -> Section:
 
 def waiting(backlog: BacklogByType, now: datetime, *, needs_attention: bool = False) -> Section:
     """Return what waits without a key, by type."""
-    columns = [_("event type"), "#" + _("due"), "#" + _("leased"), "#" + _("retrying"),
-               "#" + _("scheduled"), _("oldest due")]  # fmt: skip
+    columns = [
+        _("event type"),
+        "#" + _("due"),
+        "#" + _("leased"),
+        "#" + _("retrying"),
+        "#" + _("scheduled"),
+        _("oldest due"),
+    ]
     return Section(
-        name="backlog", title=_("Waiting by type"), columns=columns,
+        name="backlog",
+        title=_("Waiting by type"),
+        columns=columns,
         rows=[_waiting(name, each, now) for name, each in _sorted(backlog)],
         note="" if backlog.is_whole else _("There are more: only those due first are counted."),
-        empty=_("No events are waiting."), needs_attention=needs_attention,
+        empty=_("No events are waiting."),
+        needs_attention=needs_attention,
         all_url=links.table_url("backlog"),
-    )  # fmt: skip
+    )
 
 
 def _all_waiting(alias: str) -> Section:
     now, backlog = _clock(alias), full_backlog(alias)
-    columns = [_("event type"), "#" + _("due"), "#" + _("leased"), "#" + _("retrying"),
-               "#" + _("scheduled"), _("oldest due"), "#" + _("in streams")]  # fmt: skip
+    columns = [
+        _("event type"),
+        "#" + _("due"),
+        "#" + _("leased"),
+        "#" + _("retrying"),
+        "#" + _("scheduled"),
+        _("oldest due"),
+        "#" + _("in streams"),
+    ]
     rows = [
         (*_waiting(name, each, now), str(each.in_streams or "")) for name, each in _sorted(backlog)
     ]
     return Section(
-        name="backlog", title=_("Waiting by type"), columns=columns, rows=rows,
+        name="backlog",
+        title=_("Waiting by type"),
+        columns=columns,
+        rows=rows,
         note="" if backlog.is_whole else _("There are more: only those due first are counted."),
         empty=_("No events are waiting."),
-    )  # fmt: skip
+    )
 
 
 def _sorted(backlog: BacklogByType) -> list[tuple[str, TypeBacklog]]:
@@ -186,25 +230,40 @@ def _waiting(event_type: str, each: TypeBacklog, now: datetime) -> Cells:
 
 def _unrouted(alias: str) -> Section:
     return Section(
-        name="unrouted", title=_("Event types without a listener here"),
+        name="unrouted",
+        title=_("Event types without a listener here"),
         columns=[_("event type"), _("aggregate type"), "#" + _("events"), "#" + _("not done")],
         rows=[
-            (links.events(each.event_type), each.aggregate_type, str(each.events),
-             str(each.unsettled))
+            (
+                links.events(each.event_type),
+                each.aggregate_type,
+                str(each.events),
+                str(each.unsettled),
+            )
             for each in unrouted_types(alias)
         ],
         empty=_("Every event type that was seen has a listener."),
-    )  # fmt: skip
+    )
 
 
 def types(by_type: Sequence[Row], period: Any) -> Section:
-    columns = [_("event type"), "#" + _("done"), "#" + _("retried"), "#" + _("deferred"),
-               "#" + _("dead"), "#" + _("start p95"), "#" + _("run p50"),
-               "#" + _("run p95")]  # fmt: skip
+    columns = [
+        _("event type"),
+        "#" + _("done"),
+        "#" + _("retried"),
+        "#" + _("deferred"),
+        "#" + _("dead"),
+        "#" + _("start p95"),
+        "#" + _("run p50"),
+        "#" + _("run p95"),
+    ]
     return Section(
-        name="types", title=_("Deliveries by type, %s") % period.title, columns=columns,
-        rows=[_type(row) for row in by_type], empty=_("Nothing was delivered."),
-    )  # fmt: skip
+        name="types",
+        title=_("Deliveries by type, %s") % period.title,
+        columns=columns,
+        rows=[_type(row) for row in by_type],
+        empty=_("Nothing was delivered."),
+    )
 
 
 def _type(row: Row) -> Cells:
@@ -233,10 +292,12 @@ def _listeners(alias: str) -> Section:
     names = ["event_type", "aggregate_type", "name", "queue", "function"]
     titles = [_("event type"), _("aggregate type"), _("name"), _("queue"), _("listener")]
     return Section(
-        name="listeners", title=_("Listeners registered here"), columns=[*titles, _("options")],
+        name="listeners",
+        title=_("Listeners registered here"),
+        columns=[*titles, _("options")],
         rows=[
             (*(each[name] for name in names), ", ".join(listener_options(each)))
             for each in describe_listeners()
         ],
         empty=_("No listener is registered in this process."),
-    )  # fmt: skip
+    )

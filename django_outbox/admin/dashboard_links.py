@@ -54,8 +54,10 @@ def pause(label: str, **names: Any) -> SafeString:
     url = f"{reverse(PAUSE)}?{urlencode(names)}"
     return format_html(
         '<a class="button" href="{}">{} <span class="visually-hidden">{}</span></a>',
-        url, _("Pause"), label,
-    )  # fmt: skip
+        url,
+        _("Pause"),
+        label,
+    )
 
 
 def worker_name(worker_id: str) -> str:

@@ -30,10 +30,11 @@ def queues(overview: Overview) -> Section:
 
 def queue_table(states: Sequence[QueueState]) -> Section:
     return Section(
-        name="queues", title=_("Queues"),
+        name="queues",
+        title=_("Queues"),
         columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
         rows=[_queue(each) for each in states],
-    )  # fmt: skip
+    )
 
 
 def _queue(each: QueueState) -> Cells:
@@ -45,10 +46,12 @@ def _queue(each: QueueState) -> Cells:
         _("circuit breaker open: %s") % each.breaker.reason if each.breaker else "",
     ]
     return (
-        each.name, f"{each.due}{'+' * each.is_capped}",
-        "" if oldest is None else display.duration(oldest), str(each.workers),
+        each.name,
+        f"{each.due}{'+' * each.is_capped}",
+        "" if oldest is None else display.duration(oldest),
+        str(each.workers),
         ", ".join(filter(None, notes)),
-    )  # fmt: skip
+    )
 
 
 def relays(overview: Overview) -> Section:
@@ -59,12 +62,20 @@ def relays(overview: Overview) -> Section:
 def relay_table(states: Sequence[QueueState], now: datetime) -> Section:
     found = relay_states(states)
     return Section(
-        name="relays", title=_("Relays"),
-        columns=[_("relay"), _("event types"), _("sent to"), "#" + _("waiting"), _("oldest due"),
-                 _("broker")],
-        rows=[_relay(each, now) for each in found], empty=_("No relay is configured."),
+        name="relays",
+        title=_("Relays"),
+        columns=[
+            _("relay"),
+            _("event types"),
+            _("sent to"),
+            "#" + _("waiting"),
+            _("oldest due"),
+            _("broker"),
+        ],
+        rows=[_relay(each, now) for each in found],
+        empty=_("No relay is configured."),
         needs_attention=any(each.queue.breaker for each in found),
-    )  # fmt: skip
+    )
 
 
 def _relay(each: RelayState, now: datetime) -> Cells:
@@ -76,7 +87,10 @@ def _relay(each: RelayState, now: datetime) -> Cells:
         state = format_html_join(", ", "{}", ((part,) for part in (_("paused"), state) if part))
     backend = format_html('<span class="outbox-id">{}</span>', settings.backend_name)
     return (
-        settings.name, ", ".join(settings.EVENTS), format_html("{} {}", settings.shown_to, backend),
+        settings.name,
+        ", ".join(settings.EVENTS),
+        format_html("{} {}", settings.shown_to, backend),
         f"{queue.due}{'+' * queue.is_capped}",
-        "" if queue.oldest_due_age is None else display.duration(queue.oldest_due_age), state,
-    )  # fmt: skip
+        "" if queue.oldest_due_age is None else display.duration(queue.oldest_due_age),
+        state,
+    )

@@ -14,12 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..inspection.causes import Cause
-from ..inspection.overview import (
-    MAX_BLOCKED_COUNTED,
-    MAX_BLOCKED_SHOWN,
-    BlockedStream,
-    Overview,
-)
+from ..inspection.overview import MAX_BLOCKED_COUNTED, MAX_BLOCKED_SHOWN, BlockedStream, Overview
 from ..models import OutboxPause
 from . import dashboard_links as links
 from . import display
@@ -56,24 +51,32 @@ def dead(overview: Overview, may: Permissions) -> Section:
     others = overview.causes.others
     note = ngettext("%d further cause.", "%d further causes.", others) % others if others else ""
     return Section(
-        name="dead", title=_("Dead events by cause"), is_wide=True,
+        name="dead",
+        title=_("Dead events by cause"),
+        is_wide=True,
         columns=[_("cause"), _("event types"), "#" + _("events"), _("last"), ""],
-        rows=[_cause(each, overview.now, may) for each in overview.causes.causes], note=note,
-        needs_attention=bool(overview.causes.total), all_url=reverse(links.CAUSES),
-    )  # fmt: skip
+        rows=[_cause(each, overview.now, may) for each in overview.causes.causes],
+        note=note,
+        needs_attention=bool(overview.causes.total),
+        all_url=reverse(links.CAUSES),
+    )
 
 
 def _cause(cause: Cause, now: datetime, may: Permissions) -> Cells:
     error, message = shown_title(cause)
     link = format_html(
         '<a href="{}#cause-{}">{}</a> <span class="outbox-message">{}</span>',
-        reverse(links.CAUSES), cause.digest, error or "–", Truncator(message).chars(MAX_MESSAGE),
-    )  # fmt: skip
+        reverse(links.CAUSES),
+        cause.digest,
+        error or "–",
+        Truncator(message).chars(MAX_MESSAGE),
+    )
     types = sorted(cause.types, key=lambda each: -cause.types[each])
     named: str = format_html_join(
-        "", "<div>{}</div>",
+        "",
+        "<div>{}</div>",
         ((links.events(each, state="dead"),) for each in types[:MAX_TYPES_NAMED]),
-    )  # fmt: skip
+    )
     if (further := len(types) - MAX_TYPES_NAMED) > 0:
         named += format_html("<div>{}</div>", _("and %d more") % further)
     known = cause.acknowledged
@@ -92,11 +95,13 @@ def _cause(cause: Cause, now: datetime, may: Permissions) -> Cells:
 def paused(overview: Overview, may: Permissions) -> Section:
     end = [""] if "resume" in may else []
     return Section(
-        name="paused", title=_("Paused"),
+        name="paused",
+        title=_("Paused"),
         columns=[_("name"), _("since"), _("until"), _("by"), _("reason"), *end],
         rows=[_pause(each, overview.now, may) for each in overview.pauses],
-        needs_attention=bool(overview.pauses), all_url=reverse(links.PAUSES),
-    )  # fmt: skip
+        needs_attention=bool(overview.pauses),
+        all_url=reverse(links.PAUSES),
+    )
 
 
 def _pause(each: OutboxPause, now: datetime, may: Permissions) -> Cells:
@@ -105,9 +110,12 @@ def _pause(each: OutboxPause, now: datetime, may: Permissions) -> Cells:
         '<span class="outbox-message">{}</span>', Truncator(each.reason).chars(MAX_MESSAGE)
     )
     cells: list[str] = [
-        name, display.since("%s", each.paused_at, now), display.until(each.until, now),
-        each.paused_by, reason,
-    ]  # fmt: skip
+        name,
+        display.since("%s", each.paused_at, now),
+        display.until(each.until, now),
+        each.paused_by,
+        reason,
+    ]
     if "resume" in may:
         url = reverse(links.RESUME, args=[each.pk])
         cells.append(format_html('<a class="button" href="{}">{}</a>', url, _("Resume")))
@@ -117,12 +125,14 @@ def _pause(each: OutboxPause, now: datetime, may: Permissions) -> Cells:
 def blocked(overview: Overview) -> Section:
     count = overview.blocked.count
     return Section(
-        name="blocked", title=_("Blocked streams"),
+        name="blocked",
+        title=_("Blocked streams"),
         columns=[_("key"), _("head"), _("next try"), _("error")],
         rows=[_blocked(each, overview.now) for each in overview.blocked.streams],
-        needs_attention=bool(count), all_url=f"{reverse(links.STREAMS)}?state=blocked",
+        needs_attention=bool(count),
+        all_url=f"{reverse(links.STREAMS)}?state=blocked",
         count=capped(count, MAX_BLOCKED_COUNTED) if count > MAX_BLOCKED_SHOWN else "",
-    )  # fmt: skip
+    )
 
 
 def _blocked(each: BlockedStream, now: datetime) -> Cells:
@@ -134,9 +144,11 @@ def _blocked(each: BlockedStream, now: datetime) -> Cells:
     if (head := each.head) is None:
         return links.stream(each.key), "", next_try, ""
     return (
-        links.stream(each.key), links.event(head.pk, head.event_type), next_try,
+        links.stream(each.key),
+        links.event(head.pk, head.event_type),
+        next_try,
         display.first_line(head.last_error),
-    )  # fmt: skip
+    )
 
 
 def tiles(overview: Overview, charts: Charts) -> list[tuple[str, str, bool]]:
@@ -150,7 +162,10 @@ def tiles(overview: Overview, charts: Charts) -> list[tuple[str, str, bool]]:
         (_("due now"), f"{due}{more}", False),
         (_("oldest due"), format_seconds(overview.lag), overview.lag > display.LATE_AFTER),
         (_("delivered"), charts.charts[0].series[0].latest, False),
-        (_("blocked streams"), capped(overview.blocked.count, MAX_BLOCKED_COUNTED),
-         bool(overview.blocked.count)),
+        (
+            _("blocked streams"),
+            capped(overview.blocked.count, MAX_BLOCKED_COUNTED),
+            bool(overview.blocked.count),
+        ),
         (_("dead events"), str(overview.causes.total), bool(overview.causes.total)),
-    ]  # fmt: skip
+    ]

@@ -99,8 +99,10 @@ class WrittenFilter(admin.SimpleListFilter):
         first, last = self._time_range()
         if chosen is None or chosen in RELATIVE_PERIODS:
             days = [last - timedelta(days=n) for n in range(MAX_DAYS)]
-            return [*_days(each for each in days if each.date() >= first.date()),
-                    *_months(first, last)]  # fmt: skip
+            return [
+                *_days(each for each in days if each.date() >= first.date()),
+                *_months(first, last),
+            ]
         start = django_timezone.localtime(_period(chosen)[0])
         found = _months(start, start)
         if len(chosen) == len("2026-11"):

@@ -78,9 +78,15 @@ class CausesAdmin(ConfirmationAdmin):
         return [
             path("groups/", "groups", self.groups_view),
             path("groups/<slug:digest>/acknowledge/", "acknowledge_cause", self.acknowledge_view),
-            *(path(f"groups/<slug:digest>/{each.name}/", f"{each.name}_cause",
-                   partial(self.cause_view, action=each)) for each in (REPLAY, DISCARD)),
-        ]  # fmt: skip
+            *(
+                path(
+                    f"groups/<slug:digest>/{each.name}/",
+                    f"{each.name}_cause",
+                    partial(self.cause_view, action=each),
+                )
+                for each in (REPLAY, DISCARD)
+            ),
+        ]
 
     def groups_view(self, request: HttpRequest) -> HttpResponse:
         """Show the causes of dead events."""
@@ -184,11 +190,14 @@ class CausesAdmin(ConfirmationAdmin):
             acknowledge_url=self.url(request, "acknowledge_cause", digest) if may_replay else "",
             pauses=[
                 *(link for each in names for link in self.pause_links(request, event_type=each)),
-                *(link for each in sorted(cause.listeners)[:MAX_NAMES]
-                  for link in self.pause_links(request, listener=each)),
+                *(
+                    link
+                    for each in sorted(cause.listeners)[:MAX_NAMES]
+                    for link in self.pause_links(request, listener=each)
+                ),
             ],
             runbooks=[*dict.fromkeys(filter(None, map(causes.runbook, cause.types)))],
-        )  # fmt: skip
+        )
 
     def _list_url(self, request: HttpRequest, digest: str, event_type: str) -> str:
         query = QueryDict(mutable=True)
@@ -225,8 +234,9 @@ class CauseFilter(admin.SimpleListFilter):
         yield {"selected": False, "query_string": remove, "display": _("All")}
         here = changelist.get_query_string({self.parameter_name: chosen})
         text = gettext("one cause: at most %(listed)d of the newest %(searched)d dead events") % {
-            "listed": causes.MAX_LISTED, "searched": causes.MAX_SEARCHED,
-        }  # fmt: skip
+            "listed": causes.MAX_LISTED,
+            "searched": causes.MAX_SEARCHED,
+        }
         yield {"selected": True, "query_string": here, "display": text}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:

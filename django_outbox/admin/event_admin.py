@@ -120,15 +120,29 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     def get_urls(self) -> list[URLPattern]:
         return [
             *self.cause_urls(self._path),
-            *(self._path(f"all/{each.name}/", f"{each.name}_all",
-                         partial(self.bulk_view, action=each)) for each in BULK_ACTIONS),
-            *(self._path(f"<path:object_id>/{each.name}/", each.name,
-                         partial(self.event_view, action=each)) for each in ACTIONS),
+            *(
+                self._path(
+                    f"all/{each.name}/", f"{each.name}_all", partial(self.bulk_view, action=each)
+                )
+                for each in BULK_ACTIONS
+            ),
+            *(
+                self._path(
+                    f"<path:object_id>/{each.name}/",
+                    each.name,
+                    partial(self.event_view, action=each),
+                )
+                for each in ACTIONS
+            ),
             self._path("<path:object_id>/edit/", "edit", self.edit_view),
-            *(self._path(f"export/{each}/", f"export_{each}",
-                         partial(self.export_view, format_name=each)) for each in export.FORMATS),
+            *(
+                self._path(
+                    f"export/{each}/", f"export_{each}", partial(self.export_view, format_name=each)
+                )
+                for each in export.FORMATS
+            ),
             *super().get_urls(),
-        ]  # fmt: skip
+        ]
 
     def _path(self, route: str, name: str, view: Any) -> URLPattern:
         """Return a URL pattern whose view ignores ATOMIC_REQUESTS, because batches commit."""

@@ -116,7 +116,9 @@ def _owner_status(owner: str, event: Any) -> SafeString | str:
     ago = display.duration(max(silence.total_seconds(), 0))
     if silence <= timedelta(seconds=current().LEASE):
         return _("The worker is alive: %(host)s, process %(pid)s, last seen %(ago)s ago.") % {
-            "host": worker.hostname, "pid": worker.pid, "ago": ago,
-        }  # fmt: skip
+            "host": worker.hostname,
+            "pid": worker.pid,
+            "ago": ago,
+        }
     text = _("The worker is lost: no heartbeat for %s. The event is due again when the lease ends.")
     return format_html('<strong class="outbox-late">{}</strong>', text % ago)

@@ -40,11 +40,7 @@ Change = Callable[[Any, Path], Any]
 def parse(text: str) -> Any:
     """Parse JSON text; raise ``ValueError`` (also for NaN) or ``RecursionError``."""
     return json.loads(
-        text,
-        parse_int=Number,
-        parse_float=Number,
-        parse_constant=_refuse,
-        object_pairs_hook=Pairs,
+        text, parse_int=Number, parse_float=Number, parse_constant=_refuse, object_pairs_hook=Pairs
     )
 
 

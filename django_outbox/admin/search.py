@@ -155,8 +155,10 @@ def _free_term(token: _Token) -> Term:
     if not is_phrase and (match := OBJECT.fullmatch(text)):
         places.append(_object(match[1], match[2]))
     else:
-        places += [Place("aggregate_id", Q(aggregate_id=text)),
-                   Place("tenant_id", Q(tenant_id=text))]  # fmt: skip
+        places += [
+            Place("aggregate_id", Q(aggregate_id=text)),
+            Place("tenant_id", Q(tenant_id=text)),
+        ]
     return Term(text=text, places=tuple(places), exact=exact)
 
 
@@ -259,9 +261,7 @@ def _has_class(name: str) -> Q:
     The class ends before the first colon or line break. Add a dot before it and a line break
     after it, so that they need not be searched for separately.
     """
-    text = Concat(
-        Value("."), Lower(Substr("last_error", 1, ERROR_LENGTH)), Value("\n"),
-    )  # fmt: skip
+    text = Concat(Value("."), Lower(Substr("last_error", 1, ERROR_LENGTH)), Value("\n"))
     colon, line_end = StrIndex(text, Value(":")), StrIndex(text, Value("\n"))
 
     def ends_at(mark: str, place: StrIndex) -> Q:

@@ -24,12 +24,7 @@ from .actions import DISCARD, REPLAY, RUN_NOW, SKIP
 from .confirmation import ConfirmationAdmin
 from .queue_filter import StreamQueueFilter, has_queues
 
-STATES: Final = {
-    "blocked": _("Blocked"),
-    "due": _("Due"),
-    "leased": _("Leased"),
-    "all": _("All"),
-}
+STATES: Final = {"blocked": _("Blocked"), "due": _("Due"), "leased": _("Leased"), "all": _("All")}
 
 
 class StateFilter(admin.SimpleListFilter):

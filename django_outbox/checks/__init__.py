@@ -21,13 +21,41 @@ from . import batches, deploying, pooling, queues, relays, servers  # noqa: F401
 from .databases import Configs, aliases
 
 DELIVERY_SETTINGS = (
-    "EMBEDDED", "WORKERS", "PROCESSES", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS", "QUEUES",
-    "RELAYS", "LISTENER_TIMEOUT", "STUCK_AFTER", "HOT_QUEUE_CAPACITY", "COLD_QUEUE_CAPACITY",
-    "PREFETCH_BYTES", "BATCH_BYTES", "FAIRNESS", "MAX_ATTEMPTS", "RETRY", "POLL_INTERVAL",
-    "POLL_BATCH_SIZE", "PROBE_INTERVAL", "SKIP_RECENT", "LEASE", "MAX_RESCUES", "UNROUTABLE",
-    "UNROUTABLE_GRACE", "DOORBELL", "DOORBELL_INTERVAL", "DEFER_LIMIT", "INTERCEPTORS", "ORDERING",
-    "ON_DEAD", "STOP_ON_FIRST_FAILURE", "DRAIN_TIMEOUT", "RETENTION_DEAD", "RETENTION_UNIQUE",
-)  # fmt: skip
+    "EMBEDDED",
+    "WORKERS",
+    "PROCESSES",
+    "ASYNC_CONCURRENCY",
+    "ASYNC_CONNECTIONS",
+    "QUEUES",
+    "RELAYS",
+    "LISTENER_TIMEOUT",
+    "STUCK_AFTER",
+    "HOT_QUEUE_CAPACITY",
+    "COLD_QUEUE_CAPACITY",
+    "PREFETCH_BYTES",
+    "BATCH_BYTES",
+    "FAIRNESS",
+    "MAX_ATTEMPTS",
+    "RETRY",
+    "POLL_INTERVAL",
+    "POLL_BATCH_SIZE",
+    "PROBE_INTERVAL",
+    "SKIP_RECENT",
+    "LEASE",
+    "MAX_RESCUES",
+    "UNROUTABLE",
+    "UNROUTABLE_GRACE",
+    "DOORBELL",
+    "DOORBELL_INTERVAL",
+    "DEFER_LIMIT",
+    "INTERCEPTORS",
+    "ORDERING",
+    "ON_DEAD",
+    "STOP_ON_FIRST_FAILURE",
+    "DRAIN_TIMEOUT",
+    "RETENTION_DEAD",
+    "RETENTION_UNIQUE",
+)
 
 TASKS_BACKEND = "django_outbox.contrib.tasks.OutboxBackend"
 
@@ -43,9 +71,12 @@ def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
 
 def _unresolved() -> Iterator[CheckMessage]:
     for load in (
-        hooks.serializer, hooks.retry_policy, hooks.interceptors,
-        hooks.writer_hooks, hooks.context_providers,
-    ):  # fmt: skip
+        hooks.serializer,
+        hooks.retry_policy,
+        hooks.interceptors,
+        hooks.writer_hooks,
+        hooks.context_providers,
+    ):
         try:
             load()
         except ImproperlyConfigured as error:

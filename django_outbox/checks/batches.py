@@ -23,8 +23,11 @@ def check_batch_interceptors(app_configs: Configs, **kwargs: Any) -> list[CheckM
     except Exception:  # noqa: BLE001 - E002 reports whatever importing one raises
         return []
     paths = conf.current().INTERCEPTORS
-    left_out = [path for path, each in zip(paths, interceptors, strict=True)
-                if not getattr(each, "batch", False)]  # fmt: skip
+    left_out = [
+        path
+        for path, each in zip(paths, interceptors, strict=True)
+        if not getattr(each, "batch", False)
+    ]
     if not bulk or not left_out:
         return []
     return [

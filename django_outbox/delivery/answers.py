@@ -28,8 +28,9 @@ def checked(answer: Any, count: int) -> list[Any] | None:
             f"A batch listener answered {len(answer)} values to {count} events; expected None, or "
             "one answer for each event in their order."
         )
-    return [each if each is None or isinstance(each, ANSWERS) else _unknown(each)
-            for each in answer]  # fmt: skip
+    return [
+        each if each is None or isinstance(each, ANSWERS) else _unknown(each) for each in answer
+    ]
 
 
 def _unknown(answer: Any) -> TypeError:

@@ -31,16 +31,23 @@ def settle_together(
             group = plain.setdefault((lease.kind, attempts), [])
             group.append((lease.event_id, decision))
         elif not dialect.keep_progress(
-            connection, me=lease.owner, event_id=lease.event_id, kind=lease.kind,
+            connection,
+            me=lease.owner,
+            event_id=lease.event_id,
+            kind=lease.kind,
             progress=fan_out.record_atomic(listener.title, decision),
             as_read=(attempts, fan_out.progress_in_row),
-        ):  # fmt: skip
+        ):
             return False
     for (kind, attempts), decisions in plain.items():
         settled = settle_within(
-            connection, decisions, me=ends[0][0].lease.owner, kind=kind,
-            delete_done=settings.RETENTION_DONE == 0, as_read=(attempts, None),
-        )  # fmt: skip
+            connection,
+            decisions,
+            me=ends[0][0].lease.owner,
+            kind=kind,
+            delete_done=settings.RETENTION_DONE == 0,
+            as_read=(attempts, None),
+        )
         if settled < len(decisions):
             return False
     return True
@@ -51,8 +58,10 @@ def owned(leases: Sequence[Lease], *, alias: str) -> set[str]:
     me = leases[0].owner
     ids = [each.event_id for each in leases]
     rows = OutboxEvent.objects.using(alias).filter(pk__in=ids, status__in=UNSETTLED)
-    found = {pk: (owner, attempts) for pk, owner, attempts
-             in rows.values_list("pk", "locked_by", "attempts")}  # fmt: skip
+    found = {
+        pk: (owner, attempts)
+        for pk, owner, attempts in rows.values_list("pk", "locked_by", "attempts")
+    }
     keys = [each.key for each in leases if each.kind is LeaseKind.STREAM]
     mine = OutboxStream.objects.using(alias).filter(key__in=keys, locked_by=me)
     streams = {*mine.values_list("key", flat=True)} if keys else set()

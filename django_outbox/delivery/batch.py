@@ -43,10 +43,16 @@ class Batch:
     """The delivery of some events to one batch listener."""
 
     def __init__(
-        self, listener: Listener, leases: list[Lease], *, alias: str,
-        between: Callable[[Lease], Any], is_current: Callable[[Lease], bool], scope: Scope,
+        self,
+        listener: Listener,
+        leases: list[Lease],
+        *,
+        alias: str,
+        between: Callable[[Lease], Any],
+        is_current: Callable[[Lease], bool],
+        scope: Scope,
         escaping: Escaping = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.decided: Decided = []  # what is to be settled
         self.to_repeat: list[Lease] = []  # behind an event of the same key that is not done
         self.fallbacks: list[Fallback] = []  # to be called once the rest is settled
@@ -257,14 +263,20 @@ class Batch:
         lease, fan_out = member.lease, member.fan_out
         if decision is not DONE:
             lease.note_failure(
-                decision, listener=self._listener.title, number=member.attempts + 1,
+                decision,
+                listener=self._listener.title,
+                number=member.attempts + 1,
                 seconds=lease.duration,
-            )  # fmt: skip
+            )
         if event_decided.receivers:
             announce(
-                event_decided, sender=self._alias, event=member.event, listener=self._listener,
-                outcome=decision.outcome, duration=lease.duration,
-            )  # fmt: skip
+                event_decided,
+                sender=self._alias,
+                event=member.event,
+                listener=self._listener,
+                outcome=decision.outcome,
+                duration=lease.duration,
+            )
         if fan_out is not None:
             if decision.written and decision is not LOST:
                 fan_out.mark_committed()
@@ -307,13 +319,23 @@ class Batch:
 
     def _fallback(self, member: Member, error: BaseException, failed: Decision) -> Fallback:
         call = Call(
-            member.lease, self._listener, member.event, member.attempts, self._settings,
-            self._alias, self._between, self._escaping, member.fan_out, context=copy_context(),
-        )  # fmt: skip
+            member.lease,
+            self._listener,
+            member.event,
+            member.attempts,
+            self._settings,
+            self._alias,
+            self._between,
+            self._escaping,
+            member.fan_out,
+            context=copy_context(),
+        )
         failure = Failure(
-            listener=self._listener.title, attempts=member.attempts + 1, exception=error,
+            listener=self._listener.title,
+            attempts=member.attempts + 1,
+            exception=error,
             text=describe(error),
-        )  # fmt: skip
+        )
         return Fallback(call, failure, failed)
 
     # -- atomic listeners ------------------------------------------------------------------------
@@ -328,8 +350,10 @@ class Batch:
         ]
         if not settle_together(self._listener, ends, alias=self._alias, settings=self._settings):
             return False
-        written = {id(member): WRITTEN if decision is DONE else replace(decision, written=True)
-                   for member, decision in ends}  # fmt: skip
+        written = {
+            id(member): WRITTEN if decision is DONE else replace(decision, written=True)
+            for member, decision in ends
+        }
         call.verdicts = [
             (each, answer, written.get(id(each), decision)) for each, answer, decision in verdicts
         ]

@@ -107,9 +107,12 @@ class BatchCall(Invocation):
         for each in self.part:
             each.lease.duration += share
         announce(
-            batch_called, sender=self.alias, listener=self.listener, size=len(self.part),
+            batch_called,
+            sender=self.alias,
+            listener=self.listener,
+            size=len(self.part),
             duration=seconds,
-        )  # fmt: skip
+        )
 
     def _in_transaction(
         self, timed: TimedCall | None, commit: Callable[[list[Any] | None], bool]

@@ -149,9 +149,13 @@ class Call(Invocation):
             self._note(decision, seconds)
         if event_decided.receivers:  # checked here too, because the arguments cost time
             announce(
-                event_decided, sender=self.alias, event=self.event, listener=self.listener,
-                outcome=decision.outcome, duration=seconds,
-            )  # fmt: skip
+                event_decided,
+                sender=self.alias,
+                event=self.event,
+                listener=self.listener,
+                outcome=decision.outcome,
+                duration=seconds,
+            )
         return decision
 
     def convert_payload(self) -> Decision | None:
@@ -257,10 +261,13 @@ class Call(Invocation):
         dialect, attempts = dialect_of(connection), self.lease.event.attempts
         if self.fan_out is not None:
             return dialect.keep_progress(
-                connection, me=self.lease.owner, event_id=event_id,
+                connection,
+                me=self.lease.owner,
+                event_id=event_id,
                 progress=self.fan_out.record_atomic(self.listener.title, decision),
-                as_read=(attempts, self.fan_out.progress_in_row), kind=self.lease.kind,
-            )  # fmt: skip
+                as_read=(attempts, self.fan_out.progress_in_row),
+                kind=self.lease.kind,
+            )
         settled = settle_within(
             connection,
             [(event_id, decision)],
@@ -277,16 +284,21 @@ class Call(Invocation):
         if self.listener.fallback is None or not is_final:
             return None
         return Failure(
-            listener=self.listener.title, attempts=self.attempts + 1, exception=answer,
+            listener=self.listener.title,
+            attempts=self.attempts + 1,
+            exception=answer,
             text=describe(answer),
-        )  # fmt: skip
+        )
 
     def _log_recovery(self, decision: Decision) -> Decision:
         failure = self.failure
         if decision.status is Status.DONE and failure is not None:
             logger.warning(
                 "fallback succeeded event_id=%s event_type=%s listener=%r attempt=%d error=%s",
-                self.event.event_id, self.event.event_type, failure.listener, failure.attempts,
+                self.event.event_id,
+                self.event.event_type,
+                failure.listener,
+                failure.attempts,
                 name(failure.exception),
-            )  # fmt: skip
+            )
         return decision

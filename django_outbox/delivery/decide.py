@@ -45,9 +45,12 @@ def decide(
             more = f": {answer.reason}" if answer.reason else ""
             return dead(f"{reason}{more}", kind="DEFER_LIMIT")
         return Decision(
-            status=Status.NEW, delay=float(answer.delay), outcome="deferred",  # type: ignore[arg-type]
-            error=clean(answer.reason) or None, kind="Defer" if answer.reason else "",
-        )  # fmt: skip
+            status=Status.NEW,
+            delay=float(answer.delay),  # type: ignore[arg-type]
+            outcome="deferred",
+            error=clean(answer.reason) or None,
+            kind="Defer" if answer.reason else "",
+        )
     return DONE
 
 
@@ -57,9 +60,12 @@ def failed(
     """Decide on an exception; ``executions`` includes this one."""
     if isinstance(error, BrokerUnavailable):
         return Decision(
-            status=Status.NEW, delay=UNAVAILABLE_DELAY, outcome="deferred", kind=name(error),
+            status=Status.NEW,
+            delay=UNAVAILABLE_DELAY,
+            outcome="deferred",
+            kind=name(error),
             unavailable=clean(text_of(error))[:REASON_LENGTH] or name(error),
-        )  # fmt: skip
+        )
     text, kind = describe(error), name(error)
     if isinstance(error, (Unrecoverable, PayloadError)):
         return dead(text, kind=kind)

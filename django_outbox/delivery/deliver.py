@@ -64,9 +64,16 @@ def deliver(
         event.set_listener(listeners[0].title, alias)
         attempts = lease.attempts
         call = Call(
-            lease, listeners[0], event, attempts, settings, alias, between, escaping,
+            lease,
+            listeners[0],
+            event,
+            attempts,
+            settings,
+            alias,
+            between,
+            escaping,
             report=scope.report,
-        )  # fmt: skip
+        )
         if call.timeout is None:
             decision = call.run()
         else:
@@ -100,9 +107,12 @@ def finish(timed: TimedCall, *, between: Callable[[Lease], bool]) -> Decision:
 
 
 async def adeliver(
-    lease: Lease, *, alias: str, between: Callable[[Lease], Awaitable[bool]],
+    lease: Lease,
+    *,
+    alias: str,
+    between: Callable[[Lease], Awaitable[bool]],
     scope: Scope = EVERYTHING,
-) -> Decision:  # fmt: skip
+) -> Decision:
     """Await an event's listeners in ``scope``, all ``async def`` (see ``is_async``); decide."""
     settings = current()
     listeners = routed(lease, settings, scope)
@@ -114,9 +124,15 @@ async def adeliver(
             event = lease.event
             event.set_listener(listeners[0].title, alias)
             call = Call(
-                lease, listeners[0], event, event.attempts, settings, alias, between,
+                lease,
+                listeners[0],
+                event,
+                event.attempts,
+                settings,
+                alias,
+                between,
                 report=scope.report,
-            )  # fmt: skip
+            )
             return in_queue_of(listeners[0], await call.arun(), lease)
         fan_out = FanOut(lease, listeners, settings, alias, between, scope=scope)
         for call in fan_out.calls():
@@ -139,8 +155,11 @@ def batch_listener(lease: Lease, scope: Scope = EVERYTHING) -> Listener | None:
     only = only_batch_listener(lease.aggregate_type, lease.event_type)
     if only is not None and lease.progress is None:
         return only
-    here = [each for each in registry.route(lease.aggregate_type, lease.event_type)
-            if scope.may_call(each)]  # fmt: skip
+    here = [
+        each
+        for each in registry.route(lease.aggregate_type, lease.event_type)
+        if scope.may_call(each)
+    ]
     found = next_due(here, entries(lease.progress) or {}, lease.database_now)
     return found[0] if found is not None and found[0].batching is not None else None
 
@@ -228,8 +247,10 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
 def _warn_of_blocked_stream(key: str, event_type: str, event_id: str) -> None:
     logger.warning(
         "stream blocked: its first event has no listener and waits for UNROUTABLE_GRACE "
-        "event_id=%s event_type=%s", event_id, event_type,
-    )  # fmt: skip
+        "event_id=%s event_type=%s",
+        event_id,
+        event_type,
+    )
 
 
 def dead_after_rescues(rescues: int) -> Decision:

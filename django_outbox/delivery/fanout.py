@@ -26,9 +26,15 @@ class FanOut:
     """
 
     def __init__(
-        self, lease: Lease, listeners: tuple[Listener, ...], settings: Settings, alias: str,
-        between: Callable[[Lease], Any], escaping: Escaping = (), scope: Scope = EVERYTHING,
-    ) -> None:  # fmt: skip
+        self,
+        lease: Lease,
+        listeners: tuple[Listener, ...],
+        settings: Settings,
+        alias: str,
+        between: Callable[[Lease], Any],
+        escaping: Escaping = (),
+        scope: Scope = EVERYTHING,
+    ) -> None:
         self.has_started = False
         self.between = between
         self.progress_in_row = lease.progress_in_row  # the progress that is in the row
@@ -111,6 +117,14 @@ class FanOut:
         event.set_listener(listener.title, self._alias)
         self._lease.event.set_listener(listener.title, self._alias)  # read by Lease.listener
         return Call(
-            self._lease, listener, event, attempts, self._settings, self._alias, self.between,
-            self._escaping, self, report=self._scope.report,
-        )  # fmt: skip
+            self._lease,
+            listener,
+            event,
+            attempts,
+            self._settings,
+            self._alias,
+            self.between,
+            self._escaping,
+            self,
+            report=self._scope.report,
+        )

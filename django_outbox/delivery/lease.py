@@ -18,10 +18,14 @@ from ..sql.values import TAIL, Attempt, LeaseKind
 from .timeouts import TimedCall
 
 HOT_COLUMNS = {  # column: attribute of a hot event, so that its claim need not read the column
-    "event_type": "event_type", "aggregate_type": "aggregate_type", "aggregate_id": "aggregate_id",
-    "tenant_id": "tenant_id", "unique_key": "unique_key", "headers": "headers",
+    "event_type": "event_type",
+    "aggregate_type": "aggregate_type",
+    "aggregate_id": "aggregate_id",
+    "tenant_id": "tenant_id",
+    "unique_key": "unique_key",
+    "headers": "headers",
     "payload": "_payload_text",
-}  # fmt: skip
+}
 
 
 class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
@@ -110,10 +114,15 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         self.failures = self.failures or []
         self.failures.append(
             Attempt(
-                self.event_id, kind, number, self.owner, listener, round(1000 * seconds),
+                self.event_id,
+                kind,
+                number,
+                self.owner,
+                listener,
+                round(1000 * seconds),
                 decision.error,
             )
-        )  # fmt: skip
+        )
 
     @property
     def clock(self) -> float:

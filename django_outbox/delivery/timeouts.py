@@ -69,6 +69,9 @@ def report_timeout(event: Event, listener: Listener, alias: str, seconds: float)
     """Log and announce that a listener ran longer than its timeout."""
     logger.warning(
         "listener runs longer than its timeout event_id=%s event_type=%s listener=%r seconds=%.1f",
-        event.event_id, event.event_type, listener.title, seconds,
-    )  # fmt: skip
+        event.event_id,
+        event.event_type,
+        listener.title,
+        seconds,
+    )
     announce(listener_overdue, sender=alias, event=event, listener=listener, seconds=seconds)

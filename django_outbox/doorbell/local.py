@@ -59,8 +59,10 @@ class Local:
         self._faulty, self._warn_at = frozenset(faulty), now + WARN_EVERY
         logger.warning(
             "some workers could not be woken; they poll socket=%s sockets=%d error=%s",
-            new[0], len(new), faulty[new[0]],
-        )  # fmt: skip
+            new[0],
+            len(new),
+            faulty[new[0]],
+        )
 
     def ear(self) -> Ear:
         return LocalEar(self, self._prefix)

@@ -242,11 +242,23 @@ _ROW_FIELDS = tuple(name for name in Event.__slots__ if name[0] != "_" and name 
 _ROW_POSITIONS = {name: position for position, name in enumerate((*_ROW_FIELDS, "payload"))}
 _SLOTS = frozenset(Event.__slots__)
 _RESET_VALUES = {  # fields that a copy of a stored event resets, and their values
-    "seq": None, "event_id": "", "occurred_at": ABSENT, "available_at": ABSENT, "unique_key": None,
-    "created_at": None, "deliver_at": None, "first_due_at": None, "attempts": 0, "source": "",
-    "listener": "", "database": "", "_generated": None, "_delay": None,
-    "_payload_and_text": None, "_loads": None,
-}  # fmt: skip
+    "seq": None,
+    "event_id": "",
+    "occurred_at": ABSENT,
+    "available_at": ABSENT,
+    "unique_key": None,
+    "created_at": None,
+    "deliver_at": None,
+    "first_due_at": None,
+    "attempts": 0,
+    "source": "",
+    "listener": "",
+    "database": "",
+    "_generated": None,
+    "_delay": None,
+    "_payload_and_text": None,
+    "_loads": None,
+}
 _NO_ROW: Mapping[str, Any] = {"_row": None, "_positions": {}, "_origin": None}
 _FIELD_GETTERS = {
     name: getattr(Event, name).__get__
@@ -254,9 +266,13 @@ _FIELD_GETTERS = {
     if name not in (*_NO_ROW, "_payload_and_text")
 }
 _COLUMN_DEFAULTS = {
-    "aggregate_type": GLOBAL, "attempts": 0, "source": "cold", "listener": "", "database": "",
+    "aggregate_type": GLOBAL,
+    "attempts": 0,
+    "source": "cold",
+    "listener": "",
+    "database": "",
     "_generated": ("", None),
-}  # fmt: skip
+}
 
 
 def event_from_row(

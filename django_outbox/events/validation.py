@@ -56,9 +56,12 @@ def exact_text(name: str, given: Any, *, most: int) -> str:
 def _is_usual(given: Any, most: int) -> bool:
     """Return whether it is plain text that passes every test, as nearly all does."""
     return (
-        type(given) is str and given[-1:] not in ("", " ") and len(given) <= most
-        and given.isascii() and given.isprintable()
-    )  # fmt: skip
+        type(given) is str
+        and given[-1:] not in ("", " ")
+        and len(given) <= most
+        and given.isascii()
+        and given.isprintable()
+    )
 
 
 def identity(value: Any) -> Any:

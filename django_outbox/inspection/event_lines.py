@@ -25,8 +25,11 @@ def columns_of(event: OutboxEvent) -> Iterator[tuple[str, Any]]:
 
 def as_json(columns: Mapping[str, Any]) -> str:
     """Return columns as one line; a payload that is not JSON becomes a JSON string."""
-    texts = [f"{json.dumps(name)}: {_json_text(str(columns[name]))}"
-             for name in JSON_COLUMNS if name in columns]  # fmt: skip
+    texts = [
+        f"{json.dumps(name)}: {_json_text(str(columns[name]))}"
+        for name in JSON_COLUMNS
+        if name in columns
+    ]
     others = {name: each for name, each in columns.items() if name not in JSON_COLUMNS}
     rest = json.dumps(others, cls=DjangoJSONEncoder, ensure_ascii=False)
     return f"{rest[:-1]}, {', '.join(texts)}}}"

@@ -41,9 +41,10 @@ def held_messages(alias: str, settings: RelaySettings, now: datetime) -> Held | 
     reasons = Counter(text.partition("\n")[0] for *_, text in found)
     oldest = min(due or created for due, created, _ in found)
     return Held(
-        count=len(found), age=max((now - oldest).total_seconds(), 0.0),
+        count=len(found),
+        age=max((now - oldest).total_seconds(), 0.0),
         reason=reasons.most_common(1)[0][0],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

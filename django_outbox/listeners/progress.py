@@ -107,9 +107,10 @@ class Progress:
         waiting, dead = self._entries_in("due"), self._entries_in("dead")
         most = max(self.attempts(title) for title in self._titles)
         common: dict[str, Any] = {
-            "spent": max(most - attempts, 0), "kind": self._kind,
+            "spent": max(most - attempts, 0),
+            "kind": self._kind,
             "progress": self.text if self.entries else None,
-        }  # fmt: skip
+        }
         if waiting:
             failed = bool(dead) or any(entry.failed for entry in waiting)
             failed |= attempts > 0 and not self.entries  # it was the only listener then

@@ -63,8 +63,11 @@ def only_batch_listener(aggregate_type: str, event_type: str) -> Listener | None
 @lru_cache(maxsize=64)
 def batch_room(queue: str) -> int:
     """Return how many events make a whole batch for each batch listener of a queue, at least 1."""
-    sizes = [each.batching.size for each in registry.listeners()
-             if each.batching and queue_of(each) == queue]  # fmt: skip
+    sizes = [
+        each.batching.size
+        for each in registry.listeners()
+        if each.batching and queue_of(each) == queue
+    ]
     return max(sum(sizes), 1)
 
 
@@ -90,9 +93,12 @@ def first_queue(aggregate_type: str, event_type: str) -> str:
 
 
 def next_queue(
-    aggregate_type: str, event_type: str, progress: str | None, now: Any,
+    aggregate_type: str,
+    event_type: str,
+    progress: str | None,
+    now: Any,
     closed: Collection[str] = NO_QUEUES,
-) -> str:  # fmt: skip
+) -> str:
     """Return the queue that a due event belongs to, with its ``progress`` as stored.
 
     ``now`` is the database's clock, as its driver returns it. ``closed`` queues are paused, so they
@@ -107,15 +113,20 @@ def next_queue(
 
 
 def next_due(
-    listeners: Sequence[Listener], reached: Mapping[str, Entry], now: datetime | None,
+    listeners: Sequence[Listener],
+    reached: Mapping[str, Entry],
+    now: datetime | None,
     closed: Collection[str] = NO_QUEUES,
-) -> tuple[Listener, datetime | None] | None:  # fmt: skip
+) -> tuple[Listener, datetime | None] | None:
     """Return the listener to be called next, and when; None as the time: it is due by ``now``.
 
     Of those that are due, it is one of the first queue. Return None if there is none left.
     """
-    left = [(each, entry) for each in listeners
-            if (entry := reached.get(each.title, NEW_ENTRY)).state == "due"]  # fmt: skip
+    left = [
+        (each, entry)
+        for each in listeners
+        if (entry := reached.get(each.title, NEW_ENTRY)).state == "due"
+    ]
     left = [each for each in left if queue_of(each[0]) not in closed] or left
     ranks = _ranks()
     due = [each for each, entry in left if entry.at is None or now is None or entry.at <= now]
@@ -135,9 +146,14 @@ def _ranks() -> Mapping[str, int]:
 
 def _forget() -> None:
     for each in (
-        route_is_async, may_be_batched, only_batch_listener, batch_room, has_only_batches,
-        queues_of, _ranks,
-    ):  # fmt: skip
+        route_is_async,
+        may_be_batched,
+        only_batch_listener,
+        batch_room,
+        has_only_batches,
+        queues_of,
+        _ranks,
+    ):
         each.cache_clear()
 
 

@@ -186,11 +186,7 @@ class Jittered:
         return bounded(self.policy.delay(attempt) + random.uniform(0, self.jitter))
 
 
-POLICIES: Mapping[str, type[Any]] = {
-    "exponential": Exponential,
-    "fixed": Fixed,
-    "linear": Linear,
-}
+POLICIES: Mapping[str, type[Any]] = {"exponential": Exponential, "fixed": Fixed, "linear": Linear}
 
 
 def from_setting(value: Mapping[str, Any]) -> RetryPolicy:

@@ -135,9 +135,13 @@ def host_and_port(text: str) -> tuple[str, int]:
 def add_databases(parser: ArgumentParser, verb: str) -> None:
     """Add ``--database`` to a command; the option may be repeated."""
     parser.add_argument(
-        "--database", action="append", dest="databases", metavar="ALIAS",
-        choices=tuple(connections), help=f"alias to {verb}; may be repeated; default: the router's",
-    )  # fmt: skip
+        "--database",
+        action="append",
+        dest="databases",
+        metavar="ALIAS",
+        choices=tuple(connections),
+        help=f"alias to {verb}; may be repeated; default: the router's",
+    )
 
 
 def add_by(parser: ArgumentParser, verb: str) -> None:
@@ -158,9 +162,11 @@ def person(options: dict[str, Any]) -> str:
 
 def add_format(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--format", choices=("table", "json"), default="table",
+        "--format",
+        choices=("table", "json"),
+        default="table",
         help="for people or for programs (default: table)",
-    )  # fmt: skip
+    )
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:

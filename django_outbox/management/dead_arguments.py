@@ -30,17 +30,20 @@ FILTERS: Final = {
 def add_filters(parser: ArgumentParser) -> None:
     """Add the filters, all of which an event must match."""
     add = parser.add_argument
-    add("--event-type", action="append", dest="event_types", metavar="TYPE",
-        help="of this type; may be repeated")  # fmt: skip
+    add(
+        "--event-type",
+        action="append",
+        dest="event_types",
+        metavar="TYPE",
+        help="of this type; may be repeated",
+    )
     add("--aggregate-type", metavar="TYPE", help="of objects of this type, such as shop.order")
     add("--aggregate-id", metavar="ID", help="of the object with this id")
     add("--tenant", metavar="ID", help="of this tenant")
     add("--key", metavar="KEY", help="of the stream with this key")
     add("--error", metavar="TEXT", help="whose last error begins with this, as its class does")
     add("--cause", type=cause, metavar="CAUSE", help="of this cause, as outbox_dead list names it")
-    add(
-        "--since", type=instant, metavar="TIME", help="that died since then: 2026-03-01T08:30, 2h",
-    )  # fmt: skip
+    add("--since", type=instant, metavar="TIME", help="that died since then: 2026-03-01T08:30, 2h")
     add("--until", type=instant, metavar="TIME", help="that died before then")
 
 

@@ -26,8 +26,9 @@ KINDS: Final = {
 }
 # A worker opens a circuit breaker; people can only end one.
 RESUMABLE: Final = {
-    **KINDS, "breaker": ("--breaker", "QUEUE", "the open circuit breaker of this queue"),
-}  # fmt: skip
+    **KINDS,
+    "breaker": ("--breaker", "QUEUE", "the open circuit breaker of this queue"),
+}
 TIME_OF_DAY: Final = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
 
 Kinds = Mapping[str, tuple[str, str, str]]  # option, metavar and help text by kind
@@ -37,9 +38,13 @@ def add_names(parser: ArgumentParser, kinds: Kinds) -> None:
     """Add ``--database`` to a command, and the options that name pauses, which may be repeated."""
     for kind, (option, metavar, text) in kinds.items():
         parser.add_argument(
-            option, action="append", dest=kind, metavar=metavar, default=[],
+            option,
+            action="append",
+            dest=kind,
+            metavar=metavar,
+            default=[],
             help=f"{text}; may be repeated",
-        )  # fmt: skip
+        )
     parser.add_argument(
         "--database", choices=tuple(connections), help="alias; default: the router's"
     )
@@ -61,13 +66,18 @@ def add_end(parser: ArgumentParser) -> None:
     """Add the options that give a pause an end."""
     end = parser.add_mutually_exclusive_group()
     end.add_argument(
-        "--until", type=end_time, metavar="TIME",
+        "--until",
+        type=end_time,
+        metavar="TIME",
         help="a worker resumes it then: 09:00 (the next), or 2026-11-26T09:00",
-    )  # fmt: skip
+    )
     end.add_argument(
-        "--for", type=length, dest="length", metavar="DURATION",
+        "--for",
+        type=length,
+        dest="length",
+        metavar="DURATION",
         help="a worker resumes it after this time: 45m, 2h, 1d",
-    )  # fmt: skip
+    )
 
 
 def end_time(text: str) -> datetime | time:

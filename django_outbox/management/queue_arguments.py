@@ -13,13 +13,21 @@ from ..conf import current
 def add_queues(parser: ArgumentParser) -> None:
     """Add ``--queue`` and ``--exclude-queue`` to a command; both may be repeated."""
     parser.add_argument(
-        "--queue", action="append", dest="queues", metavar="NAME", default=[],
+        "--queue",
+        action="append",
+        dest="queues",
+        metavar="NAME",
+        default=[],
         help="serve only this queue; may be repeated; default: all",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--exclude-queue", action="append", dest="excluded_queues", metavar="NAME", default=[],
+        "--exclude-queue",
+        action="append",
+        dest="excluded_queues",
+        metavar="NAME",
+        default=[],
         help="do not serve this queue; may be repeated",
-    )  # fmt: skip
+    )
 
 
 def chosen_queues(options: dict[str, Any]) -> list[str] | None:

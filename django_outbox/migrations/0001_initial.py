@@ -156,10 +156,7 @@ class Migration(migrations.Migration):
                 (
                     "unique_key",
                     django_outbox.models.fields.ExactCharField(
-                        blank=True,
-                        max_length=255,
-                        null=True,
-                        verbose_name="unique key",
+                        blank=True, max_length=255, null=True, verbose_name="unique key"
                     ),
                 ),
                 (

@@ -18,5 +18,5 @@ class Migration(migrations.Migration):
                 plain_fields=None,
                 where=models.Q(("status", 3)),
             ),
-        ),
+        )
     ]

@@ -31,5 +31,5 @@ class Migration(migrations.Migration):
                 "db_table": table_name("outbox_lease"),
                 "default_permissions": (),
             },
-        ),
+        )
     ]

@@ -55,5 +55,5 @@ class Migration(migrations.Migration):
                     models.Index(fields=["event_id", "id"], name=index_name("outbox_attempt_event"))
                 ],
             },
-        ),
+        )
     ]

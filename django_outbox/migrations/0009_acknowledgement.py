@@ -34,5 +34,5 @@ class Migration(migrations.Migration):
                 "db_table": table_name("outbox_acknowledgement"),
                 "default_permissions": (),
             },
-        ),
+        )
     ]

@@ -49,10 +49,7 @@ class OutboxEvent(models.Model):
     event_id = ExactCharField(_("event id"), max_length=LENGTHS["event_id"], primary_key=True)
     event_type = ExactCharField(_("event type"), max_length=LENGTHS["event_type"])
     aggregate_type = ExactCharField(
-        _("aggregate type"),
-        max_length=LENGTHS["aggregate_type"],
-        default=GLOBAL,
-        db_default=GLOBAL,
+        _("aggregate type"), max_length=LENGTHS["aggregate_type"], default=GLOBAL, db_default=GLOBAL
     )
     aggregate_id = ExactCharField(
         _("aggregate id"), max_length=LENGTHS["aggregate_id"], null=True, blank=True

@@ -51,9 +51,8 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
     """
 
     def pause(
-        self, kind: str, name: str, *, reason: str = "", by: str = "",
-        until: datetime | None = None,
-    ) -> bool:  # fmt: skip
+        self, kind: str, name: str, *, reason: str = "", by: str = "", until: datetime | None = None
+    ) -> bool:
         """Pause an event type, a listener, a stream or a queue; return False if it is paused.
 
         ``kind`` is ``"event_type"``, ``"listener"`` (``name`` is its title: event type and name),
@@ -79,9 +78,14 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         )
         if is_new:
             announce(
-                delivery_paused, sender=self._write_alias(), kind=kind, name=name, reason=reason,
-                by=by, until=until,
-            )  # fmt: skip
+                delivery_paused,
+                sender=self._write_alias(),
+                kind=kind,
+                name=name,
+                reason=reason,
+                by=by,
+                until=until,
+            )
         return is_new
 
     def ended(self) -> PauseQuerySet:

@@ -66,10 +66,7 @@ class TableQuerySet(models.QuerySet[M]):
         nothing: list[Any] = [type(each)() for each in ids[:1]]  # no row has "" or 0 as its key
         dialect_of(connection).delete(connection, self.table, ids=nothing)
         for part in in_halves(
-            connection,
-            ids,
-            lambda some: self.filter(pk__in=some)._delete_together(),
-            accepts=True,
+            connection, ids, lambda some: self.filter(pk__in=some)._delete_together(), accepts=True
         ):
             count += part.result if part.is_written else 0
             refused += not part.is_written

@@ -23,8 +23,23 @@ SPANS: Final = {60: 3 * HOUR, 600: 2 * DAY, 3600: 8 * DAY}
 OUTCOMES: Final = ("done", "retry", "deferred", "dead")
 # Upper bounds of the histogram buckets in seconds; one more bucket counts what is slower.
 BOUNDS: Final = (
-    0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
-)  # fmt: skip
+    0.002,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    3600.0,
+)
 WAIT_COLUMNS: Final = tuple(f"wait_{number}" for number in range(len(BOUNDS) + 1))
 RUN_COLUMNS: Final = tuple(f"run_{number}" for number in range(len(BOUNDS) + 1))
 COUNTS: Final = (*OUTCOMES, "rescued", *WAIT_COLUMNS, *RUN_COLUMNS)

@@ -72,10 +72,13 @@ class _Client(Backend):
     ) -> None:
         super().__init__(timeout=timeout)
         texts: dict[str, Any] = {
-            "profile_name": profile_name, "region_name": region_name, "endpoint_url": endpoint_url,
-            "aws_access_key_id": aws_access_key_id, "aws_session_token": aws_session_token,
+            "profile_name": profile_name,
+            "region_name": region_name,
+            "endpoint_url": endpoint_url,
+            "aws_access_key_id": aws_access_key_id,
+            "aws_session_token": aws_session_token,
             "aws_secret_access_key": aws_secret_access_key,
-        }  # fmt: skip
+        }
         for name, value in texts.items():
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(

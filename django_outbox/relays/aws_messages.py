@@ -21,10 +21,23 @@ MAX_ATTRIBUTES: Final = 10  # of a message to SQS; SNS with raw delivery to SQS 
 REST: Final = "headers"  # the attribute with the other headers, as a JSON object
 # What a consumer needs most; with more than ten headers these are attributes of their own.
 FIRST: Final = (
-    "event-id", "event-type", "ce-id", "ce-type", "ce-source", "ce-specversion", "content-type",
-    "event-key", "ce-partitionkey", "occurred-at", "ce-time", "aggregate-id", "ce-subject",
-    "aggregate-type", "tenant-id", "ce-tenantid",
-)  # fmt: skip
+    "event-id",
+    "event-type",
+    "ce-id",
+    "ce-type",
+    "ce-source",
+    "ce-specversion",
+    "content-type",
+    "event-key",
+    "ce-partitionkey",
+    "occurred-at",
+    "ce-time",
+    "aggregate-id",
+    "ce-subject",
+    "aggregate-type",
+    "tenant-id",
+    "ce-tenantid",
+)
 QUEUE: Final = re.compile(r"https?://\S+|[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 ARN: Final = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?")
 DESTINATIONS: Final = {
@@ -39,27 +52,61 @@ GROUP: Final = re.compile(r"[!-~]{1,128}")  # also of deduplication ids
 # XML's characters; other text is refused.
 UNSENDABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-CONTENTS: Final = frozenset((
-    "BatchRequestTooLong", "BatchRequestTooLongException", "InvalidMessageContents",
-    "InvalidParameter", "InvalidParameterException", "InvalidParameterValue",
-    "InvalidParameterValueException", "MissingParameter", "ValidationError", "ValidationException",
-))  # fmt: skip
-THROTTLING: Final = frozenset((
-    "KmsThrottled", "KMSThrottling", "KMSThrottlingException", "OverLimit", "RequestThrottled",
-    "RequestThrottledException", "Throttled", "ThrottledException", "Throttling",
-    "ThrottlingException", "TooManyRequestsException",
-))  # fmt: skip
-DENIED: Final = frozenset((
-    "AccessDenied", "AccessDeniedException", "AuthorizationError", "AuthorizationErrorException",
-))  # fmt: skip
+CONTENTS: Final = frozenset(
+    (
+        "BatchRequestTooLong",
+        "BatchRequestTooLongException",
+        "InvalidMessageContents",
+        "InvalidParameter",
+        "InvalidParameterException",
+        "InvalidParameterValue",
+        "InvalidParameterValueException",
+        "MissingParameter",
+        "ValidationError",
+        "ValidationException",
+    )
+)
+THROTTLING: Final = frozenset(
+    (
+        "KmsThrottled",
+        "KMSThrottling",
+        "KMSThrottlingException",
+        "OverLimit",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "Throttled",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    )
+)
+DENIED: Final = frozenset(
+    ("AccessDenied", "AccessDeniedException", "AuthorizationError", "AuthorizationErrorException")
+)
 # The credentials are at fault, so AWS takes nothing at all until they are replaced.
-CREDENTIALS: Final = frozenset((
-    "AuthFailure", "ExpiredToken", "ExpiredTokenException", "IncompleteSignature",
-    "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity", "InvalidSecurityException",
-    "MissingAuthenticationToken", "OptInRequired", "RequestExpired", "SignatureDoesNotMatch",
-    "UnrecognizedClientException", "RequestTimeTooSkewed", "IncompleteSignatureException",
-    "InvalidSignature", "InvalidSignatureException", "MissingAuthenticationTokenException",
-))  # fmt: skip
+CREDENTIALS: Final = frozenset(
+    (
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSecurity",
+        "InvalidSecurityException",
+        "MissingAuthenticationToken",
+        "OptInRequired",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+        "RequestTimeTooSkewed",
+        "IncompleteSignatureException",
+        "InvalidSignature",
+        "InvalidSignatureException",
+        "MissingAuthenticationTokenException",
+    )
+)
 
 
 class RefusedByAWS(Exception):
@@ -118,10 +165,13 @@ def _attributes(headers: Mapping[str, str]) -> dict[str, str]:
     order = [name for name in FIRST if name in headers]
     order += [name for name in headers if name not in FIRST]
     fit = [
-        name for name in order
-        if name != REST and ATTRIBUTE.fullmatch(name) and headers[name]
+        name
+        for name in order
+        if name != REST
+        and ATTRIBUTE.fullmatch(name)
+        and headers[name]
         and not UNSENDABLE.search(headers[name])
-    ]  # fmt: skip
+    ]
     if len(fit) < len(headers) or len(fit) > MAX_ATTRIBUTES:
         fit = fit[: MAX_ATTRIBUTES - 1]
     found = {name: headers[name] for name in fit}

@@ -20,8 +20,17 @@ STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"
 TEXT_TYPE = "text/plain; charset=utf-8"  # what another SERIALIZER has written
 # CloudEvents 1.0: names of attributes are lower-case letters and digits, at most 20.
 EXTENSION = re.compile(r"[a-z0-9]{1,20}")
-CORE = ("specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema",
-        "data")  # fmt: skip
+CORE = (
+    "specversion",
+    "id",
+    "source",
+    "type",
+    "subject",
+    "time",
+    "datacontenttype",
+    "dataschema",
+    "data",
+)
 
 
 class Envelope:
@@ -50,18 +59,25 @@ class Envelope:
                 body = _structured({**attributes, "datacontenttype": content_type}, text, is_json)
                 content_type = STRUCTURED_TYPE
         return Message(
-            to=to, body=body, content_type=content_type, headers=headers, event_id=event.event_id,
-            event_type=event.event_type, key=event.key, group=event.key or event.aggregate_id,
+            to=to,
+            body=body,
+            content_type=content_type,
+            headers=headers,
+            event_id=event.event_id,
+            event_type=event.event_type,
+            key=event.key,
+            group=event.key or event.aggregate_id,
             event=event,
-        )  # fmt: skip
+        )
 
     def _allowed(self, event: Event) -> dict[str, str]:
         """Return the event's own headers without those that are commands to the broker."""
         commands = self._backend.commands
         return {
-            name: value for name, value in event.headers.items()
+            name: value
+            for name, value in event.headers.items()
             if commands is None or not commands.fullmatch(name)
-        }  # fmt: skip
+        }
 
     def _filled(self, name: str, template: str, event: Event, quote: Any) -> str:
         try:
@@ -130,8 +146,11 @@ def _attributes(event: Event, source: str) -> dict[str, str]:
         "partitionkey": event.key or event.aggregate_id,
         "tenantid": event.tenant_id,
     }
-    extensions = {name: value for name, value in event.headers.items()
-                  if EXTENSION.fullmatch(name) and name not in CORE}  # fmt: skip
+    extensions = {
+        name: value
+        for name, value in event.headers.items()
+        if EXTENSION.fullmatch(name) and name not in CORE
+    }
     return {name: value for name, value in {**extensions, **found}.items() if value}
 
 

@@ -42,7 +42,7 @@ from .http_messages import (
     shown,
     signature_of,
     target_of,
-)  # fmt: skip
+)
 from .http_network import AddressRefused, CheckedNetwork, Connections, UnknownHost
 
 CONNECT_TIMEOUT: Final = 5.0  # seconds; less than the timeout of a relay, so that the two differ
@@ -87,8 +87,9 @@ class Webhook(Backend):
             if not isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; expected True or False.")
         for name, count in (
-            ("concurrency", concurrency), ("concurrency_per_host", concurrency_per_host),
-        ):  # fmt: skip
+            ("concurrency", concurrency),
+            ("concurrency_per_host", concurrency_per_host),
+        ):
             if type(count) is not int or not 1 <= count <= 1000:
                 raise ValueError(f"{name} is {count!r}; expected a whole number from 1 to 1000.")
         if verify is not True and not isinstance(verify, str):
@@ -158,9 +159,10 @@ class Webhook(Backend):
             raise BrokerUnavailable(absence.reason)
         try:
             stream = await self._network.connect_tcp(
-                target.url.raw_host.decode("ascii"), int(target.origin.rpartition(":")[2]),
+                target.url.raw_host.decode("ascii"),
+                int(target.origin.rpartition(":")[2]),
                 CONNECT_TIMEOUT,
-            )  # fmt: skip
+            )
             if target.url.scheme == "https":
                 stream = await stream.start_tls(
                     self._tls, target.url.raw_host.decode("ascii"), CONNECT_TIMEOUT
@@ -253,7 +255,9 @@ class Webhook(Backend):
         request = httpcore.Request(
             "POST",
             httpcore.URL(
-                scheme=target.url.raw_scheme, host=target.url.raw_host, port=target.url.port,
+                scheme=target.url.raw_scheme,
+                host=target.url.raw_host,
+                port=target.url.port,
                 target=target.url.raw_path,
             ),
             headers=[
@@ -265,7 +269,7 @@ class Webhook(Backend):
             ],
             content=body,
             extensions={"timeout": {"connect": min(CONNECT_TIMEOUT, remaining / 2)}},
-        )  # fmt: skip
+        )
         async with self._connections.connection(target.url) as connection:
             answer = connection.handle_async_request(request)
             response = await asyncio.wait_for(answer, remaining)
@@ -281,10 +285,12 @@ class Webhook(Backend):
         if response.status == 503:
             return self._away(
                 hosts.set_away(
-                    target.origin, f"{target.origin} answered 503{f': {text}' if text else '.'}",
-                    is_unreachable=False, retry_after=retry_after,
+                    target.origin,
+                    f"{target.origin} answered 503{f': {text}' if text else '.'}",
+                    is_unreachable=False,
+                    retry_after=retry_after,
                 )
-            )  # fmt: skip
+            )
         if len(self._answered) >= MAX_HOSTS:
             self._answered.clear()
         self._answered[target.origin] = monotonic()

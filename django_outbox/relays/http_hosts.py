@@ -51,9 +51,12 @@ class Hosts:
         """Let nothing else be sent to a host that may be tried again, while one message tries."""
         if found := self._absences.get(host):
             self._absences[host] = Absence(
-                reason=found.reason, since=found.since, until=until,
-                is_unreachable=found.is_unreachable, is_probed=True,
-            )  # fmt: skip
+                reason=found.reason,
+                since=found.since,
+                until=until,
+                is_unreachable=found.is_unreachable,
+                is_probed=True,
+            )
 
     def set_away(
         self, host: str, reason: str, *, is_unreachable: bool, retry_after: float = 0.0

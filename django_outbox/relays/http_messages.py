@@ -75,10 +75,7 @@ def headers_of(message: Message) -> dict[str, bytes]:
 
     Later headers win over earlier ones whose name differs in case only: a relay's own come last.
     """
-    found = {
-        "content-type": message.content_type.encode("ascii"),
-        "webhook-id": _id_of(message),
-    }
+    found = {"content-type": message.content_type.encode("ascii"), "webhook-id": _id_of(message)}
     for given, value in message.headers.items():
         name = given.lower()
         if not TOKEN.fullmatch(given):

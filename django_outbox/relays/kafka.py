@@ -40,11 +40,15 @@ TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 STRUCTURED: Final = "application/cloudevents+"
 # The broker refuses a batch of messages, of which perhaps only one is at fault.
 OF_BATCH: Final = {
-    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD,
-}  # fmt: skip
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+}
 HOPELESS: Final = {
-    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.TOPIC_EXCEPTION,
-}  # fmt: skip
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.TOPIC_EXCEPTION,
+}
 UNKNOWN: Final = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 # The client remembers these of a topic and refuses further messages without asking the cluster.
 REMEMBERED: Final = {*UNKNOWN, KafkaError.TOPIC_AUTHORIZATION_FAILED}
@@ -52,10 +56,17 @@ REMEMBERED: Final = {*UNKNOWN, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 # Nothing is said about the message itself: it may have been stored or not.
 UNCERTAIN: Final = PURGED | {
-    KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._DESTROY, KafkaError._FATAL,
-    KafkaError._STATE, KafkaError.REQUEST_TIMED_OUT, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}  # fmt: skip
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._DESTROY,
+    KafkaError._FATAL,
+    KafkaError._STATE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
 NOT_REPORTED: Final = KafkaError(KafkaError._TIMED_OUT)
 
 
@@ -145,8 +156,13 @@ class Kafka(Backend):
                 found[index] = _invalid_topic(message.to)
                 continue
             try:
-                produce(message.to, message.body, message.group, headers=_headers(message),
-                        on_delivery=partial(report, index))  # fmt: skip
+                produce(
+                    message.to,
+                    message.body,
+                    message.group,
+                    headers=_headers(message),
+                    on_delivery=partial(report, index),
+                )
             except BufferError:
                 self._produce_later(message, partial(report, index), deadline)
             except (KafkaException, UnicodeError) as error:
@@ -176,9 +192,12 @@ class Kafka(Backend):
             self._flush(WAIT)
             try:
                 self._producer.produce(
-                    message.to, message.body, message.group,
-                    headers=_headers(message), on_delivery=report,
-                )  # fmt: skip
+                    message.to,
+                    message.body,
+                    message.group,
+                    headers=_headers(message),
+                    on_delivery=report,
+                )
                 return
             except BufferError:
                 continue

@@ -38,10 +38,21 @@ HEADER: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 VISIBLE: Final = "".join(chr(each) for each in range(0x21, 0x7F) if chr(each) not in '"%')
 DENIED: Final = re.compile(r'permissions violation for publish to "(.*?)"', re.IGNORECASE)
 # Error codes of JetStream that concern its server, cluster or account, whatever the message.
-UNAVAILABLE: Final = frozenset((
-    10002, 10023, 10028, 10047,  # limits of the account, resources, memory, storage
-    10007, 10008, 10009, 10035, 10039, 10041, 10076,  # no leader, no cluster, not enabled
-))  # fmt: skip
+UNAVAILABLE: Final = frozenset(
+    (
+        10002,
+        10023,
+        10028,
+        10047,  # limits of the account, resources, memory, storage
+        10007,
+        10008,
+        10009,
+        10035,
+        10039,
+        10041,
+        10076,  # no leader, no cluster, not enabled
+    )
+)
 TOO_LARGE: Final = 10054  # for the stream's max_msg_size
 
 
@@ -71,9 +82,14 @@ class JetStream(Backend):
     commands: ClassVar[re.Pattern[str]] = re.compile(r"(?i:nats-.*|kv-operation)|Status")
 
     def __init__(
-        self, *, servers: Any = DEFAULT_SERVER, stream: Any = None, domain: Any = None,
-        timeout: Any = 10.0, **client: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        servers: Any = DEFAULT_SERVER,
+        stream: Any = None,
+        domain: Any = None,
+        timeout: Any = 10.0,
+        **client: Any,
+    ) -> None:
         """Take URLs, arguments of ``nats.connect``, and the stream that has to take each message.
 
         Without ``stream`` it may be any whose subjects match. ``domain`` is that of JetStream, if
@@ -152,9 +168,11 @@ class JetStream(Backend):
     def _expect(self, message: Message, headers: Mapping[str, str]) -> Pending:
         self._sent += 1
         pending = Pending(
-            message=message, headers=headers, token=str(self._sent),
+            message=message,
+            headers=headers,
+            token=str(self._sent),
             answer=asyncio.get_running_loop().create_future(),
-        )  # fmt: skip
+        )
         self._waiting[pending.token] = pending
         return pending
 
@@ -165,9 +183,10 @@ class JetStream(Backend):
         everything = asyncio.gather(sending, *answers, return_exceptions=True)
         lost = self._connection.lost
         await asyncio.wait(
-            (everything, lost), timeout=max(deadline - monotonic(), 0),
+            (everything, lost),
+            timeout=max(deadline - monotonic(), 0),
             return_when=asyncio.FIRST_COMPLETED,
-        )  # fmt: skip
+        )
         sending.cancel()
         await asyncio.wait((sending,), timeout=SETTLE)
 
@@ -175,9 +194,11 @@ class JetStream(Backend):
         client = self._connection.client
         for each in pending:
             await client.publish(
-                each.message.to, each.message.body, reply=f"{self._inbox}.{each.token}",
+                each.message.to,
+                each.message.body,
+                reply=f"{self._inbox}.{each.token}",
                 headers=each.headers,
-            )  # fmt: skip
+            )
 
     async def _acknowledged(self, answer: Any) -> None:
         """Settle the message that a stream, or the server for want of one, has answered."""

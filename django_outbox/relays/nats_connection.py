@@ -90,9 +90,14 @@ class Connection:
             self._client.needs_tls = self._needs_tls(server)
             try:
                 await self._client.connect(
-                    server, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
-                    error_cb=self._note, closed_cb=self._closed, **self._options,
-                )  # fmt: skip
+                    server,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    error_cb=self._note,
+                    closed_cb=self._closed,
+                    **self._options,
+                )
             except FAULTS:
                 self.cut()
                 if index == len(self._servers):

@@ -71,9 +71,14 @@ class RabbitMQ(Backend):
     )
 
     def __init__(
-        self, *, url: str | None = None, exchange: Any = "events", declare: Any = True,
-        timeout: Any = 10.0, **client: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        url: str | None = None,
+        exchange: Any = "events",
+        declare: Any = True,
+        timeout: Any = 10.0,
+        **client: Any,
+    ) -> None:
         """Take the broker's URL, or the arguments of ``aio_pika.connect`` that replace it.
 
         ``exchange`` is declared as a durable topic exchange unless ``declare`` is false; ``""`` is
@@ -198,9 +203,8 @@ class RabbitMQ(Backend):
         self._frame_max = connection.frame_max
         if self._exchange:
             await connection.channel.declare_exchange(
-                self._exchange, aio_pika.ExchangeType.TOPIC, durable=True,
-                passive=not self._declare,
-            )  # fmt: skip
+                self._exchange, aio_pika.ExchangeType.TOPIC, durable=True, passive=not self._declare
+            )
 
     async def _publish(self, underlay: Any, message: Message) -> None:
         await underlay.basic_publish(
@@ -241,8 +245,9 @@ class RabbitMQ(Backend):
                     f"The {what} that begins {text[:40]!r} has {len(text.encode())} bytes; "
                     f"RabbitMQ takes {most} at most."
                 )
-        size = sum(len(name.encode()) + len(text.encode()) + 6
-                   for name, text in message.headers.items())  # fmt: skip
+        size = sum(
+            len(name.encode()) + len(text.encode()) + 6 for name, text in message.headers.items()
+        )
         if 0 < self._frame_max < size + HEADER_ROOM:
             return Unrecoverable(
                 f"The headers have {size} bytes; {self._frame_max - HEADER_ROOM} fit into a frame "
@@ -319,10 +324,13 @@ class RabbitMQ(Backend):
 
 def _properties(message: Message) -> Any:
     return spec.Basic.Properties(
-        message_id=message.event_id, message_type=message.event_type,
-        timestamp=message.event.occurred_at, content_type=message.content_type,
-        headers={**message.headers}, delivery_mode=PERSISTENT,
-    )  # fmt: skip
+        message_id=message.event_id,
+        message_type=message.event_type,
+        timestamp=message.event.occurred_at,
+        content_type=message.content_type,
+        headers={**message.headers},
+        delivery_mode=PERSISTENT,
+    )
 
 
 def _is_of_all(error: AMQPChannelError) -> bool:

@@ -24,8 +24,13 @@ PLACE: Final = ("host", "port", "login", "password", "virtualhost", "ssl", "ssl_
 MANNER: Final = ("ssl_context", "client_properties")
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
-LOGGERS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel",
-                  "asyncio")  # fmt: skip
+LOGGERS: Final = (
+    "aiormq.connection",
+    "aiormq.channel",
+    "aio_pika.connection",
+    "aio_pika.channel",
+    "asyncio",
+)
 FAILED_SEND: Final = "socket.send() raised exception."  # the client writes on for a moment
 
 
@@ -75,8 +80,9 @@ class Connection:
         address = self._address
         self._client = aio_pika.Connection(address.url, ssl_context=address.ssl_context)
         self._client.kwargs |= {
-            "transport_factory": self._transports, "client_properties": address.client_properties,
-        }  # fmt: skip
+            "transport_factory": self._transports,
+            "client_properties": address.client_properties,
+        }
         await self._client.connect()
         self.channel = await self.new_channel()
 

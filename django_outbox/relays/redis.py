@@ -44,8 +44,12 @@ ANSWER: Final = 5.0  # seconds for a connection's handshake, and for a check
 STRUCTURED: Final = "application/cloudevents+"
 OURS: Final = ("retry", "retry_on_error", "retry_on_timeout")
 OF_SERVER: Final = (
-    BusyLoadingError, ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError,
-)  # fmt: skip
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+)
 # Codes for which redis-py has no class.
 CODES_OF_SERVER: Final = ("NOREPLICAS", "MISCONF", "BUSY")
 # SO_LINGER: a close drops what the kernel still has, so that no message is stored after a deadline.

@@ -186,9 +186,14 @@ class Relay:
             deferred = sum(map(is_deferral, answers))
         finally:
             announce(
-                relay_published, sender=sender, relay=self.settings.name, published=published,
-                refused=refused, deferred=deferred, duration=monotonic() - began,
-            )  # fmt: skip
+                relay_published,
+                sender=sender,
+                relay=self.settings.name,
+                published=published,
+                refused=refused,
+                deferred=deferred,
+                duration=monotonic() - began,
+            )
         return answers
 
     def _exchange(self, messages: Sequence[Message]) -> list[Outcome]:

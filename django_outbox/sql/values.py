@@ -23,9 +23,20 @@ AsRead = tuple[int, str | None]  # attempts and progress of a row when it was le
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
 LIGHT = ("event_id", "attempts", "rescues", "progress", "queue", *INSTANTS)
 FULL = (
-    "event_id", "attempts", "rescues", "progress", "queue", *INSTANTS,
-    "event_type", "aggregate_type", "aggregate_id", "tenant_id", "payload", "headers", "unique_key",
-)  # fmt: skip
+    "event_id",
+    "attempts",
+    "rescues",
+    "progress",
+    "queue",
+    *INSTANTS,
+    "event_type",
+    "aggregate_type",
+    "aggregate_id",
+    "tenant_id",
+    "payload",
+    "headers",
+    "unique_key",
+)
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
 KEYED = (*FULL, "key", "seq", "status")
 # Columns of a settle's VALUES: the id, and attributes of the decision.
@@ -217,9 +228,14 @@ class Release:
 
 
 def claimed(
-    rows: list[Row], *, seen: Sequence[Row], branches: Sequence[Branch], due: int, queue: int,
+    rows: list[Row],
+    *,
+    seen: Sequence[Row],
+    branches: Sequence[Branch],
+    due: int,
+    queue: int,
     cut: Collection[str] = (),
-) -> Claimed:  # fmt: skip
+) -> Claimed:
     """Return a claim's result, with ``seen`` the rows that were due, oldest first in each queue.
 
     Columns ``due`` and ``queue`` of these are due time and queue; the last one is the database's

@@ -21,9 +21,12 @@ from ..writing.hot_queue import hot_queues
 
 
 def drain(
-    using: str | None = None, limit: int | None = None, at: datetime | None = None, *,
+    using: str | None = None,
+    limit: int | None = None,
+    at: datetime | None = None,
+    *,
     queues: Collection[str] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Deliver like ``outbox.drain``, but fail the test, with the errors, if a delivery fails.
 
     Raises ``AssertionError`` if a delivery fails, and the errors of ``outbox.drain``.

@@ -41,9 +41,15 @@ class BatchDelivery:
     """Delivers the lanes of one queue, for its threads."""
 
     def __init__(
-        self, *, alias: str, pool: Pool, pools: Pools, held: Held, streams: Streams,
+        self,
+        *,
+        alias: str,
+        pool: Pool,
+        pools: Pools,
+        held: Held,
+        streams: Streams,
         is_stopping: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._alias, self._pool, self._pools = alias, pool, pools
         self._held, self._streams, self._is_stopping = held, streams, is_stopping
 
@@ -62,9 +68,13 @@ class BatchDelivery:
             cleanup.before()
             place.lease = lead = place.batch[0]
             batch = Batch(
-                lane.listener, place.batch, alias=self._alias, between=between,
-                is_current=self._held.is_current, scope=self._pool.scope(lead),
-            )  # fmt: skip
+                lane.listener,
+                place.batch,
+                alias=self._alias,
+                between=between,
+                is_current=self._held.is_current,
+                scope=self._pool.scope(lead),
+            )
             batch.context = context = copy_context()
             context.run(batch.run)
         except CallAbandoned:
@@ -205,8 +215,11 @@ def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
     streams.wait_again(batch.to_repeat)  # first: once its stream goes on, an event is read anew
     batch.to_repeat = []
     last = {each.key: each for each, _ in decided if each.key is not None}
-    ahead = [streams.next(lease, decision) for lease, decision in decided
-             if decision is DONE and lease.key and last[lease.key] is lease]  # fmt: skip
+    ahead = [
+        streams.next(lease, decision)
+        for lease, decision in decided
+        if decision is DONE and lease.key and last[lease.key] is lease
+    ]
     to_settle = [lease for lease, decision in decided if not pools.pass_on(lease, decision)]
     for follower in ahead:
         if follower is not None:

@@ -77,15 +77,17 @@ class BlockedLoopWatch:
             self._reported = self._is_stuck = True
             logger.error(
                 "event loop stuck seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
-                seconds, *self._blocking_call(loop, thread),
-            )  # fmt: skip
+                seconds,
+                *self._blocking_call(loop, thread),
+            )
         elif not self._reported:
             self._reported = True
             logger.warning(
                 "event loop blocked "
                 "seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
-                seconds, *self._blocking_call(loop, thread),
-            )  # fmt: skip
+                seconds,
+                *self._blocking_call(loop, thread),
+            )
 
     def _blocking_call(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread

@@ -70,19 +70,40 @@ class Claimer:
         self._trial, self._is_fresh = Trial(lease=held.lease, held=held), True
         self._suspect_row_waits = False  # the last full scan found a suspect
         self._events = EventClaims(
-            alias=alias, me=me, settings=settings, held=held, decisions=decisions, pools=pools,
-            intakes=self._intakes, known_pauses=known_pauses, connect=lambda: self._connection,
-        )  # fmt: skip
-        self._streams = StreamClaims(
-            alias=alias, me=me, settings=settings, held=held, pools=pools, decisions=decisions,
-            streams=streams, known_pauses=known_pauses, may_try=self._may_try_suspect,
-            connect=lambda: self._connection, count=self._count,
-        )  # fmt: skip
-        self._closed = ClosedQueues(
-            alias=alias, me=me, lease=held.lease, intakes=self._intakes, events=self._events,
-            streams=self._streams, configured={*settings.queues}, known_pauses=known_pauses,
+            alias=alias,
+            me=me,
+            settings=settings,
+            held=held,
+            decisions=decisions,
+            pools=pools,
+            intakes=self._intakes,
+            known_pauses=known_pauses,
             connect=lambda: self._connection,
-        )  # fmt: skip
+        )
+        self._streams = StreamClaims(
+            alias=alias,
+            me=me,
+            settings=settings,
+            held=held,
+            pools=pools,
+            decisions=decisions,
+            streams=streams,
+            known_pauses=known_pauses,
+            may_try=self._may_try_suspect,
+            connect=lambda: self._connection,
+            count=self._count,
+        )
+        self._closed = ClosedQueues(
+            alias=alias,
+            me=me,
+            lease=held.lease,
+            intakes=self._intakes,
+            events=self._events,
+            streams=self._streams,
+            configured={*settings.queues},
+            known_pauses=known_pauses,
+            connect=lambda: self._connection,
+        )
         self._may_claim = may_claim  # False on the standby of single_node
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._poll_times = PollTimes(settings, intakes=self._intakes, wakeup=wakeup)
@@ -164,8 +185,11 @@ class Claimer:
 
     def _next_event(self, now: float) -> float:
         """Return when (monotonic) a rate leaves room, or there is work about paused queues."""
-        times = [each.poll_at for each in self._intakes.values()
-                 if each.pool.rate is not None and each.poll_at > now]  # fmt: skip
+        times = [
+            each.poll_at
+            for each in self._intakes.values()
+            if each.pool.rate is not None and each.poll_at > now
+        ]
         return max(min([self._closed.next_step(now), *times]), now + 0.001)
 
     # -- claims ----------------------------------------------------------------------------------
@@ -220,8 +244,10 @@ class Claimer:
 
     def _poll(self, limits: dict[str, int], now: float) -> set[str]:
         """Claim due events and streams; return the queues in which nothing more is due."""
-        most = {name: (limit + 1) // 2 if self._streams_wait else limit
-                for name, limit in limits.items()}  # fmt: skip
+        most = {
+            name: (limit + 1) // 2 if self._streams_wait else limit
+            for name, limit in limits.items()
+        }
         intakes = [self._intakes[name] for name in limits]
         claim = Claim(
             me=self.me,
@@ -274,8 +300,11 @@ class Claimer:
     def _recover(self, limits: dict[str, int]) -> None:
         """Claim some of what lost workers had leased, and take it off the limits."""
         lost = [self._intakes[name] for name in limits if self._intakes[name].lost_until]
-        branches = [Branch(each.name, (limits[each.name] + 1) // 2) for each in lost
-                    if limits[each.name] > 0]  # fmt: skip
+        branches = [
+            Branch(each.name, (limits[each.name] + 1) // 2)
+            for each in lost
+            if limits[each.name] > 0
+        ]
         if not branches:
             return
         until = max(each.lost_until for each in lost if each.lost_until)
@@ -333,9 +362,11 @@ class Claimer:
         """Lease the suspect that is due first, of one queue; return whether there was one."""
         for intake in self._intakes.values():
             claim = Claim(
-                me=self.me, lease=self.held.lease, branches=[Branch(intake.name, 1)],
+                me=self.me,
+                lease=self.held.lease,
+                branches=[Branch(intake.name, 1)],
                 state=RescueState.SUSPECT,
-            )  # fmt: skip
+            )
             if not intake.pool.is_closed and self._events.claim(claim).rows:
                 return True
         return False

@@ -23,10 +23,18 @@ class ClosedQueues:
     """Follows pauses and circuit breakers of queues, and ends pauses. The claimer's thread only."""
 
     def __init__(
-        self, *, alias: str, me: str, lease: float, intakes: Mapping[str, Intake],
-        events: EventClaims, streams: StreamClaims, configured: set[str],
-        known_pauses: KnownPauses, connect: Callable[[], BaseDatabaseWrapper],
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        alias: str,
+        me: str,
+        lease: float,
+        intakes: Mapping[str, Intake],
+        events: EventClaims,
+        streams: StreamClaims,
+        configured: set[str],
+        known_pauses: KnownPauses,
+        connect: Callable[[], BaseDatabaseWrapper],
+    ) -> None:
         self._me, self._lease, self._intakes = me, lease, intakes
         self._events, self._streams = events, streams
         self._strays = Strays(queues={*intakes}, configured=configured, known_pauses=known_pauses)

@@ -120,8 +120,10 @@ def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
         logger.error(
             "listener left a transaction open; its connection is closed "
             "event_id=%s event_type=%s alias=%s",
-            lease.event_id, lease.event_type, connection.alias,
-        )  # fmt: skip
+            lease.event_id,
+            lease.event_type,
+            connection.alias,
+        )
         abandon(connection)
     elif connection.errors_occurred:
         abandon(connection)  # without is_usable(), which is always true on SQLite

@@ -38,9 +38,12 @@ class Seat:
     """A place in the pool: its thread, and the lease that the thread delivers."""
 
     def __init__(
-        self, run: Callable[[Seat], None], name: str, inherited: TimedCall | None = None,
+        self,
+        run: Callable[[Seat], None],
+        name: str,
+        inherited: TimedCall | None = None,
         fallbacks: deque[Fallback] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.inherited = inherited  # a call that hangs; this thread finishes its delivery
         self.fallbacks = deque() if fallbacks is None else fallbacks  # of a batch, to be called
         # What the thread delivers, of a batch the first; only the thread sets it.
@@ -78,9 +81,13 @@ class Dispatcher:
         self._stuck_after = stuck_after  # seconds
         self._stopping = threading.Event()
         self._batches = BatchDelivery(
-            alias=alias, pool=pool, pools=pools, held=held, streams=streams,
+            alias=alias,
+            pool=pool,
+            pools=pools,
+            held=held,
+            streams=streams,
             is_stopping=self._stopping.is_set,
-        )  # fmt: skip
+        )
         self._replacing = threading.Lock()  # guards the seats while a thread is replaced
         self._seats = [
             Seat(self._run, pool.thread_name(alias, f"worker-{number}"))
@@ -114,8 +121,11 @@ class Dispatcher:
         """
         if self.has_too_many_hung_threads:
             return f"{self._hanging()} threads hang in listeners past their timeouts"
-        ended = [each.thread.name for each in self._seats
-                 if each.thread.ident and not each.thread.is_alive()]  # fmt: skip
+        ended = [
+            each.thread.name
+            for each in self._seats
+            if each.thread.ident and not each.thread.is_alive()
+        ]
         return f"{', '.join(ended)} ended" if ended and not self._stopping.is_set() else None
 
     def unready_reason(self, longest: float) -> str | None:
@@ -159,14 +169,18 @@ class Dispatcher:
             events = ", ".join(f"{each.event_id} ({each.event_type})" for each in leases)
             logger.error(
                 "every thread is in a call that does not end seconds=%.0f events=%s queue=%s",
-                seconds, events, self._pool.name,
-            )  # fmt: skip
+                seconds,
+                events,
+                self._pool.name,
+            )
         self._was_stuck = seconds > 0
         if self.has_too_many_hung_threads and not self._had_too_many_hung_threads:
             logger.error(
                 "as many threads hang as the worker has, past the timeouts of their listeners; "
-                "only a new process helps threads=%d queue=%s", self._hanging(), self._pool.name,
-            )  # fmt: skip
+                "only a new process helps threads=%d queue=%s",
+                self._hanging(),
+                self._pool.name,
+            )
         self._had_too_many_hung_threads = self.has_too_many_hung_threads
 
     def _hanging(self) -> int:

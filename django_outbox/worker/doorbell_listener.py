@@ -16,13 +16,7 @@ COMMIT_MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote 
 class DoorbellListener:
     """Requests a poll at each notification, and again when quiet writers may notify again."""
 
-    def __init__(
-        self,
-        ear: Ear,
-        *,
-        interval: float,
-        wakeup: Wakeup,
-    ) -> None:
+    def __init__(self, ear: Ear, *, interval: float, wakeup: Wakeup) -> None:
         self._ear = ear
         self._quiet = (interval + COMMIT_MARGIN, MAX_INTERVALS * interval + COMMIT_MARGIN)
         self._wakeup = wakeup

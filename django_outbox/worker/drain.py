@@ -44,9 +44,12 @@ ESCAPING = (KeyboardInterrupt,)  # ends the run; anything else that a listener r
 
 
 def drain(
-    using: str | None = None, limit: int | None = None, at: datetime | None = None, *,
+    using: str | None = None,
+    limit: int | None = None,
+    at: datetime | None = None,
+    *,
     queues: Collection[str] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Deliver what is due, and what becomes due meanwhile; return the number of deliveries.
 
     ``using`` is the alias (default: the router's), ``limit`` the most deliveries, ``at`` an instant
@@ -83,12 +86,15 @@ class _Drain(DrainClaims):
             chunk = max(map(batch_room, self.settings.queues))
             return self._deliver_all(connections[self.alias], limit, chunk=chunk, inline=True)
         own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
-        beat = Heartbeat(alias=self.alias, me=self.me, held=self.held, worker_row=None,
-                         streams=self.streams)  # fmt: skip
+        beat = Heartbeat(
+            alias=self.alias, me=self.me, held=self.held, worker_row=None, streams=self.streams
+        )
         loop = Loop(
-            f"outbox-{self.alias}-drain-heartbeat", beat.step, alias=self.alias,
+            f"outbox-{self.alias}-drain-heartbeat",
+            beat.step,
+            alias=self.alias,
             lock_wait=self.settings.LOCK_WAIT,
-        )  # fmt: skip
+        )
         loop.start()
         try:
             return self._deliver_all(own, limit, chunk=self.settings.POLL_BATCH_SIZE, inline=False)
@@ -103,10 +109,19 @@ class _Drain(DrainClaims):
         if self.at is not None:
             self.horizon = (self.at - dialect_of(connection).clock(connection)).total_seconds()
         self.claims = StreamClaims(
-            alias=self.alias, me=self.me, settings=self.settings, held=self.held, pools=self,
-            decisions=self.unrun, streams=self.streams, known_pauses=self.known_pauses,
-            may_try=lambda: True, connect=lambda: connection, at=self.at, scan_factor=0,
-        )  # fmt: skip
+            alias=self.alias,
+            me=self.me,
+            settings=self.settings,
+            held=self.held,
+            pools=self,
+            decisions=self.unrun,
+            streams=self.streams,
+            known_pauses=self.known_pauses,
+            may_try=lambda: True,
+            connect=lambda: connection,
+            at=self.at,
+            scan_factor=0,
+        )
         known = self.settings.queues
         others = dialect_of(connection).other_queues(connection, known=[*known])
         self.queues = [*known, *others] if self.only is None else [*self.only]
@@ -218,15 +233,24 @@ class _Drain(DrainClaims):
             self._tidy(leases[0])
 
     def _run_in_context(
-        self, listener: Listener, leases: list[Lease], into: Settled,
-        between: Callable[[Lease], bool], is_current: Callable[[Lease], bool],
-    ) -> None:  # fmt: skip
+        self,
+        listener: Listener,
+        leases: list[Lease],
+        into: Settled,
+        between: Callable[[Lease], bool],
+        is_current: Callable[[Lease], bool],
+    ) -> None:
         context = copy_context()
         context.run(drain_ending_errors.set, ESCAPING)
         batch = Batch(
-            listener, leases, alias=self.alias, between=between, is_current=is_current,
-            scope=self.scope, escaping=ESCAPING,
-        )  # fmt: skip
+            listener,
+            leases,
+            alias=self.alias,
+            between=between,
+            is_current=is_current,
+            scope=self.scope,
+            escaping=ESCAPING,
+        )
         try:
             context.run(batch.run)
             for each in batch.fallbacks:
@@ -262,9 +286,8 @@ class _Drain(DrainClaims):
         context = copy_context()
         context.run(drain_ending_errors.set, ESCAPING)
         return context.run(
-            deliver, lease, alias=self.alias, escaping=ESCAPING, between=between,
-            scope=self.scope,
-        )  # fmt: skip
+            deliver, lease, alias=self.alias, escaping=ESCAPING, between=between, scope=self.scope
+        )
 
     def _tidy(self, lease: Lease) -> bool:
         """Close the connections that a listener broke; return whether the lease is current."""

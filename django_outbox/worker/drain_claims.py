@@ -50,9 +50,13 @@ class DrainClaims:
         self.known_pauses = KnownPauses()
         self.pause_ends = PauseEnds(alias, self.known_pauses)
         self.streams = Streams(
-            alias=alias, me=self.me, settings=self.settings, held=self.held, pools=self,
+            alias=alias,
+            me=self.me,
+            settings=self.settings,
+            held=self.held,
+            pools=self,
             wakeup=Wakeup(),
-        )  # fmt: skip
+        )
         self.decided = 0  # events so far, including paused ones that were claimed
         self.horizon = 0.0  # seconds between the database's now and ``at``
 
@@ -96,16 +100,23 @@ class DrainClaims:
         return [each for each in self.queues if self.accepts(each)]
 
     def _claim_in_turn(
-        self, connection: BaseDatabaseWrapper, rooms: Mapping[str, int], state: RescueState,
+        self,
+        connection: BaseDatabaseWrapper,
+        rooms: Mapping[str, int],
+        state: RescueState,
         most: int,
-    ) -> list[Lease]:  # fmt: skip
+    ) -> list[Lease]:
         """Lease events of one state from the first queue that has some."""
         for queue, room in rooms.items():
             branch = Branch(queue, min(most, room), most_bytes=self.settings.PREFETCH_BYTES // 2)
             claim = Claim(
-                me=self.me, lease=self.held.lease, branches=[branch], at=self.at,
-                exclude=self.excluded, state=state,
-            )  # fmt: skip
+                me=self.me,
+                lease=self.held.lease,
+                branches=[branch],
+                at=self.at,
+                exclude=self.excluded,
+                state=state,
+            )
             deadline = self.held.deadline(monotonic())
             if rows := dialect_of(connection).claim(connection, claim).rows:
                 leases = [
@@ -143,10 +154,11 @@ class DrainClaims:
         length = head.payload_bytes
         for each in self.ready.take_all(len(self.ready)):
             if (
-                len(heads) < most and length < most_bytes
+                len(heads) < most
+                and length < most_bytes
                 and batch_listener(each, self.scope) is listener
                 and batch_size(listener, each) == size
-            ):  # fmt: skip
+            ):
                 heads.append(each)
                 length += each.payload_bytes
             else:

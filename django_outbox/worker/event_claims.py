@@ -35,10 +35,18 @@ class EventClaims:
     """Leases events, registers their leases and queues them. The claimer's thread only."""
 
     def __init__(
-        self, *, alias: str, me: str, settings: Settings, held: Held, decisions: Decisions,
-        pools: Pools, intakes: Mapping[str, Intake], known_pauses: KnownPauses,
+        self,
+        *,
+        alias: str,
+        me: str,
+        settings: Settings,
+        held: Held,
+        decisions: Decisions,
+        pools: Pools,
+        intakes: Mapping[str, Intake],
+        known_pauses: KnownPauses,
         connect: Callable[[], BaseDatabaseWrapper],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._pools = held, decisions, pools
         self._intakes, self._known_pauses, self._connect = intakes, known_pauses, connect
@@ -53,11 +61,15 @@ class EventClaims:
         by_id, now = hot or {}, monotonic()
         leases = [
             lease_from_row(
-                row, claim.columns, deadline=deadline, me=self._me, claimed_at=now,
+                row,
+                claim.columns,
+                deadline=deadline,
+                me=self._me,
+                claimed_at=now,
                 hot=by_id.get(row[0]),
             )
             for row in found.rows
-        ]  # fmt: skip
+        ]
         if hot is None:
             self._note_sizes(leases)
         if self._several:
@@ -90,8 +102,11 @@ class EventClaims:
     def _note_sizes(self, leases: list[Lease]) -> None:
         for queue in {each.queue_in_row for each in leases} if self._several else self._intakes:
             if (intake := self._intakes.get(queue)) is not None:
-                sizes = [each.payload_bytes for each in leases
-                         if not self._several or each.queue_in_row == queue]  # fmt: skip
+                sizes = [
+                    each.payload_bytes
+                    for each in leases
+                    if not self._several or each.queue_in_row == queue
+                ]
                 intake.prefetch.note_sizes(len(sizes), sum(sizes))
 
     def _in_their_queues(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> list[Lease]:

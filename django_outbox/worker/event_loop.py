@@ -45,9 +45,15 @@ class EventLoop:
     """
 
     def __init__(
-        self, *, alias: str, stuck_after: float, pool: Pool, pools: Pools, held: Held,
+        self,
+        *,
+        alias: str,
+        stuck_after: float,
+        pool: Pool,
+        pools: Pools,
+        held: Held,
         streams: Streams,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._alias, self._held, self._pool, self._pools = alias, held, pool, pools
         self._streams = streams
         self._slots = pool.settings.ASYNC_CONCURRENCY
@@ -211,9 +217,11 @@ class EventLoop:
         logger.warning(
             "listener cancelled, event handed back "
             "event_id=%s event_type=%s listener=%r seconds=%.1f",
-            lease.event_id, lease.event_type, self._cancelled.get(lease.event_id, ""),
+            lease.event_id,
+            lease.event_type,
+            self._cancelled.get(lease.event_id, ""),
             monotonic() - lease.started_at,
-        )  # fmt: skip
+        )
 
     async def _deliver_batch(self, listener: Listener, leases: list[Lease]) -> None:
         started: list[Lease] = []
@@ -253,9 +261,13 @@ class EventLoop:
                 return self._held.is_current(lease) and not self._stopping
 
             batch = Batch(
-                listener, leases, alias=self._alias, between=between,
-                is_current=self._held.is_current, scope=self._pool.scope(lead),
-            )  # fmt: skip
+                listener,
+                leases,
+                alias=self._alias,
+                between=between,
+                is_current=self._held.is_current,
+                scope=self._pool.scope(lead),
+            )
             batches.append(batch)
             await batch.arun()
             await self._fall_back(batch, between)

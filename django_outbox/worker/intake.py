@@ -20,9 +20,15 @@ class Intake:
     """Decides how much to claim from one queue, and when. The claimer's thread only."""
 
     def __init__(
-        self, pool: Pool, *, me: str, settings: Settings, held: Held, streams: Streams,
+        self,
+        pool: Pool,
+        *,
+        me: str,
+        settings: Settings,
+        held: Held,
+        streams: Streams,
         most_bytes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``most_bytes``: the queue's share of the payload text that may be in memory."""
         self.pool, self.name, self._settings = pool, pool.name, settings
         self.prefetch = Prefetch(

@@ -32,10 +32,18 @@ class Heartbeat:
     It makes a step every sixth of that length, so that a new lease never gets near its deadline.
     """
 
-    def __init__(self, *, alias: str, me: str, held: Held, worker_row: WorkerRow | None,
-        streams: Streams | None = None, statistics: Statistics | None = None,
-        throttle: ClaimThrottle | None = None, pools: Pools | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        alias: str,
+        me: str,
+        held: Held,
+        worker_row: WorkerRow | None,
+        streams: Streams | None = None,
+        statistics: Statistics | None = None,
+        throttle: ClaimThrottle | None = None,
+        pools: Pools | None = None,
+    ) -> None:
         self._alias, self._me, self._held, self._worker_row = alias, me, held, worker_row
         self._streams, self._statistics, self._throttle = streams, statistics, throttle
         self._limited = [each for each in pools or () if each.rate is not None]

@@ -256,9 +256,11 @@ def _serve_until_changed(
 
     file_changed.connect(on_change)
     watch = threading.Thread(
-        target=get_reloader().run, args=(threading.main_thread(),), name="outbox-reloader",
+        target=get_reloader().run,
+        args=(threading.main_thread(),),
+        name="outbox-reloader",
         daemon=True,
-    )  # fmt: skip
+    )
     watch.start()
     code = _serve_as_child(aliases, signals, output, options)
     return RELOAD_EXIT_CODE if changed.is_set() else code

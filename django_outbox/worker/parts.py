@@ -35,9 +35,15 @@ class Parts:
     """The parts of a worker, each with the threads that it needs; none is started here."""
 
     def __init__(
-        self, alias: str, me: str, settings: Settings, *, queues: frozenset[str], purge: bool,
+        self,
+        alias: str,
+        me: str,
+        settings: Settings,
+        *,
+        queues: frozenset[str],
+        purge: bool,
         max_events: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.alias, self.id, self.settings, self.queues = alias, me, settings, queues
         self._purge, self._max_events = purge, max_events
         self._assemble()
@@ -57,19 +63,36 @@ class Parts:
         self._active = active
         self._give_pools_threads(parts)
         self._claimer = Claimer(
-            me=self.id, settings=settings, decisions=self._decisions, may_claim=self._may_claim,
-            settled=lambda: self._settler.settled, streams=self._streams, wakeup=self._wakeup,
-            known_pauses=known_pauses, throttle=throttle, **parts,
-        )  # fmt: skip
+            me=self.id,
+            settings=settings,
+            decisions=self._decisions,
+            may_claim=self._may_claim,
+            settled=lambda: self._settler.settled,
+            streams=self._streams,
+            wakeup=self._wakeup,
+            known_pauses=known_pauses,
+            throttle=throttle,
+            **parts,
+        )
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
-            me=self.id, settings=settings, decisions=self._decisions, wakeup=self._wakeup,
-            streams=self._streams, statistics=statistics, sessions=self._sessions, **parts,
-        )  # fmt: skip
+            me=self.id,
+            settings=settings,
+            decisions=self._decisions,
+            wakeup=self._wakeup,
+            streams=self._streams,
+            statistics=statistics,
+            sessions=self._sessions,
+            **parts,
+        )
         heartbeat = Heartbeat(
-            me=self.id, worker_row=self._worker_row(), streams=self._streams, statistics=statistics,
-            throttle=throttle, **parts,
-        )  # fmt: skip
+            me=self.id,
+            worker_row=self._worker_row(),
+            streams=self._streams,
+            statistics=statistics,
+            throttle=throttle,
+            **parts,
+        )
         self._give_threads(heartbeat, statistics)
 
     def _make_pools(self, known_pauses: KnownPauses) -> Pools:
@@ -83,9 +106,13 @@ class Parts:
                     name, queue.BREAKER, alias=self.alias, held=self._held, wakeup=self._wakeup
                 )
             pools[name] = Pool(
-                queue, offers=self._hot_queue(), breaker=breaker, known_pauses=known_pauses,
-                wakeup=self._wakeup, alone=len(queues) == 1,
-            )  # fmt: skip
+                queue,
+                offers=self._hot_queue(),
+                breaker=breaker,
+                known_pauses=known_pauses,
+                wakeup=self._wakeup,
+                alone=len(queues) == 1,
+            )
         return Pools(pools, held=self._held, decisions=self._decisions, wakeup=self._wakeup)
 
     def _give_pools_threads(self, parts: dict[str, Any]) -> None:
@@ -118,16 +145,22 @@ class Parts:
 
     def _worker_row(self) -> WorkerRow:
         return WorkerRow(
-            alias=self.alias, me=self.id, held=self._held, streams=self._streams,
-            mode=self.settings.MODE, wakeup=self._wakeup, queues=self.queues,
-        )  # fmt: skip
+            alias=self.alias,
+            me=self.id,
+            held=self._held,
+            streams=self._streams,
+            mode=self.settings.MODE,
+            wakeup=self._wakeup,
+            queues=self.queues,
+        )
 
     def _hot_queue(self) -> Offers:
         settings = self.settings
         return Offers(
-            settings.HOT_QUEUE_CAPACITY, wakeup=self._wakeup,
+            settings.HOT_QUEUE_CAPACITY,
+            wakeup=self._wakeup,
             most_bytes=max(settings.PREFETCH_BYTES // len(self.queues), 1),
-        )  # fmt: skip
+        )
 
     def _give_threads(self, heartbeat: Heartbeat, statistics: Statistics) -> None:
         settings = self.settings
@@ -143,9 +176,12 @@ class Parts:
         self._wakeup.wake = self._claimer_loop.wake
         interval = settings.PURGE_INTERVAL if self._purge else None
         self._purger = Purger(
-            alias=self.alias, me=self.id, lease=settings.LEASE, interval=interval,
+            alias=self.alias,
+            me=self.id,
+            lease=settings.LEASE,
+            interval=interval,
             statistics=statistics,
-        )  # fmt: skip
+        )
         self._purger_loop = self._loop("purger", self._purger.step, close=self._purger.close)
         self._doorbell_loop: Loop | None = None
         if (ear := doorbell.ear(self.alias)) is not None:
@@ -163,19 +199,25 @@ class Parts:
         self, name: str, step: Callable[[], float], close: Callable[[], None] = lambda: None
     ) -> Loop:
         return Loop(
-            f"outbox-{self.alias}-{name}", step, alias=self.alias,
-            lock_wait=self.settings.LOCK_WAIT, close=close,
+            f"outbox-{self.alias}-{name}",
+            step,
+            alias=self.alias,
+            lock_wait=self.settings.LOCK_WAIT,
+            close=close,
             on_database_error=self._sessions.report_broken,
-        )  # fmt: skip
+        )
 
     def _threaded_parts(self) -> list[Part]:
         """Return the parts with threads in start order: each after the parts that it feeds."""
         if self.settings.MODE == "writer_only":
             return []
         parts: list[Part] = [
-            self._watchdog, *self._event_loops, *self._dispatchers, self._settler_loop,
+            self._watchdog,
+            *self._event_loops,
+            *self._dispatchers,
+            self._settler_loop,
             self._heartbeat_loop,
-        ]  # fmt: skip
+        ]
         if self._active is not None:
             parts.append(self._active_loop)
         parts.append(self._claimer_loop)

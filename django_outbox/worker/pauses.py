@@ -55,8 +55,9 @@ class KnownPauses:
         breakers = {}
         if any(kind == "breaker" for kind, _ in self.pauses):
             found = dialect_of(connection).breakers(connection)
-            breakers = {queue: (monotonic() + each.left, each.pause)
-                        for queue, each in found.items()}  # fmt: skip
+            breakers = {
+                queue: (monotonic() + each.left, each.pause) for queue, each in found.items()
+            }
         self.breakers = breakers
         seconds = None
         if any(kind != "breaker" for kind, _ in self.pauses):
@@ -159,6 +160,9 @@ class PauseEnds:
             if total["ended"]:
                 logger.info(
                     "pause ended kind=%s name=%s events=%d streams=%d",
-                    pause.kind, pause.name, total["events"], total["streams"],
-                )  # fmt: skip
+                    pause.kind,
+                    pause.name,
+                    total["events"],
+                    total["streams"],
+                )
                 doorbell.ring(connections[self._alias])

@@ -33,9 +33,15 @@ class Pool:
     lane_to_loop: Callable[[Lane], None]  # the same, with the next batch of a lane
 
     def __init__(
-        self, settings: QueueSettings, *, offers: Offers, breaker: Breaker | None,
-        known_pauses: KnownPauses, wakeup: Wakeup, alone: bool,
-    ) -> None:  # fmt: skip
+        self,
+        settings: QueueSettings,
+        *,
+        offers: Offers,
+        breaker: Breaker | None,
+        known_pauses: KnownPauses,
+        wakeup: Wakeup,
+        alone: bool,
+    ) -> None:
         """``alone``: it is the only queue that is configured."""
         self.name, self.settings = settings.name, settings
         self.offers, self.breaker = offers, breaker

@@ -43,8 +43,10 @@ MAX_RUN = 15.0  # seconds for one table in a run; after a pause of at most as lo
 SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
 SCAN_RATE = 1000  # rows that a full scan reads per second
 SCANS: dict[str, Callable[..., Batch | None]] = {
-    "events": scan_events, "streams": scan_streams, "attempts": scan_attempts,
-}  # fmt: skip
+    "events": scan_events,
+    "streams": scan_streams,
+    "attempts": scan_attempts,
+}
 
 
 @dataclass(slots=True)

@@ -234,8 +234,11 @@ class Held:
         """Return the leases of rows (not streams) that are older than a third of their length."""
         limit = now + SAFE_PART * self.lease - self.lease / 3
         with self.lock:
-            return [each for each in self._leases.values()
-                    if each.key is None and each.deadline <= limit]  # fmt: skip
+            return [
+                each
+                for each in self._leases.values()
+                if each.key is None and each.deadline <= limit
+            ]
 
     def renewed(self, leases: Iterable[Lease], deadline: float) -> None:
         with self.lock:
@@ -302,8 +305,7 @@ class Held:
     def unstarted(self) -> list[Lease]:
         """Return the leases of rows (not streams) that are neither started nor decided."""
         with self.lock:
-            return [each for each in self._leases.values()
-                    if each.key is None and each.is_waiting]  # fmt: skip
+            return [each for each in self._leases.values() if each.key is None and each.is_waiting]
 
     def waiting_since(self, before: float, queue: str) -> list[Lease]:
         """Return a queue's unstarted leases of rows claimed before ``before`` (monotonic)."""

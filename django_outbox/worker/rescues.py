@@ -23,8 +23,10 @@ def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> 
     for lease in leases:
         logger.warning(
             "rescued event_id=%s event_type=%s rescues=%d",
-            lease.event_id, lease.event_type, lease.rescues,
-        )  # fmt: skip
+            lease.event_id,
+            lease.event_type,
+            lease.rescues,
+        )
         announce(event_rescued, sender=connection.alias, event=lease.event, rescues=lease.rescues)
     if not leases:
         return

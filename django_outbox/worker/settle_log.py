@@ -34,9 +34,13 @@ def report_settled(settled: Settled, *, alias: str) -> None:
             announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
         if has_receivers and decision.outcome != "moved":
             announce(
-                event_settled, sender=alias, event=lease.event, outcome=decision.outcome,
-                duration=lease.duration, lag=lease.lag + lease.waited,
-            )  # fmt: skip
+                event_settled,
+                sender=alias,
+                event=lease.event,
+                outcome=decision.outcome,
+                duration=lease.duration,
+                lag=lease.lag + lease.waited,
+            )
 
 
 def _log(lease: Lease, decision: Decision) -> None:
@@ -48,8 +52,11 @@ def _log(lease: Lease, decision: Decision) -> None:
     logger.log(
         level,
         "%s event_id=%s event_type=%s attempt=%d error=%s",
-        decision.outcome, lease.event_id, lease.event_type,
-        lease.event.attempts + decision.spent, decision.kind,
-    )  # fmt: skip
+        decision.outcome,
+        lease.event_id,
+        lease.event_type,
+        lease.event.attempts + decision.spent,
+        decision.kind,
+    )
     if decision.error:
         logger.debug("error text event_id=%s text=%s", lease.event_id, decision.error)

@@ -139,9 +139,11 @@ class Statistics:
         if key not in self._rows:
             span, start, event_type = key
             self._rows[key] = OutboxStatistics(
-                span=span, started_at=datetime.fromtimestamp(start, timezone.utc), owner=self._me,
+                span=span,
+                started_at=datetime.fromtimestamp(start, timezone.utc),
+                owner=self._me,
                 event_type=event_type,
-            )  # fmt: skip
+            )
         return self._rows[key]
 
     def _remove_old_rows(self, now: datetime) -> None:
@@ -156,8 +158,9 @@ class Statistics:
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8 …
             logger.warning(
                 "statistics could not be updated; events are not affected error=%s times=%d",
-                first_line(error), self._failures,
-            )  # fmt: skip
+                first_line(error),
+                self._failures,
+            )
         connections[self._alias].close()
 
 

@@ -85,8 +85,11 @@ class LeaseReturner:
             logger.warning(
                 "listener still runs, event handed back "
                 "event_id=%s event_type=%s listener=%r seconds=%.1f",
-                lease.event_id, lease.event_type, lease.listener, monotonic() - lease.started_at,
-            )  # fmt: skip
+                lease.event_id,
+                lease.event_type,
+                lease.listener,
+                monotonic() - lease.started_at,
+            )
         self.handed_back = len(running)
         rows = [*self._unreleased, *(each.event_id for each in running if each.key is None)]
         wanted, until = len(rows) + len(self._streams), monotonic() + LOCKED_RETRY_TIME

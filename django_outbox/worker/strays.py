@@ -67,14 +67,17 @@ class Strays:
             count = dialect.move_streams(connection, of=queue, queue=DEFAULT_QUEUE, limit=BATCH)
             if rows:
                 count += dialect.move(
-                    connection, ids=[each.event_id for each in rows], queue=DEFAULT_QUEUE,
+                    connection,
+                    ids=[each.event_id for each in rows],
+                    queue=DEFAULT_QUEUE,
                     newest=rows[-1].due_at,
-                )  # fmt: skip
+                )
             if count:
                 logger.warning(
                     "queue not configured, its events are delivered by default queue=%s count=%d",
-                    queue, count,
-                )  # fmt: skip
+                    queue,
+                    count,
+                )
                 moved, self._search_at = True, 0.0  # there may be more
         return moved
 

@@ -53,9 +53,15 @@ class LeasedStreams:
     """All streams of a worker, and queries of their state; ``Streams`` adds the changes to it."""
 
     def __init__(
-        self, *, alias: str, me: str, settings: Settings, held: Held, pools: StreamHeads,
+        self,
+        *,
+        alias: str,
+        me: str,
+        settings: Settings,
+        held: Held,
+        pools: StreamHeads,
         wakeup: Wakeup,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._pools, self._wakeup = held, pools, wakeup
         self._lock = held.lock

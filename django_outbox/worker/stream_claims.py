@@ -44,12 +44,22 @@ class StreamClaims:
     """Leases streams and reads their events. One thread only: the claimer's or ``drain()``'s."""
 
     def __init__(
-        self, *, alias: str, me: str, settings: Settings, held: Held, pools: StreamHeads,
-        decisions: Decisions, streams: Streams, known_pauses: KnownPauses,
-        may_try: Callable[[], bool], connect: Callable[[], BaseDatabaseWrapper],
-        scan_factor: float = FULL_SCAN_FACTOR, at: datetime | None = None,
+        self,
+        *,
+        alias: str,
+        me: str,
+        settings: Settings,
+        held: Held,
+        pools: StreamHeads,
+        decisions: Decisions,
+        streams: Streams,
+        known_pauses: KnownPauses,
+        may_try: Callable[[], bool],
+        connect: Callable[[], BaseDatabaseWrapper],
+        scan_factor: float = FULL_SCAN_FACTOR,
+        at: datetime | None = None,
         count: Callable[[Lease], None] = lambda lease: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._pools, self._decisions = held, pools, decisions
         self.streams, self._known_pauses, self._may_try = streams, known_pauses, may_try
@@ -74,18 +84,22 @@ class StreamClaims:
         marks = {queue: self._watermark(queue) for queue, room in rooms.items() if room > 0}
         branches = [
             Branch(
-                queue, max(rooms[queue] // self._events_per_stream, min(rooms[queue], threads)),
+                queue,
+                max(rooms[queue] // self._events_per_stream, min(rooms[queue], threads)),
                 since=watermark.begin_claim(),
             )
             for queue, watermark in marks.items()
-        ]  # fmt: skip
+        ]
         found = self._dialect.claim_streams(
             self._connection,
             StreamClaim(
-                me=self._me, lease=self._held.lease, branches=branches, at=self._at,
+                me=self._me,
+                lease=self._held.lease,
+                branches=branches,
+                at=self._at,
                 exclude=excluded,
             ),
-        )  # fmt: skip
+        )
         for queue, watermark in marks.items():  # what was skipped, the next claim must find
             watermark.end_claim(found.found(queue), skipped=bool(excluded))
         new = self.streams.claimed(
@@ -117,9 +131,12 @@ class StreamClaims:
         settings, keys = self._settings, [each.key for each in streams_to_read]
         limit = max(min(room // len(keys), MAX_EVENTS), 1)
         read = StreamQuery(
-            me=self._me, keys=keys, limit=limit, dead_too=settings.ON_DEAD == "block",
+            me=self._me,
+            keys=keys,
+            limit=limit,
+            dead_too=settings.ON_DEAD == "block",
             only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
-        )  # fmt: skip
+        )
         streams = self._dialect.read_streams(self._connection, read)
         retries: dict[str, datetime] = {}
         if read.only_due_retries and streams:

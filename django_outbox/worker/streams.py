@@ -305,11 +305,15 @@ class Streams(LeasedStreams):
         Streams of lost workers are kept, unless a thread has turned their first event away.
         """
         with self._lock:
-            late = [each for each in self._streams.values()
-                    if each.handed_out and each.handed_out[0].queue == queue
-                    and (each.handed_out[0].turned_away or not each.careful)
-                    and each.handed_out[0].handed_out_at < before
-                    and all(lease.is_waiting for lease in each.handed_out)]  # fmt: skip
+            late = [
+                each
+                for each in self._streams.values()
+                if each.handed_out
+                and each.handed_out[0].queue == queue
+                and (each.handed_out[0].turned_away or not each.careful)
+                and each.handed_out[0].handed_out_at < before
+                and all(lease.is_waiting for lease in each.handed_out)
+            ]
             for stream in late:
                 self._release_to_others(stream)
         return bool(late)

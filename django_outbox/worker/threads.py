@@ -144,7 +144,10 @@ class Loop:
             self._next_logged *= LOG_FACTOR
             logger.error(
                 "%s failed error=%s times=%d next_try=%.1fs",
-                self.name, first_line(error), self._errors, pause,
+                self.name,
+                first_line(error),
+                self._errors,
+                pause,
                 exc_info=None if isinstance(error, DatabaseError) else error,
-            )  # fmt: skip
+            )
         return pause * random.uniform(0.8, 1.2)

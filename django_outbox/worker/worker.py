@@ -65,9 +65,13 @@ class Worker(Parts):
         )
         alias = using or router.db_for_write(OutboxEvent)
         super().__init__(
-            alias, new_owner(), settings, queues=served(queues, settings), purge=purge,
+            alias,
+            new_owner(),
+            settings,
+            queues=served(queues, settings),
+            purge=purge,
             max_events=max_events,
-        )  # fmt: skip
+        )
         self._state, self._pid = "new", 0
         self._start_stop_lock = threading.RLock()  # one start or stop at a time
 
@@ -213,9 +217,11 @@ class Worker(Parts):
             self._heartbeat_loop.join(JOIN_TIMEOUT + 2 * self.settings.LOCK_WAIT)
             logger.info(
                 "worker stopped id=%s alias=%s released=%d handed_back=%d",
-                self.id, self.alias, self._lease_returner.released,
+                self.id,
+                self.alias,
+                self._lease_returner.released,
                 self._lease_returner.handed_back,
-            )  # fmt: skip
+            )
 
     def _stop_accepting(self) -> None:
         self._pools.close()

@@ -47,9 +47,16 @@ class WorkerRow:
     """
 
     def __init__(
-        self, *, alias: str, me: str, held: Held, streams: Streams, wakeup: Wakeup, mode: str,
+        self,
+        *,
+        alias: str,
+        me: str,
+        held: Held,
+        streams: Streams,
+        wakeup: Wakeup,
+        mode: str,
         queues: Collection[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._alias, self._me, self._held, self._streams = alias, me, held, streams
         self._wakeup = wakeup
         self._info: dict[str, Any] = {

@@ -87,12 +87,23 @@ def write(
     """
     if on_duplicate not in ("raise", "ignore"):
         raise ValueError(f"on_duplicate is {on_duplicate!r}; expected 'raise' or 'ignore'.")
-    event = _event(event_type, {
-        "payload": payload, "aggregate": aggregate, "aggregate_type": aggregate_type,
-        "aggregate_id": aggregate_id, "tenant_id": tenant_id, "headers": headers, "key": key,
-        "event_id": event_id, "occurred_at": occurred_at, "available_at": available_at,
-        "deliver_after": deliver_after, "unique_key": unique_key,
-    })  # fmt: skip
+    event = _event(
+        event_type,
+        {
+            "payload": payload,
+            "aggregate": aggregate,
+            "aggregate_type": aggregate_type,
+            "aggregate_id": aggregate_id,
+            "tenant_id": tenant_id,
+            "headers": headers,
+            "key": key,
+            "event_id": event_id,
+            "occurred_at": occurred_at,
+            "available_at": available_at,
+            "deliver_after": deliver_after,
+            "unique_key": unique_key,
+        },
+    )
     ids = _write([event], using, on_duplicate)
     return ids[0] if ids else None
 
@@ -153,8 +164,11 @@ def _model() -> type[OutboxEvent]:
 
 def _event(event_type: Any, fields: Mapping[str, Any]) -> Event:
     """Create an event from the arguments that were given; for a due time, None counts as given."""
-    given = {name: value for name, value in fields.items()
-             if value is not ABSENT and (value is not None or name in DUE_TIMES)}  # fmt: skip
+    given = {
+        name: value
+        for name, value in fields.items()
+        if value is not ABSENT and (value is not None or name in DUE_TIMES)
+    }
     if not isinstance(event_type, Event):
         return Event(event_type=event_type, **given)
     if given:
@@ -259,10 +273,11 @@ def _existing_id(connection: BaseDatabaseWrapper, event: Event) -> str:
 
 def _duplicate_error(events: list[Event]) -> DuplicateEvent:
     names = ", ".join(
-        f"event_id {event.event_id!r}" if event.unique_key is None
+        f"event_id {event.event_id!r}"
+        if event.unique_key is None
         else f"unique_key {event.unique_key!r} (event_id {event.event_id!r})"
         for event in events[:5]
-    )  # fmt: skip
+    )
     return DuplicateEvent(
         f"An event with the same identity is already stored; nothing was written. Given: {names}. "
         'Expected identities that are new, or on_duplicate="ignore".'

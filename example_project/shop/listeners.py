@@ -14,6 +14,5 @@ def take_payment(event: outbox.Event) -> None:
     # function. The processor charges once per idempotency key, and we store one row per event id.
     receipt = cards.charge(event.payload["amount_cents"], idempotency_key=event.event_id)
     Payment.objects.get_or_create(
-        event_id=event.event_id,
-        defaults={"order_id": event.payload["order"], "receipt": receipt},
+        event_id=event.event_id, defaults={"order_id": event.payload["order"], "receipt": receipt}
     )

@@ -44,9 +44,7 @@ def announce(order: Order) -> None:
     ]
     outbox.write("order.placed", {"order": order.pk, "lines": lines}, aggregate=order)
     outbox.write(
-        "payment.requested",
-        {"order": order.pk, "amount_cents": order.total_cents},
-        aggregate=order,
+        "payment.requested", {"order": order.pk, "amount_cents": order.total_cents}, aggregate=order
     )
     outbox.write(
         "parcel.requested",

@@ -13,10 +13,7 @@ def write_pick_list(event: outbox.Event) -> None:
     # An event can arrive twice; because the event id is unique, the second time changes nothing.
     PickList.objects.get_or_create(
         event_id=event.event_id,
-        defaults={
-            "order_number": event.payload["order"],
-            "lines": event.payload["lines"],
-        },
+        defaults={"order_number": event.payload["order"], "lines": event.payload["lines"]},
     )
 
 

@@ -29,9 +29,11 @@ PARTS = (
     "relays peers"
 ).split()
 # Left out, unless named, where they would say little that PostgreSQL's figures do not say.
-LEFT_OUT = {"mariadb": {"snapshot", "threads", "memory"},
-            "mysql": {"snapshot", "threads", "memory"},
-            "sqlite": {"snapshot", "threads", "memory", "processes"}}  # fmt: skip
+LEFT_OUT = {
+    "mariadb": {"snapshot", "threads", "memory"},
+    "mysql": {"snapshot", "threads", "memory"},
+    "sqlite": {"snapshot", "threads", "memory", "processes"},
+}
 PART_LIMIT = 900.0  # seconds
 
 
@@ -39,15 +41,19 @@ def main() -> int:
     options = arguments()
     scale = FULL if options.full else QUICK
     given: dict[str, Any] = {
-        "repeats": options.repeats, "events": options.events, "reference": options.reference
-    }  # fmt: skip
+        "repeats": options.repeats,
+        "events": options.events,
+        "reference": options.reference,
+    }
     scale = replace(scale, **{name: value for name, value in given.items() if value})
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
     os.environ["OUTBOX_TEST_DURABLE"] = "1"
     run: dict[str, Any] = {
-        "hardware": machine.hardware(), "software": machine.software(), "scale": asdict(scale),
+        "hardware": machine.hardware(),
+        "software": machine.software(),
+        "scale": asdict(scale),
         "results": [],
-    }  # fmt: skip
+    }
     for place in options.on or [databases.vendor()]:
         with patch.dict(os.environ, environment(place)):
             if lack := where_possible.missing():
@@ -76,16 +82,22 @@ def arguments() -> argparse.Namespace:
         choices=["best", "same"],
         help="statements that a drain is compared with; both unless given",
     )
-    parser.add_argument("--on", action="append", metavar="DATABASE",
-                        help="postgres, mariadb, mysql, sqlite or a URL; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--on",
+        action="append",
+        metavar="DATABASE",
+        help="postgres, mariadb, mysql, sqlite or a URL; repeatable",
+    )
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"))
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     for place in options.on or ():
         if place.partition("://")[0] not in databases.SCHEMES | databases.OPTIONS:
-            parser.error(f"--on: no such database: {place}; it is one of these, or a URL: "
-                         f"{', '.join(databases.OPTIONS)}")  # fmt: skip
+            parser.error(
+                f"--on: no such database: {place}; it is one of these, or a URL: "
+                f"{', '.join(databases.OPTIONS)}"
+            )
     return options
 
 

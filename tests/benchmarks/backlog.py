@@ -62,27 +62,36 @@ def insert(
     key = connection.ops.quote_name("key")
     values = {
         "event_id": concatenated(connection.vendor, letter, IDS[connection.vendor]),
-        "event_type": "%s", "aggregate_type": "'__GLOBAL__'", "payload": "%s",
-        "status": str(status), "attempts": "0", "rescues": "0",
-        "occurred_at": dialect.now, "created_at": dialect.now, "first_due_at": at,
+        "event_type": "%s",
+        "aggregate_type": "'__GLOBAL__'",
+        "payload": "%s",
+        "status": str(status),
+        "attempts": "0",
+        "rescues": "0",
+        "occurred_at": dialect.now,
+        "created_at": dialect.now,
+        "first_due_at": at,
         "available_at": "NULL" if per_key else at,
         "done_at": dialect.now if status == 1 else "NULL",
-        "queue": f"'{queue}'", "locked_by": "%s",
+        "queue": f"'{queue}'",
+        "locked_by": "%s",
         "locked_at": "NULL" if owner is None else dialect.now,
-    }  # fmt: skip
+    }
     if per_key:
         values[key] = concatenated(connection.vendor, letter, f"(n - n %% {per_key})")
         values["seq"] = f"n %% {per_key} + 1"
     execute(
         f"INSERT INTO {TABLE} ({', '.join(values)}) {numbers(count)} "
         f"SELECT {', '.join(values.values())} FROM numbers WHERE n < {count} ORDER BY n",
-        [event_type, text, owner], alias=alias,
-    )  # fmt: skip
+        [event_type, text, owner],
+        alias=alias,
+    )
     if per_key:
         execute(
             f"INSERT INTO {STREAMS} ({key}, seq, due_at) SELECT {key}, max(seq), min(first_due_at) "
-            f"FROM {TABLE} WHERE {key} LIKE '{letter}%' GROUP BY {key}", alias=alias,
-        )  # fmt: skip
+            f"FROM {TABLE} WHERE {key} LIKE '{letter}%' GROUP BY {key}",
+            alias=alias,
+        )
 
 
 def after(seconds: object, alias: str = DEFAULT_DB_ALIAS) -> str:

@@ -40,9 +40,12 @@ def drains(scale: Scale, witness: Witness) -> list[Figure]:
     def beside(name: str, reference: str, bar: str = "") -> Figure:
         return Figure(
             name=f"drain of {scale.events:,} events in batches of 500, one worker",
-            unit="events/s", values=found["batches"], references=found[name],
-            reference=reference, bar=bar,
-        )  # fmt: skip
+            unit="events/s",
+            values=found["batches"],
+            references=found[name],
+            reference=reference,
+            bar=bar,
+        )
 
     return [
         *(beside(each, raw.REFERENCES[each], BARS[each]) for each in references),
@@ -61,19 +64,23 @@ def latencies(scale: Scale, witness: Witness) -> list[Figure]:
         backlog.empty()
         with WorkerProcess():
             found = measure(
-                2 * scale.latencies, witness, lambda: APART,
+                2 * scale.latencies,
+                witness,
+                lambda: APART,
                 event_type=["benchmark.tell", "benchmark.tell_all"],
-            )  # fmt: skip
+            )
         # An odd number of events goes before those that are counted.
         batches.append(found[::2])
         ordinary.append(found[1::2])
 
     def one(percent: int) -> Figure:
         return Figure(
-            name=f"commit to batch listener at idle, p{percent}", unit="ms", bar=NO_SLOWER,
+            name=f"commit to batch listener at idle, p{percent}",
+            unit="ms",
+            bar=NO_SLOWER,
             values=[percentile(each, percent) for each in batches],
             reference="to an ordinary listener",
             references=[percentile(each, percent) for each in ordinary],
-        )  # fmt: skip
+        )
 
     return [one(50), one(99)]

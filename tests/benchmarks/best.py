@@ -133,9 +133,7 @@ class SQLite:
         return int(cursor.rowcount)
 
 
-BEST: dict[str, Statements] = {
-    "postgresql": PostgreSQL(), "mysql": MySQL(), "sqlite": SQLite(),
-}  # fmt: skip
+BEST: dict[str, Statements] = {"postgresql": PostgreSQL(), "mysql": MySQL(), "sqlite": SQLite()}
 
 
 def marks(mark: str, values: Sequence[Any]) -> str:

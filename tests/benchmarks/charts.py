@@ -25,12 +25,16 @@ OURS = "django_outbox"
 # The start of the names of a chart's figures, each beside a peer: file, title, unit.
 PEERS = {
     "drain, one worker process, compared with ": (
-        "performance-drain", "Backlog drained by one worker process (more is better)", "events/s"
+        "performance-drain",
+        "Backlog drained by one worker process (more is better)",
+        "events/s",
     ),
     "commit to listener, p50, compared with ": (
-        "performance-latency", "Commit to listener, median (less is better)", "ms"
+        "performance-latency",
+        "Commit to listener, median (less is better)",
+        "ms",
     ),
-}  # fmt: skip
+}
 
 Bars = list[tuple[str, float]]  # names and values
 
@@ -44,10 +48,11 @@ def write(results: list[dict[str, Any]], directory: Path) -> None:
 def rendered(results: list[dict[str, Any]]) -> dict[str, str]:
     """Return the charts by file name, without the suffix."""
     figures = [
-        Figure(**each) for result in results
+        Figure(**each)
+        for result in results
         if (result["part"], result["database"]) == ("peers", "postgres")
         for each in result.get("figures", ())
-    ]  # fmt: skip
+    ]
     found = {}
     for start, (name, title, unit) in PEERS.items():
         pairs = [each for each in figures if each.name.startswith(start) and each.references]

@@ -26,16 +26,21 @@ CLAIMS = 20  # a round
 def run(scale: Scale, witness: Witness) -> list[Figure]:
     states: dict[str, dict[str, Any]] = {
         f"{scale.due_rows:,} due": {
-            "count": scale.due_rows, "due": f"n * 0.001 - {backlog.AGO / 2}",
+            "count": scale.due_rows,
+            "due": f"n * 0.001 - {backlog.AGO / 2}",
         },
         f"{scale.in_flight:,} in flight": {
-            "count": scale.in_flight, "due": "n * 0.001 + 3600", "owner": "another",
+            "count": scale.in_flight,
+            "due": "n * 0.001 + 3600",
+            "owner": "another",
         },
         f"{scale.future_rows:,} due later": {
-            "count": scale.future_rows, "due": "n * 0.01 + 3600", "status": 2,
+            "count": scale.future_rows,
+            "due": "n * 0.01 + 3600",
+            "status": 2,
         },
         f"{scale.done_rows:,} done": {"count": scale.done_rows, "due": None, "status": 1},
-    }  # fmt: skip
+    }
     return [beside(name, rows, scale.repeats) for name, rows in states.items()]
 
 
@@ -60,9 +65,13 @@ def beside(name: str, rows: dict[str, Any], repeats: int) -> Figure:
         claimant.connection.close()
         backlog.empty(alias)
     return Figure(
-        name=f"claim of 500, {name}", unit="ms", values=found[FULL], references=found[EMPTY],
-        reference=f"{due:,} due and nothing else", bar="≤ 1.25",
-    )  # fmt: skip
+        name=f"claim of 500, {name}",
+        unit="ms",
+        values=found[FULL],
+        references=found[EMPTY],
+        reference=f"{due:,} due and nothing else",
+        bar="≤ 1.25",
+    )
 
 
 class Claimant:

@@ -32,12 +32,15 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     found = in_turn({"worker": by_worker, **drivers}, scale.repeats)
     return [
         Figure(
-            name=f"drain of {scale.events:,} events, one worker", unit="events/s",
-            values=found["worker"], references=found[each], reference=raw.REFERENCES[each],
+            name=f"drain of {scale.events:,} events, one worker",
+            unit="events/s",
+            values=found["worker"],
+            references=found[each],
+            reference=raw.REFERENCES[each],
             bar=BARS[connection.vendor] if each == "best" else "",
         )
         for each in references
-    ]  # fmt: skip
+    ]
 
 
 def drain(

@@ -104,12 +104,19 @@ class Adapter:
     # -- reports ---------------------------------------------------------------------------------
 
     def describe(self) -> None:
-        say({
-            "kind": "descriptor", "system": SYSTEM, "event_tables": TABLES, "extensions": [],
-            "version": outbox.__version__, "schema_version": "current",
-            "db_name": connection.settings_dict["NAME"], "started_at": clock(),
-            "instance_id": self.instance,
-        })  # fmt: skip
+        say(
+            {
+                "kind": "descriptor",
+                "system": SYSTEM,
+                "event_tables": TABLES,
+                "extensions": [],
+                "version": outbox.__version__,
+                "schema_version": "current",
+                "db_name": connection.settings_dict["NAME"],
+                "started_at": clock(),
+                "instance_id": self.instance,
+            }
+        )
 
     def sample(self) -> None:
         """Report at whole multiples of the interval, so that all systems' samples line up."""
@@ -133,11 +140,19 @@ class Adapter:
                     self.report("queue_depth", waiting(), 0)
 
     def report(self, metric: str, value: float, window: float) -> None:
-        say({
-            "t": clock(), "system": SYSTEM, "kind": "adapter", "subject_kind": "adapter",
-            "subject": "", "metric": metric, "value": value, "window_s": window,
-            "instance_id": self.instance,
-        })  # fmt: skip
+        say(
+            {
+                "t": clock(),
+                "system": SYSTEM,
+                "kind": "adapter",
+                "subject_kind": "adapter",
+                "subject": "",
+                "metric": metric,
+                "value": value,
+                "window_s": window,
+                "instance_id": self.instance,
+            }
+        )
 
     def run(self) -> None:
         outbox.listener(JOB)(self.job)

@@ -27,22 +27,41 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
             block(blocked)
         return drain(scale.keyed_events, witness, keys=LETTER if per_key else "")
 
-    found = in_turn({
-        "none": lambda: by(0), "many": lambda: by(100), "one": lambda: by(1),
-        "blocked": lambda: by(100, blocked=scale.blocked_rows),
-    }, scale.repeats)  # fmt: skip
+    found = in_turn(
+        {
+            "none": lambda: by(0),
+            "many": lambda: by(100),
+            "one": lambda: by(1),
+            "blocked": lambda: by(100, blocked=scale.blocked_rows),
+        },
+        scale.repeats,
+    )
     name = f"drain of {scale.keyed_events:,} events"
     return [
-        Figure(name=f"{name}, 100 of each key", unit="events/s", values=found["many"],
-               reference="without keys", references=found["none"]),
-        Figure(name=f"{name}, one of each key", unit="events/s", values=found["one"],
-               reference="without keys", references=found["none"],
-               bar="" if connection.vendor == "sqlite" else "≥ 0.6"),
-        Figure(name=f"{name}, 100 of each key, {scale.blocked_rows:,} behind a blocked one",
-               unit="events/s", values=found["blocked"],
-               reference="without the blocked key", references=found["many"]),
+        Figure(
+            name=f"{name}, 100 of each key",
+            unit="events/s",
+            values=found["many"],
+            reference="without keys",
+            references=found["none"],
+        ),
+        Figure(
+            name=f"{name}, one of each key",
+            unit="events/s",
+            values=found["one"],
+            reference="without keys",
+            references=found["none"],
+            bar="" if connection.vendor == "sqlite" else "≥ 0.6",
+        ),
+        Figure(
+            name=f"{name}, 100 of each key, {scale.blocked_rows:,} behind a blocked one",
+            unit="events/s",
+            values=found["blocked"],
+            reference="without the blocked key",
+            references=found["many"],
+        ),
         written(scale),
-    ]  # fmt: skip
+    ]
 
 
 def block(events: int) -> None:
@@ -75,6 +94,9 @@ def written(scale: Scale) -> Figure:
     make_plain_table()
     found = in_blocks([event, keyed_event], scale.transactions, scale.repeats)
     return Figure(
-        name="a transaction with write(key=…)", unit="µs", values=found["keyed_event"],
-        reference="the same without a key", references=found["event"],
-    )  # fmt: skip
+        name="a transaction with write(key=…)",
+        unit="µs",
+        values=found["keyed_event"],
+        reference="the same without a key",
+        references=found["event"],
+    )

@@ -51,16 +51,22 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
 def percentiles(name: str, found: list[Measured], *, p50: str = "", p99: str = "") -> list[Figure]:
     def one(percent: int, bar: str) -> Figure:
         values = [percentile(each, percent) for each in found]
-        return Figure(name=f"commit to listener, {name}, p{percent}", unit="ms",
-                      values=values, bar=bar)  # fmt: skip
+        return Figure(
+            name=f"commit to listener, {name}, p{percent}", unit="ms", values=values, bar=bar
+        )
 
     return [one(50, p50), one(99, p99)]
 
 
 def measure(
-    events: int, witness: Witness, pause: Callable[[], float], *, key: str | None = None,
-    event_type: str | Sequence[str] = "benchmark.tell", beside: bool = False,
-) -> Measured:  # fmt: skip
+    events: int,
+    witness: Witness,
+    pause: Callable[[], float],
+    *,
+    key: str | None = None,
+    event_type: str | Sequence[str] = "benchmark.tell",
+    beside: bool = False,
+) -> Measured:
     """Write events one by one; return milliseconds from each commit to its listener's start.
 
     ``beside`` what the table has already. Several types take turns, the first one first.

@@ -28,7 +28,10 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     return [
         Figure(
             name=f"resident memory at the end of a drain of {scale.memory_events:,} events",
-            unit="MB", values=[looks[-1][1]], reference="after its first tenth", bar="≤ 1.1",
+            unit="MB",
+            values=[looks[-1][1]],
+            reference="after its first tenth",
+            bar="≤ 1.1",
             references=[next(memory for done, memory in looks if done >= tenth)],
         )
-    ]  # fmt: skip
+    ]

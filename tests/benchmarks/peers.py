@@ -69,8 +69,10 @@ class Contest:
             lambda each: {"write": each.ask("write", BLOCK)}, rounds=blocks * (self._repeats + 1)
         )
         for values in self._found.values():
-            means = [statistics.fmean(values["write"][start : start + blocks])
-                     for start in range(0, len(values.get("write", ())), blocks)]  # fmt: skip
+            means = [
+                statistics.fmean(values["write"][start : start + blocks])
+                for start in range(0, len(values.get("write", ())), blocks)
+            ]
             values["write"] = means[1:]  # the first round is a warm-up
 
     def measure(self, measure: Measure, *, rounds: int = 0) -> None:
@@ -88,23 +90,30 @@ class Contest:
 
     def figures(self) -> list[Figure]:
         return [
-            *self._compared("write", "a transaction with an order and a job", "µs",
-                          dict.fromkeys(self._found, "≤ 0.75")),
+            *self._compared(
+                "write",
+                "a transaction with an order and a job",
+                "µs",
+                dict.fromkeys(self._found, "≤ 0.75"),
+            ),
             *self._compared("drain", "drain, one worker process", "jobs/s", DRAIN_BARS),
-            *self._compared("p50", "commit to listener, p50", "ms",
-                          dict.fromkeys(self._found, "≤ 1")),
+            *self._compared(
+                "p50", "commit to listener, p50", "ms", dict.fromkeys(self._found, "≤ 1")
+            ),
             *self._compared("p99", "commit to listener, p99", "ms", {}),
-        ]  # fmt: skip
+        ]
 
     def _compared(self, what: str, name: str, unit: str, bars: dict[str, str]) -> list[Figure]:
         ours = self._found[self._ours.name][what]
         return [
             Figure(
-                name=f"{name}, compared with {peer.name}", unit=unit, bar=bars.get(peer.name, ""),
+                name=f"{name}, compared with {peer.name}",
+                unit=unit,
+                bar=bars.get(peer.name, ""),
                 **self._pairs(ours, peer.name, what),
             )
             for peer in PEERS
-        ]  # fmt: skip
+        ]
 
     def _pairs(self, ours: list[float], name: str, what: str) -> dict:  # type: ignore[type-arg]
         theirs = self._found.get(name, {}).get(what, [])

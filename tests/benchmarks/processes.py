@@ -17,9 +17,12 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     found = in_turn({"1": lambda: by(1), "2": lambda: by(2), "4": lambda: by(4)}, scale.repeats)
     return [
         Figure(
-            name=f"drain of {scale.events:,} events, {number} processes", unit="events/s",
-            values=found[number], references=found["1"], reference="one process",
+            name=f"drain of {scale.events:,} events, {number} processes",
+            unit="events/s",
+            values=found[number],
+            references=found["1"],
+            reference="one process",
             bar="≥ 1.6" if number == "2" else "",
         )
         for number in ("2", "4")
-    ]  # fmt: skip
+    ]

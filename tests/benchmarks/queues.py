@@ -33,9 +33,12 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
             undisturbed.append(one_by_one(scale, witness))
         backlog.empty()
         backlog.insert(
-            scale.due_rows, due=backlog.DUE, event_type="benchmark.hang", text=backlog.TEXT,
+            scale.due_rows,
+            due=backlog.DUE,
+            event_type="benchmark.hang",
+            text=backlog.TEXT,
             queue="slow",
-        )  # fmt: skip
+        )
         backlog.analyze()
         with WorkerProcess("--drain-timeout", "0", **SLOW):
             hung.append(one_by_one(scale, witness))
@@ -56,10 +59,13 @@ def one_by_one(scale: Scale, witness: Witness, **options: Any) -> Measured:
 
 def compared(name: str, found: list[Measured], references: list[Measured]) -> Figure:
     return Figure(
-        name=f"commit to listener {name}, p95", unit="ms", bar="≤ 1.5",
+        name=f"commit to listener {name}, p95",
+        unit="ms",
+        bar="≤ 1.5",
         values=[percentile(each, 95) for each in found],
-        reference="undisturbed", references=[percentile(each, 95) for each in references],
-    )  # fmt: skip
+        reference="undisturbed",
+        references=[percentile(each, 95) for each in references],
+    )
 
 
 def rates(scale: Scale, witness: Witness) -> list[Figure]:

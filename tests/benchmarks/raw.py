@@ -81,8 +81,11 @@ def connect() -> Any:
     if connection.vendor == "postgresql":
         import psycopg
 
-        fitting = {name: parameters[name] for name in ("host", "port", "user", "password", "dbname")
-                   if parameters.get(name)}  # fmt: skip
+        fitting = {
+            name: parameters[name]
+            for name in ("host", "port", "user", "password", "dbname")
+            if parameters.get(name)
+        }
         return psycopg.connect(**fitting, autocommit=True)
     import MySQLdb
 

@@ -49,8 +49,12 @@ Target = tuple[dict[str, Any], Send]  # the settings of a relay, and the bare cl
 
 
 def run(scale: Scale, witness: Witness) -> list[Figure]:
-    targets = {"Redis Streams": redis, "RabbitMQ": rabbitmq, "NATS JetStream": jetstream,
-               "Kafka (mock cluster)": kafka}  # fmt: skip
+    targets = {
+        "Redis Streams": redis,
+        "RabbitMQ": rabbitmq,
+        "NATS JetStream": jetstream,
+        "Kafka (mock cluster)": kafka,
+    }
     figures = [compared(*each, scale, witness) for each in targets.items()]
     return [*figures, compared_with_peer(scale, witness)]
 
@@ -69,9 +73,13 @@ def compared(name: str, target: Any, scale: Scale, witness: Witness) -> Figure:
     except (ImportError, pytest.skip.Exception, pytest.fail.Exception) as lack:
         return Figure(name=title, unit="events/s", values=[], failure=str(lack))
     return Figure(
-        name=title, unit="events/s", values=found["relay"], references=found["bare"],
-        reference=f"the bare client, {BATCH} messages on their way", bar="≥ 0.6",
-    )  # fmt: skip
+        name=title,
+        unit="events/s",
+        values=found["relay"],
+        references=found["bare"],
+        reference=f"the bare client, {BATCH} messages on their way",
+        bar="≥ 0.6",
+    )
 
 
 def relay(settings: dict[str, Any], witness: Witness) -> float:
@@ -119,9 +127,13 @@ def _compared_with_peer(title: str, directory: Path, scale: Scale, witness: Witn
         finally:
             peer.close()
     return Figure(
-        name=title, unit="events/s", values=found["ours"], references=found["theirs"],
-        reference=f"{PEER.name}, its Redis destination", bar="≥ 10",
-    )  # fmt: skip
+        name=title,
+        unit="events/s",
+        values=found["ours"],
+        references=found["theirs"],
+        reference=f"{PEER.name}, its Redis destination",
+        bar="≥ 10",
+    )
 
 
 def drain(peer: Running) -> float:

@@ -61,8 +61,9 @@ def made_on(run: Run) -> str:
     servers = {each["database"]: each["server"] for each in run["results"] if "server" in each}
     lines = [f"- {heading(run)}", f"- {run['scale']['repeats']} rounds{busy(run)}"]
     for database, server in servers.items():
-        settings = [f"`{name}` {value}" for name, value in server.items()
-                    if name not in ("name", "driver")]  # fmt: skip
+        settings = [
+            f"`{name}` {value}" for name, value in server.items() if name not in ("name", "driver")
+        ]
         lines.append(
             f"- {DATABASES[database]}: {server['name']}, {server['driver']}; {', '.join(settings)}"
         )
@@ -73,8 +74,9 @@ def targets(run: Run) -> str:
     """The figures with a target, and whether it was met."""
     rows = [
         [*judged(database, figure), "yes" if figure.reached else "**no**"]
-        for database, figure in figures(run) if figure.reached is not None
-    ]  # fmt: skip
+        for database, figure in figures(run)
+        if figure.reached is not None
+    ]
     return table([*JUDGED, "met"], rows)
 
 
@@ -97,19 +99,26 @@ def judged(database: str, figure: Figure) -> list[str]:
 def measured(run: Run) -> str:
     """Every figure, and what could not be measured."""
     rows = [
-        [DATABASES[database], figure.name, f"{Spread.of(figure.values)} {figure.unit}",
-         f"{figure.reference}: {Spread.of(figure.references)}" if figure.references else "",
-         str(Spread.of(figure.ratios)) if figure.references else ""]
-        for database, figure in figures(run) if not figure.failure
-    ]  # fmt: skip
+        [
+            DATABASES[database],
+            figure.name,
+            f"{Spread.of(figure.values)} {figure.unit}",
+            f"{figure.reference}: {Spread.of(figure.references)}" if figure.references else "",
+            str(Spread.of(figure.ratios)) if figure.references else "",
+        ]
+        for database, figure in figures(run)
+        if not figure.failure
+    ]
     text = table(["database", "what", "median (lowest to highest)", "compared with", "ratio"], rows)
     missing = [
         f"- {DATABASES[database]}, {figure.name}: {figure.failure}"
-        for database, figure in figures(run) if figure.failure
+        for database, figure in figures(run)
+        if figure.failure
     ] + [
         f"- {DATABASES[each['database']]}, the whole of `{each['part']}`: {each['error']}"
-        for each in run["results"] if "error" in each
-    ]  # fmt: skip
+        for each in run["results"]
+        if "error" in each
+    ]
     return text + "\nNot measured:\n\n" + ("\n".join(missing) or "- nothing") + "\n"
 
 
@@ -117,24 +126,34 @@ def shortlist(run: Run) -> str:
     """The few that a first reader wants: a row each, a column for each database."""
     found = {
         (each["part"], number, each["database"]): Figure(**figure)
-        for each in run["results"] for number, figure in enumerate(each.get("figures", ()))
-    }  # fmt: skip
+        for each in run["results"]
+        for number, figure in enumerate(each.get("figures", ()))
+    }
     ran = {each["database"] for each in run["results"]}
     databases = [database for database in DATABASES if database in ran]
     rows = []
     for part, number in SHORTLIST:
         cells = [found.get((part, number, database)) for database in databases]
-        names = [f"{each.name}, compared with {each.reference}".removesuffix(", compared with ")
-                 for each in cells if each]  # fmt: skip
+        names = [
+            f"{each.name}, compared with {each.reference}".removesuffix(", compared with ")
+            for each in cells
+            if each
+        ]
         if names:
             rows.append([names[0], *(brief(each) if each else "" for each in cells)])
     # Beside other work those that wait for each commit fall behind most: no comparison then.
-    peers = [] if busy(run) else [figure for database, figure in figures(run)
-             if database == "postgres" and figure.name.startswith("drain, one worker")]  # fmt: skip
+    peers = (
+        []
+        if busy(run)
+        else [
+            figure
+            for database, figure in figures(run)
+            if database == "postgres" and figure.name.startswith("drain, one worker")
+        ]
+    )
     rows += [
-        [each.name, brief(each), *[""] * (len(databases) - 1)]
-        for each in peers if not each.failure
-    ]  # fmt: skip
+        [each.name, brief(each), *[""] * (len(databases) - 1)] for each in peers if not each.failure
+    ]
     head = [DATABASES[database] for database in databases]
     count = misses(run).removesuffix(".") + f"; [all of them]({TARGETS})."
     return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows) + f"\n{count}\n"
@@ -166,8 +185,9 @@ def figures(run: Run) -> list[tuple[str, Figure]]:
     """Return every figure with the database it was measured on."""
     return [
         (each["database"], Figure(**figure))
-        for each in run["results"] for figure in each.get("figures", ())
-    ]  # fmt: skip
+        for each in run["results"]
+        for figure in each.get("figures", ())
+    ]
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -34,12 +34,14 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     return [
         Figure(
             name=f"last fifth of a drain of {scale.events:,} events, {name} an old snapshot open",
-            unit="events/s", reference="first fifth", bar=bar,
+            unit="events/s",
+            reference="first fifth",
+            bar=bar,
             values=[last for _, last in fifths[name]],
             references=[first for first, _ in fifths[name]],
         )
         for name, bar in (("with", "≥ 0.7"), ("without", ""))
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager

@@ -20,8 +20,10 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
         backlog.fill(events, event_type=event_type)
         return drain(events, witness, *arguments)
 
-    cases = {f"{number} threads": (number, "benchmark.wait", "--workers", str(number))
-             for number in (4, 16, 64)}  # fmt: skip
+    cases = {
+        f"{number} threads": (number, "benchmark.wait", "--workers", str(number))
+        for number in (4, 16, 64)
+    }
     cases["async def"] = (slots, "benchmark.await")  # type: ignore[assignment]
     found = in_turn(
         {name: lambda case=case: by(*case) for name, case in cases.items()},  # type: ignore[misc]
@@ -29,9 +31,11 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     )
     return [
         Figure(
-            name=f"10 ms listeners, {name}", unit="events/s", values=values,
+            name=f"10 ms listeners, {name}",
+            unit="events/s",
+            values=values,
             references=[cases[name][0] / WAIT] * len(values),
             reference=f"{cases[name][0]} at a time, without any overhead",
         )
         for name, values in found.items()
-    ]  # fmt: skip
+    ]

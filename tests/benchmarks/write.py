@@ -52,18 +52,27 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     return [
         figure("with write", added["event"], "with one more plain row", added["plain_row"], most),
         figure("with write", added["event"], "without it", added["nothing"]),
-        figure(f"with write_many({MANY})", many["write_many"], f"with bulk_create({MANY})",
-               many["bulk_create"], "≤ 0.8" if connection.vendor == "postgresql" else ""),
-    ]  # fmt: skip
+        figure(
+            f"with write_many({MANY})",
+            many["write_many"],
+            f"with bulk_create({MANY})",
+            many["bulk_create"],
+            "≤ 0.8" if connection.vendor == "postgresql" else "",
+        ),
+    ]
 
 
 def figure(
     name: str, values: list[float], reference: str, references: list[float], bar: str = ""
 ) -> Figure:
     return Figure(
-        name=f"a transaction {name}", unit="µs", values=values, bar=bar,
-        reference=f"the same {reference}", references=references,
-    )  # fmt: skip
+        name=f"a transaction {name}",
+        unit="µs",
+        values=values,
+        bar=bar,
+        reference=f"the same {reference}",
+        references=references,
+    )
 
 
 def write_many() -> None:
@@ -76,11 +85,16 @@ def bulk_create() -> None:
     now = datetime.now(timezone.utc)
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
-            event_id=str(uuid.uuid4()), event_type="order.placed", payload=json.dumps(PAYLOAD),
-            occurred_at=now, created_at=now, first_due_at=now, available_at=now,
+            event_id=str(uuid.uuid4()),
+            event_type="order.placed",
+            payload=json.dumps(PAYLOAD),
+            occurred_at=now,
+            created_at=now,
+            first_due_at=now,
+            available_at=now,
         )
         for _ in range(MANY)
-    )  # fmt: skip
+    )
 
 
 def in_blocks(

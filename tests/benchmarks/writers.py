@@ -53,29 +53,42 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
 
         for writers in (several, one):
             writers.rate(scale.seconds / 2, {})  # a warm-up
-        found = in_turn({
-            "heard": lambda: heard({}), "quiet": lambda: heard(silent),
-            "bell": lambda: beside_worker({}), "silent": lambda: beside_worker(silent),
-            "embedded": lambda: single(embedded=True), "alone": lambda: single(embedded=False),
-        }, scale.repeats)  # fmt: skip
+        found = in_turn(
+            {
+                "heard": lambda: heard({}),
+                "quiet": lambda: heard(silent),
+                "bell": lambda: beside_worker({}),
+                "silent": lambda: beside_worker(silent),
+                "embedded": lambda: single(embedded=True),
+                "alone": lambda: single(embedded=False),
+            },
+            scale.repeats,
+        )
     return [
         Figure(
             name=f"{SEVERAL} writers with the doorbell, and a worker that listens for it",
-            unit="transactions/s", values=found["heard"], bar="≥ 0.95",
-            reference="without a doorbell", references=found["quiet"],
+            unit="transactions/s",
+            values=found["heard"],
+            bar="≥ 0.95",
+            reference="without a doorbell",
+            references=found["quiet"],
         ),
         Figure(
             name=f"{SEVERAL} writers with the doorbell, and a worker that delivers",
-            unit="transactions/s", values=found["bell"],
+            unit="transactions/s",
+            values=found["bell"],
             reference="without a doorbell, five deliveries a second",
             references=found["silent"],
         ),
         Figure(
-            name="one writer with a worker in its process", unit="transactions/s",
-            values=found["embedded"], bar="≥ 0.90",
-            reference="with none anywhere", references=found["alone"],
+            name="one writer with a worker in its process",
+            unit="transactions/s",
+            values=found["embedded"],
+            bar="≥ 0.90",
+            reference="with none anywhere",
+            references=found["alone"],
         ),
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager
@@ -112,10 +125,11 @@ class Writers:
     def __enter__(self) -> Writers:
         command = [sys.executable, "-m", "tests.benchmarks.writing"]
         self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                             env=environment())
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+            )
             for _ in range(self._number)
-        ]  # fmt: skip
+        ]
         return self
 
     def rate(self, seconds: float, outbox: dict[str, Any], *, embedded: bool = False) -> float:

@@ -76,9 +76,11 @@ def at_three_in_the_morning() -> list[str]:
         key = f"customer-{1180 + number}"
         keyed(key, 4 + 9 * number, due=240, event_type="parcel.requested")
         OutboxEvent.objects.filter(key=key, seq=1).update(
-            status=Status.RETRY, attempts=7, first_due_at=now() - timedelta(minutes=13),
+            status=Status.RETRY,
+            attempts=7,
+            first_due_at=now() - timedelta(minutes=13),
             last_error="ConnectionError: courier.example refused\nTraceback",
-        )  # fmt: skip
+        )
     insert(9, event_type="coupon.redeemed", due=-20)
     return []
 
@@ -89,12 +91,22 @@ def in_trouble() -> list[str]:
     stuck = insert(3, due=25, event_type="parcel.requested", locked_by="w", locked_at=now())
     for number, age in enumerate((2, 4, 5, 200, 4000)):
         running = {"event_type": "parcel.requested", "event_id": stuck[number % 3], "seconds": 9.0}
-        _worker(f"worker-{number + 1}.shop.internal", 4000 + number, held=3, age=age,
-                running=[running] * (number % 3 + 1))  # fmt: skip
+        _worker(
+            f"worker-{number + 1}.shop.internal",
+            4000 + number,
+            held=3,
+            age=age,
+            running=[running] * (number % 3 + 1),
+        )
     insert(180, due=-740, event_type="parcel.requested")
     for number in range(12):
-        insert(20 - number, due=90 * number - 200, event_type=f"order.step_{number}",
-               status=Status.RETRY, attempts=4)  # fmt: skip
+        insert(
+            20 - number,
+            due=90 * number - 200,
+            event_type=f"order.step_{number}",
+            status=Status.RETRY,
+            attempts=4,
+        )
     for number in range(40):
         _dead(
             ("parcel.requested", "invoice.sent", "order.paid")[number % 3],
@@ -106,11 +118,16 @@ def in_trouble() -> list[str]:
     for number in range(30):
         keyed(f"customer-{1180 + number}", 4, due=240, event_type="parcel.requested")
     OutboxEvent.objects.filter(key__startswith="customer-", seq=1).update(
-        status=Status.RETRY, attempts=7, first_due_at=now() - timedelta(minutes=13),
+        status=Status.RETRY,
+        attempts=7,
+        first_due_at=now() - timedelta(minutes=13),
         last_error="ConnectionError: courier.example refused\nTraceback",
-    )  # fmt: skip
-    for kind, name in (("event_type", "coupon.redeemed"), ("event_type", "invoice.sent"),
-                       ("stream", "customer-1180")):  # fmt: skip
+    )
+    for kind, name in (
+        ("event_type", "coupon.redeemed"),
+        ("event_type", "invoice.sent"),
+        ("stream", "customer-1180"),
+    ):
         OutboxPause.objects.pause(kind, name, reason="the courier is away until nine", by="ada")
     return []
 
@@ -120,13 +137,24 @@ def the_drill() -> str:
     clock = now()
     start = clock.replace(second=0, microsecond=0) - timedelta(minutes=1)
     OutboxStatistics.objects.create(
-        span=60, started_at=start, owner=HOSTS[0], event_type="parcel.requested", done=0,
-        retry=900, dead=5000, rescued=2,
-    )  # fmt: skip
+        span=60,
+        started_at=start,
+        owner=HOSTS[0],
+        event_type="parcel.requested",
+        done=0,
+        retry=900,
+        dead=5000,
+        rescued=2,
+    )
     insert(
-        5000, due=None, event_type="parcel.requested", status=Status.DEAD, attempts=10,
-        done_at=clock - timedelta(minutes=1), last_error="ConnectionError: courier.example refused",
-    )  # fmt: skip
+        5000,
+        due=None,
+        event_type="parcel.requested",
+        status=Status.DEAD,
+        attempts=10,
+        done_at=clock - timedelta(minutes=1),
+        last_error="ConnectionError: courier.example refused",
+    )
     keyed("customer-1", 3, due=240, event_type="order.paid")
     OutboxEvent.objects.filter(key="customer-1", seq=1).update(
         status=Status.RETRY, attempts=7, last_error="TimeoutError: the bank does not answer"
@@ -134,9 +162,12 @@ def the_drill() -> str:
     (poison,) = insert(due=20, event_type="order.placed", locked_by="w", locked_at=clock)
     for number, host in enumerate(HOSTS[1:], start=1):
         OutboxAttempt.objects.create(
-            event_id=poison, at=clock - timedelta(seconds=90 - number), kind="lost",
-            number=number, by=f"{host}-4000-7f3a",
-        )  # fmt: skip
+            event_id=poison,
+            at=clock - timedelta(seconds=90 - number),
+            kind="lost",
+            number=number,
+            by=f"{host}-4000-7f3a",
+        )
     OutboxEvent.objects.filter(pk=poison).update(rescues=2)
     _worker(HOSTS[0], 4000, held=1, age=3)
     _worker(HOSTS[1], 4000, held=1, age=95)
@@ -151,19 +182,32 @@ def a_refused_parcel() -> list[str]:
     clock = now()
     died = clock - timedelta(minutes=3)
     ids = insert(
-        due=None, event_type="parcel.requested", aggregate_type="shop.Order", aggregate_id="2",
-        payload='{"order":2,"to":"Ada","skus":["spirit-burner"]}', status=Status.DEAD, attempts=4,
-        occurred_at=died - timedelta(seconds=1.6), created_at=died - timedelta(seconds=1.6),
-        first_due_at=died - timedelta(seconds=1.6), done_at=died, last_error=REFUSED,
-    )  # fmt: skip
+        due=None,
+        event_type="parcel.requested",
+        aggregate_type="shop.Order",
+        aggregate_id="2",
+        payload='{"order":2,"to":"Ada","skus":["spirit-burner"]}',
+        status=Status.DEAD,
+        attempts=4,
+        occurred_at=died - timedelta(seconds=1.6),
+        created_at=died - timedelta(seconds=1.6),
+        first_due_at=died - timedelta(seconds=1.6),
+        done_at=died,
+        last_error=REFUSED,
+    )
     OutboxAttempt.objects.bulk_create(
         OutboxAttempt(
-            event_id=ids[0], at=died - timedelta(seconds=1.6 - 0.2 * number**1.5),
-            kind="dead" if number == 4 else "failed", number=number, milliseconds=8 * number,
-            by="worker-1.shop.internal-4002-7f3a", listener="parcel.requested", error=REFUSED,
+            event_id=ids[0],
+            at=died - timedelta(seconds=1.6 - 0.2 * number**1.5),
+            kind="dead" if number == 4 else "failed",
+            number=number,
+            milliseconds=8 * number,
+            by="worker-1.shop.internal-4002-7f3a",
+            listener="parcel.requested",
+            error=REFUSED,
         )
         for number in range(1, 5)
-    )  # fmt: skip
+    )
     return ids
 
 
@@ -185,19 +229,25 @@ def _worker(
 ) -> None:
     clock = now()
     OutboxWorker.objects.create(
-        id=f"{host}-{pid}-7f3a", hostname=host, pid=pid,
+        id=f"{host}-{pid}-7f3a",
+        hostname=host,
+        pid=pid,
         started_at=clock - timedelta(hours=31, minutes=pid % 60),
         heartbeat_at=clock - timedelta(seconds=age),
         info=json.dumps({"mode": "multi_node", "held": held, "running": running or []}),
-    )  # fmt: skip
+    )
 
 
 def _dead(event_type: str, error: str, count: int) -> None:
     insert(
-        count, due=None, event_type=event_type, status=Status.DEAD, attempts=10,
+        count,
+        due=None,
+        event_type=event_type,
+        status=Status.DEAD,
+        attempts=10,
         done_at=now() - timedelta(minutes=CHANCE.randint(1, 40)),
         last_error=f"{error}\nTraceback (most recent call last): …",
-    )  # fmt: skip
+    )
 
 
 def _history() -> None:

@@ -29,15 +29,32 @@ def pictures() -> list[Picture]:
 
     dashboard = "admin:django_outbox_outboxstatistics_changelist"
     return [
-        Picture(name="dashboard", url=dashboard, scene=scene.at_three_in_the_morning,
-                ready=".outbox-plot canvas"),
-        Picture(name="dashboard-dark", url=dashboard, scene=scene.at_three_in_the_morning,
-                scheme="dark", ready=".outbox-plot canvas"),
-        Picture(name="dashboard-top", url=dashboard, scene=scene.at_three_in_the_morning,
-                height=960, ready=".outbox-plot canvas"),
-        Picture(name="dead-event", url="admin:django_outbox_outboxevent_change",
-                scene=scene.a_refused_parcel),
-    ]  # fmt: skip
+        Picture(
+            name="dashboard",
+            url=dashboard,
+            scene=scene.at_three_in_the_morning,
+            ready=".outbox-plot canvas",
+        ),
+        Picture(
+            name="dashboard-dark",
+            url=dashboard,
+            scene=scene.at_three_in_the_morning,
+            scheme="dark",
+            ready=".outbox-plot canvas",
+        ),
+        Picture(
+            name="dashboard-top",
+            url=dashboard,
+            scene=scene.at_three_in_the_morning,
+            height=960,
+            ready=".outbox-plot canvas",
+        ),
+        Picture(
+            name="dead-event",
+            url="admin:django_outbox_outboxevent_change",
+            scene=scene.a_refused_parcel,
+        ),
+    ]
 
 
 def main(*names: str) -> None:

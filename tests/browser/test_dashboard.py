@@ -132,8 +132,11 @@ def test_41_what_the_eye_sees_has_a_name(dashboard: Any) -> None:
     tree = dashboard.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
 
     def names(role: str) -> list[str]:
-        return [each["name"]["value"] for each in tree
-                if each.get("role", {}).get("value") == role and not each["ignored"]]  # fmt: skip
+        return [
+            each["name"]["value"]
+            for each in tree
+            if each.get("role", {}).get("value") == role and not each["ignored"]
+        ]
 
     images = names("image") + names("img")
     for title in ("Delivered", "Not delivered"):
@@ -147,9 +150,12 @@ def test_41_what_the_eye_sees_has_a_name(dashboard: Any) -> None:
 def test_41_it_refreshes_in_place(dashboard: Any) -> None:
     canvas = dashboard.find_element(By.CSS_SELECTOR, "canvas")
     OutboxWorker.objects.create(
-        id="new", hostname="web-9", pid=9, info=json.dumps({"held": 7}),
+        id="new",
+        hostname="web-9",
+        pid=9,
+        info=json.dumps({"held": 7}),
         **OutboxWorker.objects.values("started_at", "heartbeat_at")[0],
-    )  # fmt: skip
+    )
     assert "web-9" not in driving.texts(dashboard, "#outbox-workers")[0]
     refresh(dashboard)
     wait_until(lambda: "web-9" in driving.texts(dashboard, "#outbox-workers")[0])

@@ -132,11 +132,24 @@ def evil(text: str) -> None:
     progress = json.dumps({text: {"state": "due", "failed": True, "attempts": 1, "error": text}})
     clock = now()
     common = {**short, "locked_at": clock, "key": text, "progress": progress}
-    insert(event_id="<b class=xss>'\"><script>", due=None, done_at=clock, seq=1, attempts=3,
-           status=Status.DEAD, unique_key=text, locked_by=text,
-           **{**common, **dict.fromkeys(TEXTS, text)})  # fmt: skip
-    insert(due=60, status=Status.RETRY, seq=2, locked_by=text,
-           **{**common, **dict.fromkeys(TEXTS, quoted), "progress": text})  # fmt: skip
+    insert(
+        event_id="<b class=xss>'\"><script>",
+        due=None,
+        done_at=clock,
+        seq=1,
+        attempts=3,
+        status=Status.DEAD,
+        unique_key=text,
+        locked_by=text,
+        **{**common, **dict.fromkeys(TEXTS, text)},
+    )
+    insert(
+        due=60,
+        status=Status.RETRY,
+        seq=2,
+        locked_by=text,
+        **{**common, **dict.fromkeys(TEXTS, quoted), "progress": text},
+    )
     OutboxStream.objects.create(key=text, seq=2, due_at=clock, locked_by=text, locked_at=clock)
     for each in OutboxPause.Kind.values:
         OutboxPause.objects.create(
@@ -144,9 +157,13 @@ def evil(text: str) -> None:
         )
     running = [{"event_type": text, "event_id": text, "seconds": 312.0}]
     OutboxWorker.objects.create(
-        id=text, hostname=text, pid=1, started_at=clock, heartbeat_at=clock,
+        id=text,
+        hostname=text,
+        pid=1,
+        started_at=clock,
+        heartbeat_at=clock,
         info=json.dumps({"mode": text, "held": 1, "running": running}),
-    )  # fmt: skip
+    )
     started = clock.replace(second=0, microsecond=0)
     OutboxStatistics.objects.create(
         span=60, started_at=started, owner=text, event_type=short["event_type"], done=1, dead=1
@@ -169,8 +186,18 @@ def test_no_page_obeys_a_hostile_text(
         assert harm(driver) == [], url
         assert "1414" not in driver.find_element(By.TAG_NAME, "body").text
     paths = "\n".join(unquote(urlsplit(each).path) for each in visited)
-    for part in ("/edit/", "/replay/", "/discard/", "/history/", "/groups/", "/all/", "/change/",
-                 "outboxstream/", "outboxpause/", "outboxstatistics/"):  # fmt: skip
+    for part in (
+        "/edit/",
+        "/replay/",
+        "/discard/",
+        "/history/",
+        "/groups/",
+        "/all/",
+        "/change/",
+        "outboxstream/",
+        "outboxpause/",
+        "outboxstatistics/",
+    ):
         assert part in paths, visited
 
     event = OutboxEvent.objects.dead().get()

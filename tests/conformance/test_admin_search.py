@@ -53,8 +53,11 @@ def test_what_no_index_finds_is_searched_among_the_newest(monkeypatch: pytest.Mo
     monkeypatch.setattr(changelist, "SCAN_LIMIT", 2)
     events = [make(aggregate_id="17", tenant_id="acme").pk for _ in range(4)]
     client = visitor("view")
-    for text, index in (("17", "outbox_event_aggregate"), ("order:17", "outbox_event_aggregate"),
-                        ("tenant:acme", "outbox_event_tenant")):  # fmt: skip
+    for text, index in (
+        ("17", "outbox_event_aggregate"),
+        ("order:17", "outbox_event_aggregate"),
+        ("tenant:acme", "outbox_event_tenant"),
+    ):
         page = html.unescape(body(client, reverse(LIST), q=text))
         assert "Only the newest 2 events were searched." in page
         assert f"INDEX {index} ON" in page.replace("CONCURRENTLY ", "")
@@ -68,8 +71,10 @@ def test_an_index_finds_unfinished_events_of_a_key_however_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(changelist, "SCAN_LIMIT", 2)
-    old = [make(each, key="k", seq=n, available_at=None)
-           for n, each in enumerate((Status.DEAD, Status.RETRY, Status.DONE))]  # fmt: skip
+    old = [
+        make(each, key="k", seq=n, available_at=None)
+        for n, each in enumerate((Status.DEAD, Status.RETRY, Status.DONE))
+    ]
     for _ in range(3):
         make()
     dead, retry, done = (each.pk for each in old)
@@ -95,11 +100,19 @@ def test_the_documented_indexes_are_used(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(changelist, "SCAN_LIMIT", 2)
     titles = {"postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB", "sqlite": "SQLite"}
     wanted = statements()[titles[connection.vendor]]
-    offered = [dialect_of(connection).create_index_statement(connection, *each)
-               for each in changelist.INDEXES.values()]  # fmt: skip
+    offered = [
+        dialect_of(connection).create_index_statement(connection, *each)
+        for each in changelist.INDEXES.values()
+    ]
     assert {" ".join(each.split()) for each in wanted} == {*offered}
-    old = make(Status.DONE, event_id=least_id(NOW - 9 * HOUR), aggregate_id="171",
-               tenant_id="acme", key="k", seq=1).pk  # fmt: skip
+    old = make(
+        Status.DONE,
+        event_id=least_id(NOW - 9 * HOUR),
+        aggregate_id="171",
+        tenant_id="acme",
+        key="k",
+        seq=1,
+    ).pk
     table.insert(300, event_type="filler")
     client = visitor("view")
     searches = "aggregate:171", "order:171", "171", "key:k", "tenant:acme"
@@ -117,8 +130,11 @@ def test_the_documented_indexes_are_used(monkeypatch: pytest.MonkeyPatch) -> Non
             assert "CREATE INDEX" not in page, each
         with CaptureQueriesContext(connection) as sent:
             listed(client, q="aggregate:171")
-        [sql] = [q["sql"] for q in sent.captured_queries
-                 if "aggregate_id" in q["sql"].partition("WHERE")[2]]  # fmt: skip
+        [sql] = [
+            q["sql"]
+            for q in sent.captured_queries
+            if "aggregate_id" in q["sql"].partition("WHERE")[2]
+        ]
         assert uses_index("outbox_event_aggregate", sql)
     finally:
         for name, _columns in changelist.INDEXES.values():

@@ -128,8 +128,7 @@ def test_a_transaction_that_cannot_begin_costs_no_attempt(
 
 
 @pytest.mark.parametrize(
-    ("answer", "status"),
-    [(None, "DONE"), (outbox.Done(), "DONE"), (outbox.Dead("no"), "DEAD")],
+    ("answer", "status"), [(None, "DONE"), (outbox.Done(), "DONE"), (outbox.Dead("no"), "DEAD")]
 )
 def test_an_answer_commits_with_what_was_changed(settings: Any, answer: Any, status: str) -> None:
     settings.OUTBOX = {}

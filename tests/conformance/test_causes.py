@@ -12,17 +12,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.inspection import causes
-from django_outbox.inspection.causes import (
-    find_cause,
-    load_causes,
-    newest_of_cause,
-    only_of_cause,
-)
-from django_outbox.inspection.error_texts import (
-    IDS,
-    READ_LENGTH,
-    normalised,
-)
+from django_outbox.inspection.causes import find_cause, load_causes, newest_of_cause, only_of_cause
+from django_outbox.inspection.error_texts import IDS, READ_LENGTH, normalised
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxAcknowledgement, OutboxEvent
 from django_outbox.sql import dialect_of
@@ -191,9 +182,7 @@ def test_an_acknowledged_cause_comes_last_until_its_time() -> None:
 def test_the_number_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(30):
         dead(1, f"ValueError: {chr(97 + n % 26)}", event_type=f"type.{n}")
-    with CaptureQueriesContext(
-        connection,
-    ) as captured:
+    with CaptureQueriesContext(connection) as captured:
         load_causes("default", limit=20)
     assert len(captured) == 3
     monkeypatch.setattr(causes, "MAX_TEXTS", 2)

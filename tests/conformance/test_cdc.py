@@ -184,9 +184,12 @@ def routed(row: dict[str, str | None], config: dict[str, str]) -> dict[str, Any]
 def test_10_the_router_finds_everything_by_column_options(log: Log, settings: Any) -> None:
     settings.OUTBOX = WRITER
     event_id = write(
-        payload={"sku": "büch/7", "n": 1.10}, aggregate_type="shop.Order", aggregate_id="7",
-        tenant_id="acme", headers={"traceparent": "00-x"},
-    )  # fmt: skip
+        payload={"sku": "büch/7", "n": 1.10},
+        aggregate_type="shop.Order",
+        aggregate_id="7",
+        tenant_id="acme",
+        headers={"traceparent": "00-x"},
+    )
     [change] = log.changes()
     assert change.kind == "insert"
     assert routed(change.columns, connector()) == {
@@ -195,9 +198,11 @@ def test_10_the_router_finds_everything_by_column_options(log: Log, settings: An
         "value": events().get(pk=event_id).payload,
         "topic": "shop.shop.Order",
         "headers": {
-            "eventType": "order.placed", "headers": '{"traceparent":"00-x"}', "tenantId": "acme",
+            "eventType": "order.placed",
+            "headers": '{"traceparent":"00-x"}',
+            "tenantId": "acme",
         },
-    }  # fmt: skip
+    }
     assert change.columns["payload"] == '{"sku":"büch/7","n":1.1}'
     assert set(change.columns) == {field.column for field in OutboxEvent._meta.local_fields}
 
@@ -217,13 +222,17 @@ def test_w24_in_writer_only_there_is_no_update(log: Log, settings: Any) -> None:
     """Writes of any kind, and a running worker, cause inserts only; no event is missing."""
     settings.OUTBOX = {**WRITER, "RETENTION_DONE": 3600, "PURGE_INTERVAL": 0.05}
     written = [
-        write(), write(unique_key="once"), write(key="order-7"), write(key="order-7"),
+        write(),
+        write(unique_key="once"),
+        write(key="order-7"),
+        write(key="order-7"),
         write(deliver_after=60),
-    ]  # fmt: skip
+    ]
     write(unique_key="once", on_duplicate="ignore")
     with transaction.atomic(using=ALIAS):
-        written += outbox.write_many([outbox.Event(event_type="a"), outbox.Event(event_type="b")],
-                                     using=ALIAS)  # fmt: skip
+        written += outbox.write_many(
+            [outbox.Event(event_type="a"), outbox.Event(event_type="b")], using=ALIAS
+        )
     with pytest.raises(ZeroDivisionError), transaction.atomic(using=ALIAS):
         outbox.write("order.undone", using=ALIAS)
         raise ZeroDivisionError
@@ -240,8 +249,9 @@ def test_w24_the_purge_deletes_and_nothing_else(log: Log, settings: Any) -> None
     event_id = write()
     assert events().purge() == 1
     assert [(each.kind, each.columns["event_id"]) for each in log.changes()] == [
-        ("insert", event_id), ("delete", event_id),
-    ]  # fmt: skip
+        ("insert", event_id),
+        ("delete", event_id),
+    ]
     assert not events().exists()
 
 

@@ -81,9 +81,13 @@ def test_it_is_found_by_the_checks_of_databases(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_server_that_only_speaks_the_protocol_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, version_text: str,
-    version: tuple[int, ...], name: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    vendor: str,
+    display_name: str,
+    version_text: str,
+    version: tuple[int, ...],
+    name: str,
+) -> None:
     [message] = asked(monkeypatch, Answering(vendor, display_name, version_text, version))
     assert (message.id, message.is_serious()) == ("django_outbox.E028", True)
     assert f"'default' is {name}, which speaks the protocol of {display_name}" in message.msg
@@ -100,9 +104,12 @@ def test_a_server_that_only_speaks_the_protocol_is_an_error(
     ],
 )
 def test_builds_of_the_real_servers_are_none_of_these(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, display_name: str, version_text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    vendor: str,
+    display_name: str,
+    version_text: str,
     version: tuple[int, ...],
-) -> None:  # fmt: skip
+) -> None:
     assert asked(monkeypatch, Answering(vendor, display_name, version_text, version)) == []
 
 

@@ -239,11 +239,18 @@ def test_g2_a_hot_claim_does_not_return_an_uncommitted_id() -> None:
 
 @pytest.mark.parametrize(
     ("rescues", "owner", "state"),
-    [(0, None, RescueState.CLEAN), (0, "me", RescueState.CLEAN), (0, "lost", RescueState.LOST),
-     (1, None, RescueState.CLEAN), (1, "me", RescueState.CLEAN), (1, "lost", RescueState.SUSPECT),
-     (2, None, RescueState.SUSPECT), (2, "me", RescueState.SUSPECT),
-     (4, "lost", RescueState.SUSPECT)],
-)  # fmt: skip
+    [
+        (0, None, RescueState.CLEAN),
+        (0, "me", RescueState.CLEAN),
+        (0, "lost", RescueState.LOST),
+        (1, None, RescueState.CLEAN),
+        (1, "me", RescueState.CLEAN),
+        (1, "lost", RescueState.SUSPECT),
+        (2, None, RescueState.SUSPECT),
+        (2, "me", RescueState.SUSPECT),
+        (4, "lost", RescueState.SUSPECT),
+    ],
+)
 def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
     rescues: int, owner: str | None, state: RescueState
 ) -> None:
@@ -561,9 +568,7 @@ def test_defer_keeps_attempts_and_the_last_error() -> None:
     claim()
     settle(event_id, DEFER)
     after = row(event_id)
-    assert (after.status, after.attempts, after.last_error) == (
-        Status.NEW, 2, "an earlier failure",
-    )  # fmt: skip
+    assert (after.status, after.attempts, after.last_error) == (Status.NEW, 2, "an earlier failure")
     assert 3 < lease_ends_in(event_id) <= 5
 
 

@@ -10,11 +10,7 @@ import pytest
 from django_outbox.inspection import overview
 from django_outbox.inspection.rates import rates
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import (
-    OutboxEvent,
-    OutboxStatistics,
-    OutboxStream,
-)
+from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxStream
 from django_outbox.models.statistics import SPANS
 from tests.plans import analyze, large_steps
 from tests.table import PLACED, insert, keyed, multiply, now
@@ -38,10 +34,16 @@ def test_41_every_look_uses_an_index() -> None:
         keyed(f"k{number}", 2, due=-5 if number % 2 else 600)
     multiply(OutboxStream(key="idle", seq=1), [f"idle{n}" for n in range(2000)])
     OutboxStatistics.objects.bulk_create(
-        OutboxStatistics(span=span, started_at=clock - timedelta(seconds=span * back),
-                         owner="me", event_type=PLACED, done=1)
-        for span in SPANS for back in range(1500)
-    )  # fmt: skip
+        OutboxStatistics(
+            span=span,
+            started_at=clock - timedelta(seconds=span * back),
+            owner="me",
+            event_type=PLACED,
+            done=1,
+        )
+        for span in SPANS
+        for back in range(1500)
+    )
     for model in (OutboxEvent, OutboxStream, OutboxStatistics):
         analyze(model)
     works: dict[str, Callable[[], object]] = {

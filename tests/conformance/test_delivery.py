@@ -21,9 +21,14 @@ pytestmark = pytest.mark.django_db
 
 def test_180_the_event_as_it_was_written() -> None:
     (event_id,) = write(
-        event_type="order.paid", payload={"sku": "☕", "n": 1.5}, headers={"trace": "7"},
-        aggregate_type="shop.Order", aggregate_id="9", tenant_id="north", unique_key="once",
-    )  # fmt: skip
+        event_type="order.paid",
+        payload={"sku": "☕", "n": 1.5},
+        headers={"trace": "7"},
+        aggregate_type="shop.Order",
+        aggregate_id="9",
+        tenant_id="north",
+        unique_key="once",
+    )
     OutboxEvent.objects.update(attempts=4)
     seen: list[outbox.Event] = []
     assert delivered(seen.append, event_type="order.paid") is DONE
@@ -69,9 +74,9 @@ def test_j18_a_damaged_row_is_dead_and_the_others_delivered(damage: dict[str, st
     assert called == [before, after]
     assert outcome(decisions[damaged]) == (Status.DEAD, None, 0)
     assert "PayloadError" in (decisions[damaged].error or "")
-    assert dialect_of(connection).settle_all(
-        connection, me="me", decisions=[*decisions.items()]
-    ) == 3  # fmt: skip
+    assert (
+        dialect_of(connection).settle_all(connection, me="me", decisions=[*decisions.items()]) == 3
+    )
     kept = row(damaged)
     assert kept.status == Status.DEAD
     assert {name: getattr(kept, name) for name in damage} == damage  # a person can repair it

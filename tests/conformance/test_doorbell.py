@@ -16,14 +16,7 @@ from django_outbox.sql import engine_connection
 from django_outbox.sql.postgresql.notify import listen
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, write
-from tests.test_doorbell import (
-    FAR,
-    bells,
-    ears,
-    listeners,
-    needs_postgres,
-    rings_at,
-)
+from tests.test_doorbell import FAR, bells, ears, listeners, needs_postgres, rings_at
 from tests.test_doorbell_own import forget, found
 from tests.testapp.models import Effect
 from tests.waiting import wait_until

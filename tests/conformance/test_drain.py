@@ -12,16 +12,7 @@ from django.db import IntegrityError, connection, transaction
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import (
-    claim,
-    in_thread,
-    insert,
-    lease_ends_in,
-    listening,
-    row,
-    statuses,
-    write,
-)
+from tests.table import claim, in_thread, insert, lease_ends_in, listening, row, statuses, write
 from tests.test_drain import both, inside, nothing, outside_alone
 from tests.testapp.models import Effect, Order
 from tests.waiting import MovedClock, wait_until

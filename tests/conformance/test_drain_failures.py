@@ -11,16 +11,7 @@ import pytest
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import (
-    in_thread,
-    keyed,
-    listening,
-    row,
-    statuses,
-    stream,
-    stream_due_in,
-    write,
-)  # fmt: skip
+from tests.table import in_thread, keyed, listening, row, statuses, stream, stream_due_in, write
 from tests.test_drain_failures import both, either, interrupted, listener_that, lost, outside_alone
 
 
@@ -54,8 +45,9 @@ def test_an_interrupt_takes_the_rescue_back_that_its_start_had_counted(
     with listening(interrupted), pytest.raises(KeyboardInterrupt):
         outbox.drain()
     assert [(row(each).attempts, row(each).rescues) for each in (first, second)] == [
-        (0, rescues), (0, rescues),
-    ]  # fmt: skip
+        (0, rescues),
+        (0, rescues),
+    ]
     assert stream("k").locked_by is None
     assert stream_due_in("k") <= 0
     with listening(lambda event: None):

@@ -12,13 +12,7 @@ from django.db import connection
 from tests.fleet import wait_until
 from tests.reach.children import nothing_is_left
 from tests.table import statuses
-from tests.test_embedded import (
-    FAR,
-    SERVERS,
-    effects,
-    serving,
-    stop,
-)
+from tests.test_embedded import FAR, SERVERS, effects, serving, stop
 from tests.testapp.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,8 +33,10 @@ def test_39_a_request_is_followed_by_its_listener_in_the_same_process(
         # A poll that runs at that moment, in any process, may be faster than the hot queue.
         found = effects("hot")
         writers = pids_by_event(answers)
-        return len({pid for each, pid in writers.items()
-                    if each in found and found[each].pid == pid}) == processes  # fmt: skip
+        return (
+            len({pid for each, pid in writers.items() if each in found and found[each].pid == pid})
+            == processes
+        )
 
     with serving(name, database_env, tmp_path, **FAR) as server:
         wait_until(delivers_its_own, what="a delivery in each process that wrote")

@@ -6,16 +6,7 @@ from django.db import connection
 
 import django_outbox as outbox
 from tests.table import in_thread, row, statuses, steal, write
-from tests.test_fallback import (
-    ONCE,
-    Fallback,
-    both,
-    drain,
-    effect,
-    guarded,
-    outside_alone,
-    raising,
-)
+from tests.test_fallback import ONCE, Fallback, both, drain, effect, guarded, outside_alone, raising
 from tests.testapp.models import Effect
 
 

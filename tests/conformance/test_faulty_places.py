@@ -82,9 +82,12 @@ def run(fault: Fault, *, by_drain: bool) -> None:
 @pytest.fixture(autouse=True)
 def quick(settings: Any) -> None:
     settings.OUTBOX = {
-        "WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2, "LEASE": 3,
+        "WORKERS": 2,
+        "PROBE_INTERVAL": 0.05,
+        "POLL_INTERVAL": 0.2,
+        "LEASE": 3,
         "PURGE_INTERVAL": 0.2,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("how", KINDS)

@@ -16,21 +16,31 @@ from tests.benchmarks.workers import environment
 pytestmark = pytest.mark.django_db(transaction=True)
 
 METRICS = {
-    "enqueue_rate", "completion_rate", "claim_p50_ms", "claim_p95_ms", "claim_p99_ms",
-    "queue_depth", "producer_target_rate",
-}  # fmt: skip
+    "enqueue_rate",
+    "completion_rate",
+    "claim_p50_ms",
+    "claim_p95_ms",
+    "claim_p99_ms",
+    "queue_depth",
+    "producer_target_rate",
+}
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="the harness knows only PostgreSQL")
 def test_it_describes_itself_reports_every_metric_and_ends_when_asked() -> None:
     orders = {
-        "DJANGO_SETTINGS_MODULE": "tests.benchmarks.settings", "PRODUCER_RATE": "50",
-        "PRODUCER_BATCH_MAX": "4", "WORKER_COUNT": "2", "SAMPLE_EVERY_S": "1",
-    }  # fmt: skip
+        "DJANGO_SETTINGS_MODULE": "tests.benchmarks.settings",
+        "PRODUCER_RATE": "50",
+        "PRODUCER_BATCH_MAX": "4",
+        "WORKER_COUNT": "2",
+        "SAMPLE_EVERY_S": "1",
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.benchmarks.harness_adapter"],
-        env={**environment(), **orders}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**environment(), **orders},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         described = json.loads(process.stdout.readline())

@@ -55,11 +55,14 @@ values = st.recursive(
     max_leaves=20,
 )
 fitting = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False,
-    allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
     max_leaves=30,
-)  # fmt: skip
+)
 
 
 def nested(depth: int) -> Any:
@@ -97,9 +100,12 @@ few = st.lists(st.sampled_from([*FIELDS]), max_size=3, unique=True)
 given_fields = few.flatmap(lambda names: st.fixed_dictionaries({n: FIELDS[n] for n in names}))
 
 often = settings(
-    max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)

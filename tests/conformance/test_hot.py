@@ -111,9 +111,7 @@ def settled(count: int) -> Callable[[], bool]:
 # -- from the commit to the listener ---------------------------------------------------------------
 
 
-def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(
-    settings: Any,
-) -> None:
+def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(settings: Any) -> None:
     """The row changes between the write and the commit, so a second read would show."""
     settings.OUTBOX = quiet()
     calls = Calls()
@@ -132,9 +130,13 @@ def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(
 def test_232_hot_and_cold_events_are_equal_but_for_their_source(settings: Any) -> None:
     settings.OUTBOX = quiet()
     fields = {
-        "payload": {"b": 1, "a": [1.5, None, "é"]}, "headers": {"trace": "t"}, "tenant_id": "t-1",
-        "aggregate_type": "shop.Order", "aggregate_id": "7", "unique_key": "u-1",
-    }  # fmt: skip
+        "payload": {"b": 1, "a": [1.5, None, "é"]},
+        "headers": {"trace": "t"},
+        "tenant_id": "t-1",
+        "aggregate_type": "shop.Order",
+        "aggregate_id": "7",
+        "unique_key": "u-1",
+    }
     calls = Calls(lambda event: outbox.Defer(0.01) if event.source == "hot" else None)
     with listening(calls), resting():
         write(**fields)
@@ -243,9 +245,7 @@ def test_g12_a_delayed_event_is_not_offered_and_not_early_and_not_late(
     assert times[0] >= event.deliver_at
 
 
-def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(
-    settings: Any,
-) -> None:
+def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(settings: Any) -> None:
     """No notification announces it, so the poll that sees it coming must schedule the wakeup."""
     settings.OUTBOX = quiet()
     (event_id,) = insert(due=1.0)

@@ -278,8 +278,9 @@ def test_exactly_once_from_end_to_end_whatever_dies(
     def consume(*where: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.consumer", str(spool), str(acknowledged), *where],
-            cwd=REPOSITORY, env=database_env,
-        )  # fmt: skip
+            cwd=REPOSITORY,
+            env=database_env,
+        )
 
     for point in POINTS:
         assert consume(point, "7").wait(60) == -9

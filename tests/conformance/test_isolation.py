@@ -274,10 +274,7 @@ def test_a_connection_is_asked_once_where_it_is_read_committed() -> None:
                 with dialect_of(connection).read_committed(connection):
                     level(connection)
         connection.close()
-        with (
-            connection.execute_wrapper(note),
-            dialect_of(connection).read_committed(connection),
-        ):
+        with connection.execute_wrapper(note), dialect_of(connection).read_committed(connection):
             level(connection)
 
     in_thread(begin).result(20)

@@ -16,14 +16,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox import (
-    DuplicateEvent,
-    Event,
-    InvalidEvent,
-    signals,
-    write,
-    write_many,
-)
+from django_outbox import DuplicateEvent, Event, InvalidEvent, signals, write, write_many
 from django_outbox.events import LENGTHS, aggregate_key
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
@@ -616,9 +609,19 @@ def test_an_ordered_duplicate_is_one_too() -> None:
 def test_35_no_two_aggregates_share_a_stream() -> None:
     """Not even if their names contain colons or backslashes."""
     alike: list[tuple[str, str | None]] = [
-        ("a:b", None), ("a", "b"), ("a:b", "c"), ("a", "b:c"), ("a:b:c", None), ("a\\", "b"),
-        ("a\\:b", None), ("a\\", ":b"), ("a", "\\:b"), ("a\\\\", "b"), ("a:", "b"), ("a", ":b"),
-    ]  # fmt: skip
+        ("a:b", None),
+        ("a", "b"),
+        ("a:b", "c"),
+        ("a", "b:c"),
+        ("a:b:c", None),
+        ("a\\", "b"),
+        ("a\\:b", None),
+        ("a\\", ":b"),
+        ("a", "\\:b"),
+        ("a\\\\", "b"),
+        ("a:", "b"),
+        ("a", ":b"),
+    ]
     assert len({aggregate_key(*each) for each in alike}) == len(alike)
 
 

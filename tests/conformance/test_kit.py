@@ -13,12 +13,7 @@ import django_outbox as outbox
 from django_outbox import inbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream
-from django_outbox.testing import (
-    drain,
-    pass_time,
-    running_worker,
-    wait_until,
-)
+from django_outbox.testing import drain, pass_time, running_worker, wait_until
 from tests.table import claim, insert, listening, now, row, statuses
 from tests.test_kit import both, no_queue_left, outside_alone, place, ship, shipped
 

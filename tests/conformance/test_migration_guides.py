@@ -16,23 +16,9 @@ from django.db import connection, connections
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import samples
-from tests.migration_samples import (
-    GRUELBOX,
-    NAMASTACK,
-    OUTBOX_JAVA,
-    RELIABLE,
-    Shop,
-    command,
-)
+from tests.migration_samples import GRUELBOX, NAMASTACK, OUTBOX_JAVA, RELIABLE, Shop, command
 from tests.table import now, statuses
-from tests.test_migration_guides import (
-    booked,
-    installed,
-    parcels,
-    parents,
-    shop,
-    sql,
-)
+from tests.test_migration_guides import booked, installed, parcels, parents, shop, sql
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -196,11 +182,21 @@ def written() -> list[tuple[Any, ...]]:
 
 def reliable_row(name: str, number: int, **columns: Any) -> dict[str, Any]:
     return {
-        "message_id": str(uuid4()), "kind": "event", "name": name, "destination": "default",
-        "payload": json.dumps({"order": number}), "headers": json.dumps({"tries": 1}),
-        "status": "pending", "attempts": 0, "max_attempts": 10, "backoff": "exponential",
-        "locked_by": "", "last_error": "", "last_traceback": "", **columns,
-    }  # fmt: skip
+        "message_id": str(uuid4()),
+        "kind": "event",
+        "name": name,
+        "destination": "default",
+        "payload": json.dumps({"order": number}),
+        "headers": json.dumps({"tries": 1}),
+        "status": "pending",
+        "attempts": 0,
+        "max_attempts": 10,
+        "backoff": "exponential",
+        "locked_by": "",
+        "last_error": "",
+        "last_traceback": "",
+        **columns,
+    }
 
 
 @on_postgres
@@ -231,10 +227,14 @@ def test_pending_messages_of_reliable_outbox_move(parents: Any) -> None:
 
 def java_row(number: int, status: int, **columns: Any) -> dict[str, Any]:
     return {
-        "event_id": f"01JAVA{number}", "event_type": "order.placed", "status": status,
-        "payload": json.dumps({"order": number}), "available_at": now(), "created_at": now(),
+        "event_id": f"01JAVA{number}",
+        "event_type": "order.placed",
+        "status": status,
+        "payload": json.dumps({"order": number}),
+        "available_at": now(),
+        "created_at": now(),
         **columns,
-    }  # fmt: skip
+    }
 
 
 @on_postgres
@@ -271,11 +271,18 @@ def test_pending_events_of_outbox_java_move_from_another_database(shop: Shop, pa
 def namastack_row(number: int, status: str, handler: str) -> dict[str, Any]:
     at = now() + timedelta(seconds=number)
     return {
-        "id": f"n{9 - number}", "status": status, "record_key": "k", "record_type": "X",
-        "payload": json.dumps({"order": number}), "context": json.dumps({"a": "b"}),
-        "created_at": at, "failure_count": 0, "next_retry_at": at, "partition_no": 1,
+        "id": f"n{9 - number}",
+        "status": status,
+        "record_key": "k",
+        "record_type": "X",
+        "payload": json.dumps({"order": number}),
+        "context": json.dumps({"a": "b"}),
+        "created_at": at,
+        "failure_count": 0,
+        "next_retry_at": at,
+        "partition_no": 1,
         "handler_id": handler,
-    }  # fmt: skip
+    }
 
 
 @on_postgres
@@ -301,13 +308,23 @@ def test_pending_records_of_namastack_move(shop: Shop, parents: Any) -> None:
 
 def gruelbox_row(number: int, method: str = "book", **columns: Any) -> dict[str, Any]:
     call = {
-        "c": "com.example.ParcelService", "m": method, "p": ["long"],
-        "a": [{"t": "Long", "v": number}], "x": None, "s": None,
-    }  # fmt: skip
+        "c": "com.example.ParcelService",
+        "m": method,
+        "p": ["long"],
+        "a": [{"t": "Long", "v": number}],
+        "x": None,
+        "s": None,
+    }
     return {
-        "id": f"g{number}", "invocation": json.dumps(call), "attempts": 0, "blocked": False,
-        "processed": False, "version": 1, "nextattempttime": now().replace(tzinfo=None), **columns,
-    }  # fmt: skip
+        "id": f"g{number}",
+        "invocation": json.dumps(call),
+        "attempts": 0,
+        "blocked": False,
+        "processed": False,
+        "version": 1,
+        "nextattempttime": now().replace(tzinfo=None),
+        **columns,
+    }
 
 
 @on_postgres

@@ -105,15 +105,19 @@ def test_what_version_0_1_writes_waits_in_the_queue_default() -> None:
 def constraints(table: str) -> dict[str, dict[str, Any]]:
     with connection.cursor() as cursor:
         found = connection.introspection.get_constraints(cursor, table)
-    return {name.rpartition("_")[0]: each for name, each in found.items()
-            if each["index"] or each["unique"]}  # fmt: skip
+    return {
+        name.rpartition("_")[0]: each
+        for name, each in found.items()
+        if each["index"] or each["unique"]
+    }
 
 
 @pytest.mark.django_db
 def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
     """Each further index costs 4 to 29 % of the drain."""
-    found = {name: each for name, each in constraints("outbox_event").items()
-             if not each["primary_key"]}  # fmt: skip
+    found = {
+        name: each for name, each in constraints("outbox_event").items() if not each["primary_key"]
+    }
     by_vendor = ["key", "status", "seq"] if connection.vendor == "mysql" else ["key", "seq"]
     assert {name: each["columns"] for name, each in found.items()} == {
         "outbox_event_queue": ["queue", "available_at", "event_id"],
@@ -124,10 +128,15 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
         **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["event_id"]}),
     }
     assert [name for name, each in found.items() if each["unique"]] == ["outbox_event_unique"]
-    of_streams = {name: each["columns"] for name, each in constraints("outbox_stream").items()
-                  if not each["primary_key"]}  # fmt: skip
-    assert of_streams == {"outbox_stream_queue": ["queue", "due_at"],
-                          "outbox_stream_due": ["due_at"]}  # fmt: skip
+    of_streams = {
+        name: each["columns"]
+        for name, each in constraints("outbox_stream").items()
+        if not each["primary_key"]
+    }
+    assert of_streams == {
+        "outbox_stream_queue": ["queue", "due_at"],
+        "outbox_stream_due": ["due_at"],
+    }
 
 
 @pytest.mark.django_db
@@ -141,15 +150,23 @@ def test_indexes_are_partial_where_the_database_can() -> None:
         "AND tbl_name = %s"
     )
     conditions = {
-        "outbox_event": {"queue": "available_at", "due": "available_at", "key": "status",
-                         "unique": "unique_key", "dead": "status"},
+        "outbox_event": {
+            "queue": "available_at",
+            "due": "available_at",
+            "key": "status",
+            "unique": "unique_key",
+            "dead": "status",
+        },
         "outbox_stream": {"queue": "due_at", "due": "due_at"},
-    }  # fmt: skip
+    }
     for table, columns in conditions.items():
         with connection.cursor() as cursor:
             cursor.execute(catalogue, [table])
-            found = [sql for (sql,) in cursor.fetchall() if f"{table}_" in sql.split(" ON ")[0]
-                     and "pkey" not in sql]  # fmt: skip
+            found = [
+                sql
+                for (sql,) in cursor.fetchall()
+                if f"{table}_" in sql.split(" ON ")[0] and "pkey" not in sql
+            ]
         for name, column in columns.items():
             [sql] = [each for each in found if f"{table}_{name}_" in each]
             assert column in sql.partition(" WHERE ")[2]
@@ -222,9 +239,13 @@ class Scratch:
 
     def start(self, *arguments: str, **outbox: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-W", "error", *arguments], env=self.environment(**outbox),
-            cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            [sys.executable, "-W", "error", *arguments],
+            env=self.environment(**outbox),
+            cwd=self.directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def manage(self, *arguments: str, **outbox: str) -> str:
         return self.finish(self.start("-m", "django", *arguments, **outbox))

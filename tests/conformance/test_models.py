@@ -124,9 +124,18 @@ def test_text_is_compared_exactly() -> None:
 
 
 def dead_row(event_id: str = "dead", **fields: Any) -> OutboxEvent:
-    options = {"attempts": 10, "rescues": 4, "last_error": "no", "first_due_at": LONG_AGO,
-               "occurred_at": LONG_AGO, "created_at": LONG_AGO, "done_at": LONG_AGO,
-               "headers": '{"h":"1"}', "tenant_id": "t", "deliver_at": LONG_AGO}  # fmt: skip
+    options = {
+        "attempts": 10,
+        "rescues": 4,
+        "last_error": "no",
+        "first_due_at": LONG_AGO,
+        "occurred_at": LONG_AGO,
+        "created_at": LONG_AGO,
+        "done_at": LONG_AGO,
+        "headers": '{"h":"1"}',
+        "tenant_id": "t",
+        "deliver_at": LONG_AGO,
+    }
     return row(event_id, DEAD, **{**options, **fields})
 
 
@@ -370,12 +379,17 @@ def backlog(count: int, *, every: int = 3) -> None:
     at = now()
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
-            event_id=f"{number:06}", event_type="x", payload="null", occurred_at=at, created_at=at,
-            status=DONE if number % every else NEW, done_at=LONG_AGO if number % every else None,
+            event_id=f"{number:06}",
+            event_type="x",
+            payload="null",
+            occurred_at=at,
+            created_at=at,
+            status=DONE if number % every else NEW,
+            done_at=LONG_AGO if number % every else None,
             available_at=None if number % every else at,
         )
         for number in range(count)
-    )  # fmt: skip
+    )
 
 
 @override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})

@@ -11,31 +11,13 @@ from django.db import connection, transaction
 from django.db.models import F
 
 import django_outbox as outbox
-from django_outbox.models import (
-    OutboxEvent,
-    OutboxLease,
-    OutboxWorker,
-)
+from django_outbox.models import OutboxEvent, OutboxLease, OutboxWorker
 from django_outbox.worker import worker_registry
 from django_outbox.worker.single_node import ActiveLease
 from django_outbox.worker.throttle import Throttle
 from tests.reach.children import Site, nothing_is_left, workers_show
-from tests.table import (
-    PLACED,
-    elsewhere,
-    in_thread,
-    listening,
-    now,
-    statuses,
-    write,
-)
-from tests.test_modes import (
-    DELIVERING,
-    PURGING,
-    delivered_by,
-    expired,
-    site,
-)
+from tests.table import PLACED, elsewhere, in_thread, listening, now, statuses, write
+from tests.test_modes import DELIVERING, PURGING, delivered_by, expired, site
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -184,8 +166,12 @@ def test_w17_the_row_of_a_lost_worker_goes_after_a_day(
     settings.OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 1}
     clock = now()
     for name, seconds in (
-        ("yesterday", 86_401), ("third", 3000), ("second", 2000), ("first", 31), ("silent", 20),
-    ):  # fmt: skip
+        ("yesterday", 86_401),
+        ("third", 3000),
+        ("second", 2000),
+        ("first", 31),
+        ("silent", 20),
+    ):
         seen = clock - timedelta(seconds=seconds)
         OutboxWorker.objects.create(
             id=name, hostname="h", pid=1, started_at=seen, heartbeat_at=seen

@@ -84,9 +84,11 @@ class Seen:
 def put(key: str, count: int, first: int = 0) -> list[str]:
     with transaction.atomic():
         return outbox.write_many(
-            [outbox.Event(event_type="order.placed", payload={"n": n}, key=key)
-             for n in range(first, first + count)]
-        )  # fmt: skip
+            [
+                outbox.Event(event_type="order.placed", payload={"n": n}, key=key)
+                for n in range(first, first + count)
+            ]
+        )
 
 
 def all_done(within: float = 20) -> None:
@@ -592,10 +594,13 @@ def test_what_is_left_to_others_and_not_taken_comes_back() -> None:
     """Streams left to a worker that claims nothing come back: its row guides only the sharing."""
     seen, given = Seen(), []
     OutboxWorker.objects.create(
-        id="idle", hostname="h", pid=1, started_at=now(),
+        id="idle",
+        hostname="h",
+        pid=1,
+        started_at=now(),
         heartbeat_at=now() + timedelta(seconds=60),
         info='{"mode": "multi_node", "held": 0, "streams": 0}',
-    )  # fmt: skip
+    )
 
     def slow(event: outbox.Event) -> None:
         seen(event)

@@ -102,11 +102,13 @@ class Streams(RuleBasedStateMachine):
         self.rival: Claimed | None = None
         self.settings = override_settings(
             OUTBOX={
-                "STOP_ON_FIRST_FAILURE": stop, "ON_DEAD": on_dead, "MAX_RESCUES": 100,
+                "STOP_ON_FIRST_FAILURE": stop,
+                "ON_DEAD": on_dead,
+                "MAX_RESCUES": 100,
                 "RETENTION_DONE": 0.001,  # not 0, which deletes at the settle
                 "RETRY": {"policy": "fixed", "delay": FAR, "max_attempts": 99},
             }
-        )  # fmt: skip
+        )
         self.settings.enable()
 
     # -- the model -------------------------------------------------------------------------------
@@ -205,9 +207,12 @@ class Streams(RuleBasedStateMachine):
         claim = stream_claim("rival", lease=FAR, limit=1)
         for key, *_ in dialect.claim_streams(connection, claim).rows:
             wanted = StreamQuery(
-                me="rival", keys=[key], limit=9, dead_too=self.blocks,
+                me="rival",
+                keys=[key],
+                limit=9,
+                dead_too=self.blocks,
                 only_due_retries=not self.stop,
-            )  # fmt: skip
+            )
             (found,) = dialect.read_streams(connection, wanted)
             rows = [dict(zip(KEYED, each, strict=True)) for each in found.rows]
             taken: list[str] = []
@@ -340,7 +345,12 @@ def test_streams_do_what_the_model_says(stop: bool, on_dead: str) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         lambda: Streams(stop, on_dead),
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=25, deadline=None, derandomize=True,
-            database=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
+            max_examples=EXAMPLES,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate,),
         ),
-    )  # fmt: skip
+    )

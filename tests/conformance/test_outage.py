@@ -27,13 +27,7 @@ LASTS = 4.0  # seconds without a database
 WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "mysql": ["kill"], "sqlite": []}
 BACK_WITHIN = 60  # seconds: the longest back-off, with jitter, on a slow machine
 IN_FLIGHT = 10  # events that are claimed and not settled, at most; one is written in 10 ms
-OUTBOX = {
-    "LEASE": 3,
-    "DRAIN_TIMEOUT": 2,
-    "WORKERS": 2,
-    "POLL_INTERVAL": 0.5,
-    "LOCK_WAIT": 0.5,
-}
+OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 2, "WORKERS": 2, "POLL_INTERVAL": 0.5, "LOCK_WAIT": 0.5}
 
 with_server = pytest.mark.skipif(
     databases.vendor() == "sqlite", reason="SQLite has no server that could go away"

@@ -15,14 +15,7 @@ from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause, pause_queryset
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.worker.pauses import PauseEnds
-from tests.table import (
-    in_thread,
-    insert,
-    keyed,
-    listening,
-    now,
-    write,
-)
+from tests.table import in_thread, insert, keyed, listening, now, write
 from tests.test_pause import OTHER, SENT, TYPE, heard, is_far, noting
 from tests.test_pause_end import known, let_end, pause, two_queues
 from tests.test_queue_status import breaker

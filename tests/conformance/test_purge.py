@@ -408,11 +408,16 @@ def own_ids_kept() -> list[str]:
     names = [f"order-{n}" for n in range(5)]
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
-            event_id=name, event_type="x", payload="{}", status=Status.DONE, occurred_at=at,
-            created_at=at, done_at=at,
+            event_id=name,
+            event_type="x",
+            payload="{}",
+            status=Status.DONE,
+            occurred_at=at,
+            created_at=at,
+            done_at=at,
         )
         for name in names
-    )  # fmt: skip
+    )
     return names
 
 

@@ -99,8 +99,10 @@ def queues_of(*ids: str) -> list[str]:
 
 def test_a_claim_takes_of_each_queue_its_own_limit_oldest_first() -> None:
     late, early, middle = [
-        *insert(due=-1, queue="a"), *insert(due=-9, queue="a"), *insert(due=-5, queue="a"),
-    ]  # fmt: skip
+        *insert(due=-1, queue="a"),
+        *insert(due=-9, queue="a"),
+        *insert(due=-5, queue="a"),
+    ]
     (only,) = insert(due=-7, queue="b")
     insert(due=-99, queue="c")
     found = claimed(branches=[Branch("a", 2), Branch("b", 2), Branch("default", 2)])
@@ -175,9 +177,9 @@ def test_each_branch_begins_at_its_own_watermark() -> None:
 def test_each_branch_is_cut_by_its_own_bytes() -> None:
     payload = '"' + 998 * "x" + '"'
     ids = {queue: insert(5, due=-1, queue=queue, payload=payload) for queue in "abc"}
-    found = claimed(branches=[
-        Branch("a", 9, most_bytes=1500), Branch("b", 9, most_bytes=9000), Branch("c", 3),
-    ])  # fmt: skip
+    found = claimed(
+        branches=[Branch("a", 9, most_bytes=1500), Branch("b", 9, most_bytes=9000), Branch("c", 3)]
+    )
     taken = [each[0] for each in found.rows]
     assert [each for each in taken if each in ids["a"]] == ids["a"][:2]  # the last may exceed it
     assert [each for each in taken if each in ids["b"]] == ids["b"]
@@ -208,12 +210,21 @@ def test_lost_events_are_found_by_queue_in_one_statement() -> None:
     insert(due=50, queue="default", locked_by="lost")
     found: dict[str, Any] = {}
     queues = ["a", "b", "c", *MANY]
-    assert len(sent(lambda: found.update(
-        dialect().lost_events(connection, me="me", queues=queues, limit=10)
-    ))) == 1  # fmt: skip
+    assert (
+        len(
+            sent(
+                lambda: found.update(
+                    dialect().lost_events(connection, me="me", queues=queues, limit=10)
+                )
+            )
+        )
+        == 1
+    )
     assert {queue: each[:2] for queue, each in found.items()} == {
-        "a": (None, False), "b": (row(lost).available_at, False), "c": (None, True),
-    }  # fmt: skip
+        "a": (None, False),
+        "b": (row(lost).available_at, False),
+        "c": (None, True),
+    }
     waited = [round(found[queue].waited, -1) for queue in "abc"]
     assert waited == [20, 30, 40]
 
@@ -227,9 +238,10 @@ def test_the_next_due_times_are_found_by_queue_in_one_statement() -> None:
     insert(due=-20)
     found: dict[str, float] = {}
     queues = ["a", "b", *MANY]
-    assert len(sent(lambda: found.update(
-        dialect().seconds_to_next_due(connection, queues=queues)
-    ))) == 1  # fmt: skip
+    assert (
+        len(sent(lambda: found.update(dialect().seconds_to_next_due(connection, queues=queues))))
+        == 1
+    )
     assert {queue: round(each, -1) for queue, each in found.items()} == {"a": 60, "b": 30}
     recent = dialect().seconds_to_next_due(connection, queues=["default"], since=25.0)
     assert -25 < recent["default"] < -15
@@ -286,8 +298,10 @@ def test_a_claim_goes_by_the_index_of_queues(count: int, analyzed: str) -> None:
     for step in range(3):
         if step == 1:
             insert(5000, due=-60, queue="queue-01")
-            multiply(OutboxStream(key="one", seq=1, due_at=now(), queue="queue-01"),
-                     [f"one-{n}" for n in range(5000)])  # fmt: skip
+            multiply(
+                OutboxStream(key="one", seq=1, due_at=now(), queue="queue-01"),
+                [f"one-{n}" for n in range(5000)],
+            )
         elif step == 2:
             for queue in MANY:
                 insert(20, due=-30, queue=queue)
@@ -313,8 +327,10 @@ def test_a_long_queue_makes_no_statement_dearer(count: int, statistics: str) -> 
     rows = 20 if statistics == "of few rows" else 300
     ids = [insert(rows, due=-1, queue=queue) for queue in ("default", "queue-01")][1]
     for queue in ("default", "queue-01"):
-        multiply(OutboxStream(key=queue, seq=1, due_at=now(), queue=queue),
-                 [f"{queue}-{n}" for n in range(rows)])  # fmt: skip
+        multiply(
+            OutboxStream(key=queue, seq=1, due_at=now(), queue=queue),
+            [f"{queue}-{n}" for n in range(rows)],
+        )
     learn()
     works = polls(queues)
     if statistics != "of few rows":
@@ -323,8 +339,10 @@ def test_a_long_queue_makes_no_statement_dearer(count: int, statistics: str) -> 
         works = {name: work for name, work in works.items() if "of streams" not in name}
     before = {name: effort(work) for name, work in works.items()}
     insert(5000, due=-60)
-    multiply(OutboxStream(key="long", seq=1, due_at=now() - timedelta(seconds=60)),
-             [f"long-{n}" for n in range(5000)])  # fmt: skip
+    multiply(
+        OutboxStream(key="long", seq=1, due_at=now() - timedelta(seconds=60)),
+        [f"long-{n}" for n in range(5000)],
+    )
     if statistics == "new":
         learn()
     after = {name: effort(work) for name, work in works.items()}
@@ -375,8 +393,10 @@ def changes_of(ids: Sequence[str]) -> dict[str, Callable[[], object]]:
 def test_a_plan_prepared_while_all_rows_are_in_one_queue_holds_for_others(model: Any) -> None:
     own = engine_connection("default", lock_wait=1)
     insert(3000, due=3600, queue="queue-01")
-    multiply(OutboxStream(key="one", seq=1, due_at=now() + timedelta(hours=1), queue="queue-01"),
-             [f"one-{n}" for n in range(3000)])  # fmt: skip
+    multiply(
+        OutboxStream(key="one", seq=1, due_at=now() + timedelta(hours=1), queue="queue-01"),
+        [f"one-{n}" for n in range(3000)],
+    )
     analyze(model)
     name = "event" if model is OutboxEvent else "stream"
 
@@ -415,9 +435,10 @@ def test_a_lease_is_given_back_into_its_queue() -> None:
     claim(queue="a")
     OutboxEvent.objects.filter(pk=stolen).update(locked_by="thief")
     given = [
-        Unclaimed(first, due[first], "b"), Unclaimed(second, due[second], "a"),
+        Unclaimed(first, due[first], "b"),
+        Unclaimed(second, due[second], "a"),
         Unclaimed(stolen, due[stolen], "b"),
-    ]  # fmt: skip
+    ]
     assert dialect().unclaim(connection, me="me", due=given) == 2
     assert queues_of(first, second, stolen) == ["b", "a", "a"]
     assert [row(each).available_at == due[each] for each in due] == [True, True, False]
@@ -465,9 +486,14 @@ def test_due_streams_move_to_another_queue() -> None:
     assert move(connection, of="a", queue="b", limit=2) == 0
     found = dict(OutboxStream.objects.values_list("key", "queue"))
     assert found == {
-        "1": "b", "2": "b", "3": "b", "later": "a", "idle": "a", "other": "default",
+        "1": "b",
+        "2": "b",
+        "3": "b",
+        "later": "a",
+        "idle": "a",
+        "other": "default",
         SINGLE_NODE_KEY: "a",
-    }  # fmt: skip
+    }
 
 
 @not_sqlite
@@ -557,9 +583,9 @@ def test_rows_due_first_are_read_by_queue_in_one_statement() -> None:
     insert(due=60, queue="b")
     found: list[Any] = []
     since = {"a": None, "b": None, "default": None}
-    assert len(sent(lambda: found.extend(
-        dialect().due_first(connection, limit=2, since=since)
-    ))) == 1  # fmt: skip
+    assert (
+        len(sent(lambda: found.extend(dialect().due_first(connection, limit=2, since=since)))) == 1
+    )
     assert sorted(each.event_id for each in found) == sorted([*a[:2], b])
     (of_b,) = [each for each in found if each.queue == "b"]
     assert of_b[:5] == (SENT, "parcel", "{}", b, row(b).available_at)
@@ -648,23 +674,30 @@ def test_the_columns_default_is_not_named_in_the_statement() -> None:
     """The server fills it, and most projects have one queue."""
 
     def inserts(**fields: Any) -> list[str]:
-        return [sql.partition("VALUES")[0] for sql in sent(lambda: write(**fields))
-                if "INTO" in sql and "outbox_event" in sql]  # fmt: skip
+        return [
+            sql.partition("VALUES")[0]
+            for sql in sent(lambda: write(**fields))
+            if "INTO" in sql and "outbox_event" in sql
+        ]
 
-    assert ["queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="local")] \
-        == [False]  # fmt: skip
-    assert ["queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="hook")] \
-        == [True]  # fmt: skip
+    assert [
+        "queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="local")
+    ] == [False]
+    assert [
+        "queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="hook")
+    ] == [True]
 
 
 @pytest.mark.usefixtures("two_queues")
 def test_many_events_are_written_each_into_its_queue() -> None:
     types = ["local", "hook", "letter", "nobody-listens", "both"]
     with transaction.atomic():
-        ids = outbox.write_many([
-            *(outbox.Event(event_type=each) for each in types),
-            *(outbox.Event(event_type=each, key="k") for each in types),
-        ])  # fmt: skip
+        ids = outbox.write_many(
+            [
+                *(outbox.Event(event_type=each) for each in types),
+                *(outbox.Event(event_type=each, key="k") for each in types),
+            ]
+        )
     expected = ["default", "webhooks", "mail", "default", "webhooks"]
     assert queues_of(*(each for each in ids if each)) == 2 * expected
 
@@ -679,9 +712,9 @@ def test_a_queue_that_is_not_configured_is_not_written() -> None:
 def test_an_idle_stream_goes_to_the_queue_of_its_new_head(many: bool) -> None:
     def put(*types: str, keys: Sequence[str] = ("k",)) -> None:
         with transaction.atomic():
-            outbox.write_many([
-                outbox.Event(event_type=each, key=key) for each in types for key in keys
-            ])  # fmt: skip
+            outbox.write_many(
+                [outbox.Event(event_type=each, key=key) for each in types for key in keys]
+            )
 
     keys = ["k", "other"] if many else ["k"]
     put("hook", "letter", keys=keys)  # a new one: of the first event
@@ -720,8 +753,11 @@ def test_numbers_are_taken_with_the_queue_of_the_first_event() -> None:
         last |= dialect().number(connection, [("single", 1, "d")])
     found = {each.key: (each.queue, each.seq) for each in OutboxStream.objects.all()}
     assert {key: queue for key, (queue, _) in found.items()} == {
-        "busy": "a", "idle": "b", "new": "c", "single": "d",
-    }  # fmt: skip
+        "busy": "a",
+        "idle": "b",
+        "new": "c",
+        "single": "d",
+    }
     assert {key: seq for key, (_, seq) in found.items()} == last
     assert (last["busy"], last["idle"]) == (3, 2)
 
@@ -750,9 +786,11 @@ def test_a_settle_with_a_queue_moves_the_row() -> None:
     moved, kept, retried, done = insert(4, due=-1, queue="a")
     claim(queue="a")
     decisions = [
-        (moved, decision("b", progress="{}")), (kept, decision(None)), (done, DONE),
+        (moved, decision("b", progress="{}")),
+        (kept, decision(None)),
+        (done, DONE),
         (retried, Decision(status=Status.RETRY, delay=2.0, spent=1, queue="c", outcome="retry")),
-    ]  # fmt: skip
+    ]
     assert dialect().settle_all(connection, me="me", decisions=decisions) == 4
     assert queues_of(moved, kept, retried, done) == ["b", "a", "c", "a"]
     assert (row(moved).progress, row(moved).attempts, row(retried).attempts) == ("{}", 0, 1)
@@ -772,9 +810,7 @@ def test_the_settle_of_a_keyed_event_moves_its_row_and_the_release_its_stream() 
     (kept,) = keyed("b", due=-1)
     take_streams()
     decisions = [(moved, decision("webhooks")), (kept, decision(None))]
-    settled = dialect().settle_all(
-        connection, me="me", decisions=decisions, kind=LeaseKind.STREAM
-    )  # fmt: skip
+    settled = dialect().settle_all(connection, me="me", decisions=decisions, kind=LeaseKind.STREAM)
     assert settled == 2
     assert queues_of(moved, kept) == ["webhooks", "default"]
     assert {stream(key).queue for key in "ab"} == {"default"}
@@ -824,8 +860,11 @@ def test_a_breaker_opens_once() -> None:
     assert not open_breaker(pause=600)
     found = OutboxPause.objects.get()
     assert (found.kind, found.name, found.reason, found.paused_by) == (
-        "breaker", "a", "5 failures", "",
-    )  # fmt: skip
+        "breaker",
+        "a",
+        "5 failures",
+        "",
+    )
     assert abs((found.paused_at - now()).total_seconds()) < 5
     ((queue, breaker),) = dialect().breakers(connection).items()
     assert (queue, breaker.pause) == ("a", 30.0)

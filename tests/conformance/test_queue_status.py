@@ -56,8 +56,12 @@ def test_a_queue_that_is_not_configured_is_listed_while_rows_wait_in_it() -> Non
     found = ask()["queues"]
     assert [*found] == ["default", "hooks", "gone", "gone.too", "zz"]
     assert found["gone"] == {
-        "due": 0, "oldest_due_age": None, "workers": 0, "unserved": True, "configured": False,
-    }  # fmt: skip
+        "due": 0,
+        "oldest_due_age": None,
+        "workers": 0,
+        "unserved": True,
+        "configured": False,
+    }
     assert found["gone.too"]["due"] == 1
     assert "configured" not in found["hooks"]
     OutboxEvent.objects.all().delete()

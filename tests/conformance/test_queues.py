@@ -27,8 +27,9 @@ def test_an_atomic_listener_commits_its_progress_and_the_event_moves_on() -> Non
 
     with (
         listening(buy, name="local", atomic=True),
-        listening(hook, name="hook", queue="hooks"), outbox.Worker(),
-    ):  # fmt: skip
+        listening(hook, name="hook", queue="hooks"),
+        outbox.Worker(),
+    ):
         ids = write(20)
         wait_until(lambda: statuses() == {"DONE": 20})
     assert OutboxPause.objects.count() == 20

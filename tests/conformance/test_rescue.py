@@ -145,8 +145,10 @@ def test_two_workers_do_not_take_a_suspect_each_beside_what_they_hold(fleet: Fle
 
 def suspect_waits() -> bool:
     """Return whether the worker's row says that an event is waiting to be run alone."""
-    return any('"suspect_waits": true' in info
-               for info in OutboxWorker.objects.values_list("info", flat=True))  # fmt: skip
+    return any(
+        '"suspect_waits": true' in info
+        for info in OutboxWorker.objects.values_list("info", flat=True)
+    )
 
 
 @pytest.mark.parametrize("key", [None, "a"])
@@ -159,14 +161,20 @@ def test_neighbours_go_on_while_a_suspect_waits_beside_a_long_listener(
 
     def run(event: outbox.Event) -> None:
         suspects.append(event.event_id)
-        in_flight.append(OutboxEvent.objects.filter(status=Status.NEW).exclude(
-            locked_by=None).exclude(pk=event.event_id).count())  # fmt: skip
+        in_flight.append(
+            OutboxEvent.objects.filter(status=Status.NEW)
+            .exclude(locked_by=None)
+            .exclude(pk=event.event_id)
+            .count()
+        )
 
     in_flight: list[int] = []
     with (
-        listening(long, "order.long"), listening(run, "order.suspect"),
-        listening(lambda event: quick.append(event.event_id)), outbox.Worker(workers=2) as worker,
-    ):  # fmt: skip
+        listening(long, "order.long"),
+        listening(run, "order.suspect"),
+        listening(lambda event: quick.append(event.event_id)),
+        outbox.Worker(workers=2) as worker,
+    ):
         try:
             write(1, "order.long")
             wait_until(lambda: long.entered)
@@ -211,9 +219,10 @@ def test_a_slow_suspect_does_not_keep_the_others_for_longer_than_a_trial(setting
     slow, quick = Gate(), list[str]()
     insert(event_type="order.slow", **SUSPECT)
     with (
-        listening(slow, "order.slow"), listening(lambda event: quick.append(event.event_id)),
+        listening(slow, "order.slow"),
+        listening(lambda event: quick.append(event.event_id)),
         outbox.Worker(workers=2),
-    ):  # fmt: skip
+    ):
         try:
             wait_until(lambda: slow.entered)
             ids = write(10)
@@ -241,9 +250,17 @@ def test_trials_become_rarer_while_a_suspect_cannot_be_run_alone() -> None:
 
 def object_with_id(event_id: str) -> Lease:
     return Lease(
-        row=(), positions={}, event_id=event_id, event_type="x", aggregate_type="y", owner="me",
-        rescued=False, rescues=0, progress=None, deadline=monotonic() + 10,
-    )  # fmt: skip
+        row=(),
+        positions={},
+        event_id=event_id,
+        event_type="x",
+        aggregate_type="y",
+        owner="me",
+        rescued=False,
+        rescues=0,
+        progress=None,
+        deadline=monotonic() + 10,
+    )
 
 
 # -- recovery --------------------------------------------------------------------------------------

@@ -56,15 +56,21 @@ class OldWorker:
         due = f"available_at <= {self._now} AND rescues < 2 AND (locked_by IS NULL OR "
         ids = self._ids(
             f"SELECT event_id FROM {self._event} WHERE {due} locked_by = %s) "
-            "ORDER BY available_at, event_id LIMIT %s", self.me, most,
-        )  # fmt: skip
+            "ORDER BY available_at, event_id LIMIT %s",
+            self.me,
+            most,
+        )
         for each in ids:
             self._run(
                 f"UPDATE {self._event} SET rescues = rescues + CASE WHEN locked_by IS NULL "
                 f"OR locked_by = %s THEN 0 ELSE 1 END, locked_by = %s, locked_at = {self._now}, "
                 f"available_at = {self._now_plus} WHERE event_id = %s AND {due} locked_by = %s)",
-                self.me, self.me, LEASE, each, self.me,
-            )  # fmt: skip
+                self.me,
+                self.me,
+                LEASE,
+                each,
+                self.me,
+            )
         mine = f"SELECT event_id FROM {self._event} WHERE locked_by = %s AND status IN (0, 2)"
         return [each for each in self._ids(mine, self.me) if each in ids]
 
@@ -72,21 +78,27 @@ class OldWorker:
         return self._run(
             f"UPDATE {self._event} SET status = 1, done_at = {self._now}, available_at = NULL, "
             "locked_by = NULL, locked_at = NULL WHERE event_id = %s AND locked_by = %s "
-            "AND status IN (0, 2)", event_id, self.me,
-        )  # fmt: skip
+            "AND status IN (0, 2)",
+            event_id,
+            self.me,
+        )
 
     def renew(self, event_id: str) -> int:
         return self._run(
             f"UPDATE {self._event} SET available_at = {self._now_plus} WHERE event_id = %s "
-            "AND locked_by = %s AND available_at IS NOT NULL", LEASE, event_id, self.me,
-        )  # fmt: skip
+            "AND locked_by = %s AND available_at IS NOT NULL",
+            LEASE,
+            event_id,
+            self.me,
+        )
 
     def release(self, event_id: str) -> int:
         return self._run(
             f"UPDATE {self._event} SET available_at = {self._now}, locked_by = NULL, "
             "locked_at = NULL WHERE event_id = %s AND locked_by = %s AND status IN (0, 2)",
-            event_id, self.me,
-        )  # fmt: skip
+            event_id,
+            self.me,
+        )
 
     def claim_stream(self, key: str) -> str | None:
         """Lease a due stream; return its previous owner."""
@@ -94,8 +106,10 @@ class OldWorker:
         assert self._run(
             f"UPDATE {self._stream} SET due_at = {self._now_plus}, locked_by = %s, "
             f"locked_at = {self._now} WHERE {self._key} = %s AND due_at <= {self._now}",
-            LEASE, self.me, key,
-        )  # fmt: skip
+            LEASE,
+            self.me,
+            key,
+        )
         return was  # type: ignore[no-any-return]
 
     def settle_keyed(self, event_id: str) -> int:
@@ -103,14 +117,18 @@ class OldWorker:
             f"UPDATE {self._event} SET status = 1, done_at = {self._now}, available_at = NULL, "
             "locked_by = NULL, locked_at = NULL WHERE event_id = %s AND status IN (0, 2) "
             f"AND EXISTS (SELECT 1 FROM {self._stream} owned WHERE owned.{self._key} = "
-            f"{self._event}.{self._key} AND owned.locked_by = %s)", event_id, self.me,
-        )  # fmt: skip
+            f"{self._event}.{self._key} AND owned.locked_by = %s)",
+            event_id,
+            self.me,
+        )
 
     def release_stream(self, key: str) -> int:
         return self._run(
             f"UPDATE {self._stream} SET due_at = {self._now}, locked_by = NULL, "
-            f"locked_at = {self._now} WHERE {self._key} = %s AND locked_by = %s", key, self.me,
-        )  # fmt: skip
+            f"locked_at = {self._now} WHERE {self._key} = %s AND locked_by = %s",
+            key,
+            self.me,
+        )
 
 
 def rescues() -> set[int]:
@@ -197,8 +215,12 @@ def test_side_by_side_through_a_deploy_nothing_is_lost_or_rescued() -> None:
                 new = outbox.Worker(purge=False)
                 new.start()
                 before = runs.total()
-                wait_until(lambda before=before: runs.total() > before + 5  # type: ignore[misc]
-                           or not OutboxEvent.objects.pending().exists())  # fmt: skip
+                wait_until(
+                    lambda before=before: (
+                        runs.total() > before + 5  # type: ignore[misc]
+                        or not OutboxEvent.objects.pending().exists()
+                    )
+                )
                 new.finish(lambda: True)
                 new.hand_back(0.1)
     finally:

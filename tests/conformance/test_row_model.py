@@ -64,10 +64,12 @@ class Rows(RuleBasedStateMachine):
         self.wrong: list[str] = []
         self.settings = override_settings(
             OUTBOX={
-                "RETENTION_DONE": 0.001, "RETENTION_DEAD": 0.001, "MAX_RESCUES": 100,
+                "RETENTION_DONE": 0.001,
+                "RETENTION_DEAD": 0.001,
+                "MAX_RESCUES": 100,
                 "RETRY": {"policy": "fixed", "delay": FAR, "max_attempts": MOST},
             }
-        )  # fmt: skip
+        )
         self.settings.enable()
 
     def of(self, *states: str) -> list[str]:
@@ -236,7 +238,12 @@ def test_rows_do_what_the_model_says() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Rows,
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=30, deadline=None, derandomize=True,
-            database=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
+            max_examples=EXAMPLES,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate,),
         ),
-    )  # fmt: skip
+    )

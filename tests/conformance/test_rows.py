@@ -278,9 +278,7 @@ def test_227_a_large_first_number_comes_near_strict_priority(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "BUSY_AFTER", FAR)  # the gate is closed for longer at times
-    settings.OUTBOX = far(
-        WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1, FAIRNESS=(50, 1)
-    )  # fmt: skip
+    settings.OUTBOX = far(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1, FAIRNESS=(50, 1))
     sources: list[str] = []
     gate = Gate(lambda event: sources.append(event.source))
     with gated(gate), outbox.Worker() as worker:
@@ -309,9 +307,12 @@ def test_269_a_claimer_that_waits_is_stopped_at_once(settings: Any) -> None:
 @pytest.mark.parametrize("mode", DELIVERING_MODES)
 def test_410_workers_capacities_and_retry_hold_in_all_modes(settings: Any, mode: str) -> None:
     settings.OUTBOX = {
-        **SOON, "MODE": mode, "WORKERS": 2, "COLD_QUEUE_CAPACITY": 3,
+        **SOON,
+        "MODE": mode,
+        "WORKERS": 2,
+        "COLD_QUEUE_CAPACITY": 3,
         "RETRY": {"policy": "fixed", "delay": 0.01, "max_attempts": 2},
-    }  # fmt: skip
+    }
     insert(20, due=-1)
 
     def fail(event: outbox.Event) -> None:
@@ -684,9 +685,14 @@ def test_43_outbox_purge_exits_by_its_success(
         "OUTBOX_TEST_SETTINGS": f'{{"TABLE_PREFIX": "{prefix}"}}',
     }
     done = subprocess.run(
-        [sys.executable, "-m", "django", "outbox_purge"], cwd=ROOT, env=environment,
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "django", "outbox_purge"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == code, done.stderr
 
 
@@ -703,8 +709,11 @@ def test_w2_slow_maintenance_does_not_hold_writers_up() -> None:
 
 
 def levels(caplog: pytest.LogCaptureFixture, text: str) -> set[int]:
-    return {each.levelno for each in caplog.records
-            if each.name == "django_outbox" and text in each.getMessage()}  # fmt: skip
+    return {
+        each.levelno
+        for each in caplog.records
+        if each.name == "django_outbox" and text in each.getMessage()
+    }
 
 
 def test_433_what_costs_nothing_warns_and_what_is_lost_is_an_error(
@@ -764,8 +773,13 @@ def test_398_a_row_that_names_types_imports_none(
     monkeypatch.syspath_prepend(tmp_path)
     name = "named_by_a_row.Type"
     payload = f'{{"__class__": "{name}", "py/object": "{name}", "!": "!!python/object:{name}"}}'
-    insert(event_type=name, aggregate_type=name, aggregate_id=name, payload=payload,
-           headers=f'{{"type": "{name}"}}')  # fmt: skip
+    insert(
+        event_type=name,
+        aggregate_type=name,
+        aggregate_id=name,
+        payload=payload,
+        headers=f'{{"type": "{name}"}}',
+    )
     seen: list[outbox.Event] = []
     with listening(seen.append, name), outbox.Worker():
         wait_until(lambda: statuses() == {"DONE": 1})

@@ -344,13 +344,16 @@ def test_41_reading_and_trimming_use_the_index() -> None:
     clock = now()
     rows = [
         OutboxStatistics(
-            span=span, started_at=clock - timedelta(seconds=span * number), owner=owner,
-            event_type=PLACED, done=1,
+            span=span,
+            started_at=clock - timedelta(seconds=span * number),
+            owner=owner,
+            event_type=PLACED,
+            done=1,
         )
         for span, count in ((60, 500), (600, 400), (3600, 200))
         for number in range(count)
         for owner in ("one", "two", "three", "four")
-    ]  # fmt: skip
+    ]
     OutboxStatistics.objects.bulk_create(rows, batch_size=500)
     analyze(OutboxStatistics)
     hour = OutboxStatistics.objects.since(clock - timedelta(hours=1), span=60)

@@ -12,26 +12,12 @@ from django.db import connection, transaction
 from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.inspection import counts as outbox_counts
 from django_outbox.inspection import status as outbox_status
-from django_outbox.models import (
-    OutboxEvent,
-    OutboxStream,
-)
+from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.conformance.test_streams import events, in_ten_minutes, put
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
-from tests.test_status import (
-    DEAD,
-    DONE,
-    NEW,
-    RETRY,
-    ROOT,
-    ask,
-    check,
-    reasons,
-    run,
-    settled,
-)
+from tests.test_status import DEAD, DONE, NEW, RETRY, ROOT, ask, check, reasons, run, settled
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -65,15 +51,22 @@ def test_45_the_age_is_that_of_an_event_or_of_a_stream() -> None:
 def test_45_dead_events_are_grouped_by_type_and_error() -> None:
     lost = "lost 5 workers"
     for event_type, error in [
-        ("a", "ValueError: one\nTraceback"), ("a", "ValueError: two: three"),
-        ("a", "app.errors.Refused: no"), ("b", "ValueError: one"), ("b", lost), ("b", None),
-    ]:  # fmt: skip
+        ("a", "ValueError: one\nTraceback"),
+        ("a", "ValueError: two: three"),
+        ("a", "app.errors.Refused: no"),
+        ("b", "ValueError: one"),
+        ("b", lost),
+        ("b", None),
+    ]:
         insert(1, due=None, event_type=event_type, status=DEAD, last_error=error, done_at=now())
     found = {(each["event_type"], each["error"]): each["count"] for each in ask()["dead"]}
     assert found == {
-        ("a", "ValueError"): 2, ("a", "app.errors.Refused"): 1, ("b", "ValueError"): 1,
-        ("b", lost): 1, ("b", ""): 1,
-    }  # fmt: skip
+        ("a", "ValueError"): 2,
+        ("a", "app.errors.Refused"): 1,
+        ("b", "ValueError"): 1,
+        ("b", lost): 1,
+        ("b", ""): 1,
+    }
 
 
 @pytest.fixture

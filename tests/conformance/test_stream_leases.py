@@ -724,8 +724,10 @@ def streams_among_many() -> Sequence[str]:
     """20,000 streams, 40 of them due; half of all rows behind one key."""
     clock = now()
     multiply(OutboxStream(key="idle", seq=1), [f"idle-{n}" for n in range(20_000)])
-    multiply(OutboxStream(key="later", seq=1, due_at=clock + timedelta(seconds=3600)),
-             [f"later-{n}" for n in range(200)])  # fmt: skip
+    multiply(
+        OutboxStream(key="later", seq=1, due_at=clock + timedelta(seconds=3600)),
+        [f"later-{n}" for n in range(200)],
+    )
     rows = {"due": None, "first_due_at": clock}
     due = [f"due-{n}" for n in range(40)]
     for key in due:

@@ -11,20 +11,11 @@ from django.db import transaction
 from django.utils import timezone
 
 import django_outbox as outbox
-from django_outbox.contrib.tasks.framework import (
-    task_started,
-)
+from django_outbox.contrib.tasks.framework import task_started
 from django_outbox.models import OutboxEvent
 from django_outbox.testing import running_worker, wait_until
 from tests.table import claim, now, row, statuses
-from tests.test_tasks import (
-    FAILED,
-    READY,
-    RUNNING,
-    both,
-    finished,
-    outside_alone,
-)
+from tests.test_tasks import FAILED, READY, RUNNING, both, finished, outside_alone
 from tests.testapp import tasks
 from tests.testapp.models import Order
 

@@ -15,24 +15,8 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import LeaseKind
-from tests.table import (
-    claim,
-    insert,
-    keyed,
-    listening,
-    now,
-    row,
-    write,
-)
-from tests.test_timeouts import (
-    RETRY,
-    effects,
-    ended,
-    hanging,
-    heard,
-    leave,
-    soon,
-)
+from tests.table import claim, insert, keyed, listening, now, row, write
+from tests.test_timeouts import RETRY, effects, ended, hanging, heard, leave, soon
 from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -181,11 +165,13 @@ def test_the_same_worker_may_have_leased_the_event_again(name: str) -> None:
 
 
 ROWS = [
-    (LeaseKind.ROW, 0, None, True), (LeaseKind.ROW, 1, None, False),
+    (LeaseKind.ROW, 0, None, True),
+    (LeaseKind.ROW, 1, None, False),
     (LeaseKind.ROW, 0, "{}", False),
-    (LeaseKind.STREAM, 0, None, True), (LeaseKind.STREAM, 1, None, False),
+    (LeaseKind.STREAM, 0, None, True),
+    (LeaseKind.STREAM, 1, None, False),
     (LeaseKind.STREAM, 0, "{}", False),
-]  # fmt: skip
+]
 
 
 def leased(kind: LeaseKind, **columns: Any) -> str:
@@ -213,9 +199,13 @@ def test_a_settle_may_ask_for_the_row_as_it_was_read(
 ) -> None:
     event_id = leased(kind)
     count = dialect_of(connection).settle_all(
-        connection, me="me", decisions=[(event_id, decision)], kind=kind, delete_done=delete,
+        connection,
+        me="me",
+        decisions=[(event_id, decision)],
+        kind=kind,
+        delete_done=delete,
         as_read=(attempts, progress),
-    )  # fmt: skip
+    )
     assert count == fits
     assert OutboxEvent.objects.filter(pk=event_id, status=0, attempts=0).exists() != fits
 
@@ -228,9 +218,13 @@ def test_progress_is_only_kept_where_the_row_is_as_it_was_read(
     event_id = leased(kind, progress=was)
     read = was if progress is None else progress
     kept = dialect_of(connection).keep_progress(
-        connection, me="me", event_id=event_id, progress='{"b":{"state":"done"}}', kind=kind,
+        connection,
+        me="me",
+        event_id=event_id,
+        progress='{"b":{"state":"done"}}',
+        kind=kind,
         as_read=(attempts, read),
-    )  # fmt: skip
+    )
     assert kept is fits
     assert ("b" in str(row(event_id).progress)) is fits
 

@@ -31,15 +31,7 @@ from tests.table import (
     steal,
     write,
 )
-from tests.test_worker import (
-    AT_ONCE,
-    SOON,
-    engine_threads,
-    gated,
-    heard,
-    soon,
-    wait_for_statuses,
-)
+from tests.test_worker import AT_ONCE, SOON, engine_threads, gated, heard, soon, wait_for_statuses
 from tests.testapp.models import Effect
 from tests.waiting import MovedClock, wait_until
 
@@ -320,18 +312,17 @@ def test_ended_sessions_fail_no_event_that_comes_after(settings: Any) -> None:
 
 @NO_SERVER
 def test_a_session_that_ends_in_a_listener_is_told_to_all_threads() -> None:
-    ends = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",
-            "mysql": "KILL CONNECTION_ID()"}  # fmt: skip
+    ends = {
+        "postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",
+        "mysql": "KILL CONNECTION_ID()",
+    }
 
     def listener(event: outbox.Event) -> None:
         if not event.attempts:
             connection.cursor().execute(ends[connection.vendor])
 
     for atomic in (False, True):
-        with (
-            listening(listener, atomic=atomic, retry=AT_ONCE),
-            outbox.Worker(workers=1) as worker,
-        ):
+        with listening(listener, atomic=atomic, retry=AT_ONCE), outbox.Worker(workers=1) as worker:
             assert worker._sessions.broke_at < 0
             (event_id,) = write()
             wait_until(lambda event_id=event_id: row(event_id).status == Status.DONE)
@@ -450,10 +441,17 @@ def exit_the_thread(event: outbox.Event) -> None:
 
 @pytest.mark.parametrize(
     "mischief",
-    [leave_transaction_open, leave_autocommit_off, leave_transaction_broken, leave_a_time_zone,
-     leave_a_language, close_the_connection_under_us, exit_the_thread],
+    [
+        leave_transaction_open,
+        leave_autocommit_off,
+        leave_transaction_broken,
+        leave_a_time_zone,
+        leave_a_language,
+        close_the_connection_under_us,
+        exit_the_thread,
+    ],
     ids=lambda each: each.__name__.replace("_", " "),
-)  # fmt: skip
+)
 def test_70_one_listeners_leavings_do_not_reach_the_next(
     mischief: Callable[[outbox.Event], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -467,9 +465,13 @@ def test_70_one_listeners_leavings_do_not_reach_the_next(
     def next_one(event: outbox.Event) -> None:
         Effect.objects.create(event_id=event.event_id, pid=os.getpid(), phase="next")
         found.append(
-            (connection.in_atomic_block, connection.get_autocommit(),
-             timezone.get_current_timezone_name(), translation.get_language())
-        )  # fmt: skip
+            (
+                connection.in_atomic_block,
+                connection.get_autocommit(),
+                timezone.get_current_timezone_name(),
+                translation.get_language(),
+            )
+        )
 
     with ExitStack() as stack:
         policy = outbox.Fixed(max_attempts=1)

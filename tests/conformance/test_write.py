@@ -15,13 +15,7 @@ from django.db.models.functions import Length
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_outbox import (
-    DuplicateEvent,
-    Event,
-    NoActiveTransaction,
-    write,
-    write_many,
-)
+from django_outbox import DuplicateEvent, Event, NoActiveTransaction, write, write_many
 from django_outbox.events import new_id
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
@@ -56,9 +50,17 @@ def test_every_field_arrives() -> None:
     """Every argument is stored in its own column, headers included."""
     order = Order.objects.create(sku="tea")
     with transaction.atomic():
-        write("order.placed", [1], aggregate=order, tenant_id="t", headers={"a": "ü"},
-              event_id="own", occurred_at=NOON, available_at=NOON + timedelta(days=1),
-              unique_key="u")  # fmt: skip
+        write(
+            "order.placed",
+            [1],
+            aggregate=order,
+            tenant_id="t",
+            headers={"a": "ü"},
+            event_id="own",
+            occurred_at=NOON,
+            available_at=NOON + timedelta(days=1),
+            unique_key="u",
+        )
 
     row = OutboxEvent.objects.get(event_id="own")
     assert (row.aggregate_type, row.aggregate_id) == ("testapp.Order", str(order.pk))
@@ -66,8 +68,16 @@ def test_every_field_arrives() -> None:
     assert json.loads(row.headers or "") == {"a": "ü"}
     assert row.occurred_at == NOON
     assert row.available_at == row.deliver_at == row.first_due_at == NOON + timedelta(days=1)
-    nothing = (row.done_at, row.last_error, row.locked_by, row.locked_at, row.key, row.seq,
-               row.progress, row.result)  # fmt: skip
+    nothing = (
+        row.done_at,
+        row.last_error,
+        row.locked_by,
+        row.locked_at,
+        row.key,
+        row.seq,
+        row.progress,
+        row.result,
+    )
     assert nothing == (None,) * 8
 
 
@@ -372,8 +382,16 @@ def test_time_zones_of_session_and_settings_shift_nothing(
 
 def test_four_byte_texts_arrive_in_every_column() -> None:
     with transaction.atomic():
-        write("☕", "😀", aggregate_type="🫖", aggregate_id="🍵", tenant_id="🏪", unique_key="🔑",
-              headers={"👤": "🧑"}, event_id="🆔")  # fmt: skip
+        write(
+            "☕",
+            "😀",
+            aggregate_type="🫖",
+            aggregate_id="🍵",
+            tenant_id="🏪",
+            unique_key="🔑",
+            headers={"👤": "🧑"},
+            event_id="🆔",
+        )
     row = OutboxEvent.objects.get(event_id="🆔")
     assert (row.event_type, row.payload, row.aggregate_type) == ("☕", '"😀"', "🫖")
     assert (row.aggregate_id, row.tenant_id, row.unique_key) == ("🍵", "🏪", "🔑")
@@ -384,11 +402,14 @@ TEXTS = st.text(st.characters(codec="utf-8"))
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
     | TEXTS,
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @given(payload=VALUES, headers=st.dictionaries(TEXTS, TEXTS, max_size=3))

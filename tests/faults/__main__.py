@@ -37,9 +37,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file that the lines are added to as well")
     parser.add_argument("--patience", type=float, help="seconds until what is pending is stuck")
     parser.add_argument(
-        "--rerun", action="store_true",
+        "--rerun",
+        action="store_true",
         help="play again what is wrong in nothing but errors that the engine survived",
-    )  # fmt: skip
+    )
     parser.add_argument("--keep", type=Path, help="a directory for logs, witnesses and faults")
     options = parser.parse_args()
     if options.db is None:
@@ -137,8 +138,9 @@ def only_survived(found: dict[str, Any]) -> bool:
 def reasons(found: dict[str, Any]) -> str:
     broken = [
         "; ".join([f"{each['name']}: {each['value']}", *each["examples"]])
-        for each in found["figures"] if not each["holds"]
-    ]  # fmt: skip
+        for each in found["figures"]
+        if not each["holds"]
+    ]
     return "; ".join([*found["violations"], *broken, *filter(None, [found.get("error")])])
 
 
@@ -196,16 +198,27 @@ def report(rig: Any, name: str, error: str, seconds: float) -> dict[str, Any]:
         if not figure.holds:
             print(f"   BROKEN: {figure}", file=sys.stderr)
     return {
-        "scenario": name, "title": SCENARIOS[name].title, "db": rig.database, "seed": rig.seed,
-        "size": rig.size, "revision": machine.revision(), "made_on": made_on(machine),
+        "scenario": name,
+        "title": SCENARIOS[name].title,
+        "db": rig.database,
+        "seed": rig.seed,
+        "size": rig.size,
+        "revision": machine.revision(),
+        "made_on": made_on(machine),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "seconds": round(seconds, 1), "faults": faults, **counts, "refused": rig.refused,
-        "hot": len(rig.hot()), "p50": oracle.percentile(waits, 0.5),
-        "p95": oracle.percentile(waits, 0.95), "p99": oracle.percentile(waits, 0.99),
+        "seconds": round(seconds, 1),
+        "faults": faults,
+        **counts,
+        "refused": rig.refused,
+        "hot": len(rig.hot()),
+        "p50": oracle.percentile(waits, 0.5),
+        "p95": oracle.percentile(waits, 0.95),
+        "p99": oracle.percentile(waits, 0.99),
         "figures": [{**asdict(each), "holds": each.holds} for each in rig.figures],
-        "violations": [*violations], "holds": not violations and not broken and not error,
+        "violations": [*violations],
+        "holds": not violations and not broken and not error,
         **({"error": error} if error else {}),
-    }  # fmt: skip
+    }
 
 
 def made_on(machine: Any) -> str:

@@ -94,9 +94,12 @@ def follow(event: outbox.Event) -> None:
     with transaction.atomic():
         event_id = outbox.write("fault.followed", {"after": event.event_id})
         Intent.objects.create(
-            event_id=event_id, kind="followed", writer=os.getpid(), n=next(_follow_ups),
+            event_id=event_id,
+            kind="followed",
+            writer=os.getpid(),
+            n=next(_follow_ups),
             at=time.monotonic(),
-        )  # fmt: skip
+        )
 
 
 @outbox.listener("fault.followed")

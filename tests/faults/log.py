@@ -63,6 +63,9 @@ def rescues(said: Iterable[Said]) -> Iterator[Rescue]:
 
 def _fault(kind: str, line: Said, until: float) -> Fault:
     return Fault(
-        kind=kind, at=line.at, until=until, pids=frozenset({line.pid}),
+        kind=kind,
+        at=line.at,
+        until=until,
+        pids=frozenset({line.pid}),
         held=frozenset({line.event_id}),
-    )  # fmt: skip
+    )

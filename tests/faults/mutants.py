@@ -44,24 +44,26 @@ MUTANTS = (
     Mutant(
         name="no fence",
         without="a settle changes only rows that the worker still holds",
-        database="postgres", scenario="pause",
+        database="postgres",
+        scenario="pause",
         edits=[
             (
                 "sql/base/statements.py",
                 'f"{event}.status IN (0, 2) AND {event}.locked_by = %s"',
-                'f"{event}.status IN (0, 2) AND %s <> \'\'"',
+                "f\"{event}.status IN (0, 2) AND %s <> ''\"",
             ),
             (
                 "sql/base/statements.py",
                 'owned.{self.key} = {event}.{self.key} AND owned.locked_by = %s"',
-                'owned.{self.key} = {event}.{self.key} AND %s <> \'\'"',
+                "owned.{self.key} = {event}.{self.key} AND %s <> ''\"",
             ),
         ],
     ),
     Mutant(
         name="order by the time of creation",
         without="the order of a key is the number that its stream gave",
-        database="postgres", scenario="ordered",
+        database="postgres",
+        scenario="ordered",
         edits=[
             (
                 "sql/postgresql/streams.py",
@@ -78,7 +80,8 @@ MUTANTS = (
     Mutant(  # a fair one: what failed, was deferred or held by a lost worker is found as before
         name="polling by a cursor",
         without="a claim asks what is due, never what is newer than the last",
-        database="postgres", scenario="calm",
+        database="postgres",
+        scenario="calm",
         edits=[
             (
                 "sql/postgresql/claim.py",
@@ -107,19 +110,21 @@ MUTANTS = (
     Mutant(
         name="an unclaimed hot path",
         without="what a process delivers of its own writes, it has leased like any other",
-        database="postgres", scenario="rollback",
+        database="postgres",
+        scenario="rollback",
         edits=[
             (
                 "sql/postgresql/claim.py",
                 "claim.me, claim.me, claim.lease],",
                 "claim.me, claim.me, claim.lease if claim.ids is None else -1.0],",
-            ),
+            )
         ],
     ),
     Mutant(
         name="leases by the application's clock",
         without="the database's clock alone says what is due",
-        database="postgres", scenario="skew",
+        database="postgres",
+        scenario="skew",
         edits=[
             (
                 "sql/postgresql/__init__.py",
@@ -138,25 +143,27 @@ MUTANTS = (
         return self.now + " + %s * interval '1 second'"
 
 """,
-            ),
+            )
         ],
     ),
     Mutant(
         name="no version of a stream at its release",
         without="a stream is given back only if nothing was written since it was read",
-        database="postgres", scenario="ordered",
+        database="postgres",
+        scenario="ordered",
         edits=[
             (
                 "sql/postgresql/streams.py",
                 "AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq) AND s.locked_by = %s",
                 "AND s.locked_by = %s",
-            ),
+            )
         ],
     ),
     Mutant(
         name="claims at REPEATABLE READ",
         without="a claim is one statement after another, each at READ COMMITTED",
-        database="mariadb", scenario="calm",
+        database="mariadb",
+        scenario="calm",
         edits=[
             (
                 "sql/mysql/upkeep.py",
@@ -187,19 +194,21 @@ MUTANTS = (
     Mutant(
         name="no count of rescues",
         without="an event that takes its workers along is given up",
-        database="postgres", scenario="poison",
+        database="postgres",
+        scenario="poison",
         edits=[
             (
                 "sql/postgresql/claim.py",
                 "rescues = e.rescues + CASE",
                 "rescues = e.rescues + 0 * CASE",
-            ),
+            )
         ],
     ),
     Mutant(
         name="no heartbeat",
         without="a lease is renewed for as long as its process lives",
-        database="postgres", scenario="slow",
+        database="postgres",
+        scenario="slow",
         edits=[
             (
                 "worker/leases.py",
@@ -210,45 +219,50 @@ MUTANTS = (
         return self._held.lease / 6
         leases = self._held.to_renew(started)
 """,
-            ),
+            )
         ],
     ),
     Mutant(
         name="a stop that hands nothing back",
         without="what still runs at the end of a stop is handed back",
-        database="postgres", scenario="deploys",
+        database="postgres",
+        scenario="deploys",
         edits=[("worker/stopping.py", "        while wanted > 0:\n", "        while False:\n")],
     ),
     Mutant(
         name="a hand-back that counts as a rescue",
         without="an orderly stop is not a crash",
-        database="postgres", scenario="deploys",
+        database="postgres",
+        scenario="deploys",
         edits=[
             (
                 "sql/postgresql/claim.py",
                 "SET {due} locked_by = NULL, locked_at = NULL",
                 "SET {due} locked_by = NULL, locked_at = NULL, rescues = rescues + 1",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a process that goes on after it handed events back",
         without="to hand back what still runs is the last thing that a process does",
-        database="postgres", scenario="deploys",
+        database="postgres",
+        scenario="deploys",
         edits=[
             (
-                "worker/main.py", "    wait(ends, timeout=HAND_BACK_DELAY / 2)\n",
+                "worker/main.py",
+                "    wait(ends, timeout=HAND_BACK_DELAY / 2)\n",
                 (
                     "    wait(ends, timeout=HAND_BACK_DELAY / 2)\n"
                     "    time.sleep(2 * HAND_BACK_DELAY)\n"
                 ),
-            ),
+            )
         ],
     ),
     Mutant(
         name="a written-off thread whose result is used",
         without="what a thread says after its call was written off is ignored",
-        database="postgres", scenario="hung",
+        database="postgres",
+        scenario="hung",
         edits=[
             (
                 "worker/dispatcher.py",
@@ -261,13 +275,14 @@ MUTANTS = (
             self._decisions.put((seat.lease, DONE))
             cleanup.after(seat.lease)
 """,
-            ),
+            )
         ],
     ),
     Mutant(
         name="an atomic listener that commits though it was written off",
         without="an atomic listener commits only what it read, and only in time",
-        database="postgres", scenario="hung",
+        database="postgres",
+        scenario="hung",
         edits=[
             (
                 "delivery/invocation.py",
@@ -310,7 +325,8 @@ MUTANTS = (
     Mutant(
         name="two attempts for one timeout",
         without="a call that is written off counts as one attempt",
-        database="postgres", scenario="hung",
+        database="postgres",
+        scenario="hung",
         edits=[
             (
                 "delivery/call.py",
@@ -323,140 +339,142 @@ MUTANTS = (
         decision = self.decide(error)
         decision = replace(decision, spent=decision.spent + 1)
 """,
-            ),
+            )
         ],
     ),
     Mutant(
         name="a suspect for which all others wait",
         without="claims rest for a suspect for some seconds only",
-        database="postgres", scenario="suspect",
+        database="postgres",
+        scenario="suspect",
         edits=[
             (
                 "worker/suspects.py",
                 "        self._max_pause = min(lease, MAX_CLAIM_PAUSE)\n",
                 "        self._max_pause = 1e9\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="claims of all that fits",
         without="a worker leases what it will start soon",
-        database="postgres", scenario="join",
+        database="postgres",
+        scenario="join",
         edits=[
             (
                 "worker/prefetch.py",
                 "        return min(least, self._max_size)\n",
                 "        return self._max_size\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a clock that stands still in a suspended machine",
         without="the age of a lease counts the time for which the machine was suspended",
-        database="postgres", scenario="suspended",
+        database="postgres",
+        scenario="suspended",
         edits=[("clocks.py", 'if hasattr(time, "CLOCK_BOOTTIME")', "if False")],
     ),
     Mutant(
         name="a hand-over to a queue whose threads are busy",
         without="what an event's listeners have done is kept in memory only if the next one starts "
         "at once",
-        database="postgres", scenario="queues",
+        database="postgres",
+        scenario="queues",
         edits=[
             (
                 "worker/pools.py",
                 "                if pool.has_idle_place(lease):\n",
                 "                if not pool.is_closed:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a hand-over that forgets what was done",
         without="an event takes along which of its listeners have ended",
-        database="postgres", scenario="queues",
-        edits=[
-            (
-                "worker/pools.py",
-                "                lease.progress = decision.progress\n",
-                "",
-            ),
-        ],
+        database="postgres",
+        scenario="queues",
+        edits=[("worker/pools.py", "                lease.progress = decision.progress\n", "")],
     ),
     Mutant(
         name="a release that leaves a stream in its queue",
         without="a released stream waits in the queue of its first event",
-        database="postgres", scenario="queues",
+        database="postgres",
+        scenario="queues",
         edits=[
             (
                 "sql/postgresql/streams.py",
                 "queue = COALESCE(given.queue, s.queue),",
                 "queue = s.queue,",
-            ),
+            )
         ],
     ),
     Mutant(
         name="events of unknown queues that no worker adopts",
         without="what waits in a queue that is not configured is moved to default",
-        database="postgres", scenario="queues",
+        database="postgres",
+        scenario="queues",
         edits=[
             (
                 "worker/strays.py",
                 "            moved = self._adopt(connection)\n",
                 "            moved = False\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a probe without compare-and-set",
         without="one worker probes at a time, the one that finds the pause over and prolongs it",
-        database="postgres", scenario="breaker",
+        database="postgres",
+        scenario="breaker",
         edits=[
             (
                 "sql/base/upkeep.py",
                 "f\"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}\",",
                 "\"WHERE kind = 'breaker' AND name = %s\",",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a breaker that is open for its own process only",
         without="no worker claims from a queue whose breaker is open",
-        database="postgres", scenario="breaker",
+        database="postgres",
+        scenario="breaker",
         edits=[
-            (
-                "sql/values.py",
-                'CLOSING_KINDS = ("queue", "breaker")',
-                'CLOSING_KINDS = ("queue",)',
-            ),
+            ("sql/values.py", 'CLOSING_KINDS = ("queue", "breaker")', 'CLOSING_KINDS = ("queue",)')
         ],
     ),
     Mutant(
         name="a breaker that never opens",
         without="after failures in a row nothing more is called",
-        database="postgres", scenario="breaker",
+        database="postgres",
+        scenario="breaker",
         edits=[
             (
                 "worker/breaker.py",
                 "if len(self._failures) >= settings.failures and not self._trip_reason:",
                 "if len(self._failures) > 1e9 and not self._trip_reason:",
-            ),
+            )
         ],
     ),
     Mutant(
         name="an atomic batch that commits what it has lost",
         without="an atomic batch commits only if all of its events are still leased by its worker",
-        database="postgres", scenario="batches",
+        database="postgres",
+        scenario="batches",
         edits=[
             (
                 "delivery/atomic_batch.py",
                 "        if settled < len(decisions):\n",
                 "        if settled < 0:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="lost events that are called again",
         without="what an atomic batch has lost is left out when the rest of it is called again",
-        database="postgres", scenario="batches",
+        database="postgres",
+        scenario="batches",
         edits=[
             (
                 "delivery/batch.py",
@@ -478,121 +496,132 @@ MUTANTS = (
     Mutant(
         name="a failed batch that goes on without its lease",
         without="the halves of a failed batch are called only while its worker has the lease",
-        database="postgres", scenario="batches",
+        database="postgres",
+        scenario="batches",
         edits=[
             (
                 "delivery/batch.py",
                 "            if self._halving.is_over or not self._between(self.lead):\n",
                 "            if self._halving.is_over or self._between(self.lead) is None:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a batch that is settled twice",
         without="what was decided before a batch was cut off is not decided once more",
-        database="postgres", scenario="poisoned_batches",
+        database="postgres",
+        scenario="poisoned_batches",
         edits=[
             (
                 "delivery/batch.py",
                 "        known = self.gone | {lease.event_id for lease, _ in self.decided}\n",
                 "        known = {*self.gone}\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a Done behind a failure of its key",
         without="behind a failure, the answers to later events of the key are ignored",
-        database="postgres", scenario="batches",
+        database="postgres",
+        scenario="batches",
         edits=[("delivery/verdicts.py", "if key in stopped:", "if key in stopped and not key:")],
     ),
     Mutant(
         name="a half that overtakes an event of its key",
         without="after a failed call, an event waits for those of its key in the other half",
-        database="postgres", scenario="batches",
+        database="postgres",
+        scenario="batches",
         edits=[
             (
                 "delivery/batch.py",
                 "        if all(len(each) == 1 for each in self._by_key.values()):\n",
                 "        if True:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a failure that counts for a whole key",
         without="a failed call counts an attempt for the first event of each key only",
-        database="postgres", scenario="batches",
+        database="postgres",
+        scenario="batches",
         edits=[
             (
                 "delivery/batch.py",
                 "            if each.lease.key in failed:\n",
                 "            if False:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="several events of a key in every batch",
         without="a batch has at most one event of a key unless per_key allows more",
-        database="postgres", scenario="batches",
+        database="postgres",
+        scenario="batches",
         edits=[
             (
                 "listeners/batching.py",
                 "    return Batching(batch, wait, per_key)\n",
                 "    return Batching(batch, wait, max(per_key, 3))\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a failed batch that is not split",
         without="good events do not fail with a bad one: the batch is halved",
-        database="postgres", scenario="poisoned_batches",
+        database="postgres",
+        scenario="poisoned_batches",
         edits=[
             (
                 "delivery/batch.py",
                 "            is_split = not isinstance(answer, FOR_ALL)\n",
                 "            is_split = False\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a batch that is split in an outage",
         without="if both halves of a batch fail alike, nothing more is called",
-        database="postgres", scenario="poisoned_batches",
+        database="postgres",
+        scenario="poisoned_batches",
         edits=[
             (
                 "delivery/halves.py",
                 "        if self._failures >= OUTAGE_AFTER:\n",
                 "        if self._queue:\n            return False\n        if True:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a shared call that events die of",
         without="an event dies only of an execution of its own",
-        database="postgres", scenario="poisoned_batches",
+        database="postgres",
+        scenario="poisoned_batches",
         edits=[
             (
                 "delivery/decide.py",
                 "    if decision.status is not Status.DEAD:\n",
                 "    if decision is not None:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="events that always share their calls",
         without="an event that failed twice is called alone",
-        database="postgres", scenario="poisoned_batches",
+        database="postgres",
+        scenario="poisoned_batches",
         edits=[
             (
                 "listeners/batching.py",
                 "        if attempts >= FAILURES_BEFORE_ALONE or attempts + 1 >= max_attempts:\n",
                 "        if attempts + 1 >= max_attempts:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a message that counts as sent before its confirmation",
         without="what a broker did not confirm is sent again",
-        database="postgres", scenario="relays_redis",
+        database="postgres",
+        scenario="relays_redis",
         edits=[
             (
                 "relays/redis.py",
@@ -604,70 +633,65 @@ MUTANTS = (
         if isinstance(reply, (BrokerUnavailable, Unconfirmed)):
             return None
 """,
-            ),
+            )
         ],
     ),
     Mutant(
         name="an outage that costs attempts",
         without="a broker that is away costs no event an attempt",
-        database="postgres", scenario="relays_redis",
+        database="postgres",
+        scenario="relays_redis",
         edits=[
             (
                 "delivery/decide.py",
                 "    if isinstance(error, BrokerUnavailable):\n",
                 "    if False:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a silence in mid batch that costs attempts",
         without="a broker that falls silent in mid batch is away",
-        database="postgres", scenario="relays_redis",
+        database="postgres",
+        scenario="relays_redis",
         edits=[
             (
                 "relays/relay.py",
                 "answers = heard(session.publish(messages, deadline))",
                 "answers = session.publish(messages, deadline)",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a breaker that does not open for a broker",
         without="while a broker is away, its connection is checked and no event is tried",
-        database="postgres", scenario="relays_redis",
+        database="postgres",
+        scenario="relays_redis",
         edits=[
             (
                 "worker/breaker.py",
                 "            elif decision.unavailable:\n",
                 "            elif False:\n",
-            ),
+            )
         ],
     ),
     Mutant(
         name="a breaker that does not close for a broker",
         without="events flow again soon after the broker's return",
-        database="postgres", scenario="relays_redis",
+        database="postgres",
+        scenario="relays_redis",
         edits=[
-            (
-                "worker/broker_breaker.py",
-                "        if not self._succeeded:\n",
-                "        if True:\n",
-            ),
+            ("worker/broker_breaker.py", "        if not self._succeeded:\n", "        if True:\n")
         ],
     ),
     Mutant(
         name="several events of a key in a relay's batch",
         without="what follows a refused message of its key waits for it",
-        database="postgres", scenario="relays_nats",
-        edits=[
-            (
-                "relays/registration.py",
-                "min(per_key, settings.BATCH)),",
-                "settings.BATCH),",
-            ),
-        ],
+        database="postgres",
+        scenario="relays_nats",
+        edits=[("relays/registration.py", "min(per_key, settings.BATCH)),", "settings.BATCH),")],
     ),
-)  # fmt: skip
+)
 
 
 def main() -> int:
@@ -682,9 +706,11 @@ def main() -> int:
             continue
         found = tried(mutant, options.keep)
         missed += not found["caught"]
-        print(f"{'caught' if found['caught'] else 'MISSED':<8} {mutant.name:<40} "
-              f"{mutant.database} {mutant.scenario}, seed {found['seed']}: {found['by']}",
-              flush=True)  # fmt: skip
+        print(
+            f"{'caught' if found['caught'] else 'MISSED':<8} {mutant.name:<40} "
+            f"{mutant.database} {mutant.scenario}, seed {found['seed']}: {found['by']}",
+            flush=True,
+        )
         if options.out:
             with options.out.open("a") as file:
                 file.write(json.dumps(found) + "\n")
@@ -699,9 +725,14 @@ def tried(mutant: Mutant, keep: Path | None) -> dict[str, Any]:
             if by := symptoms(mutant, copy, seed, keep):
                 break
     return {
-        "mutant": mutant.name, "without": mutant.without, "db": mutant.database,
-        "scenario": mutant.scenario, "seed": seed, "caught": bool(by), "by": by,
-    }  # fmt: skip
+        "mutant": mutant.name,
+        "without": mutant.without,
+        "db": mutant.database,
+        "scenario": mutant.scenario,
+        "seed": seed,
+        "caught": bool(by),
+        "by": by,
+    }
 
 
 @contextmanager
@@ -735,11 +766,26 @@ def symptoms(mutant: Mutant, copy: Path, seed: int, keep: Path | None) -> dict[s
     """Return what the harness found wrong; empty if nothing."""
     kept = ["--keep", str(keep / mutant.name.replace(" ", "-"))] if keep else []
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults", *kept, "--db", mutant.database, "--scenario",
-         mutant.scenario, "--seed", str(seed), "--patience", str(PATIENCE)],
-        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True,
+        [
+            sys.executable,
+            "-m",
+            "tests.faults",
+            *kept,
+            "--db",
+            mutant.database,
+            "--scenario",
+            mutant.scenario,
+            "--seed",
+            str(seed),
+            "--patience",
+            str(PATIENCE),
+        ],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode not in (0, 1) or not done.stdout:
         raise RuntimeError(f"the harness itself failed on {mutant.name!r}:\n{done.stderr[-2000:]}")
     line = json.loads(done.stdout)

@@ -140,9 +140,19 @@ class Verdict:
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     VIOLATIONS = (
-        "lost", "ghosts", "done_without_effect", "unexplained", "overlaps", "inversions", "stuck",
-        "false_dead", "booked_twice", "foreign", "false_attempts", "false_rescues",
-    )  # fmt: skip
+        "lost",
+        "ghosts",
+        "done_without_effect",
+        "unexplained",
+        "overlaps",
+        "inversions",
+        "stuck",
+        "false_dead",
+        "booked_twice",
+        "foreign",
+        "false_attempts",
+        "false_rescues",
+    )
 
     def count(self, what: str, example: str) -> None:
         setattr(self, what, getattr(self, what) + 1)
@@ -221,8 +231,14 @@ def executions(evidence: Evidence, verdict: Verdict) -> dict[str, list[Run]]:
             verdict.count("foreign", f"pid {line.pid}")
         place = (line.pid, line.thread, line.id)
         if line.phase == "start":
-            run = Run(id=line.id, attempts=line.attempts, pid=line.pid, start=line.at,
-                      silent_since=said.get(place[:2], 0.0), listener=line.listener)  # fmt: skip
+            run = Run(
+                id=line.id,
+                attempts=line.attempts,
+                pid=line.pid,
+                start=line.at,
+                silent_since=said.get(place[:2], 0.0),
+                listener=line.listener,
+            )
             if line.since:
                 call, delivery = (*place[:2], line.since), deliveries[place[:2]]
                 if call not in silent and line.id not in delivery.ids:  # no part of the one before
@@ -359,9 +375,10 @@ class Struck:
         self._lease = lease
         self._by_pid: defaultdict[int, list[Fault]] = defaultdict(list)
         self._outages = [  # in which leases can end, whoever has them
-            fault for fault in faults
+            fault
+            for fault in faults
             if fault.kind.startswith("restart") and fault.until - fault.at >= LEFT * lease
-        ]  # fmt: skip
+        ]
         self._crashes = [fault for fault in faults if fault.kind == "restart immediate"]
         for fault in faults:
             for pid in fault.pids:
@@ -400,9 +417,10 @@ class Struck:
     def given_up(self, run: Run, kind: str) -> Fault | None:
         """Return when it was handed back, or written off; None if it was not."""
         found = [
-            each for each in self._by_pid[run.pid]
+            each
+            for each in self._by_pid[run.pid]
             if each.kind == kind and run.id in (each.held or ()) and each.at >= run.start
-        ]  # fmt: skip
+        ]
         return min(found, key=lambda each: each.at, default=None)
 
     def _was_handed_back(self, before: Run, after: Run) -> bool:
@@ -424,9 +442,11 @@ class Struck:
         It may have said something until the stop reached it, but nothing while it was stopped.
         """
         return any(
-            fault.kind in STOPPED and run.silent_since < fault.until <= run.start
-            and run.start - fault.until < WAKING for fault in self._by_pid[run.pid]
-        )  # fmt: skip
+            fault.kind in STOPPED
+            and run.silent_since < fault.until <= run.start
+            and run.start - fault.until < WAKING
+            for fault in self._by_pid[run.pid]
+        )
 
     def end_of(self, run: Run) -> float:
         """When it ended, or others could begin: it was written off, or its process was gone."""
@@ -441,10 +461,15 @@ class Struck:
 
     def during(self, before: Run, after: Run) -> bool:
         """Say whether a fault struck one of them, or let it begin without a lease."""
-        return self.woke(before) or self.woke(after) or any(
-            fault.until >= run.start and fault.at <= (run.end or float("inf"))
-            for run in (before, after) for fault in self._of(run)
-        )  # fmt: skip
+        return (
+            self.woke(before)
+            or self.woke(after)
+            or any(
+                fault.until >= run.start and fault.at <= (run.end or float("inf"))
+                for run in (before, after)
+                for fault in self._of(run)
+            )
+        )
 
 
 def written_with(before: Run, after: Run, runs: Sequence[Run]) -> Run:
@@ -476,8 +501,9 @@ def _judge_attempts(
             most = max(most, spent[-1])
             early += [
                 f"{run}, {before} failed before"
-                for run, before in zip(own, spent, strict=False) if run.attempts > before
-            ]  # fmt: skip
+                for run, before in zip(own, spent, strict=False)
+                if run.attempts > before
+            ]
         if early:
             verdict.count("false_attempts", f"{event_id} {early[0]}")
         elif row is not None and row.attempts > most:
@@ -487,19 +513,21 @@ def _judge_attempts(
 def _failures(runs: Sequence[Run], struck: Struck, *, atomic: bool) -> list[int]:
     """Return how many of one listener's runs had failed before each, and in the end."""
     failed = (
-        run.outcome in ("failed", "shared") or (atomic and run.outcome == "end")
+        run.outcome in ("failed", "shared")
+        or (atomic and run.outcome == "end")
         or struck.given_up(run, WRITE_OFF) is not None
         for run in runs
-    )  # fmt: skip
+    )
     return [*accumulate(failed, initial=0)]
 
 
 def _judge_rescues(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
     """An event is rescued, and counted as such, once for each worker that was lost with it."""
     crashes = [
-        fault for fault in evidence.faults
+        fault
+        for fault in evidence.faults
         if fault.kind in CRASHES or fault.kind.startswith("restart")
-    ]  # fmt: skip
+    ]
     rescues: defaultdict[str, list[float]] = defaultdict(list)
     for rescue in evidence.rescues:
         rescues[rescue.event_id].append(rescue.at)
@@ -507,10 +535,12 @@ def _judge_rescues(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
     for event_id in {*rescues, *(each.event_id for each in evidence.rows.values() if each.rescues)}:
         names = _names(event_id, evidence)
         lost = [
-            fault for fault in crashes
-            if fault.held is None or names & fault.held
+            fault
+            for fault in crashes
+            if fault.held is None
+            or names & fault.held
             or any(fault.pids & pids[name] for name in names)
-        ]  # fmt: skip
+        ]
         if any(fault.held is None for fault in lost):
             continue
         # What of a key has failed is counted anew when it starts again after a crash.
@@ -599,18 +629,20 @@ def _losses(
     """When processes were killed that ran an event or, until its next run, had it in hand."""
     names = _names(event_id, evidence)
     return [
-        kill.at for kill in kills
+        kill.at
+        for kill in kills
         if before.pid in kill.pids
         or (before.start < kill.at < after.start and names & (kill.held or frozenset()))
-    ]  # fmt: skip
+    ]
 
 
 def latencies(evidence: Evidence, runs: Mapping[str, Sequence[Run]]) -> list[float]:
     """Seconds from the commit, or the due time, to the first start, lowest first."""
     return sorted(
         each[0].start - max(evidence.intents[event_id].at, evidence.intents[event_id].due)
-        for event_id, each in runs.items() if event_id in evidence.intents
-    )  # fmt: skip
+        for event_id, each in runs.items()
+        if event_id in evidence.intents
+    )
 
 
 def percentile(values: Sequence[float], part: float) -> float | None:

@@ -52,9 +52,16 @@ class Person:
         self.clerk.force_login(User.objects.create_user("clerk", is_staff=True))
         self.forged.force_login(User.objects.get(username="boss"))
         self.deeds = [
-            self.replay, self.replay_by_command, self.discard, self.run_now, self.skip,
-            self.pause, self.pause_by_command, self.look_around, self.try_what_is_forbidden,
-        ]  # fmt: skip
+            self.replay,
+            self.replay_by_command,
+            self.discard,
+            self.run_now,
+            self.skip,
+            self.pause,
+            self.pause_by_command,
+            self.look_around,
+            self.try_what_is_forbidden,
+        ]
 
     def work(self, seconds: float) -> None:
         from django.contrib.admin.models import LogEntry
@@ -164,8 +171,13 @@ class Person:
         ids = self.any()
         for client in (self.unknown_name, self.clerk, self.forged):
             for verb in ("replay", "discard", "run_now"):
-                data = {"action": verb, "_selected_action": ids, "index": "0", "outbox_event": ids,
-                        "outbox_confirmed": "yes"}  # fmt: skip
+                data = {
+                    "action": verb,
+                    "_selected_action": ids,
+                    "index": "0",
+                    "outbox_event": ids,
+                    "outbox_confirmed": "yes",
+                }
                 answer = client.post(LIST, data)
                 login = answer.status_code == 302 and "/login/" in answer.headers["Location"]
                 self.met["let in"] += not (login or answer.status_code == 403)

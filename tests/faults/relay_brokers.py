@@ -130,8 +130,10 @@ class RabbitMQ(Broker):
             self._ask(unbind)
             return
         # In this order: a limit drops what is beyond it while the overflow is still to drop.
-        for policy in ('{"overflow": "reject-publish"}',
-                       '{"max-length": 1, "overflow": "reject-publish"}'):  # fmt: skip
+        for policy in (
+            '{"overflow": "reject-publish"}',
+            '{"max-length": 1, "overflow": "reject-publish"}',
+        ):
             self.server.control("set_policy", "full", f"^{PLACE}$", policy, "--apply-to", "queues")
 
     def accept(self, why: str) -> None:
@@ -231,6 +233,9 @@ def _config(*types: str, **limits: int) -> Any:
     from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
     return StreamConfig(
-        name=PLACE, subjects=[f"{PLACE}.{each}" for each in types],
-        storage=StorageType.FILE, discard=DiscardPolicy.NEW, **limits,
-    )  # fmt: skip
+        name=PLACE,
+        subjects=[f"{PLACE}.{each}" for each in types],
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        **limits,
+    )

@@ -41,11 +41,16 @@ README = ROOT / "README.md"
 PAGES = (PAGE, RUNS, README)
 BLOCK = re.compile(r"(<!-- faults: (\w+) -->\n).*?(<!-- end of faults -->)", re.DOTALL)
 FAULTS = {
-    "pause": "SIGSTOP", "restart fast": "server restart", "restart immediate": "server crash",
-    "restart kill": "server kill", "terminate": "all sessions ended", "suspend": "suspension",
-    "worn out": "all threads hung", "misplace": "rows in wrong queues",
+    "pause": "SIGSTOP",
+    "restart fast": "server restart",
+    "restart immediate": "server crash",
+    "restart kill": "server kill",
+    "terminate": "all sessions ended",
+    "suspend": "suspension",
+    "worn out": "all threads hung",
+    "misplace": "rows in wrong queues",
     "take over": "leases taken over",
-}  # fmt: skip
+}
 
 # Which faults are counted together, in a reader's words.
 BROKEN = {
@@ -55,22 +60,36 @@ BROKEN = {
     "all threads of a worker hung": ("worn out",),
     "leases taken over, rows moved to wrong queues": ("take over", "misplace"),
     "database servers killed, crashed or restarted": (
-        "restart fast", "restart immediate", "restart kill",
+        "restart fast",
+        "restart immediate",
+        "restart kill",
     ),
     "all database sessions ended at once": ("terminate",),
     "connections cut, or silent without an error": ("cut", "silence"),
     "brokers killed, stopped, full or refusing": (
-        "broker kill", "broker stop", "full", "no place", "queue full", "stream full",
+        "broker kill",
+        "broker stop",
+        "full",
+        "no place",
+        "queue full",
+        "stream full",
     ),
     "services that listeners call unavailable": ("receiver away",),
-}  # fmt: skip
+}
 
 NOT_RUN = "no run is published yet"
 
 # What new readers ask about first; reliability-runs.md has all of them.
 ASKED = (
-    "kill", "pause", "restart", "terminate", "poison", "ordered", "batches", "poisoned_batches",
-)  # fmt: skip
+    "kill",
+    "pause",
+    "restart",
+    "terminate",
+    "poison",
+    "ordered",
+    "batches",
+    "poisoned_batches",
+)
 
 
 def main(paths: Iterable[Path]) -> None:
@@ -120,11 +139,16 @@ def summary(lines: Sequence[Line]) -> str:
 def outcome(lines: Sequence[Line]) -> str:
     """The same sums as a table, and the repeats."""
     rows = [
-        [title, str(len(found)), f"{sum(map(struck, found)):,}" if title == WITH_FAULTS else "–",
-         f"{events_of(found):,}", f"{sum(each['repeats'] for each in found):,}",
-         *(f"{sum(each[name] for each in found):,}" for name in COUNTED)]
+        [
+            title,
+            str(len(found)),
+            f"{sum(map(struck, found)):,}" if title == WITH_FAULTS else "–",
+            f"{events_of(found):,}",
+            f"{sum(each['repeats'] for each in found):,}",
+            *(f"{sum(each[name] for each in found):,}" for name in COUNTED),
+        ]
         for title, found in grouped(lines).items()
-    ]  # fmt: skip
+    ]
     head = ["", "runs", "faults", "events", "repeats", *COUNTED.values()]
     every = [*largest(lines).values()]
     said = " ".join(filter(None, [size_of(every), missed_by(every)]))
@@ -136,8 +160,15 @@ def broken(lines: Sequence[Line]) -> str:
     found = [line for line in largest(lines).values() if line["scenario"] not in SOAKS]
     rows = []
     for title, kinds in BROKEN.items():
-        counts = [sum(line["faults"].get(kind, 0) for line in found if line["db"] == database
-                      for kind in kinds) for database in DATABASES]  # fmt: skip
+        counts = [
+            sum(
+                line["faults"].get(kind, 0)
+                for line in found
+                if line["db"] == database
+                for kind in kinds
+            )
+            for database in DATABASES
+        ]
         rows.append([title, *(f"{count:,}" if count else "–" for count in counts)])
     return table(["", *DATABASES.values()], rows)
 
@@ -146,8 +177,11 @@ def small(lines: Sequence[Line]) -> str:
     """Which scenarios have no run at full size, by database; the others if those are fewer."""
     said = []
     for database, title in DATABASES.items():
-        found = {scenario: line["size"] for (scenario, db), line in largest(lines).items()
-                 if db == database}  # fmt: skip
+        found = {
+            scenario: line["size"]
+            for (scenario, db), line in largest(lines).items()
+            if db == database
+        }
         few = [f"`{scenario}`" for scenario, size in found.items() if size != "full"]
         full = [f"`{scenario}`" for scenario, size in found.items() if size == "full"]
         if few:
@@ -167,11 +201,20 @@ def noticed(lines: Sequence[Line]) -> str:
 def counted(lines: Sequence[Line]) -> str:
     """Every run: its faults, its events, and everything that the oracle counts."""
     rows = [
-        [DATABASES[line["db"]], line["scenario"], line["size"], faults_of(line),
-         f"{line['events']:,}", f"{line['runs']:,}", f"{line['repeats']:,}", f"{line['dead']:,}",
-         *(str(line[name]) for name in COUNTED), "yes" if line["holds"] else "**no**"]
+        [
+            DATABASES[line["db"]],
+            line["scenario"],
+            line["size"],
+            faults_of(line),
+            f"{line['events']:,}",
+            f"{line['runs']:,}",
+            f"{line['repeats']:,}",
+            f"{line['dead']:,}",
+            *(str(line[name]) for name in COUNTED),
+            "yes" if line["holds"] else "**no**",
+        ]
         for line in runs(lines)
-    ]  # fmt: skip
+    ]
     head = ["database", "scenario", "size", "faults", "events", "runs", "repeats", "dead"]
     return table([*head, *COUNTED.values(), "holds"], rows)
 
@@ -179,11 +222,18 @@ def counted(lines: Sequence[Line]) -> str:
 def figures(lines: Sequence[Line]) -> str:
     """What else was measured; targets for times are judged at full size only."""
     rows = [
-        [DATABASES[line["db"]], line["scenario"], line["size"], each["name"],
-         "" if each["value"] is None else f"{each['value']:g}", bar(each),
-         "" if not each["judged"] else "yes" if each["holds"] else "**no**"]
-        for line in runs(lines) for each in line["figures"]
-    ]  # fmt: skip
+        [
+            DATABASES[line["db"]],
+            line["scenario"],
+            line["size"],
+            each["name"],
+            "" if each["value"] is None else f"{each['value']:g}",
+            bar(each),
+            "" if not each["judged"] else "yes" if each["holds"] else "**no**",
+        ]
+        for line in runs(lines)
+        for each in line["figures"]
+    ]
     return table(["database", "scenario", "size", "what", "measured", "target", "met"], rows)
 
 
@@ -203,17 +253,22 @@ def mutants(lines: Sequence[Line]) -> str:
     lacks = {each.name: each.without for each in MUTANTS}
     titles = {**COUNTED, **ALSO_COUNTED}
     rows = [
-        [line["mutant"], lacks.get(line["mutant"], line["without"]),
-         f"{DATABASES[line['db']]}, `{line['scenario']}`",
-         ", ".join(f"{titles.get(name, name)}: {value:g}" for name, value in line["by"].items()),
-         "yes" if line["caught"] else "**no**"]
-        for line in lines if "mutant" in line
-    ]  # fmt: skip
+        [
+            line["mutant"],
+            lacks.get(line["mutant"], line["without"]),
+            f"{DATABASES[line['db']]}, `{line['scenario']}`",
+            ", ".join(f"{titles.get(name, name)}: {value:g}" for name, value in line["by"].items()),
+            "yes" if line["caught"] else "**no**",
+        ]
+        for line in lines
+        if "mutant" in line
+    ]
     run = {line["mutant"] for line in lines if "mutant" in line}
     rows += [
         [each.name, each.without, f"{DATABASES[each.database]}, `{each.scenario}`", NOT_RUN, ""]
-        for each in MUTANTS if each.name not in run
-    ]  # fmt: skip
+        for each in MUTANTS
+        if each.name not in run
+    ]
     return table(
         ["modification", "the safeguard that it lacks", "run on", "what was seen", "caught"], rows
     )
@@ -229,24 +284,35 @@ def made_on(lines: Sequence[Line]) -> str:
         f"{', '.join(dict.fromkeys(each['revision'] for each in found))}, "
         f"{found[0]['date']} to {last['date']}\n"
         for (database, size), each in places.items()
-        for found in [sorted(each, key=lambda line: str(line["date"]))] for last in [found[-1]]
-    )  # fmt: skip
+        for found in [sorted(each, key=lambda line: str(line["date"]))]
+        for last in [found[-1]]
+    )
 
 
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
     each.__name__: each
     for each in (
-        shortlist, outcome, broken, small, noticed, counted, figures, scenarios, mutants, made_on,
+        shortlist,
+        outcome,
+        broken,
+        small,
+        noticed,
+        counted,
+        figures,
+        scenarios,
+        mutants,
+        made_on,
     )
-}  # fmt: skip
+}
 
 
 # --- what the blocks consist of -----------------------------------------------------------------
 
 
 def wrong_of(found: Sequence[Line]) -> str:
-    return ", ".join(f"{sum(each[name] for each in found)} {title}"
-                     for name, title in COUNTED.items())  # fmt: skip
+    return ", ".join(
+        f"{sum(each[name] for each in found)} {title}" for name, title in COUNTED.items()
+    )
 
 
 def size_of(found: Sequence[Line]) -> str:
@@ -260,8 +326,9 @@ def size_of(found: Sequence[Line]) -> str:
 
 def missed_by(found: Sequence[Line]) -> str:
     """Name the runs that missed a target, which need not be one of the ``COUNTED``."""
-    those = [f"{line['scenario']} on {DATABASES[line['db']]}" for line in found
-             if not line["holds"]]  # fmt: skip
+    those = [
+        f"{line['scenario']} on {DATABASES[line['db']]}" for line in found if not line["holds"]
+    ]
     count = f"{len(those)} of {len(found)} runs"
     return f"**{count} missed a target: {', '.join(those)}.**" * bool(those)
 
@@ -290,8 +357,9 @@ def verdict(line: Line) -> str:
         return "**it was not completed**"
     missed = [
         f"{each['name']} {each['value']:.3g}, target {bar(each)}"
-        for each in line["figures"] if not each["holds"]
-    ]  # fmt: skip
+        for each in line["figures"]
+        if not each["holds"]
+    ]
     return "; ".join(["0 lost, nothing unexplained", *(f"**missed: {each}**" for each in missed)])
 
 

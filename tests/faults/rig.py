@@ -245,9 +245,13 @@ class Rig:
             if queue is not None:
                 OutboxEvent.objects.filter(pk=event_id).update(queue=queue)
             Intent.objects.create(
-                event_id=event_id, kind=kind, key=key, writer=os.getpid(), n=next(self._numbers),
+                event_id=event_id,
+                kind=kind,
+                key=key,
+                writer=os.getpid(),
+                n=next(self._numbers),
                 at=time.monotonic(),
-            )  # fmt: skip
+            )
         return event_id
 
     def put(self, count: int, kind: str, payload: dict[str, Any] | None = None) -> list[str]:
@@ -273,9 +277,12 @@ class Rig:
         from tests.table import multiply
 
         first = Intent(
-            event_id=ids[0], kind=kind, writer=os.getpid(), n=next(self._numbers),
+            event_id=ids[0],
+            kind=kind,
+            writer=os.getpid(),
+            n=next(self._numbers),
             at=time.monotonic(),
-        )  # fmt: skip
+        )
         multiply(first, ids[1:])
 
     def put_dead(self, count: int) -> list[str]:
@@ -284,9 +291,14 @@ class Rig:
 
         ended = now() - timedelta(hours=1)
         ids = insert(
-            count, due=None, event_type="fault.plain", status=3, done_at=ended, attempts=10,
+            count,
+            due=None,
+            event_type="fault.plain",
+            status=3,
+            done_at=ended,
+            attempts=10,
             last_error="ConnectionError: the receiver was away",
-        )  # fmt: skip
+        )
         self._intend("plain", ids)
         return ids
 
@@ -351,8 +363,11 @@ class Rig:
 
     def began(self, pid: int) -> float:
         """When a worker told that it runs."""
-        return next(line.at for line in self.told()
-                    if line.pid == pid and line.text.startswith("worker started"))  # fmt: skip
+        return next(
+            line.at
+            for line in self.told()
+            if line.pid == pid and line.text.startswith("worker started")
+        )
 
     def wait_until_they_run(self) -> None:
         wait_until(lambda: all(map(self.running, self.workers)), within=60, what="the workers run")
@@ -454,8 +469,9 @@ class Rig:
         """Wait until each of these runs in a worker that was not replaced."""
         wait_until(
             lambda: all(self.place_of(each) is not None for each in ids),
-            within=60, what="their listeners run again",
-        )  # fmt: skip
+            within=60,
+            what="their listeners run again",
+        )
 
     def heal(self) -> None:
         """Let all end that goes on until then."""

@@ -71,10 +71,15 @@ class Partner:
         time.sleep(seconds)  # the call's own time
         self.calls.append(
             Call(
-                worker=worker, start=start, end=clock.now(), failed=failed, probe=since > 0,
-                lost=lost, since=since,
+                worker=worker,
+                start=start,
+                end=clock.now(),
+                failed=failed,
+                probe=since > 0,
+                lost=lost,
+                since=since,
             )
-        )  # fmt: skip
+        )
         return not failed
 
 
@@ -92,9 +97,12 @@ class SimulatedWorker:
         simulation = self._simulation
         self._known = KnownPauses()
         self._breaker = Breaker(
-            simulation.queue, simulation.settings, alias="default", wakeup=Wakeup(),
+            simulation.queue,
+            simulation.settings,
+            alias="default",
+            wakeup=Wakeup(),
             held=Held(simulation.lease),
-        )  # fmt: skip
+        )
 
     def step(self) -> float:
         """Do once what a claimer does about breakers; return the seconds to wait."""
@@ -133,9 +141,17 @@ class SimulatedWorker:
 
 def an_event() -> Lease:
     return Lease(
-        row=(), positions={}, event_id="simulated", event_type="simulated", aggregate_type="",
-        owner="", rescued=False, rescues=0, progress=None, deadline=inf,
-    )  # fmt: skip
+        row=(),
+        positions={},
+        event_id="simulated",
+        event_type="simulated",
+        aggregate_type="",
+        owner="",
+        rescued=False,
+        rescues=0,
+        progress=None,
+        deadline=inf,
+    )
 
 
 class Simulation:
@@ -193,8 +209,13 @@ class Simulation:
 
         ``pause`` was the breaker's then. A probe that was under way may double it, or be lost.
         """
-        under_way = [each for each in self.partner.calls if each.probe and each.failed
-                     and each.since <= self.partner.came_at <= each.since + self.lease]  # fmt: skip
+        under_way = [
+            each
+            for each in self.partner.calls
+            if each.probe
+            and each.failed
+            and each.since <= self.partner.came_at <= each.since + self.lease
+        ]
         failed = any(not each.lost for each in under_way)
         lost = any(each.lost for each in under_way)
         return max(2 * pause if failed else pause, self.lease if lost else 0.0)
@@ -212,10 +233,13 @@ def early(probes: Sequence[Call], *, lease: float, pause: float) -> list[Call]:
     One that is lost with its worker, or takes too long, keeps the others away for a lease.
     """
     return [
-        after for before, after in pairwise(probes)
-        if after.start < (
+        after
+        for before, after in pairwise(probes)
+        if after.start
+        < (
             before.since + lease
             if before.lost or before.end > before.since + lease / 2
             else before.end + pause
-        ) - EARLY
-    ]  # fmt: skip
+        )
+        - EARLY
+    ]

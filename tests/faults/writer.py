@@ -216,9 +216,15 @@ class Storm(Writer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ways = (
-            self.commit, self.fail, self.set_rollback, self.nest, self.undo_savepoint,
-            self.call_back, self.break_constraint, self.forget_transaction,
-        )  # fmt: skip
+            self.commit,
+            self.fail,
+            self.set_rollback,
+            self.nest,
+            self.undo_savepoint,
+            self.call_back,
+            self.break_constraint,
+            self.forget_transaction,
+        )
 
     def transact(self) -> None:
         with suppress(Undone, ReferenceError):

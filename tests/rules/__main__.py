@@ -21,16 +21,7 @@ def main() -> None:
     )
     django.setup()
 
-    from tests.rules import (
-        api,
-        code,
-        pages,
-        questions,
-        reference,
-        translations,
-        versions,
-        words,
-    )
+    from tests.rules import api, code, pages, questions, reference, translations, versions, words
 
     root = Path(__file__).resolve().parents[2]
     rules = [

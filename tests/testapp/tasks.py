@@ -35,9 +35,12 @@ def fail(kind: str = "ValueError") -> None:
 def tell(context: Any, word: str) -> dict[str, Any]:
     result = context.task_result
     return {
-        "id": result.id, "attempt": context.attempt, "word": word, "status": result.status,
+        "id": result.id,
+        "attempt": context.attempt,
+        "word": word,
+        "status": result.status,
         "workers": result.worker_ids,
-    }  # fmt: skip
+    }
 
 
 @task

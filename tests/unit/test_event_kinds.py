@@ -480,10 +480,7 @@ def test_what_is_taken_comes_back(name: str) -> None:
 
 def test_a_class_that_is_defined_later_is_looked_for_later() -> None:
     """Neither refused nor accepted at its declaration: the module may go on."""
-    for cls in (
-        dataclasses.make_dataclass("Made", [("of", "NotYet")]),
-        model(of=("NotYet", ...)),
-    ):
+    for cls in (dataclasses.make_dataclass("Made", [("of", "NotYet")]), model(of=("NotYet", ...))):
         assert event("made")(cls) is cls
         with pytest.raises(PayloadError, match=r"Made(\.of)?: .*NotYet|NotYet|not defined"):
             fit({"of": 1}, cls)

@@ -36,8 +36,7 @@ def held(clock: Clock) -> Held:
 
 
 @pytest.mark.parametrize(
-    ("lost", "started"),
-    [("", "abcxyz"), ("a", "xyz"), ("b", "axyz"), ("c", "abxyz"), ("ax", "yz")],
+    ("lost", "started"), [("", "abcxyz"), ("a", "xyz"), ("b", "axyz"), ("c", "abxyz"), ("ax", "yz")]
 )
 def test_what_is_behind_a_lost_event_of_its_key_does_not_start(
     lost: str, started: str, held: Held
@@ -128,8 +127,7 @@ def test_what_a_batch_puts_back_keeps_its_order(leased: Leased) -> None:
 
 
 @pytest.mark.parametrize(
-    ("turned_away", "called"),
-    [("", "abcxyz"), ("a", "xyz"), ("b", "axyz"), ("x", "abcyz")],
+    ("turned_away", "called"), [("", "abcxyz"), ("a", "xyz"), ("b", "axyz"), ("x", "abcyz")]
 )
 def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
     turned_away: str, called: str, held: Held

@@ -22,8 +22,22 @@ BY_RELAY: Final = ("database", "relay")
 # Seconds. Waits: from a wakeup via a poll to an outage. Runs: from a query to a slow remote API.
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # events
 WAIT_BUCKETS: Final = (
-    0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 1800,
-)  # fmt: skip
+    0.002,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    15,
+    60,
+    300,
+    1800,
+)
 RUN_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 
 
@@ -120,16 +134,18 @@ HISTOGRAMS: Final = {
 
 GAUGES: Final = {  # of live processes
     "depth": MetricSpec(
-        "queue_depth", "Events waiting in this process, hot to be claimed, cold for a thread.",
+        "queue_depth",
+        "Events waiting in this process, hot to be claimed, cold for a thread.",
         (*BY_DATABASE, "queue"),
     ),
     "held": MetricSpec("leases_held", "Events that the workers of this process hold.", BY_DATABASE),
     "running": MetricSpec("workers_running", "Workers running in this process.", BY_DATABASE),
-}  # fmt: skip
+}
 
 BACKLOG_GAUGES: Final = {  # gauges that are queried from the database
     "events": MetricSpec(
-        "events", "Events by status (NEW, RETRY, DONE, DEAD); of many, DONE is estimated.",
+        "events",
+        "Events by status (NEW, RETRY, DONE, DEAD); of many, DONE is estimated.",
         (*BY_DATABASE, "status"),
     ),
     "due": MetricSpec(
@@ -139,16 +155,19 @@ BACKLOG_GAUGES: Final = {  # gauges that are queried from the database
         "lag_seconds", "How long the oldest due event or stream has waited.", BY_DATABASE
     ),
     "streams": MetricSpec(
-        "streams", "Streams due, leased, or blocked by their head; at most 10,000 of each.",
+        "streams",
+        "Streams due, leased, or blocked by their head; at most 10,000 of each.",
         (*BY_DATABASE, "state"),
     ),
     "workers": MetricSpec("workers", "Workers that were alive within the last lease.", BY_DATABASE),
     "queue_due": MetricSpec(
-        "queue_due", "Events without a key and streams that are due; at most 10,000 of each.",
+        "queue_due",
+        "Events without a key and streams that are due; at most 10,000 of each.",
         BY_QUEUE,
     ),
     "queue_oldest": MetricSpec(
-        "queue_oldest_due_age_seconds", "How long the oldest due event or stream has waited.",
+        "queue_oldest_due_age_seconds",
+        "How long the oldest due event or stream has waited.",
         BY_QUEUE,
     ),
     "queue_workers": MetricSpec(
@@ -157,7 +176,7 @@ BACKLOG_GAUGES: Final = {  # gauges that are queried from the database
     "breaker_open": MetricSpec(
         "breaker_open", "1 while the queue's circuit breaker is open, else 0.", BY_QUEUE
     ),
-}  # fmt: skip
+}
 
 
 class Metrics:

@@ -144,9 +144,15 @@ class Receivers:
     # -- relays ----------------------------------------------------------------------------------
 
     def on_relay_published(
-        self, sender: str, relay: str, published: int, refused: int, deferred: int,
-        duration: float, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        sender: str,
+        relay: str,
+        published: int,
+        refused: int,
+        deferred: int,
+        duration: float,
+        **kwargs: Any,
+    ) -> None:
         self.metrics.count("relay_published", sender, relay, by=published)
         self.metrics.count("relay_refused", sender, relay, by=refused)
         self.metrics.count("relay_deferred", sender, relay, by=deferred)

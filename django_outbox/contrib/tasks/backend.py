@@ -100,10 +100,12 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             raise InvalidTask(str(error)) from error
         normalized: Any = normalize_json([list(args), dict(kwargs)])
         call = Call(
-            args=normalized[0], kwargs=normalized[1],
-            backend=self.alias, queue=task.queue_name,
+            args=normalized[0],
+            kwargs=normalized[1],
+            backend=self.alias,
+            queue=task.queue_name,
             run_after=task.run_after and as_utc(task.run_after),
-        )  # fmt: skip
+        )
         due = {"available_at": task.run_after} if task.run_after else {}
         event = Event(
             event_type=PREFIX + task.module_path, payload=msgspec.to_builtins(call), **due
@@ -143,9 +145,14 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             path = f"{OutboxError.__module__}.{OutboxError.__qualname__}"
             runs.errors.append(Error(path, row.last_error or ""))
         return self._result(
-            task, call, runs, status=status, id=row.pk, enqueued_at=row.occurred_at,
+            task,
+            call,
+            runs,
+            status=status,
+            id=row.pk,
+            enqueued_at=row.occurred_at,
             finished_at=row.done_at,
-        )  # fmt: skip
+        )
 
     def run(self, event: Event) -> Dead | Defer | None:
         """Run the task of an event, and store its result with the event."""
@@ -157,9 +164,13 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         call, runs = event.payload_as(Call), runs_of(row.result)
         runs.start(row.locked_by or self._owner_of_stream(row.key), row.locked_at or row.created_at)
         result = self._result(
-            task, call, runs, status=TaskResultStatus.RUNNING, id=row.pk,
+            task,
+            call,
+            runs,
+            status=TaskResultStatus.RUNNING,
+            id=row.pk,
             enqueued_at=row.occurred_at,
-        )  # fmt: skip
+        )
         task_started.send(type(self), task_result=result)
         try:
             context: list[Any] = [TaskContext(task_result=result)] if task.takes_context else []
@@ -218,17 +229,31 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
     # -- results -----------------------------------------------------------------------------------
 
     def _result(
-        self, task: Any, call: Call, runs: Runs | None = None, *, id: str,  # noqa: A002
-        enqueued_at: datetime | None, status: Any = TaskResultStatus.READY,
+        self,
+        task: Any,
+        call: Call,
+        runs: Runs | None = None,
+        *,
+        id: str,  # noqa: A002
+        enqueued_at: datetime | None,
+        status: Any = TaskResultStatus.READY,
         finished_at: datetime | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         runs = runs or Runs()
         result: Any = TaskResult(
             task=replace(task, queue_name=call.queue, run_after=call.run_after, backend=self.alias),
-            id=id, status=status, enqueued_at=enqueued_at, started_at=runs.started_at,
-            finished_at=finished_at, last_attempted_at=runs.last_attempted_at, args=call.args,
-            kwargs=call.kwargs, backend=self.alias, worker_ids=[*runs.worker_ids], errors=[],
-        )  # fmt: skip
+            id=id,
+            status=status,
+            enqueued_at=enqueued_at,
+            started_at=runs.started_at,
+            finished_at=finished_at,
+            last_attempted_at=runs.last_attempted_at,
+            args=call.args,
+            kwargs=call.kwargs,
+            backend=self.alias,
+            worker_ids=[*runs.worker_ids],
+            errors=[],
+        )
         self._fill(result, runs)
         return result
 

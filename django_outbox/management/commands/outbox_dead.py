@@ -48,13 +48,20 @@ class Command(ExampleCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(
-            dest="action", required=True, metavar="ACTION",
+            dest="action",
+            required=True,
+            metavar="ACTION",
             help="what to do; each has its own --help",
-        )  # fmt: skip
+        )
         action = actions.add_parser("list", help="count dead events by cause")
         add_filters(action)
-        action.add_argument("--limit", type=positive_int, default=MAX_CAUSES, metavar="N",
-                            help=f"show at most N causes (default: {MAX_CAUSES})")  # fmt: skip
+        action.add_argument(
+            "--limit",
+            type=positive_int,
+            default=MAX_CAUSES,
+            metavar="N",
+            help=f"show at most N causes (default: {MAX_CAUSES})",
+        )
         add_format(action)
         add_database(action)
         action = actions.add_parser("show", help="show everything about events, dead or not")

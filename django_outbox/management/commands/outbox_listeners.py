@@ -41,9 +41,10 @@ class Command(ExampleCommand):
         add_databases(parser, "check")
         add_format(parser)
         parser.add_argument(
-            "--check", action="store_true",
+            "--check",
+            action="store_true",
             help="exit with 1 if an event that is not done has no listener",
-        )  # fmt: skip
+        )
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server

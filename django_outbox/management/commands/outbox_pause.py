@@ -17,14 +17,7 @@ from ...models import OutboxPause
 from ...models.pause_queryset import pause_error
 from ..arguments import add_by, add_format, columns, person
 from ..examples import ExampleCommand
-from ..pause_arguments import (
-    KINDS,
-    add_end,
-    add_names,
-    checked_alias,
-    named_pauses,
-    pause_end,
-)
+from ..pause_arguments import KINDS, add_end, add_names, checked_alias, named_pauses, pause_end
 
 Rows = list[tuple[OutboxPause, PausedBacklog]]
 
@@ -103,10 +96,17 @@ def _table(rows: Rows) -> Iterator[str]:
         yield "Nothing is paused."
         return
     cells = [
-        (str(each.kind), each.name, _instant(each.paused_at), _instant(each.until),
-         each.paused_by or "-", _waiting(found), " ".join(each.reason.split()) or "-")
+        (
+            str(each.kind),
+            each.name,
+            _instant(each.paused_at),
+            _instant(each.until),
+            each.paused_by or "-",
+            _waiting(found),
+            " ".join(each.reason.split()) or "-",
+        )
         for each, found in rows
-    ]  # fmt: skip
+    ]
     yield from columns([("KIND", "NAME", "SINCE", "UNTIL", "BY", "WAITING", "REASON"), *cells])
 
 

@@ -43,25 +43,36 @@ class Command(ExampleCommand):
         add_databases(parser, "purge")
         add = parser.add_argument
         add(
-            "--done-older-than", type=retention, metavar="DURATION",
+            "--done-older-than",
+            type=retention,
+            metavar="DURATION",
             help='done events (default: OUTBOX["RETENTION_DONE"])',
-        )  # fmt: skip
+        )
         add(
-            "--dead-older-than", type=retention, metavar="DURATION",
+            "--dead-older-than",
+            type=retention,
+            metavar="DURATION",
             help='dead events (default: OUTBOX["RETENTION_DEAD"])',
-        )  # fmt: skip
+        )
         add(
-            "--inbox-older-than", type=retention, metavar="DURATION",
+            "--inbox-older-than",
+            type=retention,
+            metavar="DURATION",
             help='received messages (default: OUTBOX["RETENTION_INBOX"])',
-        )  # fmt: skip
+        )
         add(
-            "--event-type", action="append", dest="event_types", metavar="TYPE",
+            "--event-type",
+            action="append",
+            dest="event_types",
+            metavar="TYPE",
             help="only events of this type, and nothing else; may be repeated",
-        )  # fmt: skip
+        )
         add(
-            "--batch-size", type=positive_int, metavar="N",
+            "--batch-size",
+            type=positive_int,
+            metavar="N",
             help="rows that one transaction examines",
-        )  # fmt: skip
+        )
         add("--dry-run", action="store_true", help="count, delete nothing")
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:

@@ -49,14 +49,21 @@ class Command(ExampleCommand):
         add_format(parser)
         add = parser.add_argument
         add(
-            "--relay", action="append", dest="relays", metavar="NAME", default=[],
+            "--relay",
+            action="append",
+            dest="relays",
+            metavar="NAME",
+            default=[],
             help="only this relay; may be repeated; default: all",
-        )  # fmt: skip
+        )
         add("--check", action="store_true", help="connect to each broker, and send nothing")
         add(
-            "--timeout", type=positive_duration, default=15.0, metavar="DURATION",
+            "--timeout",
+            type=positive_duration,
+            default=15.0,
+            metavar="DURATION",
             help="how long to wait for the database, and for each broker (default: 15s)",
-        )  # fmt: skip
+        )
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
         return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
@@ -170,13 +177,10 @@ def _state(each: RelayState, held: Held | None) -> dict[str, Any]:
         "oldest_due_age": None if queue.oldest_due_age is None else round(queue.oldest_due_age, 3),
         "workers": queue.workers,
         "paused": queue.is_paused,
-        "away": queue.breaker and {
-            "since": queue.breaker.paused_at.isoformat(), "reason": each.away_reason
-        },
-        "held": held and {
-            "count": held.count, "age": round(held.age, 3), "reason": held.reason
-        },
-    }  # fmt: skip
+        "away": queue.breaker
+        and {"since": queue.breaker.paused_at.isoformat(), "reason": each.away_reason},
+        "held": held and {"count": held.count, "age": round(held.age, 3), "reason": held.reason},
+    }
 
 
 def _lines(chosen: list[RelaySettings], states: States, faults: Faults) -> Iterator[str]:

@@ -36,13 +36,26 @@ class Command(ExampleCommand):
         add_choice(parser, "replay")
         add = parser.add_argument
         add("--limit", type=positive_int, metavar="N", help="at most N events, by id upwards")
-        add("--rate", type=rate, metavar="RATE",
-            help="due one after the other: 100/m, 5/s (default: all at once)")  # fmt: skip
+        add(
+            "--rate",
+            type=rate,
+            metavar="RATE",
+            help="due one after the other: 100/m, 5/s (default: all at once)",
+        )
         add_by(parser, "replays them")
-        add("--after", default="", metavar="EVENT_ID",
-            help="start after this id, to continue an earlier call")  # fmt: skip
-        add("--batch-size", type=positive_int, default=BATCH_SIZE, metavar="N",
-            help=f"events per transaction (default: {BATCH_SIZE})")  # fmt: skip
+        add(
+            "--after",
+            default="",
+            metavar="EVENT_ID",
+            help="start after this id, to continue an earlier call",
+        )
+        add(
+            "--batch-size",
+            type=positive_int,
+            default=BATCH_SIZE,
+            metavar="N",
+            help=f"events per transaction (default: {BATCH_SIZE})",
+        )
         add("--dry-run", action="store_true", help="count, change nothing")
         add_database(parser)
 

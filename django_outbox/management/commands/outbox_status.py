@@ -52,25 +52,38 @@ class Command(ExampleCommand):
         add = parser.add_argument
         add("--check", action="store_true", help="compare with the limits")
         add(
-            "--max-lag", "--max-age", dest="max_age", type=duration, metavar="DURATION",
+            "--max-lag",
+            "--max-age",
+            dest="max_age",
+            type=duration,
+            metavar="DURATION",
             help="that the oldest due event may have waited (default: 1m)",
-        )  # fmt: skip
+        )
         add(
-            "--max-dead-share", type=share, metavar="PERCENT",
+            "--max-dead-share",
+            type=share,
+            metavar="PERCENT",
             help="of the events that ended in the last 5 minutes (default: 10)",
-        )  # fmt: skip
+        )
         add("--max-due", type=non_negative_int, metavar="N", help="events and streams that are due")
         add("--max-dead", type=non_negative_int, metavar="N", help="dead events")
         add("--max-blocked", type=non_negative_int, metavar="N", help="streams that are blocked")
         add("--min-workers", type=non_negative_int, metavar="N", help="live workers")
         add(
-            "--timeout", type=positive_duration, default=10.0, metavar="DURATION",
+            "--timeout",
+            type=positive_duration,
+            default=10.0,
+            metavar="DURATION",
             help="how long to wait for an answer (default: 10s)",
-        )  # fmt: skip
+        )
         add(
-            "--watch", nargs="?", type=positive_duration, const=2.0, metavar="DURATION",
+            "--watch",
+            nargs="?",
+            type=positive_duration,
+            const=2.0,
+            metavar="DURATION",
             help="refresh at this interval, such as 2s, until Ctrl-C",
-        )  # fmt: skip
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["watch"] and options["check"]:

@@ -47,38 +47,54 @@ class Command(ExampleCommand):
         add = parser.add_argument
         add("--workers", type=positive_int, metavar="N", help="threads that run listeners")
         add(
-            "--processes", type=positive_int, metavar="N",
+            "--processes",
+            type=positive_int,
+            metavar="N",
             help="worker processes under a supervisor",
-        )  # fmt: skip
+        )
         add(
-            "--poll-interval", type=positive_duration, metavar="DURATION",
+            "--poll-interval",
+            type=positive_duration,
+            metavar="DURATION",
             help="longest time between polls",
-        )  # fmt: skip
+        )
         add(
-            "--drain-timeout", type=duration, metavar="DURATION",
+            "--drain-timeout",
+            type=duration,
+            metavar="DURATION",
             help="how long a stop waits for the listeners that run",
-        )  # fmt: skip
+        )
         add(
-            "--max-events", type=non_negative_int, metavar="N",
+            "--max-events",
+            type=non_negative_int,
+            metavar="N",
             help="end after about N events (0: never); with --processes a fresh one takes over, "
             "with --once no event more is delivered",
-        )  # fmt: skip
+        )
         add(
-            "--health-port", type=host_and_port, metavar="[ADDRESS:]PORT",
+            "--health-port",
+            type=host_and_port,
+            metavar="[ADDRESS:]PORT",
             help="answer /live and /ready there; address: 127.0.0.1, or 0.0.0.0 for all interfaces",
-        )  # fmt: skip
+        )
         add(
-            "--metrics-port", type=host_and_port, metavar="[ADDRESS:]PORT",
+            "--metrics-port",
+            type=host_and_port,
+            metavar="[ADDRESS:]PORT",
             help="answer Prometheus there; needs the app django_outbox.contrib.prometheus",
-        )  # fmt: skip
+        )
         add(
-            "--heartbeat-file", type=Path, metavar="PATH",
+            "--heartbeat-file",
+            type=Path,
+            metavar="PATH",
             help="touched about once a second while the worker lives",
-        )  # fmt: skip
+        )
         add(
-            "--format", choices=("text", "json"), default="text",
+            "--format",
+            choices=("text", "json"),
+            default="text",
             help="json: log one JSON object a line on standard error, whatever LOGGING says",
-        )  # fmt: skip
+        )
         add("--reload", action="store_true", help="restart when code changes, for development")
         add("--once", action="store_true", help="deliver what is due, then exit")
         add("--no-purge", action="store_true", help="leave purging to others")

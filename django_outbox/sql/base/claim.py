@@ -10,15 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import SINGLE_NODE_KEY, stored_instant
 from ...queue_settings import MAX_QUEUES
-from ..values import (
-    SQL,
-    Claim,
-    Claimed,
-    LostEvents,
-    RescueState,
-    Unclaimed,
-    marks,
-)
+from ..values import SQL, Claim, Claimed, LostEvents, RescueState, Unclaimed, marks
 from .statements import Statements
 
 
@@ -42,9 +34,13 @@ class EventLeases(Statements):
 
     @abstractmethod
     def release(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str],
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Collection[str],
         after: float | None = 0.0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Release leases without counting an attempt; return how many ``me`` held.
 
         The rows are due ``after`` seconds from now; with None, when their leases would have ended.
@@ -215,9 +211,13 @@ class EventLeases(Statements):
         """Return both tables for a SELECT by due time: table, column, and which rows count."""
         return (
             (self._events_by_due(connection), "available_at", "", []),
-            (self._streams_by_due(connection), "due_at", f" AND {self.key} <> %s",
-             [SINGLE_NODE_KEY]),
-        )  # fmt: skip
+            (
+                self._streams_by_due(connection),
+                "due_at",
+                f" AND {self.key} <> %s",
+                [SINGLE_NODE_KEY],
+            ),
+        )
 
     def _events_by_due(self, connection: BaseDatabaseWrapper) -> str:
         """Return the event table for a SELECT by due time, with an index hint if it needs one."""

@@ -26,9 +26,18 @@ Written = tuple[Event, str, str | None]  # event, payload text, headers text
 NULL: SQL = ("NULL", [])
 # Columns with a parameter, or NULL; ``queue`` has a default instead.
 GIVEN = (
-    "event_id", "event_type", "aggregate_type", "payload", "headers", "occurred_at",
-    "aggregate_id", "tenant_id", "unique_key", "key", "queue",
-)  # fmt: skip
+    "event_id",
+    "event_type",
+    "aggregate_type",
+    "payload",
+    "headers",
+    "occurred_at",
+    "aggregate_id",
+    "tenant_id",
+    "unique_key",
+    "key",
+    "queue",
+)
 COLUMNS = (*GIVEN, "first_due_at", "created_at", "available_at", "seq", "deliver_at")
 ZERO = ("status", "attempts", "rescues")  # columns that are 0 in every new event
 
@@ -102,16 +111,26 @@ class Inserting(SequenceNumbers):
         event, payload, headers = written
         queue = queue_of_new(event)
         given = (
-            event.event_id, event.event_type, event.aggregate_type, payload, headers,
-            to_text(event.occurred_at, connection), event.aggregate_id, event.tenant_id,
-            event.unique_key, event.key, None if queue == DEFAULT_QUEUE else queue,
-        )  # fmt: skip
+            event.event_id,
+            event.event_type,
+            event.aggregate_type,
+            payload,
+            headers,
+            to_text(event.occurred_at, connection),
+            event.aggregate_id,
+            event.tenant_id,
+            event.unique_key,
+            event.key,
+            None if queue == DEFAULT_QUEUE else queue,
+        )
         due, due_params = self._due_time(connection, event)
         is_keyed, is_delayed = event.key is not None, event.is_delayed
         shape = Shape(
-            tuple([each is not None for each in given]), due, seq[0] if is_keyed else None,
+            tuple([each is not None for each in given]),
+            due,
+            seq[0] if is_keyed else None,
             is_delayed,
-        )  # fmt: skip
+        )
         params = [each for each in given if each is not None]
         params += [*due_params, *(seq[1] if is_keyed else due_params), *due_params * is_delayed]
         return shape, params

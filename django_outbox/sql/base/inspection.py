@@ -256,9 +256,11 @@ class Inspection(EventLeases):
         """Return the statement that adds an index of events while writers go on."""
         names = ", ".join(map(connection.ops.quote_name, columns))
         return self.create_index.format(
-            name=name, table=self._event(connection), columns=names,
+            name=name,
+            table=self._event(connection),
+            columns=names,
             first=connection.ops.quote_name(columns[0]),
-        )  # fmt: skip
+        )
 
     def _by_death(self, connection: BaseDatabaseWrapper) -> str:
         """Return the table, with any index hint, for a SELECT of dead events by their index."""

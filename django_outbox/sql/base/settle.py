@@ -56,24 +56,38 @@ class Settling(EventLeases):
 
     @abstractmethod
     def settle_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing."""
 
     @abstractmethod
     def delete_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
 
     @abstractmethod
     def settle(
-        self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
 
     def note_attempts(self, connection: BaseDatabaseWrapper, attempts: Sequence[Attempt]) -> None:
@@ -91,9 +105,15 @@ class Settling(EventLeases):
 
     @abstractmethod
     def keep_progress(
-        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
-    ) -> bool:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        event_id: str,
+        progress: str,
+        as_read: AsRead,
+        kind: LeaseKind = LeaseKind.ROW,
+    ) -> bool:
         """Write a fan-out's progress; return whether ``me`` still held the row, and as read."""
 
     @contextmanager

@@ -65,8 +65,8 @@ class Statements(ABC):
         return (self.now, []) if at is None else ("%s", [to_database(at, connection)])
 
     def _in_queue(
-        self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None,
-    ) -> SQL:  # fmt: skip
+        self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None
+    ) -> SQL:
         """Return the condition of a queue's rows whose due time is in these bounds, both included.
 
         Order by queue and due time: together they are the index.
@@ -77,9 +77,14 @@ class Statements(ABC):
         return " AND ".join(["queue = %s", *(sql for sql, _ in given)]), [queue, *params]
 
     def _fence(
-        self, connection: BaseDatabaseWrapper, me: str, kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None, *, of: str = "",
-    ) -> tuple[str, list[Any]]:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        me: str,
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+        *,
+        of: str = "",
+    ) -> tuple[str, list[Any]]:
         """Return the condition that ``me`` owns an unsettled row, and its parameters.
 
         A worker that has lost the lease changes nothing. With ``as_read``, a thread whose call was

@@ -13,15 +13,7 @@ from datetime import datetime
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import SINGLE_NODE_KEY
-from ..values import (
-    SQL,
-    Claimed,
-    Release,
-    StreamClaim,
-    StreamQuery,
-    StreamRows,
-    marks,
-)
+from ..values import SQL, Claimed, Release, StreamClaim, StreamQuery, StreamRows, marks
 from .statements import Statements
 
 

@@ -69,9 +69,13 @@ class Upkeep(Inserting, EventLeases):
             return [DueRow.read(row) for row in cursor.fetchall()]
 
     def postpone(
-        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], newest: datetime,
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        ids: Sequence[str],
+        newest: datetime,
         pauses: Pauses,
-    ) -> tuple[int, Pauses]:  # fmt: skip
+    ) -> tuple[int, Pauses]:
         """Postpone rows that were due until ``newest``; return how many, and all pauses.
 
         Postpone none if one of ``pauses`` has ended. No pause can end before the commit, so a
@@ -193,9 +197,14 @@ class Upkeep(Inserting, EventLeases):
         return made == 1 and self.take_lease(connection, name=name, me=me, lease=lease)
 
     def note_lease(
-        self, connection: BaseDatabaseWrapper, *, name: str, me: str, lease: float | None,
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        name: str,
+        me: str,
+        lease: float | None,
         state: str,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Save the state of a named lease; renew it for ``lease`` seconds, or with None release it.
 
         Return whether ``me`` held it.

@@ -58,10 +58,13 @@ class MySQLEventLeases(EventLeases):
         by_id = claim.ids is not None
         table = self._event(connection) if by_id else self._events_by_due(connection)
         selects = [
-            (f"""SELECT {", ".join(claim.columns)}, available_at, locked_by, {self.now}
-            FROM {table} WHERE {where}{lock}""", params)
+            (
+                f"""SELECT {", ".join(claim.columns)}, available_at, locked_by, {self.now}
+            FROM {table} WHERE {where}{lock}""",
+                params,
+            )
             for where, params in self._branches(connection, claim)
-        ]  # fmt: skip
+        ]
         sql, params = union(selects)
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
@@ -87,11 +90,8 @@ class MySQLEventLeases(EventLeases):
                     locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
                 WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.state.value}""",
                 # A row that was settled since the SELECT has a later due time, or none.
-                [
-                    claim.me, claim.me, claim.lease, *ids, to_database(newest, connection),
-                    claim.me,
-                ],
-            )  # fmt: skip
+                [claim.me, claim.me, claim.lease, *ids, to_database(newest, connection), claim.me],
+            )
         except OperationalError as error:  # it has changed nothing
             if error.args[0] not in NOT_LOCKED or connection.in_atomic_block:
                 raise
@@ -134,9 +134,13 @@ class MySQLEventLeases(EventLeases):
             return renewed_of(cursor.fetchall(), taken)
 
     def release(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str],
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Collection[str],
         after: float | None = 0.0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         event = self._event(connection)
         fence, params = self._fence(connection, me)
         due, seconds = (

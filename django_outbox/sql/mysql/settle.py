@@ -20,9 +20,14 @@ class MySQLSettling(Settling):
     # FORCE INDEX: the optimizer would scan a small table, and so wait for all locked rows.
 
     def settle_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
@@ -33,9 +38,14 @@ class MySQLSettling(Settling):
         )
 
     def delete_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         event = self._event(connection)
         fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
@@ -46,10 +56,14 @@ class MySQLSettling(Settling):
         )
 
     def settle(
-        self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read)
         ids = [event_id for event_id, _ in decisions]
         case = "CASE event_id " + "WHEN %s THEN %s " * len(ids) + "END"
@@ -73,15 +87,29 @@ class MySQLSettling(Settling):
             WHERE event_id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
             AND {fence}""",
             [
-                *each("status"), *each("spent"), *each("delay"), *ended, *each("error"),
-                *each("progress"), *each("queue"), *ids, *each("attempts"), *params,
+                *each("status"),
+                *each("spent"),
+                *each("delay"),
+                *ended,
+                *each("error"),
+                *each("progress"),
+                *each("queue"),
+                *ids,
+                *each("attempts"),
+                *params,
             ],
-        )  # fmt: skip
+        )
 
     def keep_progress(
-        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
-    ) -> bool:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        event_id: str,
+        progress: str,
+        as_read: AsRead,
+        kind: LeaseKind = LeaseKind.ROW,
+    ) -> bool:
         fence, params = self._fence(connection, me, kind, as_read)
         written = self._run(
             connection,

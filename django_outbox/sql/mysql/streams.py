@@ -80,11 +80,16 @@ class MySQLStreams(StreamLeases, Inserting):
 
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         stream, table = self._stream(connection), self._streams_by_due(connection)
-        sql, params = union([
-            (f"""SELECT `key`, locked_by, queue, due_at, {self.now}
-            FROM {table} WHERE {where}{skip_locked(connection)}""", given)
-            for where, given in self._branches_of_streams(connection, claim)
-        ])  # fmt: skip
+        sql, params = union(
+            [
+                (
+                    f"""SELECT `key`, locked_by, queue, due_at, {self.now}
+            FROM {table} WHERE {where}{skip_locked(connection)}""",
+                    given,
+                )
+                for where, given in self._branches_of_streams(connection, claim)
+            ]
+        )
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             rows: list[Row] = [*cursor.fetchall()]

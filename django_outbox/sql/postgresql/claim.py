@@ -31,8 +31,9 @@ UNFLUSHED = "(SELECT set_config('synchronous_commit', 'off', true)) unflushed"
 
 class PostgresEventLeases(EventLeases):
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
-        columns = ", ".join(utc(f"e.{name}") if name in INSTANTS else f"e.{name}"
-                            for name in claim.columns)  # fmt: skip
+        columns = ", ".join(
+            utc(f"e.{name}") if name in INSTANTS else f"e.{name}" for name in claim.columns
+        )
         rows = lease_chosen(
             connection,
             table=self._event(connection),
@@ -62,13 +63,19 @@ class PostgresEventLeases(EventLeases):
                 FROM {event} WHERE available_at <= {until[0]} AND {wanted}
                 ORDER BY available_at, event_id FOR UPDATE SKIP LOCKED"""
             return sql, [*until[1], *params]
-        branches, given = as_table(connection, ("text", "int", "float8", "int"), [
-            (
-                each.queue, each.limit, CENTURY if each.since is None else each.since,
-                min(each.most_bytes or MOST_BYTES, MOST_BYTES),
-            )
-            for each in claim.branches
-        ])  # fmt: skip
+        branches, given = as_table(
+            connection,
+            ("text", "int", "float8", "int"),
+            [
+                (
+                    each.queue,
+                    each.limit,
+                    CENTURY if each.since is None else each.since,
+                    min(each.most_bytes or MOST_BYTES, MOST_BYTES),
+                )
+                for each in claim.branches
+            ],
+        )
         # Rows are compared, never due times alone, and ordered by queue: an older index is by due
         # time alone, and a plan that reads all queues there is as slow as the longest of them.
         # At the end, a row is chosen while those before it have fewer bytes than allowed.
@@ -112,9 +119,13 @@ class PostgresEventLeases(EventLeases):
             return renewed_of(cursor.fetchall(), taken)
 
     def release(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str],
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Collection[str],
         after: float | None = 0.0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         event = self._event(connection)
         fence, params = self._fence(connection, me)
         due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus},", [after])
@@ -160,8 +171,8 @@ class PostgresEventLeases(EventLeases):
         )
 
     def _in_queue(
-        self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None,
-    ) -> SQL:  # fmt: skip
+        self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None
+    ) -> SQL:
         sql, params = [], []
         low, low_params = after or ("'-infinity'", [])
         sql.append(f"(queue, {column}) >= (%s, {low})")
@@ -193,9 +204,15 @@ def as_table(
 
 
 def lease_chosen(
-    connection: BaseDatabaseWrapper, *, table: str, primary_key: str, chosen: SQL, changes: SQL,
-    returning: str, beside: Sequence[str] = (),
-) -> list[Row]:  # fmt: skip
+    connection: BaseDatabaseWrapper,
+    *,
+    table: str,
+    primary_key: str,
+    chosen: SQL,
+    changes: SQL,
+    returning: str,
+    beside: Sequence[str] = (),
+) -> list[Row]:
     """Change the rows that ``chosen`` selects and locks; return ``returning`` of each.
 
     ``chosen`` selects their primary keys, owners and due times. In ``returning``, ``e`` is the

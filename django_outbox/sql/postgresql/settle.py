@@ -20,9 +20,14 @@ class PostgresSettling(Settling):
         self._read_committed: WeakSet[Any] = WeakSet()  # driver connections at this level
 
     def settle_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
@@ -33,9 +38,14 @@ class PostgresSettling(Settling):
         )
 
     def delete_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
@@ -45,10 +55,14 @@ class PostgresSettling(Settling):
         )
 
     def settle(
-        self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read, of="e")
         rows = ", ".join(
             ["(%s, %s::smallint, %s::int, %s::float8, %s::text, %s::text, %s::text, %s::int)"]
@@ -88,9 +102,15 @@ class PostgresSettling(Settling):
         )
 
     def keep_progress(
-        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
-    ) -> bool:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        event_id: str,
+        progress: str,
+        as_read: AsRead,
+        kind: LeaseKind = LeaseKind.ROW,
+    ) -> bool:
         fence, params = self._fence(connection, me, kind, as_read)
         written = self._run(
             connection,

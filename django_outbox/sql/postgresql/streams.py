@@ -50,10 +50,14 @@ class PostgresStreams(StreamLeases, Inserting):
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         stream = self._stream(connection)
         until = self._until(connection, claim.at)
-        branches, given = as_table(connection, ("text", "int", "float8"), [
-            (each.queue, each.limit, CENTURY if each.since is None else each.since)
-            for each in claim.branches
-        ])  # fmt: skip
+        branches, given = as_table(
+            connection,
+            ("text", "int", "float8"),
+            [
+                (each.queue, each.limit, CENTURY if each.since is None else each.since)
+                for each in claim.branches
+            ],
+        )
         # As in the claim of events.
         chosen = f"""SELECT chosen.* FROM {branches} b (queue, n, age), LATERAL (
             SELECT key, due_at, locked_by FROM {stream}
@@ -81,8 +85,7 @@ class PostgresStreams(StreamLeases, Inserting):
         # In one snapshot, but never in the claim's, which is older than its locks.
         statuses = "(0, 2, 3)" if read.dead_too else "(0, 2)"
         due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
-        columns = ", ".join(utc(f"e.{name}") if name in INSTANTS else f"e.{name}"
-                            for name in KEYED)  # fmt: skip
+        columns = ", ".join(utc(f"e.{name}") if name in INSTANTS else f"e.{name}" for name in KEYED)
         with connection.cursor() as cursor:
             cursor.execute(
                 f"""SELECT s.key, s.seq, s.locked_at, {utc(self.now)}, {columns}
@@ -188,9 +191,10 @@ class PostgresStreams(StreamLeases, Inserting):
                     [-1 if each.seq is None else each.seq for each in streams],
                     [str(each.locked_at or "") for each in streams],
                     [-1.0 if each.delay is None else each.delay for each in streams],
-                    [each.queue or "" for each in streams], me,
+                    [each.queue or "" for each in streams],
+                    me,
                 ],
-            )  # fmt: skip
+            )
             return {row[0] for row in cursor.fetchall()}
 
     def hand_back_streams(

@@ -47,11 +47,16 @@ class SQLiteEventLeases(EventLeases):
         """Return the due rows, and of which queues only some."""
         # The plus keeps the driver from parsing times, most of which are never read.
         columns = ", ".join(f"+{name}" if name in INSTANTS else name for name in claim.columns)
-        sql, params = union([
-            (f"""SELECT {columns}, +available_at AS due_at, locked_by, {self.now}
-            FROM {self._event(connection)} WHERE {where}""", given)
-            for where, given in self._branches(connection, claim)
-        ])  # fmt: skip
+        sql, params = union(
+            [
+                (
+                    f"""SELECT {columns}, +available_at AS due_at, locked_by, {self.now}
+            FROM {self._event(connection)} WHERE {where}""",
+                    given,
+                )
+                for where, given in self._branches(connection, claim)
+            ]
+        )
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             batches = iter(lambda: cursor.fetchmany(AT_ONCE), [])
@@ -106,9 +111,13 @@ class SQLiteEventLeases(EventLeases):
             return renewed_of(cursor.fetchall(), taken)
 
     def release(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Collection[str],
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Collection[str],
         after: float | None = 0.0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         fence, params = self._fence(connection, me)
         due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus},", [after])
         return self._run(

@@ -15,9 +15,14 @@ class SQLiteSettling(Settling):
     reads_what_it_claims = False
 
     def settle_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
@@ -28,9 +33,14 @@ class SQLiteSettling(Settling):
         )
 
     def delete_done(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW, as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        kind: LeaseKind = LeaseKind.ROW,
+        as_read: AsRead | None = None,
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
@@ -40,10 +50,14 @@ class SQLiteSettling(Settling):
         )
 
     def settle(
-        self, connection: BaseDatabaseWrapper, *, me: str,
-        decisions: Sequence[tuple[str, Decision]], kind: LeaseKind = LeaseKind.ROW,
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        decisions: Sequence[tuple[str, Decision]],
+        kind: LeaseKind = LeaseKind.ROW,
         as_read: AsRead | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         fence, params = self._fence(connection, me, kind, as_read, of="e")
         rows = ", ".join([f"({marks(SETTLED)})"] * len(decisions))
         columns = ", ".join(f"column{n} AS {name}" for n, name in enumerate(SETTLED, 1))
@@ -66,9 +80,15 @@ class SQLiteSettling(Settling):
         )
 
     def keep_progress(
-        self, connection: BaseDatabaseWrapper, *, me: str, event_id: str, progress: str,
-        as_read: AsRead, kind: LeaseKind = LeaseKind.ROW,
-    ) -> bool:  # fmt: skip
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        event_id: str,
+        progress: str,
+        as_read: AsRead,
+        kind: LeaseKind = LeaseKind.ROW,
+    ) -> bool:
         fence, params = self._fence(connection, me, kind, as_read)
         written = self._run(
             connection,

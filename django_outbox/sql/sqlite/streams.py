@@ -34,10 +34,15 @@ STREAMS = 100  # per release: a CASE with a branch per stream makes the cost qua
 class SQLiteStreams(StreamLeases):
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         stream = self._stream(connection)
-        sql, params = union([
-            (f"SELECT key, locked_by, queue, due_at, {self.now} FROM {stream} WHERE {where}", given)
-            for where, given in self._branches_of_streams(connection, claim)
-        ])  # fmt: skip
+        sql, params = union(
+            [
+                (
+                    f"SELECT key, locked_by, queue, due_at, {self.now} FROM {stream} WHERE {where}",
+                    given,
+                )
+                for where, given in self._branches_of_streams(connection, claim)
+            ]
+        )
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             rows: list[Row] = [*cursor.fetchall()]

@@ -25,9 +25,7 @@ class Migration(migrations.Migration):
                 ("answer", models.CharField(max_length=120)),
                 ("at", models.DateTimeField(default=django.utils.timezone.now)),
             ],
-            options={
-                "ordering": ["pk"],
-            },
+            options={"ordering": ["pk"]},
         ),
         migrations.CreateModel(
             name="RefusedGoods",
@@ -41,8 +39,6 @@ class Migration(migrations.Migration):
                 ("sku", models.SlugField(unique=True)),
                 ("reason", models.CharField(max_length=80)),
             ],
-            options={
-                "verbose_name_plural": "refused goods",
-            },
+            options={"verbose_name_plural": "refused goods"},
         ),
     ]

@@ -23,9 +23,7 @@ class Migration(migrations.Migration):
                 ("customer", models.CharField(max_length=80)),
                 ("placed_at", models.DateTimeField(default=django.utils.timezone.now)),
             ],
-            options={
-                "ordering": ["-pk"],
-            },
+            options={"ordering": ["-pk"]},
         ),
         migrations.CreateModel(
             name="Product",
@@ -42,9 +40,7 @@ class Migration(migrations.Migration):
                 ("price_cents", models.PositiveIntegerField()),
                 ("stock", models.PositiveIntegerField()),
             ],
-            options={
-                "ordering": ["name"],
-            },
+            options={"ordering": ["name"]},
         ),
         migrations.CreateModel(
             name="Payment",

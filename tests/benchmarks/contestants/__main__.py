@@ -28,15 +28,17 @@ def main(module: str, verb: str) -> None:
     settings.configure(
         SECRET_KEY="not a secret: a benchmark",
         DATABASES={"default": json.loads(os.environ["OUTBOX_BENCH_DATABASE"])},
-        INSTALLED_APPS=[
-            "django.contrib.contenttypes", "tests.benchmarks.contestants", *kind.apps,
-        ],
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField", USE_TZ=True,
-        LOGGING={"version": 1, "disable_existing_loggers": False,
-                 "handlers": {"stderr": {"class": "logging.StreamHandler"}},
-                 "root": {"handlers": ["stderr"], "level": "ERROR"}},
+        INSTALLED_APPS=["django.contrib.contenttypes", "tests.benchmarks.contestants", *kind.apps],
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        USE_TZ=True,
+        LOGGING={
+            "version": 1,
+            "disable_existing_loggers": False,
+            "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+            "root": {"handlers": ["stderr"], "level": "ERROR"},
+        },
         **kind.settings,
-    )  # fmt: skip
+    )
     django.setup()
     contestant = kind()
     verbs: dict[str, Callable[[], None]] = {
@@ -56,8 +58,11 @@ def prepare(contestant: Contestant) -> None:
 
 def serve(contestant: Contestant) -> None:
     commands: dict[str, Callable[..., Any]] = {
-        "write": write, "fill": fill, "send": send, "version": version,
-    }  # fmt: skip
+        "write": write,
+        "fill": fill,
+        "send": send,
+        "version": version,
+    }
     for line in sys.stdin:
         name, *numbers = json.loads(line)
         print(json.dumps(commands[name](contestant, *numbers)), flush=True)

@@ -22,10 +22,12 @@ class Celery(Contestant):
 
         self._app = App("benchmark", broker=REDIS)
         self._app.conf.update(
-            task_ignore_result=True, task_default_queue=QUEUE, worker_send_task_events=False,
+            task_ignore_result=True,
+            task_default_queue=QUEUE,
+            worker_send_task_events=False,
             broker_connection_retry_on_startup=False,
             broker_transport_options={"socket_connect_timeout": 2, "max_retries": 1},
-        )  # fmt: skip
+        )
 
         @self._app.task(name="hear")
         def hear(number: int, payload: dict[str, Any]) -> None:
@@ -42,9 +44,13 @@ class Celery(Contestant):
 
     def work(self) -> None:
         worker = self._app.Worker(
-            pool="solo", quiet=True, loglevel="ERROR",
-            without_gossip=True, without_mingle=True, without_heartbeat=True,
-        )  # fmt: skip
+            pool="solo",
+            quiet=True,
+            loglevel="ERROR",
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+        )
         worker.start()
 
 

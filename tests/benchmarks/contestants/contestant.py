@@ -45,8 +45,12 @@ class Contestant:
     def clear(self) -> None:
         """Empty the tables."""
         names = {"tests.benchmarks.contestants", *self.apps}
-        models = [model for config in apps.get_app_configs() if config.name in names
-                  for model in config.get_models()]  # fmt: skip
+        models = [
+            model
+            for config in apps.get_app_configs()
+            if config.name in names
+            for model in config.get_models()
+        ]
         self.truncate(*(model._meta.db_table for model in models if not model._meta.proxy))
 
     def truncate(self, *tables: str) -> None:

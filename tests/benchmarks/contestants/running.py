@@ -37,15 +37,20 @@ class Running:
         self._settings = {key: connection.settings_dict[key] for key in KEYS}
         self._settings["NAME"] = f"{self._settings['NAME']}_{module}"
         self._environment = {
-            **os.environ, "OUTBOX_BENCH_DATABASE": json.dumps(self._settings),
-            "DJANGO_SETTINGS_MODULE": "", "PYTHONWARNINGS": "ignore",
-        }  # fmt: skip
+            **os.environ,
+            "OUTBOX_BENCH_DATABASE": json.dumps(self._settings),
+            "DJANGO_SETTINGS_MODULE": "",
+            "PYTHONWARNINGS": "ignore",
+        }
         self._make_database()
         subprocess.run([*self._command, "prepare"], env=self._environment, check=True, timeout=120)
         self._server = subprocess.Popen(
-            [*self._command, "serve"], env=self._environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [*self._command, "serve"],
+            env=self._environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def ask(self, command: str, *numbers: float) -> Any:
         """Have the serving process do something; return its answer."""

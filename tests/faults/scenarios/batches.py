@@ -47,9 +47,16 @@ def batches(rig: Rig) -> None:
     rig.start_workers(rig.pick(ci=2, full=4))
     rig.wait_until_they_run()
     rig.start_writers(
-        2, events=int(rate * span), rate=rate, kinds=KINDS, keys=30, keyed=0.4, fail=0.02,
-        slow=0.05, work=(0.0, 0.004),
-    )  # fmt: skip
+        2,
+        events=int(rate * span),
+        rate=rate,
+        kinds=KINDS,
+        keys=30,
+        keyed=0.4,
+        fail=0.02,
+        slow=0.05,
+        work=(0.0, 0.004),
+    )
     rig.luck.shuffle(strikes)
     strikes += ["theft"] * (thefts > 0)  # no later kill ends what comes of it
     taken, failing = 0, cycle((True, False))
@@ -161,8 +168,10 @@ def fewest_attempts(kind: str) -> int:
 def measure_poison(rig: Rig, until: float) -> None:
     evidence = rig.evidence()
     found = batches_of(calls(evidence.lines))
-    of = {kind: {each.event_id for each in evidence.intents.values() if each.kind == kind}
-          for kind in ("sifted.good", "away", *BAD)}  # fmt: skip
+    of = {
+        kind: {each.event_id for each in evidence.intents.values() if each.kind == kind}
+        for kind in ("sifted.good", "away", *BAD)
+    }
     good, bad = of["sifted.good"], of["sifted.bad"] | of["sifted.fatal"]
     ends: Counter[str] = Counter()
     lasts: dict[str, str] = {}  # how its last call ended, by event
@@ -214,9 +223,10 @@ def measure_splits(rig: Rig, found: list[Batch], good: set[str], bad: set[str]) 
 def measure_outage(rig: Rig, found: list[Batch], until: float) -> None:
     """Of the batches that were begun and ended while nothing could succeed."""
     inside = [
-        each for each in found
+        each
+        for each in found
         if len(each.events) > 1 and each.calls[-1].since < until and not each.ended_well()
-    ]  # fmt: skip
+    ]
     rig.measure("batches in an outage", len(inside), least=1)
     most = max((len(each.calls) for each in inside), default=0)
     rig.measure("calls for each of them and attempt, most", most, most=3)

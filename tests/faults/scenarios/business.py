@@ -19,9 +19,11 @@ def calm(rig: Rig) -> None:
     rig.start_workers(2)
     rig.wait_until_they_run()
     rig.start_writers(
-        rig.pick(ci=3, full=6), events=rig.pick(ci=1000, full=20_000, sqlite=5000),
-        keys=rig.pick(ci=300, full=2000), **{**MIX, "keyed": 0.6, "slow": 0.2, "rollback": 0.1},
-    )  # fmt: skip
+        rig.pick(ci=3, full=6),
+        events=rig.pick(ci=1000, full=20_000, sqlite=5000),
+        keys=rig.pick(ci=300, full=2000),
+        **{**MIX, "keyed": 0.6, "slow": 0.2, "rollback": 0.1},
+    )
     rig.wait_for_writers()
     rig.settle_down()
     rig.nothing_disturbed()
@@ -38,10 +40,18 @@ def ordered(rig: Rig) -> None:
     rig.start_workers(rig.pick(ci=2, full=4))
     events = rig.pick(ci=1000, full=100_000, sqlite=10_000)
     rig.start_writers(  # at a pace at which they still write when the last fault strikes
-        rig.pick(ci=2, full=4), events=events, rate=rig.pick(ci=120, full=1000, sqlite=120),
-        keys=rig.pick(ci=40, full=200), keyed=1.0, fail=0.05, later=0.01, defer=0.01, slow=0.1,
-        rollback=0.1, batch=rig.pick(ci=3, full=6),
-    )  # fmt: skip
+        rig.pick(ci=2, full=4),
+        events=events,
+        rate=rig.pick(ci=120, full=1000, sqlite=120),
+        keys=rig.pick(ci=40, full=200),
+        keyed=1.0,
+        fail=0.05,
+        later=0.01,
+        defer=0.01,
+        slow=0.1,
+        rollback=0.1,
+        batch=rig.pick(ci=3, full=6),
+    )
     rig.wait_until_they_run()
     started = time.monotonic()
     behind = block(rig, keys=rig.pick(ci=3, full=20))
@@ -86,15 +96,24 @@ def skew(rig: Rig) -> None:
     for each in zones:
         rig.start_workers(1, **each)
     rig.start_writers(
-        3, events=rig.pick(ci=450, full=20_000, sqlite=5000), rate=rig.pick(ci=150, full=500),
-        keys=20, keyed=0.3, fail=0.05, delayed=0.3, delays=(0.3, rig.pick(ci=2.0, full=20.0)),
-    )  # fmt: skip
+        3,
+        events=rig.pick(ci=450, full=20_000, sqlite=5000),
+        rate=rig.pick(ci=150, full=500),
+        keys=20,
+        keyed=0.3,
+        fail=0.05,
+        delayed=0.3,
+        delays=(0.3, rig.pick(ci=2.0, full=20.0)),
+    )
     rig.wait_for_writers()
     rig.settle_down()
     evidence = rig.evidence()
     runs = oracle.executions(evidence, oracle.Verdict())
-    off = [each[0].start - evidence.intents[event_id].due for event_id, each in runs.items()
-           if evidence.intents[event_id].due]  # fmt: skip
+    off = [
+        each[0].start - evidence.intents[event_id].due
+        for event_id, each in runs.items()
+        if evidence.intents[event_id].due
+    ]
     poll = rig.outbox["POLL_INTERVAL"]
     rig.measure("most that a delayed event was early, s", -min(off), most=0.05)
     rig.measure("most that a delayed event was late, s", max(off), most=poll + 1, timed=True)
@@ -106,9 +125,13 @@ def rollback(rig: Rig) -> None:
     """Transactions are rolled back in every way, in processes that deliver what they write."""
     rig.start_workers(1)
     rig.start_writers(
-        2, events=rig.pick(ci=1600, full=50_000, sqlite=10_000), storm=True, embedded=True,
-        work=(0.0, 0.01), rate=rig.pick(ci=300.0, full=0.0, sqlite=150.0),
-    )  # fmt: skip
+        2,
+        events=rig.pick(ci=1600, full=50_000, sqlite=10_000),
+        storm=True,
+        embedded=True,
+        work=(0.0, 0.01),
+        rate=rig.pick(ci=300.0, full=0.0, sqlite=150.0),
+    )
     for _ in range(rig.pick(ci=2, full=20)):
         rig.start_writers(1, events=30, dies=True, keys=20, keyed=0.3)  # killed before its COMMIT
     rig.wait_for_writers()
@@ -141,9 +164,8 @@ def admin(rig: Rig) -> None:
     rig.wait_until_they_run()
     rig.start_people(seconds=lasts)
     rig.start_writers(
-        2, events=int(lasts * rate), rate=rate, keys=10, keyed=0.3, booked=0.2, fail=0.05,
-        early=0.1,
-    )  # fmt: skip
+        2, events=int(lasts * rate), rate=rate, keys=10, keyed=0.3, booked=0.2, fail=0.05, early=0.1
+    )
     met = rig.wait_for_people()
     rig.wait_for_writers()
     rig.settle_down()
@@ -189,8 +211,9 @@ def hostile(rig: Rig) -> None:
     """
     for file, examples in (
         ("test_hostile.py", 17_000),  # three tests: some 50,000 in all
-        ("test_row_model.py", 2000), ("test_ordered_model.py", 1000),
-    ):  # fmt: skip
+        ("test_row_model.py", 2000),
+        ("test_ordered_model.py", 1000),
+    ):
         tried(rig, file, examples)
 
 
@@ -199,9 +222,14 @@ def tried(rig: Rig, file: str, examples: int) -> None:
     with rig.log.open("ab") as log:
         code = subprocess.call(
             [sys.executable, "-m", "pytest", "-q", "--timeout", "0", f"tests/conformance/{file}"],
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings",
-                 "OUTBOX_EXAMPLES": str(examples)},
-            cwd=REPOSITORY, stdout=log, stderr=log,
-        )  # fmt: skip
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "tests.settings",
+                "OUTBOX_EXAMPLES": str(examples),
+            },
+            cwd=REPOSITORY,
+            stdout=log,
+            stderr=log,
+        )
     rig.measure(f"examples of tests/conformance/{file}", examples)
     rig.measure(f"exit code of tests/conformance/{file}", code, most=0)

@@ -37,9 +37,13 @@ def slow(rig: Rig) -> None:
     rig.outbox["DRAIN_TIMEOUT"] = 0.9
     rig.start_workers(rig.pick(ci=2, full=4))
     rig.start_writers(
-        2, events=rig.pick(ci=200, full=20_000, sqlite=5000), keys=20, keyed=0.3,
-        long=rig.pick(ci=0.05, full=0.01), long_work=(1.5 * lease, 3 * lease),
-    )  # fmt: skip
+        2,
+        events=rig.pick(ci=200, full=20_000, sqlite=5000),
+        keys=20,
+        keyed=0.3,
+        long=rig.pick(ci=0.05, full=0.01),
+        long_work=(1.5 * lease, 3 * lease),
+    )
     rig.wait_for_writers()
     rig.settle_down()
     rig.nothing_disturbed()
@@ -56,9 +60,17 @@ def pause(rig: Rig) -> None:
     events = rig.pick(ci=180, full=5000, sqlite=2500)
     rate = events / (pauses * (2 * lease + 0.5))
     rig.start_writers(
-        2, events=events, rate=rate, keys=20, keyed=0.3, fail=0.4, booked=0.1,
-        work=(0.02, 0.08), long=rig.pick(ci=0.15, full=0.02), long_work=(1.2 * lease, 1.8 * lease),
-    )  # fmt: skip
+        2,
+        events=events,
+        rate=rate,
+        keys=20,
+        keyed=0.3,
+        fail=0.4,
+        booked=0.1,
+        work=(0.02, 0.08),
+        long=rig.pick(ci=0.15, full=0.02),
+        long_work=(1.2 * lease, 1.8 * lease),
+    )
     rig.wait_until_they_run()
     for _ in rig.schedule(pauses, (0.3, 0.8)):
         rig.pause(rig.luck.randrange(3), 2 * lease)
@@ -154,8 +166,9 @@ def poison(rig: Rig) -> None:
     poisons: list[tuple[str, dict[str, Any]]] = [
         *[("raises", {"how": how}) for how in ("value", "memory", "exit", "nul")],
         *[("ends", {"how": how}) for how in ("exit", "segv")],
-        ("unrouted", {}), ("damaged", {}),
-    ]  # fmt: skip
+        ("unrouted", {}),
+        ("damaged", {}),
+    ]
     rig.wait_until_they_run()
     began = time.monotonic()
     time.sleep(alone)  # the neighbours' time without it
@@ -181,9 +194,10 @@ def waits(rig: Rig, since: float, until: float, part: float) -> float:
     """The wait that such a part of the innocent events written in that time did not exceed."""
     evidence = rig.evidence()
     written = {
-        event_id: each for event_id, each in evidence.intents.items()
+        event_id: each
+        for event_id, each in evidence.intents.items()
         if since <= each.at < until and each.kind not in rig.mortal
-    }  # fmt: skip
+    }
     found = oracle.executions(evidence, oracle.Verdict())
     runs = {event_id: each for event_id, each in found.items() if event_id in written}
     return oracle.percentile(oracle.latencies(evidence, runs), part) or 0.001

@@ -53,9 +53,7 @@ def leaks(rig: Rig) -> None:
 
 
 def held(process: psutil.Process) -> dict[str, int]:
-    return {
-        "threads": process.num_threads(), "files": process.num_fds(), "sessions": sessions(),
-    }  # fmt: skip
+    return {"threads": process.num_threads(), "files": process.num_fds(), "sessions": sessions()}
 
 
 def start_and_stop(rig: Rig, times: int) -> None:
@@ -155,7 +153,8 @@ def slow(
 ) -> float | None:
     """The wait that 99 of 100 events written in that time did not exceed."""
     waits = sorted(
-        each[0].start - evidence.intents[event_id].at for event_id, each in runs.items()
+        each[0].start - evidence.intents[event_id].at
+        for event_id, each in runs.items()
         if event_id in evidence.intents and since <= evidence.intents[event_id].at < until
-    )  # fmt: skip
+    )
     return oracle.percentile(waits, 0.99)

@@ -70,8 +70,11 @@ def measure_tries(rig: Rig, tries: dict[str, int]) -> None:
     offs = [each for each in evidence.faults if each.kind == WRITE_OFF]
     late = sum(tries.values()) - len(tries)
     rig.measure("calls written off", len(offs), least=late, most=late)
-    wrong = [each for each, times in tries.items()
-             if [run.attempts for run in runs[each]] != [*range(times)]]  # fmt: skip
+    wrong = [
+        each
+        for each, times in tries.items()
+        if [run.attempts for run in runs[each]] != [*range(times)]
+    ]
     rig.measure("events not tried once more for each timeout", len(wrong), most=0)
     beside = neighbours(evidence, runs, ("plain", "booked"))
     rig.measure("95 % of the neighbours' waits, s", beside, most=1, timed=True)
@@ -86,9 +89,13 @@ def suspended(rig: Rig) -> None:
     rig.wait_until_they_run()
     rate = 2 * rig.outbox["WORKERS"] / 0.3  # as much as both can do: there always is a backlog
     rig.start_writers(
-        2, events=int(times * 2.5 * lease * rate), rate=1.2 * rate, keys=40, keyed=0.2,
+        2,
+        events=int(times * 2.5 * lease * rate),
+        rate=1.2 * rate,
+        keys=40,
+        keyed=0.2,
         work=(0.2, 0.4),
-    )  # fmt: skip
+    )
     for number in rig.schedule(times, (1.0, 1.5)):
         rig.suspend(number % 2, 2 * lease)
     rig.wait_for_writers()

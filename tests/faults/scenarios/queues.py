@@ -41,9 +41,18 @@ def queues(rig: Rig) -> None:
     pace = rig.pick(ci=(0.3, 0.7), full=(0.5, 1.5))
     faulty = (kills + pauses + moves) * sum(pace) / 2 + pauses * 1.5 * rig.outbox["LEASE"]
     rig.start_writers(
-        2, events=int(rate * (2 * lasts + faulty + 2)), rate=rate, kinds=KINDS, keys=40, keyed=0.4,
-        fail=0.05, later=0.02, defer=0.02, slow=0.05, work=(0.005, 0.03),
-    )  # fmt: skip
+        2,
+        events=int(rate * (2 * lasts + faulty + 2)),
+        rate=rate,
+        kinds=KINDS,
+        keys=40,
+        keyed=0.4,
+        fail=0.05,
+        later=0.02,
+        defer=0.02,
+        slow=0.05,
+        work=(0.005, 0.03),
+    )
     wait_until(rig.started, within=60, what="the first events")
     calm = lasting(lasts)
     fill(rig, hang=lasts, slow=rig.pick(ci=150, full=1500, sqlite=800))
@@ -93,9 +102,10 @@ def measure_queues(rig: Rig, calm: tuple[float, float], full: tuple[float, float
     evidence = rig.evidence()
     runs = oracle.executions(evidence, oracle.Verdict())
     rig.measure(
-        "finished listeners that one kill repeated", repeated_by_kills(evidence, runs),
+        "finished listeners that one kill repeated",
+        repeated_by_kills(evidence, runs),
         most=sum(THREADS.values()),
-    )  # fmt: skip
+    )
     before, beside = (neighbours(evidence, runs, *span) for span in (calm, full))
     rig.measure("95 % of the other queues' waits undisturbed, s", before)
     rig.measure("the same with the full queue, times", beside / before, most=1.5, timed=True)
@@ -106,10 +116,13 @@ def neighbours(
 ) -> float:
     """Return the wait that 95 % of the other queues' events of that time did not exceed."""
     innocent = {
-        each.event_id: runs[each.event_id] for each in evidence.intents.values()
-        if each.kind in NEIGHBOURS and each.key is None and since <= each.at < until
+        each.event_id: runs[each.event_id]
+        for each in evidence.intents.values()
+        if each.kind in NEIGHBOURS
+        and each.key is None
+        and since <= each.at < until
         and each.event_id in runs
-    }  # fmt: skip
+    }
     return oracle.percentile(oracle.latencies(evidence, innocent), 0.95) or 0.001
 
 
@@ -118,9 +131,11 @@ def repeated_by_kills(evidence: Evidence, runs: Mapping[str, Sequence[Run]]) -> 
     kills = [each for each in evidence.faults if each.kind == "kill"]
     pairs = [
         (before, after)
-        for each in runs.values() for own in by_listener(each) for before, after in pairwise(own)
+        for each in runs.values()
+        for own in by_listener(each)
+        for before, after in pairwise(own)
         if before.outcome == "end"
-    ]  # fmt: skip
+    ]
     return max(
         sum(before.pid in kill.pids and kill.at < after.start for before, after in pairs)
         for kill in kills
@@ -146,9 +161,14 @@ def breaker(rig: Rig) -> None:
     receiver, rate, lasts = Receiver(), rig.pick(ci=40, full=5), rig.pick(ci=1.0, full=20.0)
     receiver.come()
     rig.start_writers(
-        1, events=int(rate * (outage + 2 * lasts)), rate=rate, partner=receiver.port,
-        kinds=("hooked", "spread", "mailed"), keys=20, keyed=0.3,
-    )  # fmt: skip
+        1,
+        events=int(rate * (outage + 2 * lasts)),
+        rate=rate,
+        partner=receiver.port,
+        kinds=("hooked", "spread", "mailed"),
+        keys=20,
+        keyed=0.3,
+    )
     with Simulation(lease=rig.outbox["LEASE"], pause=pause, seed=rig.seed) as simulation:
         wait_until(rig.started, within=60, what="the first events")
         time.sleep(lasts)  # all is well
@@ -200,19 +220,31 @@ def called(rig: Rig) -> set[str]:
 def measure_breaker(rig: Rig, away: tuple[float, float], *, longest: float) -> None:
     evidence = rig.evidence()
     runs = oracle.executions(evidence, oracle.Verdict())
-    failed = [run for each in runs.values() for run in each
-              if run.outcome == "failed" and away[0] <= run.start]  # fmt: skip
+    failed = [
+        run
+        for each in runs.values()
+        for run in each
+        if run.outcome == "failed" and away[0] <= run.start
+    ]
     probes = len(rig.logged("reason=the probe failed")) + 1
     processes = len({run.pid for each in runs.values() for run in each})
-    rig.measure("attempts spent while the partner was away", len(failed), least=FAILURES,
-                most=FAILURES * processes + probes)  # fmt: skip
+    rig.measure(
+        "attempts spent while the partner was away",
+        len(failed),
+        least=FAILURES,
+        most=FAILURES * processes + probes,
+    )
     rig.measure("breakers opened", len(rig.logged("consecutive failures in")), least=1)
     rig.measure("breakers closed", len(rig.logged("breaker closed queue=hooks")), least=1)
-    waiting = [event_id for event_id, each in evidence.intents.items()
-               if each.kind in ("hooked", "spread") and each.at < away[1]]  # fmt: skip
+    waiting = [
+        event_id
+        for event_id, each in evidence.intents.items()
+        if each.kind in ("hooked", "spread") and each.at < away[1]
+    ]
     last = max(evidence.ended(each, runs.get(each, ())) or float("inf") for each in waiting)
-    rig.measure("delivered after the partner's return, s", last - away[1], most=longest + 3,
-                timed=True)  # fmt: skip
+    rig.measure(
+        "delivered after the partner's return, s", last - away[1], most=longest + 3, timed=True
+    )
     beside = waits(evidence, runs, ("mailed",))
     rig.measure("95 % of the neighbours' waits, s", beside, most=1, timed=True)
 
@@ -221,19 +253,31 @@ def waits(
     evidence: Evidence, runs: Mapping[str, Sequence[Run]], kinds: Collection[str]
 ) -> float | None:
     """Return the wait that 95 % of the events of these kinds without a key did not exceed."""
-    those = {each: found for each, found in runs.items()
-             if each in evidence.intents and evidence.intents[each].key is None
-             and evidence.intents[each].kind in kinds}  # fmt: skip
+    those = {
+        each: found
+        for each, found in runs.items()
+        if each in evidence.intents
+        and evidence.intents[each].key is None
+        and evidence.intents[each].kind in kinds
+    }
     return oracle.percentile(oracle.latencies(evidence, those), 0.95)
 
 
 def measure_simulation(rig: Rig, simulation: Simulation, *, pause: float) -> None:
     calls, probes = simulation.failed_calls(), simulation.failed_probes()
     rig.measure("simulated workers", simulation.count)
-    rig.measure("failures of theirs while the partner was away", calls, least=FAILURES,
-                most=simulation.failures * simulation.count + probes)  # fmt: skip
+    rig.measure(
+        "failures of theirs while the partner was away",
+        calls,
+        least=FAILURES,
+        most=simulation.failures * simulation.count + probes,
+    )
     rig.measure("probes of theirs while it was away", probes, least=1)
     rig.measure("probes at the same time or too early", simulation.early_probes(), most=0)
     rig.measure("simulated workers that never called again", simulation.silent(), most=0)
-    rig.measure("until all of them called again, s", simulation.recovery(), timed=True,
-                most=simulation.longest(pause) + 3)  # fmt: skip
+    rig.measure(
+        "until all of them called again, s",
+        simulation.recovery(),
+        timed=True,
+        most=simulation.longest(pause) + 3,
+    )

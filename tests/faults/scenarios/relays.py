@@ -86,8 +86,13 @@ def configure(rig: Rig, relay: dict[str, Any]) -> None:
     retry = {"policy": "fixed", "delay": 0.3, "max_attempts": 1000}
     own = {"EVENTS": [USUAL, ODD], "BATCH": BATCH, "RETRY": retry, **relay}
     queues = {QUEUE: {"WORKERS": THREADS}}
-    rig.outbox |= {"LEASE": LEASE, "DRAIN_TIMEOUT": 3.0, "WORKERS": 2, "QUEUES": queues,
-                   "RELAYS": {"broker": own}}  # fmt: skip
+    rig.outbox |= {
+        "LEASE": LEASE,
+        "DRAIN_TIMEOUT": 3.0,
+        "WORKERS": 2,
+        "QUEUES": queues,
+        "RELAYS": {"broker": own},
+    }
     rig.relayed, rig.backlog = KINDS, True
     rig.patience = rig.pick(ci=60.0, full=300.0)
 
@@ -116,9 +121,15 @@ def begin(rig: Rig, strikes: int) -> None:
     span = strikes * rig.pick(ci=2.5, full=9.0)
     events = rig.pick(ci=int(100 * span), full=100_000, sqlite=30_000)
     rig.start_writers(
-        2, events=events, rate=events / span, kinds=KINDS, keys=200, keyed=0.4, filler=250,
+        2,
+        events=events,
+        rate=events / span,
+        kinds=KINDS,
+        keys=200,
+        keyed=0.4,
+        filler=250,
         slow=0.02,
-    )  # fmt: skip
+    )
     rate = rig.pick(ci=20, full=40, sqlite=20)
     rig.start_writers(1, events=int(rate * span), rate=rate, kinds=("plain",), keys=1)
     wait_until(lambda: flowed(0), within=60, what="events reach the broker")
@@ -155,16 +166,23 @@ def strike(rig: Rig, broker: Broker, way: Relay, kind: str, found: Found) -> Non
 
 
 def outage(
-    rig: Rig, kind: str, seconds: float, go: Callable[[], object], come: Callable[[], object],
+    rig: Rig,
+    kind: str,
+    seconds: float,
+    go: Callable[[], object],
+    come: Callable[[], object],
     found: Found,
-) -> None:  # fmt: skip
+) -> None:
     """Have the broker go, and come back; note what the workers said, and when events flowed."""
     size = rig.log.stat().st_size
     with rig.fault(kind):
         go()
         time.sleep(seconds)  # how long the fault lasts
-        lines = [each for each in rig.log.read_bytes()[size:].decode().splitlines()
-                 if not OF_WORKERS.search(each)]  # fmt: skip
+        lines = [
+            each
+            for each in rig.log.read_bytes()[size:].decode().splitlines()
+            if not OF_WORKERS.search(each)
+        ]
         waiting = [*write(rig, 20), *oldest(20)]  # after two minutes there are many thousands
         come()
     found.lines.append(len(lines) / max(seconds / 60, 1))
@@ -206,9 +224,15 @@ def write(rig: Rig, count: int) -> list[str]:
         ids = [outbox.write(USUAL, payload) for _ in range(count)]
         OutboxEvent.objects.filter(pk__in=ids).update(queue=QUEUE)
         Intent.objects.bulk_create(
-            Intent(event_id=each, kind="relayed", writer=os.getpid(), n=next(rig._numbers),
-                   at=clock.now()) for each in ids
-        )  # fmt: skip
+            Intent(
+                event_id=each,
+                kind="relayed",
+                writer=os.getpid(),
+                n=next(rig._numbers),
+                at=clock.now(),
+            )
+            for each in ids
+        )
     return [each for each in ids if each]
 
 
@@ -255,5 +279,6 @@ def measure(rig: Rig, found: Found, spent: int) -> None:
     print(f"until events flowed again: {sorted(found.back)}", file=sys.stderr)
     rig.measure("until events flowed again, s", max(found.back)[0], most=5, timed=True)
     rig.measure("log lines a minute in an outage", max(found.lines), most=1)
-    rig.measure("95 % of the neighbours' waits, s", waits(evidence, runs, ("plain",)), most=1,
-                timed=True)  # fmt: skip
+    rig.measure(
+        "95 % of the neighbours' waits, s", waits(evidence, runs, ("plain",)), most=1, timed=True
+    )

@@ -68,8 +68,10 @@ def running(rig: Rig) -> Iterator[dict[str, Broker]]:
 
 def start(rig: Rig, brokers: dict[str, Broker]) -> None:
     """Start workers and writers; return when events reach each broker."""
-    relays = {name: {"EVENTS": [*broker.types], **broker.relay(broker.port)}
-              for name, broker in brokers.items()}  # fmt: skip
+    relays = {
+        name: {"EVENTS": [*broker.types], **broker.relay(broker.port)}
+        for name, broker in brokers.items()
+    }
     rig.outbox |= {"LEASE": 3.0, "DRAIN_TIMEOUT": 3.0, "WORKERS": 2, "RELAYS": relays}
     rig.start_workers(2)
     rig.wait_until_they_run()

@@ -28,9 +28,14 @@ def deploys(rig: Rig) -> None:
         rig.write("plain", {}, key="deploys")
     rate = rig.pick(ci=30, full=50, sqlite=30)
     rig.start_writers(
-        1, events=rate * rig.pick(ci=10, full=120), rate=rate, keys=20, keyed=0.3, fail=0.05,
+        1,
+        events=rate * rig.pick(ci=10, full=120),
+        rate=rate,
+        keys=20,
+        keyed=0.3,
+        fail=0.05,
         batch=1,
-    )  # fmt: skip
+    )
     strikes = ["SIGTERM"] * stops
     strikes.insert(stops // 2, "kill")
     silent, lost = 0, 0
@@ -73,9 +78,10 @@ def restarts(evidence: Evidence, runs: dict[str, list[Run]]) -> list[float]:
     struck = Struck(evidence.faults, evidence.lease)
     return [
         after.start - given.until
-        for each in runs.values() for before, after in pairwise(each)
+        for each in runs.values()
+        for before, after in pairwise(each)
         if (given := struck.given_up(before, HAND_BACK)) and given.at <= after.start
-    ]  # fmt: skip
+    ]
 
 
 def neighbours(
@@ -83,9 +89,10 @@ def neighbours(
 ) -> float | None:
     """The wait that 95 % of the events of these kinds did not exceed, but for those of a key."""
     wanted = {
-        each.event_id for each in evidence.intents.values()
+        each.event_id
+        for each in evidence.intents.values()
         if each.kind in kinds and each.key != (but or "-")
-    }  # fmt: skip
+    }
     innocent = {event_id: each for event_id, each in runs.items() if event_id in wanted}
     return oracle.percentile(oracle.latencies(evidence, innocent), 0.95)
 
@@ -113,9 +120,10 @@ def suspect(rig: Rig) -> None:
     late = sum(not runs.get(each) or first_wait(evidence, runs[each]) > slow for each in written)
     rig.measure(f"events that waited longer than {slow:g} s", late, most=0)
     later = {
-        each: runs[each] for each in written
+        each: runs[each]
+        for each in written
         if each in runs and evidence.intents[each].at > began + 5
-    }  # fmt: skip
+    }
     waits = oracle.percentile(oracle.latencies(evidence, later), 0.95)
     rig.measure("95 % of the waits after 5 s, s", waits, most=1, timed=True)
     rig.heal()
@@ -152,8 +160,9 @@ def join(rig: Rig) -> None:
     begun = [min(run.start for run in each) for each in runs.values()]
     took = max(run.end or 0.0 for each in runs.values() for run in each) - min(begun)
     shortest = ideal(events * TAKES / rig.outbox["WORKERS"], [rig.began(pid) for pid in pids])
-    rig.measure("the time that the backlog took, times the ideal", took / shortest, most=1.25,
-                timed=True)  # fmt: skip
+    rig.measure(
+        "the time that the backlog took, times the ideal", took / shortest, most=1.25, timed=True
+    )
     for _ in range(events // 2):
         rig.write("plain", {"seconds": TAKES})
     hands.watch(0.5)
