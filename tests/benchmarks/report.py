@@ -20,14 +20,11 @@ from .figures import Figure, Spread, short
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 KEPT = PAGE.with_suffix(".json")
-FIGURES = PAGE.with_name("performance-figures.md")
 README = ROOT / "README.md"
-PAGES = (PAGE, FIGURES, README)
+PAGES = (PAGE, README)
 BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
 DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 SHORTLIST = (("write", 0), ("drain", 0), ("latency", 0), ("latency", 5), ("latency", 6))
-
-TARGETS = "docs/explanation/performance-figures.md#targets-and-results"  # as the README links it
 
 JUDGED = ["database", "what", "compared with", "target", "measured"]
 
@@ -70,16 +67,6 @@ def made_on(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def targets(run: Run) -> str:
-    """The figures with a target, and whether it was met."""
-    rows = [
-        [*judged(database, figure), "yes" if figure.reached else "**no**"]
-        for database, figure in figures(run)
-        if figure.reached is not None
-    ]
-    return table([*JUDGED, "met"], rows)
-
-
 def missed(run: Run) -> str:
     """The figures that missed their target, and how many there are."""
     found = [each for each in figures(run) if each[1].reached is False]
@@ -94,32 +81,6 @@ def misses(run: Run) -> str:
 def judged(database: str, figure: Figure) -> list[str]:
     value = str(Spread.of(figure.judged)) + (" ×" if figure.references else f" {figure.unit}")
     return [DATABASES[database], figure.name, figure.reference, figure.bar, value]
-
-
-def measured(run: Run) -> str:
-    """Every figure, and what could not be measured."""
-    rows = [
-        [
-            DATABASES[database],
-            figure.name,
-            f"{Spread.of(figure.values)} {figure.unit}",
-            f"{figure.reference}: {Spread.of(figure.references)}" if figure.references else "",
-            str(Spread.of(figure.ratios)) if figure.references else "",
-        ]
-        for database, figure in figures(run)
-        if not figure.failure
-    ]
-    text = table(["database", "what", "median (lowest to highest)", "compared with", "ratio"], rows)
-    missing = [
-        f"- {DATABASES[database]}, {figure.name}: {figure.failure}"
-        for database, figure in figures(run)
-        if figure.failure
-    ] + [
-        f"- {DATABASES[each['database']]}, the whole of `{each['part']}`: {each['error']}"
-        for each in run["results"]
-        if "error" in each
-    ]
-    return text + "\nNot measured:\n\n" + ("\n".join(missing) or "- nothing") + "\n"
 
 
 def shortlist(run: Run) -> str:
@@ -155,8 +116,7 @@ def shortlist(run: Run) -> str:
         [each.name, brief(each), *[""] * (len(databases) - 1)] for each in peers if not each.failure
     ]
     head = [DATABASES[database] for database in databases]
-    count = misses(run).removesuffix(".") + f"; [all of them]({TARGETS})."
-    return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows) + f"\n{count}\n"
+    return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows) + f"\n{misses(run)}\n"
 
 
 def busy(run: Run) -> str:
@@ -177,7 +137,7 @@ def brief(figure: Figure) -> str:
 
 
 BLOCKS: dict[str, Callable[[Run], str]] = {
-    each.__name__: each for each in (made_on, targets, missed, measured, shortlist)
+    each.__name__: each for each in (made_on, missed, shortlist)
 }
 
 

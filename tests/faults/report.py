@@ -17,7 +17,6 @@ from pathlib import Path
 import django
 
 from tests.faults.kept import (
-    ALSO_COUNTED,
     COUNTED,
     DATABASES,
     SOAKS,
@@ -36,9 +35,8 @@ from tests.faults.mutants import MUTANTS
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 KEPT = PAGE.with_suffix(".jsonl")
-RUNS = PAGE.with_name("reliability-runs.md")
 README = ROOT / "README.md"
-PAGES = (PAGE, RUNS, README)
+PAGES = (PAGE, README)
 BLOCK = re.compile(r"(<!-- faults: (\w+) -->\n).*?(<!-- end of faults -->)", re.DOTALL)
 FAULTS = {
     "pause": "SIGSTOP",
@@ -79,7 +77,7 @@ BROKEN = {
 
 NOT_RUN = "no run is published yet"
 
-# What new readers ask about first; reliability-runs.md has all of them.
+# What new readers ask about first; the record has all of them.
 ASKED = (
     "kill",
     "pause",
@@ -121,7 +119,7 @@ def shortlist(lines: Sequence[Line]) -> str:
         cells = [found.get((scenario, database)) for database in databases]
         rows.append([title, *(brief(each) if each else "" for each in cells)])
     head = [DATABASES[name] for name in databases]
-    return summary(lines) + "\n\n" + table(["", *head], rows)
+    return table(["", *head], rows)
 
 
 def summary(lines: Sequence[Line]) -> str:
@@ -133,7 +131,7 @@ def summary(lines: Sequence[Line]) -> str:
         runs_of = f"{len(found)} {title if len(found) > 1 else title.replace('runs', 'run')}"
         said.append(f"{runs_of}: {events_of(found):,} events{faults}, {wrong_of(found)}.")
     every = [line for found in groups.values() for line in found]
-    return " ".join(filter(None, [*said, size_of(every), missed_by(every)]))
+    return " ".join(filter(None, [*said, size_of(every), missed_by(every)])) + "\n"
 
 
 def outcome(lines: Sequence[Line]) -> str:
@@ -194,47 +192,10 @@ def small(lines: Sequence[Line]) -> str:
 
 def noticed(lines: Sequence[Line]) -> str:
     """How many modified workers the harness has told from the real one."""
-    made = [line["caught"] for line in lines if "mutant" in line]
-    return f"{sum(made)} of {len(made)} modified copies were caught.\n"
-
-
-def counted(lines: Sequence[Line]) -> str:
-    """Every run: its faults, its events, and everything that the oracle counts."""
-    rows = [
-        [
-            DATABASES[line["db"]],
-            line["scenario"],
-            line["size"],
-            faults_of(line),
-            f"{line['events']:,}",
-            f"{line['runs']:,}",
-            f"{line['repeats']:,}",
-            f"{line['dead']:,}",
-            *(str(line[name]) for name in COUNTED),
-            "yes" if line["holds"] else "**no**",
-        ]
-        for line in runs(lines)
-    ]
-    head = ["database", "scenario", "size", "faults", "events", "runs", "repeats", "dead"]
-    return table([*head, *COUNTED.values(), "holds"], rows)
-
-
-def figures(lines: Sequence[Line]) -> str:
-    """What else was measured; targets for times are judged at full size only."""
-    rows = [
-        [
-            DATABASES[line["db"]],
-            line["scenario"],
-            line["size"],
-            each["name"],
-            "" if each["value"] is None else f"{each['value']:g}",
-            bar(each),
-            "" if not each["judged"] else "yes" if each["holds"] else "**no**",
-        ]
-        for line in runs(lines)
-        for each in line["figures"]
-    ]
-    return table(["database", "scenario", "size", "what", "measured", "target", "met"], rows)
+    made = {line["mutant"]: line["caught"] for line in lines if "mutant" in line}
+    new = [f"`{each.name}`" for each in MUTANTS if each.name not in made]
+    without = f" Not run yet: {', '.join(new)}." * bool(new)
+    return f"{sum(made.values())} of {len(made)} modified copies were caught.{without}\n"
 
 
 def scenarios(lines: Sequence[Line]) -> str:
@@ -248,61 +209,8 @@ def scenarios(lines: Sequence[Line]) -> str:
     )
 
 
-def mutants(lines: Sequence[Line]) -> str:
-    """What the harness saw of a worker without one of its safeguards; those not run come last."""
-    lacks = {each.name: each.without for each in MUTANTS}
-    titles = {**COUNTED, **ALSO_COUNTED}
-    rows = [
-        [
-            line["mutant"],
-            lacks.get(line["mutant"], line["without"]),
-            f"{DATABASES[line['db']]}, `{line['scenario']}`",
-            ", ".join(f"{titles.get(name, name)}: {value:g}" for name, value in line["by"].items()),
-            "yes" if line["caught"] else "**no**",
-        ]
-        for line in lines
-        if "mutant" in line
-    ]
-    run = {line["mutant"] for line in lines if "mutant" in line}
-    rows += [
-        [each.name, each.without, f"{DATABASES[each.database]}, `{each.scenario}`", NOT_RUN, ""]
-        for each in MUTANTS
-        if each.name not in run
-    ]
-    return table(
-        ["modification", "the safeguard that it lacks", "run on", "what was seen", "caught"], rows
-    )
-
-
-def made_on(lines: Sequence[Line]) -> str:
-    """On what the runs were made, and of which revisions."""
-    places: dict[tuple[str, str], list[Line]] = {}
-    for line in runs(lines):
-        places.setdefault((line["db"], line["size"]), []).append(line)
-    return "".join(
-        f"- {DATABASES[database]}, {size}: {last['made_on']}; revision "
-        f"{', '.join(dict.fromkeys(each['revision'] for each in found))}, "
-        f"{found[0]['date']} to {last['date']}\n"
-        for (database, size), each in places.items()
-        for found in [sorted(each, key=lambda line: str(line["date"]))]
-        for last in [found[-1]]
-    )
-
-
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
-    each.__name__: each
-    for each in (
-        shortlist,
-        outcome,
-        broken,
-        small,
-        noticed,
-        counted,
-        figures,
-        scenarios,
-        mutants,
-        made_on,
-    )
+    each.__name__: each for each in (shortlist, summary, outcome, broken, small, noticed, scenarios)
 }
 
 
