@@ -153,7 +153,7 @@ ACTORS: dict[str, Callable[[str], Client]] = {
     "no staff": lambda verb: visitor("view", verb, is_staff=False),
     "no permission": lambda verb: visitor(),
     "view only": lambda verb: visitor("view"),
-    "edit only": lambda verb: visitor("view", "edit", "change", "delete", "add"),
+    "edit only": lambda verb: visitor("view", "change", "delete", "add"),
     "without view": visitor,
     "other verb": lambda verb: visitor("view", *(each for each in VERBS if each != verb)),
     "permitted": lambda verb: visitor("view", verb),

@@ -281,7 +281,6 @@ def test_causes_are_seen_by_permission_and_escaped() -> None:
         (("view",), ()),
         (("view", "replay"), ("replay_cause", "acknowledge_cause")),
         (("view", "discard"), ("discard_cause",)),
-        (("view", "edit"), ()),
         (("replay", "discard"), ()),
     ],
     ids=lambda each: "+".join(each) or "none",

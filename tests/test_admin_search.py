@@ -326,7 +326,7 @@ def test_an_event_leads_to_its_object_if_the_user_may_see_it(admin_user: User) -
 def test_the_page_of_an_event_costs_few_queries(django_assert_max_num_queries: Any) -> None:
     event = make(key="k", seq=1, headers=f'{{"traceparent":"{PARENT}"}}')
     OutboxStream.objects.create(key="k", seq=1)
-    client = visitor("view", "replay", "discard", "edit")
+    client = visitor("view", "replay", "discard")
     with django_assert_max_num_queries(15):
         body(client, reverse(PAGE, args=[event.pk]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -124,15 +124,6 @@ RUN_NOW: Final = EventAction(
     applicable=OutboxQuerySet.waiting,
     scan=state_filter.scan_due_later,
     apply=lambda rows, by, spacing: rows.run_now(),
-)
-EDIT: Final = replace(  # confirmed by a form, not by a confirmation page
-    REPLAY,
-    name="edit",
-    permission="edit",
-    label=_("Edit and replay"),
-    result_message=ngettext_lazy(
-        "%d event was edited and replayed.", "%d events were edited and replayed."
-    ),
 )
 SKIP: Final = EventAction(
     name="skip",

@@ -1,11 +1,11 @@
-"""Admin of events: list and show them; replay, discard, run now, skip, or edit and replay."""
+"""Admin of events: list and show them; replay, discard, run now, or skip."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any, Final, cast
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
@@ -14,24 +14,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import DatabaseNow
-from . import bulk_actions, columns, editing, error_groups, export, related, search
-from .actions import (
-    ACTIONS,
-    BULK_ACTIONS,
-    DISCARD,
-    EDIT,
-    REPLAY,
-    RUN_NOW,
-    ActionResult,
-    EventAction,
-)
+from . import bulk_actions, columns, error_groups, export, related, search
+from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
 from .changelist import LONG_TEXTS, EventList, EventSelection
 from .confirmation import EVENTS_SHOWN
 from .date_hierarchy import WrittenFilter
@@ -134,7 +124,6 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
                 )
                 for each in ACTIONS
             ),
-            self._path("<path:object_id>/edit/", "edit", self.edit_view),
             *(
                 self._path(
                     f"export/{each}/", f"export_{each}", partial(self.export_view, format_name=each)
@@ -180,30 +169,6 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             context = bulk_confirmation(listed, action, self.alias) | back
             return self.render_page(request, "confirm.html", action, context)
         return self.advance(request, action, listed.matching, back_url=back["back_url"])
-
-    def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show payload and headers of a dead event in a form; save them and replay it."""
-        self.require_permission(request, EDIT)
-        event = self.get_object(request, unquote(object_id))
-        if event is None or event.status != Status.DEAD or not editing.can_be_edited(event):
-            text = gettext(
-                "Only a dead event can be edited, and only if its payload is not too long."
-            )
-            self.message_user(request, text, messages.WARNING)
-            return HttpResponseRedirect(self.url(request, "changelist"))
-        form = editing.EventForm(event, request.POST or None)
-        back = self.url(request, "change", object_id)
-        context = {"form": form, "event": event, "back_url": back}
-        if not (request.method == "POST" and form.is_valid()) or editing.AGAIN in request.POST:
-            return self.render_page(request, "edit.html", EDIT, context)
-        if editing.CONFIRMED not in request.POST:
-            context["diffs"] = editing.changes(event, form)
-            return self.render_page(request, "edit_diff.html", EDIT, context)
-        if editing.save(event.pk, form, action=REPLAY, alias=self.alias, user=request.user):
-            self.show_result(request, ActionResult(action=EDIT, done=1, unavailable=0))
-        else:
-            self.show_result(request, ActionResult(action=EDIT, done=0, unavailable=1))
-        return HttpResponseRedirect(back)
 
     def export_view(self, request: HttpRequest, *, format_name: str) -> HttpResponseBase:
         """Download all events that match the filters of the list, also those beyond its bound."""
@@ -260,10 +225,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             for action in ACTIONS
             if may(request, action.permission) and action.applicable(itself).exists()
         ]
-        context["is_dead"] = is_dead = event.status == Status.DEAD
-        if is_dead and may(request, EDIT.permission) and editing.can_be_edited(event):
-            url = self.url(request, EDIT.name, quote(event.pk))
-            context["outbox_actions"].insert(1, {"action": EDIT, "url": url})
+        context["is_dead"] = event.status == Status.DEAD
         stream = {} if event.key is None else {"stream": event.key}
         context["outbox_pauses"] = self.pause_links(
             request, event_type=event.event_type, queue=event.queue, **stream

@@ -43,9 +43,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return may(request, "discard")
 
-    def has_edit_permission(self, request: HttpRequest) -> bool:
-        return may(request, "edit")
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).using(router.db_for_write(self.model))
 

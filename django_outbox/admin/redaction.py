@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from ..conf import current
 
 MASK: Final = "•••"
-CHANGED: Final = f"{MASK} (changed)"  # in a comparison: a hidden value that differs
 # What follows a name in plain text: an opened bracket with the rest of its line, a quoted text,
 # which may have been cut off, or what precedes the next delimiter, such as "Bearer abc".
 VALUE: Final = (
     r"""(['"]?\s*[:=]\s*|['"]\s*,\s*)"""
     r"""([\[{(].*|\w?"(?:[^"\\]|\\.)*(?:"|\Z)|\w?'(?:[^'\\]|\\.)*(?:'|\Z)|[^\n,;&)}\]]+)"""
 )
-NUMBERED: Final = re.compile(rf"{MASK}(\d*)", re.ASCII)
 
 
 class Number(str):
@@ -79,42 +77,6 @@ def hide_in_text(text: str) -> str:
 def hide(value: Any) -> Any:
     """Return the parsed value with a mask in place of each hidden value."""
     return _transform(value, lambda found, path: MASK if is_hidden(path) else found)
-
-
-def hide_numbered(value: Any, known: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
-    """Return the value with numbered masks, and the hidden values for ``restore``.
-
-    If ``known`` are the hidden values of an earlier version, equal ones keep their numbers, and
-    the others become ``CHANGED``.
-    """
-    secrets: list[Any] = []
-
-    def change(found: Any, path: Path) -> Any:
-        if not is_hidden(path):
-            return found
-        secrets.append(found)
-        if not known:
-            return f"{MASK}{len(secrets)}"
-        same = (n for n, each in enumerate(known, 1) if (type(each), each) == (type(found), found))
-        return next((f"{MASK}{number}" for number in same), CHANGED)
-
-    return _transform(value, change), secrets
-
-
-def restore(value: Any, secrets: Sequence[Any]) -> Any:
-    """Put hidden values back; raise ``ValueError`` for a misplaced mask or an unknown number."""
-
-    def change(found: Any, path: Path) -> Any:
-        is_text = isinstance(found, str) and not isinstance(found, Number)
-        match = NUMBERED.fullmatch(found) if is_text else None
-        if match is None:
-            return found
-        number = int(match[1] or 0)
-        if not is_hidden(path) or not 0 < number <= len(secrets):
-            raise ValueError(".".join(path))
-        return secrets[number - 1]
-
-    return _transform(value, change)
 
 
 def _transform(value: Any, change: Change, path: Path = ()) -> Any:

@@ -173,7 +173,6 @@ class Migration(migrations.Migration):
                 "permissions": [
                     ("replay_outboxevent", "Can replay outbox events"),
                     ("discard_outboxevent", "Can discard outbox events"),
-                    ("edit_outboxevent", "Can edit and replay outbox events"),
                 ],
                 "indexes": [
                     django_outbox.models.fields.PendingIndex(

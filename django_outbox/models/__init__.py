@@ -93,7 +93,6 @@ class OutboxEvent(models.Model):
         permissions = [
             ("replay_outboxevent", "Can replay outbox events"),
             ("discard_outboxevent", "Can discard outbox events"),
-            ("edit_outboxevent", "Can edit and replay outbox events"),
         ]
         indexes = [
             PendingIndex(

@@ -145,10 +145,6 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         until = until or self._clock()
         return _batches(self._updatable().exclude(done_at__gt=until), size=size, after=after)
 
-    def edit(self, *, payload: str, headers: str | None) -> int:
-        """Set payload and headers (JSON text) of the dead events among these; return how many."""
-        return self._dead_rows().update(payload=payload, headers=headers)
-
     def run_now(self) -> int:
         """Make the waiting events among these due now and keep their attempts; return how many.
 

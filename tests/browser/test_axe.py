@@ -52,7 +52,6 @@ def pages() -> Iterator[tuple[str, list[str], str]]:
     yield f"{EVENT}_changelist", [], "?state=dead"
     yield f"{EVENT}_changelist", [], "?q=error:ConnectionError"
     yield f"{EVENT}_change", [dead], ""
-    yield f"{EVENT}_edit", [dead], ""
     yield f"{EVENT}_discard", [dead], ""
     yield f"{EVENT}_replay_all", [], "?state=dead"
     yield f"{EVENT}_groups", [], ""

@@ -229,44 +229,13 @@ def test_all_that_match_are_replayed_page_by_page(
     assert row(other).status == Status.DEAD
 
 
-# --- edit and replay ---------------------------------------------------------------------------
-
-
-def test_a_payload_is_corrected_and_the_event_delivered(
-    driver: Any, visit: Visit, worker: Callable[[], None]
-) -> None:
-    """What is refused stays in the form and changes nothing; what is valid is delivered."""
-    (event_id,) = write(payload={"seconds": "soon"})
-    worker()
-    wait_until(is_settled(event_id, Status.DEAD))
-    visit(EVENT, event_id)
-    assert "TypeError" in shown(driver)
-    press(driver, "Edit and replay")
-    typed = '{"seconds": 0, "note": "half'
-    fill(driver, "payload", typed)
-    press(driver, "Show what changes")
-    assert "Nothing was saved." in shown(driver)
-    assert "This is not JSON" in shown(driver)
-    assert driver.find_element(By.NAME, "payload").get_attribute("value") == typed
-    assert row(event_id).status == Status.DEAD
-    assert row(event_id).payload == '{"seconds":"soon"}'
-
-    fill(driver, "payload", '{"seconds": 0}')
-    press(driver, "Show what changes")
-    assert row(event_id).payload == '{"seconds":"soon"}'
-    press(driver, "Yes: Edit and replay")
-    assert len(messages(driver)) == 1
-    wait_until(is_settled(event_id))
-    assert row(event_id).payload == '{"seconds":0}'
+# --- pause and resume --------------------------------------------------------------------------
 
 
 def fill(driver: Any, name: str, text: str) -> None:
     field = driver.find_element(By.NAME, name)
     field.clear()
     field.send_keys(text)
-
-
-# --- pause and resume --------------------------------------------------------------------------
 
 
 def test_an_event_type_is_paused_and_resumed(
