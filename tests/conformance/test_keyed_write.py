@@ -4,70 +4,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
-from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 
-import django_outbox as outbox
-from django_outbox import DuplicateEvent, Event, InvalidEvent, signals, write, write_many
-from django_outbox.events import LENGTHS, aggregate_key
+from django_outbox import DuplicateEvent, Event, write, write_many
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.base import insert as inserting
 from django_outbox.sql.base import sequence_numbers
-from django_outbox.writing.hot_queue import hot_queues
-from tests import samples
-from tests.cases import cases
 from tests.databases import vendor
 from tests.sessions import waiters
 from tests.table import claim, elsewhere, in_thread, now, row
-from tests.test_write import Queue, Undone, undone
+from tests.test_keyed_write import (
+    HOUR,
+    NOON,
+    SAME,
+    keyed,
+    micros,
+    put_stream,
+    seqs,
+    statements,
+    stream,
+)
+from tests.test_write import Undone, undone
 from tests.testapp.models import Order
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
-HOUR = 3_600_000_000  # microseconds
-
-
-def stream(key: str = "k") -> OutboxStream:
-    return OutboxStream.objects.get(pk=key)
-
-
-def put_stream(key: str = "k", **columns: Any) -> None:
-    """Create a stream as a worker would have left it."""
-    OutboxStream.objects.create(**{"key": key, "seq": 100, **columns})
-
-
-def keyed(*keys: str | None, **fields: Any) -> list[Event]:
-    return [Event(event_type="x", key=key, payload=n, **fields) for n, key in enumerate(keys)]
-
-
-def seqs(key: str = "k") -> list[int | None]:
-    """Return the ``seq`` of a stream's events, in the order in which they were written."""
-    return [*OutboxEvent.objects.filter(key=key).order_by("pk").values_list("seq", flat=True)]
-
-
-def micros() -> int:
-    """Return the time of the database's clock, in microseconds."""
-    return int(now().timestamp() * 1_000_000)
-
-
-def statements(work: Callable[[], object]) -> list[str]:
-    with transaction.atomic(), CaptureQueriesContext(connection) as sent:
-        work()
-    return [each["sql"] for each in sent.captured_queries]
-
-
-# --- one event -----------------------------------------------------------------------------------
 
 
 def test_an_event_with_a_key_takes_a_place_in_its_stream() -> None:
@@ -79,13 +47,7 @@ def test_an_event_with_a_key_takes_a_place_in_its_stream() -> None:
     assert its.due_at is not None
     assert abs((its.due_at - now()).total_seconds()) < 60
     assert (its.locked_by, its.locked_at) == (None, None)
-
-
-def test_its_stream_is_due_instead_of_the_event() -> None:
-    """The claim of events without a key does not find it."""
-    with transaction.atomic():
-        event = row(str(write("x", key="k")))
-    assert (event.available_at, event.deliver_at) == (None, None)
+    assert (event.available_at, event.deliver_at) == (None, None)  # its stream is due instead
     assert event.first_due_at is not None
     assert claim() == []
 
@@ -191,41 +153,6 @@ def test_keys_that_differ_in_case_or_accent_are_different_streams() -> None:
     assert {*OutboxStream.objects.values_list("key", flat=True)} == {*keys}
 
 
-BAD: dict[str, Callable[[], object]] = {
-    "empty": lambda: write("x", key=""),
-    "blank": lambda: write("x", key="  "),
-    "trailing space": lambda: write("x", key="k "),
-    "too long": lambda: write("x", key="k" * (LENGTHS["key"] + 1)),
-    "NUL": lambda: write("x", key="a\0b"),
-    "bool": lambda: write("x", key=True),
-    "list": lambda: write("x", key=["k"]),
-    "reserved": lambda: write("x", key="__outbox_active__"),
-    "delay": lambda: write("x", key="k", deliver_after=1),
-    "due time": lambda: write("x", key="k", available_at=NOON),
-    "delay from a time": lambda: write("x", key="k", occurred_at=NOON, deliver_after=1),
-    "many": lambda: write_many([Event(event_type="x", key="k"), Event(event_type="x", key=1.5)]),  # type: ignore[arg-type]
-}
-
-
-@cases("name", BAD)
-def test_an_unfit_key_is_found_before_any_sql_and_poisons_nothing(name: str) -> None:
-    with transaction.atomic():
-        with CaptureQueriesContext(connection) as sent, pytest.raises(InvalidEvent, match="key"):
-            BAD[name]()
-        assert len(sent) == 0
-        Order.objects.create(sku="goes on")
-    assert Order.objects.exists()
-    assert not OutboxEvent.objects.exists()
-
-
-def test_a_key_together_with_a_delay_says_what_to_do() -> None:
-    with pytest.raises(InvalidEvent, match=r"key 'k' .*together with a delay.*Leave one"):
-        Event(event_type="x", key="k", deliver_after=5)
-
-
-# --- many ----------------------------------------------------------------------------------------
-
-
 def test_many_take_places_in_the_order_given_among_events_without_a_key() -> None:
     """The n events of a key take the numbers seq-n+1 … seq."""
     with transaction.atomic():
@@ -267,16 +194,6 @@ def test_more_keys_than_a_statement_takes(monkeypatch: pytest.MonkeyPatch) -> No
         assert seqs(each.key) == [each.seq - 1, each.seq]
 
 
-def test_as_many_keys_as_events() -> None:
-    """1,200 events need more than one statement."""
-    with transaction.atomic():
-        write_many(keyed(*(str(n) for n in range(1200))))
-    assert OutboxStream.objects.count() == OutboxEvent.objects.count() == 1200
-
-
-# --- when the stream falls due -------------------------------------------------------------------
-
-
 def test_an_idle_stream_becomes_due() -> None:
     put_stream(due_at=None, locked_at=NOON)
     with transaction.atomic():
@@ -315,11 +232,6 @@ def test_where_followers_go_past_a_failing_head_the_stream_is_due_for_them(many:
     with transaction.atomic():
         write_many(keyed("k", "z")) if many else write("x", key="k")
     assert stream().due_at < NOON  # type: ignore[operator]
-
-
-# --- duplicates ----------------------------------------------------------------------------------
-
-SAME = pytest.mark.parametrize("identity", ["event_id", "unique_key"])
 
 
 @SAME
@@ -368,9 +280,6 @@ def test_a_duplicate_that_commits_meanwhile_takes_no_place() -> None:
 def ignored(key: str) -> str | None:
     with transaction.atomic():
         return write("y", key=key, unique_key="u", on_duplicate="ignore")
-
-
-# --- several writers -----------------------------------------------------------------------------
 
 
 def wait_for_a_waiter() -> None:
@@ -467,167 +376,6 @@ def test_many_writers_of_shared_keys_meet_no_deadlock_and_leave_no_gap() -> None
         assert stream(key).seq == places[-1]
 
 
-# --- after the commit ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
-    made = Queue()
-    monkeypatch.setitem(hot_queues.by_alias, "default", made)
-    return made
-
-
-def test_an_event_with_a_key_is_not_offered_but_the_claimer_polls(queue: Queue) -> None:
-    """Keyed events never go to the hot queue, but they wake the worker of this process."""
-    with transaction.atomic():
-        write("a", key="k")
-        write_many(keyed("k", None))
-        assert queue.polls == 0
-    assert queue.types == ["x"]
-    assert queue.polls == 1
-
-
-def test_an_event_with_a_key_rings_where_no_worker_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    rung: list[str] = []
-    monkeypatch.setattr("django_outbox.doorbell.ring", lambda each: rung.append(each.alias))
-    with transaction.atomic():
-        write("a", key="k")
-        assert rung == []
-    assert rung == ["default"]
-
-
-def test_an_ignored_duplicate_rings_for_nobody(queue: Queue) -> None:
-    with transaction.atomic():
-        write("a", key="k", unique_key="u")
-    with transaction.atomic():
-        write("a", key="k", unique_key="u", on_duplicate="ignore")
-    assert queue.polls == 1
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_streams_of_two_databases_do_not_mix() -> None:
-    with transaction.atomic(using="other"):
-        outbox.write("x", key="k", using="other")
-    assert OutboxStream.objects.using("other").count() == 1
-    assert not OutboxStream.objects.exists()
-
-
-# --- MODE "ordered" ------------------------------------------------------------------------------
-
-ORDERED = {"MODE": "ordered"}
-FILE = {"MODE": "ordered", "ORDERING": "global", "UNROUTABLE_GRACE": 0}
-
-
-def keys() -> dict[str, str | None]:
-    """Return the key of each event, by its type."""
-    return dict(OutboxEvent.objects.values_list("event_type", "key"))
-
-
-@override_settings(OUTBOX=ORDERED)
-def test_358_every_event_gets_the_key_of_its_aggregate() -> None:
-    """The mode needs no further setting."""
-    order = Order.objects.create(sku="tea")
-    with transaction.atomic():
-        write("model", aggregate=order)
-        write_many(
-            [
-                Event(event_type="id", aggregate_type="Order", aggregate_id="7"),
-                Event(event_type="no id", aggregate_type="Order"),
-                Event(event_type="nothing"),
-                Event(event_type="own", aggregate_type="Order", aggregate_id="7", key="mine"),
-            ]
-        )
-    assert keys() == {
-        "model": f"testapp.Order:{order.pk}",
-        "id": "Order:7",
-        "no id": "Order",
-        "nothing": outbox.GLOBAL,
-        "own": "mine",
-    }
-    assert OutboxStream.objects.count() == 5
-    assert not OutboxEvent.objects.filter(seq=None).exists()
-
-
-@override_settings(OUTBOX=FILE)
-def test_358_or_all_events_share_one_stream() -> None:
-    """With ORDERING "global"; a key that is given still counts."""
-    with transaction.atomic():
-        write("a", aggregate_type="Order", aggregate_id="7")
-        write_many([Event(event_type="b"), Event(event_type="c", aggregate_type="Customer")])
-        write("own", key="mine")
-    assert keys() == {**dict.fromkeys("abc", outbox.GLOBAL), "own": "mine"}
-    assert len(seqs(outbox.GLOBAL)) == 3
-
-
-@pytest.mark.parametrize("ordering", [ORDERED, FILE], ids=["aggregate", "global"])
-def test_33_a_delayed_event_has_no_key(ordering: dict[str, Any]) -> None:
-    """It is delivered at its own time, outside the streams."""
-    with override_settings(OUTBOX=ordering), transaction.atomic():
-        write("later", deliver_after=60, aggregate_type="Order", aggregate_id="7")
-        write("then", available_at=NOON, aggregate_type="Order", aggregate_id="7")
-    assert keys() == {"later": None, "then": None}
-    assert not OutboxEvent.objects.filter(available_at=None).exists()
-    assert not OutboxStream.objects.exists()
-
-
-def test_in_other_modes_only_a_given_key_makes_an_order() -> None:
-    """Without a key there is no order."""
-    with transaction.atomic():
-        write("x", aggregate_type="Order", aggregate_id="7")
-    assert keys() == {"x": None}
-
-
-@override_settings(OUTBOX=ORDERED)
-def test_an_ordered_event_is_announced_with_its_key_and_not_offered(queue: Queue) -> None:
-    told: list[str | None] = []
-
-    def written(sender: str, event: Event, **kwargs: Any) -> None:
-        told.append(event.key)
-
-    signals.event_written.connect(written)
-    try:
-        with transaction.atomic():
-            event = Event(event_type="x", payload={"n": 1.0}, aggregate_type="Order")
-            assert write(event) == event.event_id
-    finally:
-        signals.event_written.disconnect(written)
-    assert (told, queue.types, queue.polls) == (["Order"], [], 1)
-    assert row(event.event_id).payload == '{"n":1.0}'
-    assert event.key is None  # the caller's event is unchanged
-
-
-@override_settings(OUTBOX=ORDERED)
-def test_an_ordered_duplicate_is_one_too() -> None:
-    with transaction.atomic():
-        first = write("x", unique_key="u", aggregate_type="Order")
-        with pytest.raises(DuplicateEvent):
-            write("x", unique_key="u", aggregate_type="Order")
-        assert write("x", unique_key="u", on_duplicate="ignore") == first
-    assert [*OutboxStream.objects.values_list("key", flat=True)] == ["Order"]
-
-
-def test_35_no_two_aggregates_share_a_stream() -> None:
-    """Not even if their names contain colons or backslashes."""
-    alike: list[tuple[str, str | None]] = [
-        ("a:b", None),
-        ("a", "b"),
-        ("a:b", "c"),
-        ("a", "b:c"),
-        ("a:b:c", None),
-        ("a\\", "b"),
-        ("a\\:b", None),
-        ("a\\", ":b"),
-        ("a", "\\:b"),
-        ("a\\\\", "b"),
-        ("a:", "b"),
-        ("a", ":b"),
-    ]
-    assert len({aggregate_key(*each) for each in alike}) == len(alike)
-
-
-# --- transactions that are stricter than READ COMMITTED ------------------------------------------
-
-
 def has_snapshot_isolation() -> bool:
     """Return whether MariaDB refuses to change a row that changed since the snapshot."""
     if not getattr(connection, "mysql_is_mariadb", False):
@@ -668,27 +416,3 @@ def test_r9_a_second_writer_at_repeatable_read() -> None:
         strict()
     late = OutboxEvent.objects.get(event_type="late")
     assert late.seq == stream().seq == max(each for each in seqs() if each is not None)
-
-
-# --- the how-to ----------------------------------------------------------------------------------
-
-
-def test_the_samples_of_the_how_to_deliver_in_order() -> None:
-    order = Order.objects.create(sku="tea")
-    with samples.modules("how-to/deliver-in-order.md") as shop:
-        shop["shop.views"].pay(order)
-        shop["shop.views"].ship(order)
-        shop["shop.transfers"].transfer("b", "a", 100)
-        with outbox.Worker(workers=2):
-            wait_until(lambda: len(shop["shop.listeners"].seen) == 2)
-            wait_until(lambda: OutboxEvent.objects.filter(status=1).count() >= 2)
-        seen = shop["shop.listeners"].seen
-    assert [each for each, _ in seen] == ["order.paid", "order.shipped"]
-    assert seen[1][1] == seen[0][1] + 1
-    assert {*OutboxStream.objects.values_list("key", flat=True)} == {
-        f"order:{order.pk}",
-        "account:a",
-        "account:b",
-    }
-    with samples.run("how-to/deliver-in-order.md", only="blocked()"):
-        pass

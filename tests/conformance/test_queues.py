@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxPause
-from tests.table import insert, listening, now, row, statuses, stream, write
+from tests.table import insert, listening, now, statuses, stream, write
 from tests.test_queues import Seen, both, queues, two_queues
 from tests.waiting import Gate, wait_until
 
@@ -75,17 +75,3 @@ def test_a_backlog_in_a_wrong_queue_is_moved_and_does_not_fill_the_worker() -> N
             OutboxEvent.objects.filter(event_type="hook.sent", locked_by=None).delete()
             gate.open.set()
     assert OutboxEvent.objects.filter(rescues__gt=0).count() == 0
-
-
-def test_a_row_that_version_01_inserts_waits_in_default() -> None:
-    (event_id,) = insert()
-    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
-    names = [each.column for each in OutboxEvent._meta.concrete_fields if each.name != "queue"]
-    columns = ", ".join(map(connection.ops.quote_name, names))
-    with connection.cursor() as cursor:
-        chosen = columns.replace(connection.ops.quote_name("event_id"), "'another'", 1)
-        cursor.execute(
-            f"INSERT INTO {table} ({columns}) SELECT {chosen} FROM {table} WHERE event_id = %s",
-            [event_id],
-        )
-    assert row("another").queue == "default"

@@ -2,168 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import override_settings
 
 import django_outbox as outbox
-from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import Branch, StreamClaim
-from django_outbox.worker import main
-from django_outbox.worker.main import _give_up_after
-from django_outbox.worker.supervisor import Signals
-from tests.table import (
-    elsewhere,
-    end_stream_leases,
-    in_thread,
-    insert,
-    keyed,
-    lease_ends_in,
-    listening,
-    row,
-    statuses,
-    stream,
-    stream_due_in,
+from tests.table import elsewhere, in_thread, insert, keyed, row, stream, stream_due_in
+from tests.test_stops import (
+    NO_SESSIONS,
+    Gate,
+    at_once,
+    careful,
+    gated,
+    lose,
+    soon,
+    threads_have_ended,
+    worker,
 )
 from tests.testapp.models import Effect
-from tests.waiting import MovedClock, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-NO_SESSIONS = pytest.mark.skipif(
-    "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
-)
-SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1, "LEASE": 30}
-
-
-@pytest.fixture(autouse=True)
-def soon(settings: Any) -> None:
-    settings.OUTBOX = SOON
-
-
-class Gate:
-    """A listener that blocks until it is opened, then calls ``then``."""
-
-    def __init__(self, then: Callable[[outbox.Event], Any] = lambda event: None) -> None:
-        self.entered: list[str] = []
-        self.left: list[str] = []
-        self._then, self._open = then, threading.Event()
-
-    def __call__(self, event: outbox.Event) -> Any:
-        self.entered.append(event.event_id)
-        try:
-            assert self._open.wait(60)
-            return self._then(event)
-        finally:
-            self.left.append(event.event_id)
-
-    def open(self) -> None:
-        self._open.set()
-
-
-@contextmanager
-def gated(*gates: Gate, **options: Any) -> Iterator[Gate]:
-    """Register gates; open them at the end, so that no thread stays blocked in one."""
-    with ExitStack() as stack:
-        for gate in gates:
-            stack.enter_context(listening(gate, **options))
-            stack.callback(gate.open)
-        yield gates[0]
-
-
-@contextmanager
-def worker(**settings: Any) -> Iterator[outbox.Worker]:
-    with override_settings(OUTBOX={**SOON, **settings}), outbox.Worker(purge=False) as running:
-        yield running
-
-
-def at_once() -> bool:
-    return True
-
-
-def facts(event_id: str) -> tuple[Any, ...]:
-    """Return the owner, when it claimed, the attempts, rescues and status."""
-    found = row(event_id)
-    return found.locked_by, found.locked_at, found.attempts, found.rescues, found.status
-
-
-def threads_have_ended() -> bool:
-    return not any(each.name.startswith("outbox-") for each in threading.enumerate())
-
-
-def lose(*keys: str) -> None:
-    """Let a worker claim every stream, then end the leases of these keys, as if it were lost."""
-    wanted = StreamClaim(me="a lost worker", lease=30, branches=[Branch("default", 100)])
-    dialect_of(connection).claim_streams(connection, wanted)
-    end_stream_leases(*keys)
-
-
-# -- rows ------------------------------------------------------------------------------------------
-
-
-def test_in_a_process_that_lives_on_the_owner_goes_and_the_lease_end_stays() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        (event_id,) = insert(attempts=2, rescues=1)
-        wait_until(lambda: gate.entered)
-        assert running.stop(timeout=0.1) is False
-        assert facts(event_id) == (None, None, 2, 1, Status.NEW)
-        assert 20 < lease_ends_in(event_id) <= 30  # the thread may run on until then
-
-
-def test_where_the_process_ends_it_is_due_that_much_later() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        (event_id,) = insert(attempts=2, rescues=1)
-        wait_until(lambda: gate.entered)
-        assert running.finish(at_once) is False
-        assert row(event_id).locked_by == running.id  # renewed until the last statement
-        running.hand_back(1.0)
-        assert facts(event_id) == (None, None, 2, 1, Status.NEW)
-        assert lease_ends_in(event_id) <= 1.0
-
-
-def test_each_one_handed_back_is_a_warning_that_names_it(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        caplog.at_level(logging.INFO, "django_outbox"),
-        gated(Gate(), name="shipping") as gate,
-        worker() as running,
-    ):
-        first, second = insert(2)
-        wait_until(lambda: len(gate.entered) == 2)
-        running.stop(timeout=0.1)
-    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    for event_id in (first, second):
-        (line,) = [each for each in told if event_id in each]
-        assert line.startswith(
-            f"listener still runs, event handed back event_id={event_id} event_type=order.placed "
-            "listener='order.placed shipping' seconds="
-        )
-        assert float(line.rpartition("=")[2]) >= 0.1
-    (end,) = [each.getMessage() for each in caplog.records if "worker stopped" in each.message]
-    assert end.endswith("released=0 handed_back=2")
-
-
-def test_a_shared_event_names_the_listener_that_runs(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        listening(lambda event: None, name="a"),
-        gated(Gate(), name="b") as gate,
-        worker() as running,
-    ):
-        (event_id,) = insert()
-        wait_until(lambda: gate.entered)
-        running.stop(timeout=0.1)
-    (line,) = [each.getMessage() for each in caplog.records if event_id in each.getMessage()]
-    assert "listener='order.placed b'" in line
+__all__ = ["careful", "soon"]  # fixtures
 
 
 @pytest.mark.parametrize("atomic", [False, True])
@@ -194,51 +59,6 @@ def test_nothing_that_runs_on_changes_its_event_any_more(
         assert not any(gate.entered for gate in gates[1:])
         assert row(event_id).__dict__ | {"_state": 0} == before
         assert Effect.objects.exists() is not atomic  # its transaction is rolled back
-
-
-def test_what_was_handed_back_is_no_rescue_for_the_next() -> None:
-    with gated(Gate()) as gate:
-        (event_id,) = insert()
-        for times in range(1, 7):  # one more than MAX_RESCUES
-            with worker() as running:
-                wait_until(lambda n=times: len(gate.entered) == n)  # type: ignore[misc]
-                running.finish(at_once)
-                running.hand_back(0.0)
-            assert facts(event_id) == (None, None, 0, 0, Status.NEW)
-        gate.open()
-        with worker():
-            wait_until(lambda: statuses() == {"DONE": 1})
-
-
-def test_the_unstarted_is_released_at_once_and_not_after_the_drain() -> None:
-    with gated(Gate()) as gate, worker(WORKERS=1) as running:
-        first, *rest = insert(3, due=-1)
-        wait_until(lambda: gate.entered and OutboxEvent.objects.leased().count() == 3)
-        stopping = in_thread(lambda: running.finish(lambda: False))
-        wait_until(lambda: OutboxEvent.objects.due().count() == 2, what="the release")
-        assert not stopping.done()
-        assert row(first).locked_by == running.id
-        gate.open()
-        assert stopping.result(20) is True
-        assert {row(each).locked_by for each in rest} == {None}
-    assert gate.entered == [first]
-
-
-def test_a_drain_longer_than_a_lease_renews_what_runs(clock: MovedClock) -> None:
-    with gated(Gate()) as gate, worker(LEASE=6, WORKERS=1, DRAIN_TIMEOUT=60) as running:
-        (event_id,) = insert()
-        wait_until(lambda: gate.entered)
-        stopping = in_thread(running.stop)
-        wait_until(lambda: running._state == "finished")
-        for _ in range(3):
-            end = row(event_id).available_at
-            clock.advance(3)  # more than the third of a lease after which it is renewed
-            wait_until(lambda end=end: row(event_id).available_at > end, what="a renewal")  # type: ignore[misc]
-            assert lease_ends_in(event_id) > 0
-            assert row(event_id).locked_by == running.id
-        gate.open()
-        assert stopping.result(20) is True
-    assert facts(event_id) == (None, None, 0, 0, Status.DONE)
 
 
 @NO_SESSIONS
@@ -275,139 +95,6 @@ def test_a_row_that_is_locked_for_a_moment_is_tried_again(monkeypatch: pytest.Mo
             wait_until(lambda: tries, what="the first try")
         handing.result(30)
         assert row(event_id).locked_by is None
-
-
-def test_finish_and_hand_back_may_be_repeated() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        (event_id,) = insert()
-        wait_until(lambda: gate.entered)
-        assert running.finish(at_once) is False
-        assert running.finish(at_once) is True  # nothing is left to do
-        running.hand_back(1.0)
-        OutboxEvent.objects.filter(pk=event_id).update(locked_by=running.id)
-        running.hand_back(1.0)
-        assert row(event_id).locked_by == running.id
-    outbox.Worker().hand_back(1.0)  # never started
-
-
-# -- streams -------------------------------------------------------------------------------------
-
-
-def test_a_streams_owner_goes_and_its_lease_end_stays() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        ids = keyed("a", 3)
-        wait_until(lambda: gate.entered)
-        assert running.stop(timeout=0.1) is False
-        assert stream("a").locked_by is None
-        assert 20 < stream_due_in("a") <= 30
-    assert [facts(each)[2:] for each in ids] == [(0, 0, Status.NEW)] * 3
-    assert gate.entered == ids[:1]
-
-
-def test_where_the_process_ends_a_stream_is_due_that_much_later() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        keyed("a", 3)
-        wait_until(lambda: gate.entered)
-        running.finish(at_once)
-        assert stream("a").locked_by == running.id
-        running.hand_back(1.0)
-        assert stream("a").locked_by is None
-        assert stream_due_in("a") <= 1.0
-
-
-def test_a_stream_leaves_as_soon_as_what_runs_of_it_is_settled() -> None:
-    with (
-        gated(Gate()) as gate,
-        gated(Gate(), event_type="other") as other,
-        worker(WORKERS=2) as running,
-    ):
-        keyed("a", 3)
-        keyed("b", event_type="other")
-        wait_until(lambda: gate.entered and other.entered)
-        stopping = in_thread(lambda: running.finish(lambda: False))
-        wait_until(lambda: running._state == "finished" and not running._streams.followers)
-        gate.open()
-        wait_until(lambda: stream("a").locked_by is None, what="the release")
-        assert stream_due_in("a") <= 0
-        assert stream("b").locked_by == running.id
-        other.open()
-        assert stopping.result(20) is True
-    assert len(gate.entered) == 1
-    assert statuses() == {"DONE": 2, "NEW": 2}
-
-
-def test_what_a_keyed_events_start_had_counted_is_undone() -> None:
-    with gated(Gate()) as gate:
-        head, follower = keyed("a", 2)
-        lose("a")
-        with worker() as running:
-            wait_until(lambda: gate.entered)
-            assert row(head).rescues == 1  # a worker was lost with its stream
-            running.finish(at_once)
-            running.hand_back(0.0)
-        assert [row(each).rescues for each in (head, follower)] == [0, 0]
-        for times in range(2, 8):  # more than MAX_RESCUES
-            with worker() as running:
-                wait_until(lambda n=times: len(gate.entered) == n)  # type: ignore[misc]
-                running.finish(at_once)
-                running.hand_back(0.0)
-            assert row(head).rescues == 0
-        gate.open()
-        with worker():
-            wait_until(lambda: statuses() == {"DONE": 2})
-    assert gate.entered == [head] * 8 + [follower]
-
-
-@pytest.fixture
-def careful() -> Iterator[tuple[outbox.Worker, list[str]]]:
-    """Yield a worker whose thread is busy, and the heads of two lost streams that wait for it.
-
-    Their rescues are counted already.
-    """
-    (busy,) = insert(due=-5)
-    heads = [keyed(key)[0] for key in "ab"]
-    lose("a", "b")
-    with gated(Gate()) as gate, worker(WORKERS=1) as running:
-        wait_until(lambda: [row(each).rescues for each in heads] == [1, 1], what="counts")
-        assert gate.entered == [busy]
-        yield running, heads
-        assert gate.entered == [busy]
-
-
-def test_what_was_counted_for_a_start_that_never_came_is_undone(
-    careful: tuple[outbox.Worker, list[str]],
-) -> None:
-    running, heads = careful
-    finishing = in_thread(lambda: running.finish(at_once))
-    assert finishing.result(20) is False
-    running.hand_back(1.0)
-    assert [row(each).rescues for each in heads] == [0, 0]
-    assert [stream(key).locked_by for key in "ab"] == [None, None]
-    assert max(map(stream_due_in, "ab")) <= 0
-
-
-def test_a_stream_left_to_others_takes_back_what_was_counted(
-    careful: tuple[outbox.Worker, list[str]],
-) -> None:
-    running, heads = careful
-    for key in "ab":
-        mine = running._streams.get(key)
-        assert mine is not None
-        mine.careful = 0  # the last one to be run with care
-    running._streams.release_surplus([0])  # half of the streams are another worker's share
-    in_thread(lambda: running._streams.release(connection)).result(10)
-    assert sorted(row(each).rescues for each in heads) == [0, 1]
-
-
-def test_drain_takes_back_what_it_did_not_start() -> None:
-    def interrupt(event: outbox.Event) -> None:
-        raise KeyboardInterrupt
-
-    heads = {keyed(key)[0]: key for key in "ab"}
-    lose("a", "b")
-    with listening(interrupt), pytest.raises(KeyboardInterrupt):
-        outbox.drain()
-    assert any(row(each).rescues == 0 and not stream(heads[each]).locked_by for each in heads)
 
 
 @NO_SESSIONS
@@ -451,85 +138,3 @@ def test_a_count_is_taken_back_once_however_often_a_hand_back_is_tried() -> None
                 in_thread(lambda: running.hand_back(1.0)).result(10)
             assert stream("a").locked_by == running.id
             assert row(head).rescues == 2
-
-
-# -- async -----------------------------------------------------------------------------------------
-
-
-def test_what_ends_by_its_cancellation_is_due_now(caplog: pytest.LogCaptureFixture) -> None:
-    entered: list[str] = []
-
-    async def endless(event: outbox.Event) -> None:
-        entered.append(event.event_id)
-        await asyncio.Event().wait()
-
-    with listening(endless), worker() as running:
-        (event_id,) = insert()
-        (head,) = keyed("a")
-        wait_until(lambda: len(entered) == 2)
-        assert running.finish(at_once) is False
-        running.hand_back(30.0)
-        assert facts(event_id) == (None, None, 0, 0, Status.NEW)
-        assert lease_ends_in(event_id) <= 0
-        assert facts(head) == (None, None, 0, 0, Status.NEW)
-        assert stream_due_in("a") <= 0
-    told = [each for each in caplog.messages if each.startswith("listener cancelled, event handed")]
-    assert {each.split("event_id=")[1].split()[0] for each in told} == {event_id, head}
-    assert all(re.search(r"listener='order\.placed' seconds=\d+\.\d", each) for each in told)
-
-
-def test_what_resists_its_cancellation_is_handed_back(caplog: pytest.LogCaptureFixture) -> None:
-    entered, go_on = threading.Event(), threading.Event()
-
-    async def stubborn(event: outbox.Event) -> None:
-        entered.set()
-        while not go_on.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                continue
-
-    with listening(stubborn), worker() as running:
-        try:
-            (event_id,) = insert()
-            assert entered.wait(15)
-            assert running.finish(at_once) is False
-            running.hand_back(1.0)
-            assert facts(event_id) == (None, None, 0, 0, Status.NEW)
-            assert lease_ends_in(event_id) <= 1
-        finally:
-            go_on.set()
-        wait_until(threads_have_ended)
-        assert row(event_id).status == Status.NEW
-    assert any(f"event handed back event_id={event_id}" in each for each in caplog.messages)
-
-
-# -- how long a stop waits -----------------------------------------------------------------------
-
-
-def test_a_spent_worker_claims_no_more() -> None:
-    with listening(lambda event: None), outbox.Worker(max_events=1, purge=False) as running:
-        insert()
-        wait_until(lambda: running.is_spent)
-        insert()
-        assert running._claimer.step() > 0  # without a poll
-    assert statuses() == {"DONE": 1, "NEW": 1}
-
-
-def test_the_limit_of_a_stop_counts_from_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: now))
-    signals = Signals()
-    unlimited = _give_up_after(signals, 30, None)
-    assert not unlimited()
-    now += 60
-    signals.receive()
-    assert not unlimited()  # the time counts from now
-    now += 29
-    assert not unlimited()
-    now += 2
-    assert unlimited()
-    hasty = _give_up_after(signals, 3600.0, None)
-    assert not hasty()
-    signals.receive()
-    assert hasty()

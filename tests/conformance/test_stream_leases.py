@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import F
 
 from django_outbox.conf import index_name
@@ -119,13 +119,6 @@ def test_the_row_of_single_node_is_no_stream() -> None:
     assert next_due() == {}
 
 
-def test_oldest_due_comes_first_and_the_limit_holds() -> None:
-    for key, due in (("c", -1.0), ("a", -9.0), ("b", -5.0)):
-        keyed(key, due=due)
-    assert take(limit=2) == ["a", "b"]
-    assert take(limit=2) == ["c"]
-
-
 def test_held_keys_are_left_out() -> None:
     keyed("held", due=-2)
     keyed("free", due=-1)
@@ -146,13 +139,6 @@ def test_a_lost_owner_is_told_and_my_own_ended_lease_too() -> None:
     assert found() == [("order-1", "lost worker", "default")]
     end_stream_leases("order-1")
     assert found() == [("order-1", "me", "default")]
-
-
-def test_keys_that_differ_in_case_or_accents_are_different_streams() -> None:
-    for key in ("order-1", "Order-1", "ördér-1"):
-        keyed(key, due=-1)
-    assert sorted(take()) == sorted(["order-1", "Order-1", "ördér-1"])
-    assert [len(each.rows) for each in read("order-1", "Order-1").values()] == [1, 1]
 
 
 def test_n4_concurrent_claims_share_no_stream() -> None:
@@ -434,17 +420,6 @@ def test_many_streams_are_released_at_once_each_as_it_should() -> None:
     assert 235 < stream_due_in(keys[248]) <= 248
 
 
-def test_a_release_counts_from_the_databases_clock() -> None:
-    keyed("a")
-    take()
-    before = now()
-    release("a", 1, 5.0)
-    due = stream("a").due_at
-    assert due is not None
-    passed = (now() - before).total_seconds()
-    assert 5 - 0.002 <= (due - before).total_seconds() <= 5 + passed + 0.002
-
-
 # -- hand-back -------------------------------------------------------------------------------------
 
 
@@ -687,20 +662,6 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
     assert not any("outbox_event" in sql for sql in claims)
 
 
-def test_r6_a_replay_during_the_lease_makes_the_release_fail() -> None:
-    dead, last = keyed("a", 2)
-    OutboxEvent.objects.filter(pk=dead).update(status=Status.DEAD, done_at=now())
-    take()
-    seen = read("a")["a"]
-    assert ids(seen) == [last]
-    settle(last)
-    with transaction.atomic():  # a replay: the event is pending, the version is new
-        OutboxEvent.objects.filter(pk=dead).update(status=Status.NEW, done_at=None)
-        OutboxStream.objects.filter(key="a").update(seq=F("seq") + 1)
-    assert not release("a", seen.seq)
-    assert ids(read("a")["a"]) == [dead]
-
-
 def test_r10_killed_between_the_settle_and_the_release() -> None:
     (event_id,) = keyed("a")
     take("killed")
@@ -786,20 +747,9 @@ def test_a_key_with_thousands_behind_it_is_read_by_its_head(
         assert sum(int(count) for _, count in cursor.fetchall()) < 100
 
 
-def test_the_claim_goes_by_the_index_of_due_times(streams_among_many: Sequence[str]) -> None:
-    sql, params = statements(lambda: take(limit=20))[0]
-    assert index_name("outbox_stream_queue") in str(explain(sql, params))
-
-
 def test_the_read_goes_by_the_index_of_keys(streams_among_many: Sequence[str]) -> None:
     sql, params = statements(lambda: (take(), read(*streams_among_many[:10], limit=5)))[-1]
     assert index_name("outbox_event_key") in str(explain(sql, params))
-
-
-def test_a_scan_would_be_seen(streams_among_many: Sequence[str]) -> None:
-    """The check itself works: a query on a column without an index counts as a large step."""
-    scan = lambda: [*OutboxStream.objects.filter(locked_at=now())]  # noqa: E731 - as the others
-    assert large_steps({"scan": scan})
 
 
 # -- stopped half-way ------------------------------------------------------------------------------
