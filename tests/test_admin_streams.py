@@ -17,8 +17,8 @@ from django_outbox.admin import stream_admin
 from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from tests.conformance.test_streams import events, in_ten_minutes, put
 from tests.table import insert, now, row
+from tests.test_stream_queryset import events, in_ten_minutes, put
 
 pytestmark = pytest.mark.django_db
 

@@ -617,3 +617,41 @@ def note_all(events: list[outbox.Event]) -> None:
     Effect.objects.bulk_create(
         Effect(event_id=each.event_id, pid=0, phase=each.listener) for each in events
     )
+
+
+@outside
+@everywhere
+@pytest.mark.parametrize("kind", ["plain", "async", "atomic"])
+def test_a_backlog_comes_in_whole_batches(run: str, kind: str) -> None:
+    bulk = Bulk()
+
+    async def awaited(events: list[outbox.Event]) -> None:
+        bulk(events)
+
+    ids = write(250)
+    call = awaited if kind == "async" else bulk
+    with listening(call, batch=100, atomic=kind == "atomic"):
+        deliver(run)
+    assert sorted(bulk.ids) == sorted(ids)
+    assert max(bulk.sizes) == 100
+    assert len(bulk.sizes) <= 5
+    assert all_are(Status.DONE)()
+
+
+def keys_of(batch: list[outbox.Event]) -> list[str | None]:
+    return [event.key for event in batch]
+
+
+@outside
+@everywhere
+@pytest.mark.parametrize("per_key", [1, 3])
+def test_events_of_a_key_keep_their_order(run: str, per_key: int) -> None:
+    ids = {key: keyed(key, 20) for key in "abcd"}
+    bulk = Bulk()
+    with listening(bulk, batch=40, per_key=per_key):
+        deliver(run, all_are(Status.DONE))
+    for key, expected in ids.items():
+        seen = [each.event_id for batch in bulk.batches for each in batch if each.key == key]
+        assert seen == expected
+    most = max(keys_of(batch).count(key) for batch in bulk.batches for key in "abcd")
+    assert most == per_key

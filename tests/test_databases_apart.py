@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,15 @@ from django.db import transaction
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
-from tests.conformance.test_databases_apart import (
-    ALIASES,
-    Witness,
-    adds_effect,
-    done,
-    statuses,
-    write,
-)
+from tests.fleet import Fleet
 from tests.table import PLACED, listening
-from tests.testapp.models import Order
+from tests.test_hot import at_rest
+from tests.testapp.models import Effect, Order
+from tests.waiting import wait_until
 
+ALIASES = ["default", "other"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 
@@ -211,3 +209,131 @@ def test_the_samples_of_the_how_to(settings: Any) -> None:
         assert statuses(alias) == {"DONE": 1, "NEW": 1}
         confirmed = OutboxEvent.objects.using(alias).get(status=Status.NEW)
         assert confirmed.event_type == "order.confirmed"
+
+
+FAR = {"POLL_INTERVAL": 3600, "PROBE_INTERVAL": 3600, "DOORBELL": None}
+
+
+def write(alias: str, count: int = 1, event_type: str = PLACED, **fields: Any) -> list[str]:
+    with transaction.atomic(using=alias):
+        return outbox.write_many(
+            [
+                outbox.Event(event_type=event_type, **{"payload": {"at": alias, "n": n}, **fields})
+                for n in range(count)
+            ],
+            using=alias,
+        )
+
+
+def statuses(alias: str) -> dict[str, int]:
+    counts = OutboxEvent.objects.using(alias).counts_by_status()
+    return {name: count for name, count in counts.items() if count}
+
+
+def done(count: int, *aliases: str) -> None:
+    for alias in aliases or ALIASES:
+        wait_until(lambda alias=alias: statuses(alias) == {"DONE": count}, what=f"{alias} DONE")
+
+
+class Witness:
+    """A listener that notes each event's database and route (hot or cold)."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str]] = []  # event id, database, source
+
+    def __call__(self, event: outbox.Event) -> None:
+        assert event.payload["at"] == event.database
+        self.seen.append((event.event_id, event.database, event.source))
+
+
+def test_49_the_hot_queue_of_one_is_not_that_of_the_other(settings: Any) -> None:
+    """An event is delivered only by a worker of the database it was written to."""
+    settings.OUTBOX = FAR
+    witness = Witness()
+    with listening(witness):
+        with outbox.Worker(using="other") as worker:
+            assert [*hot_queues.by_alias] == ["other"]
+            at_rest(worker)
+            write("default", 3)
+            write("other", 3)
+            done(3, "other")
+            assert statuses("default") == {"NEW": 3}
+        assert {each[1:] for each in witness.seen} == {("other", "hot")}
+        with outbox.Worker(using="default"):
+            done(3, "default")
+
+
+def test_a_worker_of_one_alias_leaves_the_other_alone(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    fleet = Fleet(database_env, tmp_path)
+    try:
+        worker = fleet.start("--database", "other", "--database", "other")  # twice counts once
+        write("default", 5, payload={})
+        write("other", 5, payload={})
+        done(5, "other")
+        assert fleet.end(worker) == 0
+    finally:
+        fleet.kill_all()
+    assert statuses("default") == {"NEW": 5}
+    assert not OutboxEvent.objects.using("default").exclude(locked_by=None).exists()
+
+
+def test_the_aliases_of_a_process_stop_at_the_same_time(
+    database_env: dict[str, str], tmp_path: Path
+) -> None:
+    """While one alias waits for a slow listener, the other must not go on claiming."""
+    fleet = Fleet(database_env, tmp_path, DRAIN_TIMEOUT=20)
+    try:
+        (process,) = {*[fleet.start("--database", "default", "--database", "other")]}
+        write("default", payload={"seconds": 3})
+        wait_until(fleet.starts, what="the slow one's start")
+        process.terminate()
+        while process.poll() is None:
+            write("other", payload={})
+        assert process.wait(30) == 0
+    finally:
+        fleet.kill_all()
+    assert statuses("default") == {"DONE": 1}
+    after = statuses("other")
+    assert after["NEW"] > after.get("DONE", 0)  # it stopped claiming at once
+
+
+def test_74_writing_and_draining_take_a_database(settings: Any) -> None:
+    settings.OUTBOX = {}
+    witness = Witness()
+    with transaction.atomic(using="other"):
+        one = outbox.write(PLACED, {"at": "other"}, using="other")
+        many = outbox.write_many(
+            [outbox.Event(event_type=PLACED, payload={"at": "other"})], using="other"
+        )
+    write("default")
+    with listening(witness):
+        assert outbox.drain(using="other") == 2
+        assert statuses("default") == {"NEW": 1}
+        assert outbox.drain() == 1
+    assert [each[0] for each in witness.seen[:2]] == [one, *many]
+    assert [each[1] for each in witness.seen] == ["other", "other", "default"]
+
+
+def test_74_a_listener_knows_where_to_go_on() -> None:
+    def follow(event: outbox.Event) -> None:
+        with transaction.atomic(using=event.database):
+            Order.objects.using(event.database).create(sku=event.event_id)
+            outbox.write("order.paid", using=event.database)
+
+    write("default")
+    write("other")
+    with listening(follow):
+        for alias in ALIASES:
+            assert outbox.drain(using=alias, limit=1) == 1
+    for alias in ALIASES:
+        assert statuses(alias) == {"DONE": 1, "NEW": 1}
+        assert Order.objects.using(alias).count() == 1
+
+
+def adds_effect(event: outbox.Event) -> None:
+    Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
+
+
+adds_effect.__module__ = "tests.testapp.listeners"

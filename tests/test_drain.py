@@ -12,14 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone, translation
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import PLACED, insert, listening, now, row, statuses, write
+from tests.table import (
+    PLACED,
+    claim,
+    in_thread,
+    insert,
+    lease_ends_in,
+    listening,
+    now,
+    row,
+    statuses,
+    write,
+)
 from tests.testapp.models import Effect
+from tests.waiting import MovedClock, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -298,3 +310,67 @@ print(outbox.drain(), seen, OutboxEvent.objects.done().count())
         timeout=60,
     )
     assert done.stdout == "2 [(1, False, 1), (2, False, 1)] 2\n", done.stderr
+
+
+@both
+def test_what_another_holds_is_left_and_what_was_lost_is_taken(outside: bool) -> None:
+    (held,) = insert(due=-1)
+    claim("another")
+    (lost,) = insert(due=-1, locked_by="lost")
+    with listening(nothing):
+        assert outbox.drain() == 1
+    assert row(held).locked_by == "another"
+    assert row(lost).status == Status.DONE
+
+
+@both
+def test_an_interrupt_releases_and_propagates(outside: bool) -> None:
+    first, second, third = [insert(due=-9 + n, attempts=2)[0] for n in range(3)]
+
+    def interrupted(event: outbox.Event) -> None:
+        if event.event_id == second:
+            raise KeyboardInterrupt
+
+    with listening(interrupted), pytest.raises(KeyboardInterrupt):
+        outbox.drain()
+    assert row(first).status == Status.DONE
+    for event_id in (second, third):
+        after = row(event_id)
+        assert (after.status, after.locked_by, after.attempts) == (Status.NEW, None, 2)
+        assert lease_ends_in(event_id) <= 0
+
+
+@outside_alone
+def test_267_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) -> None:
+    settings.OUTBOX = {"LEASE": 6}
+    go = threading.Event()
+    entered: list[str] = []
+
+    def slow(event: outbox.Event) -> None:
+        entered.append(event.event_id)
+        assert go.wait(30)
+
+    (event_id,) = write()
+    with listening(slow):
+        draining = in_thread(outbox.drain)
+        try:
+            wait_until(lambda: entered)
+            for _ in range(2):
+                end = row(event_id).available_at
+                clock.advance(3)  # more than the third of a lease after which it is renewed
+                wait_until(lambda end=end: row(event_id).available_at > end, what="a renewal")  # type: ignore[misc]
+            assert outbox.drain() == 0  # no other drain gets it
+        finally:
+            go.set()
+        assert draining.result(20) == 1
+    assert entered == [event_id]
+    assert (row(event_id).status, row(event_id).rescues) == (Status.DONE, 0)
+
+
+@outside_alone
+def test_no_transaction_is_open_around_a_listener() -> None:
+    seen: list[bool] = []
+    write()
+    with listening(lambda event: seen.append(connection.in_atomic_block)):
+        outbox.drain()
+    assert seen == [False]

@@ -266,3 +266,42 @@ def test_what_a_lost_worker_ran_is_run_again_even_with_one_execution(outside: bo
         assert outbox.drain() == 2
     assert seen == [first, second]
     assert statuses() == {"DONE": 2}
+
+
+@both
+@either
+def test_an_interrupt_releases_the_stream(outside: bool, is_async: bool) -> None:
+    """Events before it are settled, and the stream resumes with the interrupted event."""
+    ids = keyed("k", 4, due=-1, payload="1")
+    OutboxEvent.objects.filter(pk=ids[1]).update(payload='"bad"')
+    interrupts = listener_that(KeyboardInterrupt, is_async=is_async)
+    with listening(interrupts), pytest.raises(KeyboardInterrupt):
+        outbox.drain()
+    assert [row(each).status for each in ids] == [Status.DONE, *[Status.NEW] * 3]
+    assert [(row(each).attempts, row(each).rescues) for each in ids] == [(0, 0)] * 4
+    assert stream("k").locked_by is None
+    assert stream_due_in("k") <= 0
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)):
+        assert outbox.drain() == 3
+    assert seen == ids[1:]
+
+
+@both
+@pytest.mark.parametrize("rescues", [0, 1])
+def test_an_interrupt_takes_the_rescue_back_that_its_start_had_counted(
+    outside: bool, rescues: int
+) -> None:
+    """A rescued stream runs carefully: each start is counted before the listener is called."""
+    first, second = keyed("k", 2, due=-1, rescues=rescues)
+    lost(*"k")
+    with listening(interrupted), pytest.raises(KeyboardInterrupt):
+        outbox.drain()
+    assert [(row(each).attempts, row(each).rescues) for each in (first, second)] == [
+        (0, rescues),
+        (0, rescues),
+    ]
+    assert stream("k").locked_by is None
+    assert stream_due_in("k") <= 0
+    with listening(lambda event: None):
+        assert outbox.drain() == 2

@@ -23,8 +23,8 @@ from django_outbox.listeners.outcomes import Failure
 from django_outbox.models import OutboxEvent
 from django_outbox.testing import make_event
 from tests.cases import cases
-from tests.conformance.test_hot import quiet, resting
 from tests.table import PLACED, keyed, listening, row, statuses, write
+from tests.test_hot import quiet, resting
 from tests.testapp.models import Order
 from tests.waiting import wait_until
 

@@ -672,3 +672,55 @@ def test_the_samples_of_the_how_to(outside: bool) -> None:
         f"{PLACED} mail": "done",
         "order.* statistics": "done",
     }
+
+
+@both
+def test_29_who_succeeded_is_not_run_again_when_another_fails(outside: bool) -> None:
+    (event_id,) = write()
+    good, bad = Listener("", effect), Listener("mail", fails_first(2), retry=SOON)
+    with registered(good, bad):
+        drain()
+        assert statuses() == {"RETRY": 1}
+        assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "due"}
+        drain(2)
+    assert statuses() == {"DONE": 1}
+    assert len(good.seen) == Effect.objects.count() == 1
+    assert bad.attempts == [0, 1, 2]
+
+
+@both
+def test_with_retention_of_nothing_the_row_goes_when_all_are_done(
+    outside: bool, settings: Any
+) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0}
+    write()
+    with registered(Listener("", nothing), Listener("mail", fails_first(1), retry=SOON)):
+        drain()
+        assert statuses() == {"RETRY": 1}
+        drain()
+    assert not OutboxEvent.objects.exists()
+
+
+@outside_alone
+def test_a_lease_that_is_lost_between_two_listeners_stops_the_second(settings: Any) -> None:
+    settings.OUTBOX = {"LEASE": 0.9, "DRAIN_TIMEOUT": 0.5}
+
+    def loses_it(event: outbox.Event) -> None:
+        OutboxEvent.objects.filter(pk=event.event_id).update(
+            locked_by="thief", available_at=now() + timedelta(seconds=60)
+        )
+        wait_until(lambda: not current(worker), what="a late lease")
+
+    first, second = Listener("a", loses_it), Listener("b", nothing)
+    with registered(first, second):
+        worker = outbox.Worker()
+        with worker:
+            (event_id,) = write()
+            wait_until(lambda: first.seen)
+            wait_until(lambda: not worker._held.running(), what="the delivery's end")
+    assert second.seen == []
+    assert row(event_id).locked_by == "thief"
+
+
+def current(worker: outbox.Worker) -> bool:
+    return all(worker._held.is_current(each) for each in worker._held.running())

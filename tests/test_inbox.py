@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
+import uuid
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import transaction
+from django.test import TestCase
 
 import django_outbox as outbox
 from django_outbox import inbox
-from django_outbox.models import OutboxInbox
+from django_outbox.models import OutboxEvent, OutboxInbox
 from tests import samples
-from tests.conformance.test_inbox import inside, outside, receive
 from tests.fleet import REPOSITORY
-from tests.testapp.models import Order
+from tests.table import listening, now, purging, write
+from tests.testapp.models import Effect, Order
+
+inside = pytest.mark.django_db
+outside = pytest.mark.django_db(transaction=True)
 
 
 @outside
@@ -113,3 +122,138 @@ def test_the_room_is_found_by_its_name() -> None:
         timeout=60,
     )
     assert done.stdout == "once\n", done.stderr
+
+
+def receive(message: Any = "m1", source: str = "bank", **options: Any) -> bool:
+    """Receive a message in its own transaction, and leave an effect if it is the first time."""
+    with transaction.atomic(**options), inbox.once(source, message, **options) as first:
+        if first:
+            leave_effect(str(message))
+        return first
+
+
+def leave_effect(name: str) -> None:
+    Effect.objects.create(event_id=name[:36], pid=os.getpid(), phase="received")
+
+
+def effects() -> Counter[str]:
+    return Counter(Effect.objects.values_list("event_id", flat=True))
+
+
+@inside
+def test_ints_and_uuids_stand_for_their_text() -> None:
+    number = uuid.uuid4()
+    assert receive(17)
+    assert receive(number)
+    assert not receive("17")
+    assert not receive(str(number))
+
+
+@outside
+def test_a_repeat_leaves_the_transaction_usable() -> None:
+    receive()
+    with transaction.atomic():
+        leave_effect("before")
+        with inbox.once("bank", "m1") as first:
+            leave_effect("within")
+        leave_effect("after")
+    assert not first
+    assert effects() == {"m1": 1, "before": 1, "within": 1, "after": 1}
+
+
+class InATestCase(TestCase):
+    def test_its_own_block_is_no_transaction(self) -> None:
+        with pytest.raises(outbox.NoActiveTransaction), inbox.once("bank", "m1"):
+            pytest.fail("entered")
+        assert receive()
+
+
+@outside
+def test_in_a_listener_that_is_run_again() -> None:
+    """The first run commits and then fails; the second finds the message received."""
+    calls: list[bool] = []
+
+    def reserve(event: outbox.Event) -> None:
+        with transaction.atomic(), inbox.once("reserve", event.event_id) as first:
+            calls.append(first)
+            if first:
+                leave_effect(event.event_id)
+        if len(calls) == 1:
+            raise outbox.RetryAfter(0)
+
+    (event_id,) = write()
+    with listening(reserve):
+        outbox.drain()
+        outbox.drain()
+    assert calls == [True, False]
+    assert effects() == {event_id: 1}
+
+
+@inside
+def test_in_a_drain_within_a_test_case() -> None:
+    def reserve(event: outbox.Event) -> None:
+        with transaction.atomic(), inbox.once("bank", event.payload["n"] // 2) as first:
+            if first:
+                leave_effect(str(event.payload["n"]))
+
+    write(4)
+    with listening(reserve):
+        assert outbox.drain() == 4
+    assert OutboxEvent.objects.done().count() == 4
+    assert effects().total() == 2
+
+
+def events() -> Counter[str]:
+    """Return how many events were written for each message."""
+    payloads = OutboxEvent.objects.values_list("payload", flat=True)
+    return Counter(json.loads(each)["message"] for each in payloads)
+
+
+def received(count: int, *, days: float) -> list[int]:
+    """Insert received messages of that age; return their keys."""
+    at = now() - timedelta(days=days)
+    first = OutboxInbox.objects.count()
+    made = [
+        OutboxInbox.objects.create(source="s", message_id=f"{first + n}", received_at=at)
+        for n in range(count)
+    ]
+    return [each.pk for each in made]
+
+
+@inside
+@pytest.mark.parametrize(
+    ("retention", "kept"), [(None, 3), (86400, 2), (0, 0)], ids=["None", "a day", "nothing"]
+)
+def test_retention_inbox(settings: Any, retention: float | None, kept: int) -> None:
+    settings.OUTBOX = {"RETENTION_INBOX": retention}
+    received(1, days=30)
+    received(2, days=0.5)
+    assert OutboxInbox.objects.purge() == 3 - kept
+    assert OutboxInbox.objects.count() == kept
+
+
+@outside
+def test_a_purge_stops_when_told() -> None:
+    received(3, days=8)
+    run = purging(100)
+    run.stopping = True
+    run.run()
+    assert OutboxInbox.objects.count() == 0  # a single batch was enough
+    received(1500, days=8)
+    run.run()
+    assert OutboxInbox.objects.count() == 1000
+
+
+@outside
+def test_the_command_purges_both(settings: Any) -> None:
+    received(4, days=8)
+
+    def said(*arguments: str) -> str:
+        out = io.StringIO()
+        call_command("outbox_purge", *arguments, stdout=out)
+        return out.getvalue().strip()
+
+    assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 4"
+    assert OutboxInbox.objects.count() == 4
+    assert said() == "purged events: 0, idle streams: 0, received messages: 4"
+    assert not OutboxInbox.objects.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -20,7 +21,7 @@ from django.test import TestCase, TransactionTestCase, override_settings
 import django_outbox as outbox
 from django_outbox import inbox
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxInbox
 from django_outbox.testing import (
     accept_test_transaction,
     assert_event_written,
@@ -34,7 +35,7 @@ from django_outbox.testing import (
 )
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
-from tests.table import PLACED, in_thread, listening, now, row, statuses
+from tests.table import PLACED, in_thread, insert, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
 
 pytest_plugins = ["pytester"]
@@ -701,3 +702,64 @@ def declared_entry_points() -> dict[str, str]:
 def no_queue_left() -> Iterator[None]:
     yield
     assert hot_queues.by_alias == {}
+
+
+@both
+def test_time_moves_retries_and_each_listeners_own(outside: bool) -> None:
+    calls: list[str] = []
+
+    def slow(event: outbox.Event) -> outbox.Defer | None:
+        calls.append("slow")
+        return outbox.Defer(3000) if calls.count("slow") == 1 else None
+
+    def quick(event: outbox.Event) -> outbox.Defer | None:
+        calls.append("quick")
+        return outbox.Defer(600) if calls.count("quick") == 1 else None
+
+    with listening(slow, name="slow"), listening(quick, name="quick"):
+        place()
+        assert drain() == 1
+        pass_time(599)
+        assert drain() == 0
+        pass_time(2)
+        assert drain() == 1
+        assert sorted(calls) == ["quick", "quick", "slow"]
+        pass_time(2400)
+        assert drain() == 1
+    assert sorted(calls) == ["quick", "quick", "slow", "slow"]
+    assert statuses() == {"DONE": 1}
+
+
+@both
+def test_time_moves_ages(outside: bool) -> None:
+    """``pass_time`` also applies to UNROUTABLE_GRACE, the retentions and the inbox."""
+    event_id = place()
+    assert drain() == 1
+    assert row(event_id).status == Status.NEW
+    with transaction.atomic(), inbox.once("bank", 1):
+        pass
+    pass_time(601)
+    with pytest.raises(AssertionError, match="No listener for event type"):
+        drain()
+    insert(status=Status.DONE, due=None, done_at=now())
+    pass_time(timedelta(days=8))
+    assert OutboxEvent.objects.purge() == 1
+    assert OutboxInbox.objects.purge() == 1
+
+
+@outside_alone
+def test_time_wakes_a_running_worker(settings: Any) -> None:
+    slow = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
+    settings.OUTBOX = {**slow, "LEASE": 0.5, "DRAIN_TIMEOUT": 0.4}  # keeps the probation short
+    with listening(ship), running_worker() as worker:
+        place(deliver_after=3600)
+        intake, wakeup = worker._claimer._intakes["default"], worker._wakeup
+        wait_until(
+            lambda: (
+                not wakeup.poll_wanted
+                and min(intake.poll_at, wakeup.next_poll()) > time.monotonic() + 400
+            ),
+            what="a claimer at rest",
+        )
+        pass_time(3601)
+        wait_until(shipped, what="the shipment")

@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 from django.db import connection, transaction
+from django.db.models import F
 
 import django_outbox as outbox
 from django_outbox.events import SINGLE_NODE_KEY
-from django_outbox.models import OutboxEvent, OutboxQuerySet, OutboxStream
-from django_outbox.worker import purger
+from django_outbox.models import OutboxEvent, OutboxQuerySet, OutboxStream, OutboxWorker
+from django_outbox.worker import purger, worker_registry
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, insert, listening, now, purging, rest_of, row, statuses, write
 from tests.test_process import pause
@@ -253,3 +254,92 @@ def test_a_stop_ends_a_run(settings: Any) -> None:
     run.stopping = True
     run.run()
     assert OutboxEvent.objects.count() == 25
+
+
+@pytest.mark.parametrize("mode", DELIVERING)
+def test_two_workers_deliver_each_event_once_in_every_mode(
+    site: Site, settings: Any, mode: str
+) -> None:
+    settings.OUTBOX = {"MODE": mode}  # for the writer: in "ordered" its events have keys
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(site.worker(MODE=mode, POLL_INTERVAL=0.3, PROBE_INTERVAL=0.1))
+            for _ in range(2)
+        ]
+        workers_show(2)
+        ids = [
+            event_id
+            for n in range(10)
+            for event_id in write(4, "reach.noted", aggregate_type="Order", aggregate_id=f"{n}")
+        ]
+        assert delivered_by(ids) <= {each.pid for each in children}
+        wait_until(lambda: statuses() == {"DONE": 40}, what="40 DONE")
+        assert [each.stop() for each in children] == [0, 0]
+    assert Effect.objects.count() == 40
+    keys = OutboxEvent.objects.values_list("key", flat=True).distinct().count()
+    assert keys == (10 if mode == "ordered" else 1)
+    nothing_is_left()
+
+
+def test_retention_zero_keeps_what_has_a_unique_key(settings: Any) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0, "PURGE_INTERVAL": 0.05}
+    with listening(lambda event: None), outbox.Worker():
+        with transaction.atomic():
+            unique = outbox.write(PLACED, unique_key="once")
+            for _ in range(5):
+                outbox.write(PLACED)
+        wait_until(lambda: statuses() == {"DONE": 1}, what="one row left")
+        (left,) = OutboxEvent.objects.all()
+        with transaction.atomic(), pytest.raises(outbox.DuplicateEvent):
+            outbox.write(PLACED, unique_key="once")
+        OutboxEvent.objects.update(
+            done_at=F("done_at") - timedelta(days=8)
+        )  # past RETENTION_UNIQUE
+        wait_until(lambda: not OutboxEvent.objects.exists(), what="a purge of the key")
+    assert left.event_id == unique
+
+
+def test_w17_a_workers_row_comes_goes_and_is_written_again(settings: Any) -> None:
+    settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
+    with listening(lambda event: None):
+        worker = outbox.Worker()
+        with worker:
+            mine = wait_until(lambda: OutboxWorker.objects.filter(pk=worker.id).first())
+            assert mine.started_at is not None
+            wait_until(
+                lambda: OutboxWorker.objects.get().heartbeat_at > mine.heartbeat_at,
+                what="another heartbeat",
+            )
+            OutboxWorker.objects.all().delete()
+            write(3)
+            wait_until(lambda: statuses() == {"DONE": 3}, what="3 DONE")
+            wait_until(lambda: OutboxWorker.objects.filter(pk=worker.id).exists(), what="its row")
+    assert not OutboxWorker.objects.exists()
+
+
+def test_w17_the_row_of_a_lost_worker_goes_after_a_day(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most ``MAX_LOST`` of them stay, those lost last; a silent one is not yet lost."""
+    monkeypatch.setattr(worker_registry, "MAX_LOST", 2)
+    settings.OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 1}
+    clock = now()
+    for name, seconds in (
+        ("yesterday", 86_401),
+        ("third", 3000),
+        ("second", 2000),
+        ("first", 31),
+        ("silent", 20),
+    ):
+        seen = clock - timedelta(seconds=seconds)
+        OutboxWorker.objects.create(
+            id=name, hostname="h", pid=1, started_at=seen, heartbeat_at=seen
+        )
+
+    def left() -> set[str]:
+        return {*OutboxWorker.objects.values_list("pk", flat=True)}
+
+    with outbox.Worker() as worker:
+        wait_until(lambda: left() == {"silent", "first", "second", worker.id}, what="two lost ones")
+        OutboxWorker.objects.filter(pk="first").update(heartbeat_at=clock - timedelta(days=2))
+        wait_until(lambda: left() == {"silent", "second", worker.id}, what="those of the last day")

@@ -15,8 +15,10 @@ from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.models.pause_queryset import Resumed
+from django_outbox.sql.values import POSTPONED_FOR
+from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
-from tests.table import insert, keyed, listening, now, row, stream, stream_due_in
+from tests.table import insert, keyed, listening, now, row, stream, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -303,3 +305,90 @@ def test_a_stream_is_not_postponed_for_a_pause_that_is_over() -> None:
             patch.setattr("django_outbox.worker.drain_claims.KnownPauses", lambda: stale)
             outbox.drain()
     assert len(got) == 1
+
+
+def test_resumed_events_come_in_the_order_of_their_writes() -> None:
+    with noting(SENT) as got:
+        ids = insert(7, event_type=SENT)
+        pause(*TYPE)
+        outbox.drain()
+        resume(*TYPE)
+        outbox.drain()
+    assert got == ids
+
+
+def test_a_drain_inside_a_transaction_goes_on_behind_what_is_paused() -> None:
+    with noting(SENT, OTHER) as got:
+        insert(3, event_type=SENT)
+        keyed("paused", event_type=SENT)
+        (free,) = insert(event_type=OTHER)
+        (other,) = keyed("other", event_type=OTHER)
+        pause(*TYPE)
+        with transaction.atomic():
+            assert outbox.drain() == 2
+    assert sorted(got) == sorted([free, other])
+
+
+def test_a_paused_stream_keeps_its_order_and_its_writers_go_on() -> None:
+    with noting(SENT) as got:
+        ids = keyed("k", 2, event_type=SENT)
+        (free,) = keyed("free", event_type=SENT)
+        pause("stream", "k")
+        outbox.drain()
+        ids += write(2, SENT, key="k")
+        outbox.drain()
+        assert got == [free]
+        assert resume("stream", "k") == Resumed(pauses=1, events=0, streams=1)
+        outbox.drain()
+    assert got == [free, *ids]
+
+
+def test_a_keyed_event_waits_for_its_paused_listener_and_holds_its_stream() -> None:
+    with noting(SENT, name="mail") as mail, noting(SENT, name="stock") as stock:
+        ids = keyed("k", 2, event_type=SENT)
+        pause("listener", f"{SENT} mail")
+        outbox.drain()
+        assert (mail, stock) == ([], ids[:1])
+        OutboxStream.objects.update(due_at=now())
+        OutboxEvent.objects.filter(pk=ids[0]).update(deliver_at=now() - timedelta(seconds=1))
+        outbox.drain()
+        assert stream_due_in("k") > 60
+        assert resume("listener", f"{SENT} mail").streams == 1
+        outbox.drain()
+    assert (mail, stock) == (ids, ids)
+
+
+def test_resuming_a_listener_leaves_what_waits_for_a_type() -> None:
+    (event_id,) = insert(event_type=SENT)
+    pause(*TYPE)
+    pause("listener", f"{OTHER} mail")
+    outbox.drain()
+    assert resume("listener", f"{OTHER} mail").events == 0
+    assert is_far(event_id)
+
+
+def test_what_is_free_among_the_paused_is_all_a_claim_may_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pauses, "CHECK_BATCH", 10)
+    for _ in range(20):
+        insert(due=-60, event_type=SENT)
+        insert(due=-60, event_type=OTHER)
+    pause(*TYPE)
+    looking = KnownPauses()
+    looking.read(connection)
+    assert postpone_due(looking, 100) == 5
+    assert OutboxEvent.objects.postponed().count() == 5
+
+
+def test_a_postponement_is_bounded() -> None:
+    """Even without a resume, a postponed event becomes due by itself."""
+    (event_id,) = insert(event_type=SENT)
+    pause(*TYPE)
+    outbox.drain()
+    assert 60 < due_in(row(event_id)) <= POSTPONED_FOR
+    OutboxPause.objects.all().delete()  # not ``resume``, so nothing makes its events due
+    OutboxEvent.objects.update(available_at=now())
+    with noting(SENT) as got:
+        outbox.drain()
+    assert got == [event_id]

@@ -8,12 +8,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql import dialect_of
 from django_outbox.worker.pauses import KnownPauses, PauseEnds
 from tests.table import insert, keyed, listening, now, row, statuses, stream_due_in, write
@@ -215,3 +216,55 @@ def test_the_next_worker_ends_what_ended_while_none_ran(settings: Any) -> None:
         with outbox.Worker():
             wait_until(lambda: statuses() == {"DONE": 2}, what="2 DONE")
     assert sorted(got) == ids
+
+
+@pytest.mark.parametrize("kind", ["event_type", "listener", "stream", "queue"])
+def test_every_kind_of_pause_ends(kind: str) -> None:
+    names = {"event_type": SENT, "listener": f"{SENT} mail", "stream": "k", "queue": "hooks"}
+    got: list[str] = []
+    queue = "hooks" if kind == "queue" else "default"
+    with listening(lambda event: got.append(event.event_id), SENT, name="mail", queue=queue):
+        ids = write(2, SENT, key="k") if kind == "stream" else write(2, SENT)
+        pause(kind, names[kind])
+        outbox.drain()
+        assert got == []
+        let_end()
+        outbox.drain()
+    assert got == ids
+    assert not OutboxPause.objects.exists()
+
+
+def test_what_another_pause_holds_stays_paused() -> None:
+    with noting(SENT, OTHER) as got:
+        (ended,) = insert(event_type=SENT)
+        (held,) = insert(event_type=OTHER)
+        pause(*TYPE)
+        OutboxPause.objects.pause("event_type", OTHER)
+        outbox.drain()
+        let_end(name=SENT)
+        outbox.drain()
+    assert got == [ended]
+    assert is_far(held)
+    assert OutboxPause.objects.get().name == OTHER
+
+
+def test_a_drain_in_a_transaction_ends_pauses_in_it() -> None:
+    with noting(SENT) as got:
+        ids = insert(2, event_type=SENT)
+        pause(*TYPE)
+        let_end()
+        with transaction.atomic():
+            assert outbox.drain() == 2
+            transaction.set_rollback(True)
+    assert got == ids
+    assert OutboxPause.objects.exists()
+
+
+def test_a_pause_set_again_meanwhile_is_not_ended() -> None:
+    pause(*TYPE)
+    let_end()
+    ends = PauseEnds("default", known())
+    assert OutboxPause.objects.resume() == Resumed(pauses=1, events=0, streams=0)
+    OutboxPause.objects.pause(*TYPE)
+    ends.finish(connection, monotonic())
+    assert OutboxPause.objects.get().until is None

@@ -542,3 +542,44 @@ def test_a_test_drains_one_queue() -> None:
     with listening(Seen(), "hook.sent", queue="hooks"):
         assert testing.drain(queues=["hooks"]) == 3
     assert [*OutboxEvent.objects.due().values_list("pk", flat=True)] == [other]
+
+
+def test_dedicated_workers_pass_a_shared_event_on_through_the_table() -> None:
+    local, hook = Seen(), Seen()
+    with both(local, hook):
+        with outbox.Worker(queues=["default"]):
+            ids = write(10)
+            wait_until(lambda: len(local.ids) == 10)
+            wait_until(lambda: queues() == {"hooks": 10})
+            assert hook.ids == []
+        with outbox.Worker(queues=["hooks"]):
+            wait_until(lambda: statuses() == {"DONE": 10})
+    assert Counter(local.ids) == Counter(hook.ids) == Counter(ids)
+
+
+def test_dedicated_workers_pass_a_stream_on() -> None:
+    local, hook = Seen(), Seen()
+    with listening(local), listening(hook, "hook.sent", queue="hooks"):
+        with transaction.atomic():
+            outbox.write("order.placed", key="a")
+            outbox.write("hook.sent", key="a")
+        with outbox.Worker(queues=["default"]):
+            wait_until(lambda: stream("a").queue == "hooks" and stream("a").locked_by is None)
+        assert (len(local.ids), hook.ids) == (1, [])
+        with outbox.Worker(queues=["hooks"]):
+            wait_until(lambda: statuses() == {"DONE": 2})
+
+
+def test_a_backlog_in_a_wrong_queue_is_moved_and_does_not_fill_the_worker() -> None:
+    gate, seen = Gate(), Seen()
+    with listening(gate, "hook.sent", queue="hooks"), listening(seen), outbox.Worker() as worker:
+        insert(2000, event_type="hook.sent")
+        try:
+            wait_until(lambda: queues()["hooks"] > 1900, what="the backlog moved")
+            assert worker.depths()["held"] < 100
+            write(5)
+            wait_until(lambda: len(seen.ids) == 5)
+        finally:
+            OutboxEvent.objects.filter(event_type="hook.sent", locked_by=None).delete()
+            gate.open.set()
+    assert OutboxEvent.objects.filter(rescues__gt=0).count() == 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from io import StringIO
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,15 +15,17 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
+import django_outbox as outbox
 from django_outbox.admin import bulk_actions
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxAttempt, OutboxEvent
-from tests.conformance.test_replay_slowly import SECOND, dead, steps, times
-from tests.table import row
+from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream
+from django_outbox.models.replay import Spacing
+from tests.table import insert, keyed, listening, now, row, stream_due_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 ALL = "admin:django_outbox_outboxevent_replay_all"
 
 LIST = "admin:django_outbox_outboxevent_changelist"
@@ -175,3 +178,78 @@ def test_an_entry_names_at_most_some_ids(boss: Client, monkeypatch: pytest.Monke
     ticked(boss, ids, pace="at_once")
     message = LogEntry.objects.get().get_change_message()
     assert message == f"Replayed. 3 events: {ids[0]}, {ids[1]}, …"
+
+
+def dead(count: int = 1, **columns: Any) -> list[str]:
+    given = {"status": Status.DEAD, "done_at": now(), "attempts": 3, "last_error": "E: no"}
+    return insert(count, due=None, **{**given, **columns})
+
+
+def dead_in_stream(key: str, count: int) -> list[str]:
+    ids = keyed(key, count, status=Status.DEAD, done_at=now(), last_error="E: no")
+    OutboxStream.objects.update(due_at=None)
+    return ids
+
+
+def times(ids: list[str]) -> list[datetime]:
+    found = [row(each).available_at for each in ids]
+    assert None not in found
+    return [each for each in found if each is not None]
+
+
+def steps(found: list[datetime]) -> set[timedelta]:
+    return {later - earlier for earlier, later in pairwise(found)}
+
+
+def test_events_with_progress_keep_their_places() -> None:
+    first, second, third = sorted(dead(3))
+    text = '{"a":{"state":"done"},"b":{"state":"dead","attempts":3}}'
+    OutboxEvent.objects.filter(pk=second).update(progress=text)
+    OutboxEvent.objects.all().replay(rate="1/s")
+    assert steps(times([first, second, third])) == {SECOND}
+    assert '"dead"' not in str(row(second).progress)
+
+
+def test_the_ten_first_are_a_slice() -> None:
+    ids = sorted(dead(12))
+    rows = OutboxEvent.objects.dead().order_by("pk")[:10]
+    assert rows.replay(rate="1/m") == 10
+    assert steps(times(ids[:10])) == {MINUTE}
+    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
+
+
+def test_events_of_a_stream_wait_for_their_time_and_keep_their_order() -> None:
+    got: list[str] = []
+    with listening(lambda event: got.append(event.event_id)):
+        first, second = dead_in_stream("k", 2)
+        (behind,) = keyed("k")
+        assert OutboxEvent.objects.dead().replay(rate="1/m") == 2
+        outbox.drain()
+        assert got == [first]
+        assert 50 < stream_due_in("k") <= 60
+        deliver_at = row(second).deliver_at
+        assert deliver_at is not None
+        assert row(second).first_due_at == deliver_at
+        OutboxEvent.objects.filter(pk=second).update(deliver_at=now() - SECOND)
+        OutboxStream.objects.update(due_at=now())
+        outbox.drain()
+    assert got == [first, second, behind]
+
+
+def test_a_worker_delivers_them_as_they_become_due() -> None:
+    ids = sorted(dead(3))
+    with listening(lambda event: None):
+        OutboxEvent.objects.dead().replay(rate="1/m")
+        assert outbox.drain() == 1
+        assert outbox.drain(at=now() + MINUTE) == 1
+    assert [row(each).status for each in ids] == [Status.DONE, Status.DONE, Status.NEW]
+
+
+def test_a_spacing_that_was_interrupted_makes_no_burst() -> None:
+    """What was not replayed meanwhile is not caught up."""
+    late = now()
+    spacing = Spacing("1/m", start=late - timedelta(days=1))
+    assert spacing.take(2, late) == [late, late + MINUTE]
+    assert spacing.last_at == late + MINUTE
+    assert spacing.take(1, late) == [late + 2 * MINUTE]
+    assert spacing.take(0, late) == []

@@ -24,9 +24,9 @@ from django_outbox.inspection.status import status
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management.deadline import call_with_timeout
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxWorker
-from tests.conformance.test_streams import events, in_ten_minutes, put
 from tests.table import insert, now
 from tests.test_batch_commands import Terminal
+from tests.test_stream_queryset import events, in_ten_minutes, put
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -714,3 +714,31 @@ def test_the_thread_of_a_replacement_keeps_its_own_connections(clock: MovedClock
         in_thread(lambda: write(1)).result(20)
         ended(DONE=2)
     assert used[1] == used[-1]
+
+
+def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedClock) -> None:
+    with (
+        hanging(clock, name="a") as hangs,
+        listening(leave, name="b", atomic=True),
+        outbox.Worker(workers=1),
+    ):
+        (event_id,) = write()
+        ended(DONE=1)
+        hangs.wake()
+        wait_until(lambda: hangs.first_thread_has_ended)
+    assert effects() == ["0"]
+    assert (row(event_id).attempts, hangs.attempts) == (1, [0, 1])
+
+
+def test_several_atomic_listeners_each_read_what_the_one_before_wrote() -> None:
+    def again(event: outbox.Event) -> None:
+        leave(event)
+
+    with (
+        listening(leave, name="a", atomic=True),
+        listening(again, name="b", atomic=True),
+        outbox.Worker(workers=1),
+    ):
+        write(5)
+        ended(DONE=5)
+    assert effects() == ["0"] * 10

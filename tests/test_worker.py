@@ -25,6 +25,7 @@ from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.worker import connection_cleanup, shedding
+from django_outbox.worker.queues import Held
 from django_outbox.writing.hot_queue import hot_queues
 from tests.table import (
     PLACED,
@@ -461,3 +462,154 @@ def test_end_leases_is_what_a_rescue_finds() -> None:
     end_leases([event_id])
     with listening(lambda event: None), outbox.Worker():
         wait_for_statuses(DONE=1)
+
+
+def test_j4_retries_until_dead() -> None:
+    calls: list[int] = []
+
+    def fails(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        raise ValueError(f"execution {event.attempts + 1}")
+
+    policy = outbox.Fixed(delay=0.02, max_attempts=4)
+    with (
+        heard(signals.event_dead) as dead,
+        heard(signals.event_settled) as settled,
+        listening(fails, retry=policy),
+        outbox.Worker(),
+    ):
+        (event_id,) = write()
+        wait_for_statuses(DEAD=1)
+    after = row(event_id)
+    assert calls == [0, 1, 2, 3]
+    assert after.attempts == 4
+    assert (after.last_error or "").startswith("ValueError: execution 4")
+    assert [each["event"].event_id for each in dead] == [event_id]
+    assert [each["outcome"] for each in settled] == ["retry", "retry", "retry", "dead"]
+
+
+def test_g4_a_replayed_event_starts_from_nought() -> None:
+    attempts: list[int] = []
+    fail = [True]
+
+    def listener(event: outbox.Event) -> None:
+        attempts.append(event.attempts)
+        if fail[0]:
+            raise outbox.Unrecoverable("not yet")
+
+    with listening(listener), outbox.Worker():
+        (event_id,) = write()
+        wait_for_statuses(DEAD=1)
+        OutboxEvent.objects.update(attempts=3)
+        fail[0] = False
+        assert OutboxEvent.objects.dead().replay() == 1
+        wait_for_statuses(DONE=1)
+    assert attempts == [0, 0]
+    assert (row(event_id).attempts, row(event_id).last_error) == (0, None)
+
+
+def test_239_a_lost_workers_events_are_rescued_in_more_than_one_batch(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "POLL_BATCH_SIZE": 20}
+    insert(60, due=-1, locked_by="lost", attempts=2)
+    insert(1, due=-1, locked_by="lost", headers="{damaged")
+    attempts: list[int] = []
+    with (
+        heard(signals.event_rescued) as rescued,
+        listening(lambda event: attempts.append(event.attempts)),
+        outbox.Worker(),
+    ):
+        wait_for_statuses(DONE=60, DEAD=1)
+    assert attempts == [2] * 60
+    assert [each["rescues"] for each in rescued] == [1] * 61
+
+
+def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
+        (stolen,) = write()
+        wait_until(lambda: gate.entered)
+        steal(stolen)
+        gate.open()
+        wait_until(lambda: lost)
+        (other,) = write()
+        wait_until(lambda: row(other).status == Status.DONE)
+    assert [each["count"] for each in lost] == [1]
+    after = row(stolen)
+    assert (after.status, after.locked_by, after.done_at) == (Status.NEW, "thief", None)
+    assert "lost leases" in caplog.text
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise dropping the old lease forgets the new one too, and the event waits for its end."""
+    calls: list[str] = []
+    claimed_again = threading.Event()
+    add, drop = Held.add, Held.drop
+
+    def note(held: Held, leases: Any) -> list[Any]:
+        found = add(held, leases := [*leases])
+        if leases and calls:
+            claimed_again.set()
+        return found
+
+    def late(held: Held, leases: Any) -> None:
+        if (leases := [*leases]) and len(calls) == 1:
+            claimed_again.wait(2)  # a keyed event's stream is read again only after the drop
+        drop(held, leases)
+
+    def fails_once(event: outbox.Event) -> None:
+        calls.append(event.event_id)
+        if len(calls) == 1:
+            raise ConnectionError
+
+    monkeypatch.setattr(Held, "add", note)
+    monkeypatch.setattr(Held, "drop", late)
+    with listening(fails_once, retry=outbox.Fixed(0)), outbox.Worker():
+        write(key=key)
+        wait_for_statuses(DONE=1)
+    assert len(calls) == 2
+
+
+def test_w5_a_row_deleted_meanwhile_is_harmless() -> None:
+    def deletes(event: outbox.Event) -> None:
+        OutboxEvent.objects.filter(pk=event.event_id).delete()
+
+    with heard(signals.lease_lost) as lost, listening(deletes), outbox.Worker():
+        write()
+        wait_until(lambda: lost)
+    assert statuses() == {}
+
+
+def test_j12_stop_finishes_what_runs_and_releases_the_rest() -> None:
+    insert(10, due=-1, attempts=3)
+    with gated() as gate:
+        worker = outbox.Worker(workers=2)
+        worker.start()
+        wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() > 2)
+        stopping = in_thread(worker.stop)
+        wait_until(lambda: not any("claimer" in name for name in engine_threads()))
+        gate.open()
+        assert stopping.result(20) is True
+    assert statuses() == {"DONE": 2, "NEW": 8}
+    assert len(gate.entered) == 2
+    rest = OutboxEvent.objects.pending()
+    assert rest.filter(locked_by=None, locked_at=None, attempts=3).count() == 8
+    assert OutboxEvent.objects.due().count() == 8
+
+
+def test_206_stop_and_start_may_be_repeated() -> None:
+    worker = outbox.Worker()
+    worker.start()
+    worker.start()
+    assert len([name for name in engine_threads() if "claimer" in name]) == 1
+    assert worker.stop() is True
+    assert worker.stop() is True
+    assert engine_threads() == []
+    with pytest.raises(RuntimeError, match="Make a new Worker"):
+        worker.start()
+    with outbox.Worker():
+        write()  # without a listener it waits for the grace period
+        wait_until(lambda: OutboxEvent.objects.exclude(last_error=None).exists())

@@ -10,6 +10,7 @@ from django.db import connections
 from django.test import override_settings
 
 from tests.test_checks import ids, ours
+from tests.test_checks_servers import found
 
 
 @pytest.mark.django_db(databases=["default", "other"])
@@ -72,3 +73,8 @@ def test_a_payload_that_the_server_would_not_take() -> None:
         (found,) = [each for each in ours(["default"]) if each.id == "django_outbox.W027"]
     assert "max_allowed_packet" in found.msg
     assert str(2**30) in found.msg
+
+
+@pytest.mark.django_db
+def test_the_server_of_the_tests_is_supported() -> None:
+    assert found("E024", "E028", "W025", "W054") == []

@@ -12,57 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connections
 from django.db.backends.signals import connection_created
 
 import django_outbox as outbox
 from django_outbox import doorbell, signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.writing.hot_queue import hot_queues
-from tests.conformance.test_hot import at_rest
 from tests.fleet import Fleet
-from tests.table import PLACED, listening
+from tests.table import listening
+from tests.test_databases_apart import ALIASES, Witness, adds_effect, done, statuses, write
 from tests.test_doorbell import rings_at
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
-ALIASES = ["default", "other"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
-
-FAR = {"POLL_INTERVAL": 3600, "PROBE_INTERVAL": 3600, "DOORBELL": None}
-
-
-def write(alias: str, count: int = 1, event_type: str = PLACED, **fields: Any) -> list[str]:
-    with transaction.atomic(using=alias):
-        return outbox.write_many(
-            [
-                outbox.Event(event_type=event_type, **{"payload": {"at": alias, "n": n}, **fields})
-                for n in range(count)
-            ],
-            using=alias,
-        )
-
-
-def statuses(alias: str) -> dict[str, int]:
-    counts = OutboxEvent.objects.using(alias).counts_by_status()
-    return {name: count for name, count in counts.items() if count}
-
-
-def done(count: int, *aliases: str) -> None:
-    for alias in aliases or ALIASES:
-        wait_until(lambda alias=alias: statuses(alias) == {"DONE": count}, what=f"{alias} DONE")
-
-
-class Witness:
-    """A listener that notes each event's database and route (hot or cold)."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str, str]] = []  # event id, database, source
-
-    def __call__(self, event: outbox.Event) -> None:
-        assert event.payload["at"] == event.database
-        self.seen.append((event.event_id, event.database, event.source))
 
 
 @contextmanager
@@ -129,23 +93,6 @@ def test_g13_streams_of_one_name_keep_apart_and_in_order(settings: Any) -> None:
         assert [each for each in order if each in stream] == stream
 
 
-def test_49_the_hot_queue_of_one_is_not_that_of_the_other(settings: Any) -> None:
-    """An event is delivered only by a worker of the database it was written to."""
-    settings.OUTBOX = FAR
-    witness = Witness()
-    with listening(witness):
-        with outbox.Worker(using="other") as worker:
-            assert [*hot_queues.by_alias] == ["other"]
-            at_rest(worker)
-            write("default", 3)
-            write("other", 3)
-            done(3, "other")
-            assert statuses("default") == {"NEW": 3}
-        assert {each[1:] for each in witness.seen} == {("other", "hot")}
-        with outbox.Worker(using="default"):
-            done(3, "default")
-
-
 @pytest.mark.parametrize("kind", ["local", "redis", "postgres"])
 def test_49_the_doorbell_of_one_is_not_heard_by_the_other(settings: Any, kind: str) -> None:
     with tempfile.TemporaryDirectory(prefix="bells") as directory:
@@ -194,76 +141,7 @@ def test_g13_worker_processes_serve_the_aliases_they_are_told(
     assert Counter((line.id, line.database, line.pid) for line in starts) == expected
 
 
-def test_a_worker_of_one_alias_leaves_the_other_alone(
-    database_env: dict[str, str], tmp_path: Path
-) -> None:
-    fleet = Fleet(database_env, tmp_path)
-    try:
-        worker = fleet.start("--database", "other", "--database", "other")  # twice counts once
-        write("default", 5, payload={})
-        write("other", 5, payload={})
-        done(5, "other")
-        assert fleet.end(worker) == 0
-    finally:
-        fleet.kill_all()
-    assert statuses("default") == {"NEW": 5}
-    assert not OutboxEvent.objects.using("default").exclude(locked_by=None).exists()
-
-
-def test_the_aliases_of_a_process_stop_at_the_same_time(
-    database_env: dict[str, str], tmp_path: Path
-) -> None:
-    """While one alias waits for a slow listener, the other must not go on claiming."""
-    fleet = Fleet(database_env, tmp_path, DRAIN_TIMEOUT=20)
-    try:
-        (process,) = {*[fleet.start("--database", "default", "--database", "other")]}
-        write("default", payload={"seconds": 3})
-        wait_until(fleet.starts, what="the slow one's start")
-        process.terminate()
-        while process.poll() is None:
-            write("other", payload={})
-        assert process.wait(30) == 0
-    finally:
-        fleet.kill_all()
-    assert statuses("default") == {"DONE": 1}
-    after = statuses("other")
-    assert after["NEW"] > after.get("DONE", 0)  # it stopped claiming at once
-
-
 # -- using= ----------------------------------------------------------------------------------------
-
-
-def test_74_writing_and_draining_take_a_database(settings: Any) -> None:
-    settings.OUTBOX = {}
-    witness = Witness()
-    with transaction.atomic(using="other"):
-        one = outbox.write(PLACED, {"at": "other"}, using="other")
-        many = outbox.write_many(
-            [outbox.Event(event_type=PLACED, payload={"at": "other"})], using="other"
-        )
-    write("default")
-    with listening(witness):
-        assert outbox.drain(using="other") == 2
-        assert statuses("default") == {"NEW": 1}
-        assert outbox.drain() == 1
-    assert [each[0] for each in witness.seen[:2]] == [one, *many]
-    assert [each[1] for each in witness.seen] == ["other", "other", "default"]
-
-
-def test_74_a_listener_knows_where_to_go_on() -> None:
-    def follow(event: outbox.Event) -> None:
-        with transaction.atomic(using=event.database):
-            Order.objects.using(event.database).create(sku=event.event_id)
-            outbox.write("order.paid", using=event.database)
-
-    write("default")
-    write("other")
-    with listening(follow):
-        for alias in ALIASES:
-            assert outbox.drain(using=alias, limit=1) == 1
-    for alias in ALIASES:
-        assert statuses(alias) == {"DONE": 1, "NEW": 1}
-        assert Order.objects.using(alias).count() == 1
 
 
 @pytest.mark.parametrize("verb", ["replay", "discard", "release", "purge"])
@@ -284,13 +162,6 @@ def test_74_the_verbs_of_a_queryset_act_on_its_database_alone(settings: Any, ver
 
 
 # -- routers ---------------------------------------------------------------------------------------
-
-
-def adds_effect(event: outbox.Event) -> None:
-    Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
-
-
-adds_effect.__module__ = "tests.testapp.listeners"
 
 
 # -- read-only -------------------------------------------------------------------------------------

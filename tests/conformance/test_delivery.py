@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
 
 import django_outbox as outbox
-from django_outbox.delivery.deliver import deliver
-from django_outbox.listeners.outcomes import DONE, Status
+from django_outbox.listeners.outcomes import DONE
 from django_outbox.models import OutboxEvent
-from django_outbox.sql import dialect_of
-from tests.table import insert, listening, row, write
-from tests.test_delivery import delivered, leases, outcome
+from tests.table import row, write
+from tests.test_delivery import delivered
 
 pytestmark = pytest.mark.django_db
 
@@ -47,36 +44,3 @@ def test_180_the_event_as_it_was_written() -> None:
         event.headers["trace"] = "8"  # type: ignore[index]
     with pytest.raises(AttributeError):
         event.attempts = 0  # type: ignore[misc]
-
-
-# -- unreadable rows -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"headers": "{not json"},
-        {"headers": '["a list"]'},
-        {"headers": '{"n": 1}'},
-        {"payload": "{not json"},
-        {"payload": ""},
-        {"payload": "NaN"},
-    ],
-    ids=str,
-)
-def test_j18_a_damaged_row_is_dead_and_the_others_delivered(damage: dict[str, str]) -> None:
-    before, damaged, after = [*insert(), *insert(**damage), *insert()]
-    called: list[str] = []
-    with listening(lambda event: called.append(event.event_id)):
-        decisions = {each.event_id: deliver(each, alias="default") for each in leases()}
-    assert decisions[before] is DONE
-    assert decisions[after] is DONE
-    assert called == [before, after]
-    assert outcome(decisions[damaged]) == (Status.DEAD, None, 0)
-    assert "PayloadError" in (decisions[damaged].error or "")
-    assert (
-        dialect_of(connection).settle_all(connection, me="me", decisions=[*decisions.items()]) == 3
-    )
-    kept = row(damaged)
-    assert kept.status == Status.DEAD
-    assert {name: getattr(kept, name) for name in damage} == damage  # a person can repair it

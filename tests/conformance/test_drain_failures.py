@@ -11,47 +11,8 @@ import pytest
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import in_thread, keyed, listening, row, statuses, stream, stream_due_in, write
-from tests.test_drain_failures import both, either, interrupted, listener_that, lost, outside_alone
-
-
-@both
-@either
-def test_an_interrupt_releases_the_stream(outside: bool, is_async: bool) -> None:
-    """Events before it are settled, and the stream resumes with the interrupted event."""
-    ids = keyed("k", 4, due=-1, payload="1")
-    OutboxEvent.objects.filter(pk=ids[1]).update(payload='"bad"')
-    interrupts = listener_that(KeyboardInterrupt, is_async=is_async)
-    with listening(interrupts), pytest.raises(KeyboardInterrupt):
-        outbox.drain()
-    assert [row(each).status for each in ids] == [Status.DONE, *[Status.NEW] * 3]
-    assert [(row(each).attempts, row(each).rescues) for each in ids] == [(0, 0)] * 4
-    assert stream("k").locked_by is None
-    assert stream_due_in("k") <= 0
-    seen: list[str] = []
-    with listening(lambda event: seen.append(event.event_id)):
-        assert outbox.drain() == 3
-    assert seen == ids[1:]
-
-
-@both
-@pytest.mark.parametrize("rescues", [0, 1])
-def test_an_interrupt_takes_the_rescue_back_that_its_start_had_counted(
-    outside: bool, rescues: int
-) -> None:
-    """A rescued stream runs carefully: each start is counted before the listener is called."""
-    first, second = keyed("k", 2, due=-1, rescues=rescues)
-    lost(*"k")
-    with listening(interrupted), pytest.raises(KeyboardInterrupt):
-        outbox.drain()
-    assert [(row(each).attempts, row(each).rescues) for each in (first, second)] == [
-        (0, rescues),
-        (0, rescues),
-    ]
-    assert stream("k").locked_by is None
-    assert stream_due_in("k") <= 0
-    with listening(lambda event: None):
-        assert outbox.drain() == 2
+from tests.table import in_thread, listening, row, statuses, write
+from tests.test_drain_failures import outside_alone
 
 
 class Unsteady:

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 import django_outbox as outbox
 from django_outbox import Worker, write
-from django_outbox.exceptions import PayloadTooLarge
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.table import PLACED, insert, listening, row, statuses
@@ -204,23 +203,6 @@ def test_what_is_accepted_arrives_equal_by_every_route() -> None:
 
 # --- what is stored already -----------------------------------------------------------------------
 
-DAMAGED: list[dict[str, str]] = [
-    {"payload": text}
-    for text in ("", "{", '{"a":', "nul", "NaN", '{"a":1}}', "\u2028", "[" * 5000, "1e", "'a'")
-] + [{"headers": text} for text in ("{", "[]", "1", '{"a":1}', '{"a":null}', '"a"', "[" * 5000)]
-
-
-def test_402_rows_damaged_by_hand_stop_no_batch() -> None:
-    good = [insert(3) for _ in DAMAGED]
-    bad = [insert(1, **columns)[0] for columns in DAMAGED]
-    with listening(lambda event: None):
-        outbox.drain()
-    assert statuses() == {"DONE": sum(map(len, good)), "DEAD": len(bad)}
-    for each in bad:
-        error = row(each).last_error
-        assert error is not None
-        assert "PayloadError" in error
-
 
 @often
 @example("a \0 in the text")
@@ -243,17 +225,6 @@ def test_any_text_of_an_error_is_settled(text: str) -> None:
 
 
 # --- sizes ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("megabytes", [5, 17, 33])
-def test_large_headers_are_refused_before_they_cost_the_transaction(megabytes: int) -> None:
-    """MariaDB drops the connection above 16 MB, and the business transaction with it."""
-    headers = {"note": "a" * megabytes * 2**20}
-    with override_settings(OUTBOX={}), transaction.atomic():
-        Order.objects.create(sku="B-7")
-        with pytest.raises(PayloadTooLarge, match=r"headers have \d+ bytes; at most 1048576"):
-            write(PLACED, {}, headers=headers)
-    assert Order.objects.count() == 1
 
 
 def test_the_largest_of_everything_is_written() -> None:

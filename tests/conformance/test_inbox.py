@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import subprocess
 import sys
 import threading
-import uuid
-from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, transaction
-from django.test import TestCase
 
-import django_outbox as outbox
 from django_outbox import inbox
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests.consumer import POINTS
 from tests.crashpoints import KILLED, VARIABLE
 from tests.fleet import REPOSITORY, Fleet, wait_for_end_of
 from tests.sessions import waiters
-from tests.table import elsewhere, in_thread, listening, now, purging, write
-from tests.testapp.models import Effect
+from tests.table import elsewhere, in_thread, now
+from tests.test_inbox import effects, events, inside, leave_effect, outside, receive, received
 from tests.waiting import wait_until
 
-inside = pytest.mark.django_db
-outside = pytest.mark.django_db(transaction=True)
-
 SQLITE = connection.vendor == "sqlite"
-
-
-def receive(message: Any = "m1", source: str = "bank", **options: Any) -> bool:
-    """Receive a message in its own transaction, and leave an effect if it is the first time."""
-    with transaction.atomic(**options), inbox.once(source, message, **options) as first:
-        if first:
-            leave_effect(str(message))
-        return first
-
-
-def leave_effect(name: str) -> None:
-    Effect.objects.create(event_id=name[:36], pid=os.getpid(), phase="received")
-
-
-def effects() -> Counter[str]:
-    return Counter(Effect.objects.values_list("event_id", flat=True))
 
 
 # -- the first time and every other ----------------------------------------------------------------
@@ -63,16 +35,6 @@ def test_true_once_and_false_ever_after() -> None:
 
 
 @inside
-def test_within_one_transaction_too() -> None:
-    with transaction.atomic():
-        answers = []
-        for _ in range(2):
-            with inbox.once("bank", 1) as first:
-                answers.append(first)
-    assert answers == [True, False]
-
-
-@inside
 def test_source_and_message_together_are_the_identity() -> None:
     assert receive("m1", "bank")
     assert receive("m1", "shop")
@@ -81,15 +43,6 @@ def test_source_and_message_together_are_the_identity() -> None:
     assert receive("☕", "bank")
     assert not receive("☕", "bank")
     assert receive("x" * 255, "y" * 128)
-
-
-@inside
-def test_ints_and_uuids_stand_for_their_text() -> None:
-    number = uuid.uuid4()
-    assert receive(17)
-    assert receive(number)
-    assert not receive("17")
-    assert not receive(str(number))
 
 
 @inside
@@ -135,28 +88,6 @@ def test_an_error_in_the_block_undoes_the_block_alone() -> None:
         leave_effect("after")
     assert effects() == {"before": 1, "after": 1}
     assert receive()
-
-
-@outside
-def test_a_repeat_leaves_the_transaction_usable() -> None:
-    receive()
-    with transaction.atomic():
-        leave_effect("before")
-        with inbox.once("bank", "m1") as first:
-            leave_effect("within")
-        leave_effect("after")
-    assert not first
-    assert effects() == {"m1": 1, "before": 1, "within": 1, "after": 1}
-
-
-# -- bad input -------------------------------------------------------------------------------------
-
-
-class InATestCase(TestCase):
-    def test_its_own_block_is_no_transaction(self) -> None:
-        with pytest.raises(outbox.NoActiveTransaction), inbox.once("bank", "m1"):
-            pytest.fail("entered")
-        assert receive()
 
 
 # -- several at once -------------------------------------------------------------------------------
@@ -220,41 +151,6 @@ def test_of_many_at_once_one_is_the_first() -> None:
 # -- with the outbox -------------------------------------------------------------------------------
 
 
-@outside
-def test_in_a_listener_that_is_run_again() -> None:
-    """The first run commits and then fails; the second finds the message received."""
-    calls: list[bool] = []
-
-    def reserve(event: outbox.Event) -> None:
-        with transaction.atomic(), inbox.once("reserve", event.event_id) as first:
-            calls.append(first)
-            if first:
-                leave_effect(event.event_id)
-        if len(calls) == 1:
-            raise outbox.RetryAfter(0)
-
-    (event_id,) = write()
-    with listening(reserve):
-        outbox.drain()
-        outbox.drain()
-    assert calls == [True, False]
-    assert effects() == {event_id: 1}
-
-
-@inside
-def test_in_a_drain_within_a_test_case() -> None:
-    def reserve(event: outbox.Event) -> None:
-        with transaction.atomic(), inbox.once("bank", event.payload["n"] // 2) as first:
-            if first:
-                leave_effect(str(event.payload["n"]))
-
-    write(4)
-    with listening(reserve):
-        assert outbox.drain() == 4
-    assert OutboxEvent.objects.done().count() == 4
-    assert effects().total() == 2
-
-
 @pytest.fixture
 def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(database_env, tmp_path, LEASE=0.8, DRAIN_TIMEOUT=0.5, POLL_INTERVAL=0.2)
@@ -303,24 +199,7 @@ def test_exactly_once_from_end_to_end_whatever_dies(
     assert repeated  # the kills did cause repeats
 
 
-def events() -> Counter[str]:
-    """Return how many events were written for each message."""
-    payloads = OutboxEvent.objects.values_list("payload", flat=True)
-    return Counter(json.loads(each)["message"] for each in payloads)
-
-
 # -- the purge -------------------------------------------------------------------------------------
-
-
-def received(count: int, *, days: float) -> list[int]:
-    """Insert received messages of that age; return their keys."""
-    at = now() - timedelta(days=days)
-    first = OutboxInbox.objects.count()
-    made = [
-        OutboxInbox.objects.create(source="s", message_id=f"{first + n}", received_at=at)
-        for n in range(count)
-    ]
-    return [each.pk for each in made]
 
 
 def left() -> list[int]:
@@ -337,48 +216,6 @@ def test_what_is_old_is_purged(settings: Any) -> None:
     assert (sum(sizes), max(sizes)) == (10, 4)
     assert left() == young
     assert OutboxInbox.objects.purge() == 0
-
-
-@inside
-@pytest.mark.parametrize(
-    ("retention", "kept"), [(None, 3), (86400, 2), (0, 0)], ids=["None", "a day", "nothing"]
-)
-def test_retention_inbox(settings: Any, retention: float | None, kept: int) -> None:
-    settings.OUTBOX = {"RETENTION_INBOX": retention}
-    received(1, days=30)
-    received(2, days=0.5)
-    assert OutboxInbox.objects.purge() == 3 - kept
-    assert OutboxInbox.objects.count() == kept
-
-
-@outside
-def test_a_purged_message_is_new_again() -> None:
-    receive()
-    OutboxInbox.objects.update(received_at=now() - timedelta(days=8))
-    assert OutboxInbox.objects.purge() == 1
-    assert receive()
-
-
-@outside
-@pytest.mark.parametrize("mode", ["multi_node", "writer_only"])
-def test_the_worker_purges(settings: Any, mode: str) -> None:
-    settings.OUTBOX = {"MODE": mode, "PURGE_INTERVAL": 0.05, "PURGE_BATCH_SIZE": 2}
-    received(5, days=8)
-    young = received(1, days=1)
-    with outbox.Worker():
-        wait_until(lambda: left() == young, what="a purge")
-
-
-@outside
-def test_a_purge_stops_when_told() -> None:
-    received(3, days=8)
-    run = purging(100)
-    run.stopping = True
-    run.run()
-    assert OutboxInbox.objects.count() == 0  # a single batch was enough
-    received(1500, days=8)
-    run.run()
-    assert OutboxInbox.objects.count() == 1000
 
 
 @outside
@@ -400,18 +237,3 @@ def test_a_purge_waits_for_nobody() -> None:
     with elsewhere(lock):
         assert in_thread(purge).result(30) == 19
     assert OutboxInbox.objects.purge() == 1
-
-
-@outside
-def test_the_command_purges_both(settings: Any) -> None:
-    received(4, days=8)
-
-    def said(*arguments: str) -> str:
-        out = io.StringIO()
-        call_command("outbox_purge", *arguments, stdout=out)
-        return out.getvalue().strip()
-
-    assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 4"
-    assert OutboxInbox.objects.count() == 4
-    assert said() == "purged events: 0, idle streams: 0, received messages: 4"
-    assert not OutboxInbox.objects.exists()

@@ -7,16 +7,15 @@ import threading
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause, pause_queryset
-from django_outbox.models.pause_queryset import Resumed
 from django_outbox.worker.pauses import PauseEnds
-from tests.table import in_thread, insert, keyed, listening, now, write
-from tests.test_pause import OTHER, SENT, TYPE, heard, is_far, noting
+from tests.table import in_thread, insert, keyed, now
+from tests.test_pause import SENT, TYPE, heard
 from tests.test_pause_end import known, let_end, pause, two_queues
 from tests.test_queue_status import breaker
 
@@ -34,48 +33,6 @@ def test_only_pauses_whose_time_has_come_have_ended() -> None:
     assert not OutboxPause.objects.ended().exists()
     let_end(name=SENT)
     assert [each.name for each in OutboxPause.objects.ended()] == [SENT]
-
-
-@pytest.mark.parametrize("kind", ["event_type", "listener", "stream", "queue"])
-def test_every_kind_of_pause_ends(kind: str) -> None:
-    names = {"event_type": SENT, "listener": f"{SENT} mail", "stream": "k", "queue": "hooks"}
-    got: list[str] = []
-    queue = "hooks" if kind == "queue" else "default"
-    with listening(lambda event: got.append(event.event_id), SENT, name="mail", queue=queue):
-        ids = write(2, SENT, key="k") if kind == "stream" else write(2, SENT)
-        pause(kind, names[kind])
-        outbox.drain()
-        assert got == []
-        let_end()
-        outbox.drain()
-    assert got == ids
-    assert not OutboxPause.objects.exists()
-
-
-def test_what_another_pause_holds_stays_paused() -> None:
-    with noting(SENT, OTHER) as got:
-        (ended,) = insert(event_type=SENT)
-        (held,) = insert(event_type=OTHER)
-        pause(*TYPE)
-        OutboxPause.objects.pause("event_type", OTHER)
-        outbox.drain()
-        let_end(name=SENT)
-        outbox.drain()
-    assert got == [ended]
-    assert is_far(held)
-    assert OutboxPause.objects.get().name == OTHER
-
-
-def test_a_drain_in_a_transaction_ends_pauses_in_it() -> None:
-    with noting(SENT) as got:
-        ids = insert(2, event_type=SENT)
-        pause(*TYPE)
-        let_end()
-        with transaction.atomic():
-            assert outbox.drain() == 2
-            transaction.set_rollback(True)
-    assert got == ids
-    assert OutboxPause.objects.exists()
 
 
 def test_each_step_makes_one_batch_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +73,3 @@ def test_several_that_notice_at_once_end_it_once(caplog: pytest.LogCaptureFixtur
         f"pause ended kind=event_type name={SENT} events=40 streams=1"
     ]
     assert OutboxEvent.objects.due().count() == 40
-
-
-def test_a_pause_set_again_meanwhile_is_not_ended() -> None:
-    pause(*TYPE)
-    let_end()
-    ends = PauseEnds("default", known())
-    assert OutboxPause.objects.resume() == Resumed(pauses=1, events=0, streams=0)
-    OutboxPause.objects.pause(*TYPE)
-    ends.finish(connection, monotonic())
-    assert OutboxPause.objects.get().until is None

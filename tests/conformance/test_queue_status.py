@@ -13,11 +13,11 @@ from django_outbox.inspection import queues as inspected
 from django_outbox.inspection.queues import queue_names
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from tests.conformance.test_streams import put
 from tests.plans import analyze, explain, statements
 from tests.table import insert, keyed, now
 from tests.test_queue_status import queue, two_queues
 from tests.test_status import ask
+from tests.test_stream_queryset import put
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

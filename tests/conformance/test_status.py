@@ -14,10 +14,10 @@ from django_outbox.inspection import counts as outbox_counts
 from django_outbox.inspection import status as outbox_status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from tests.conformance.test_streams import events, in_ten_minutes, put
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
 from tests.test_status import DEAD, DONE, NEW, RETRY, ROOT, ask, check, reasons, run, settled
+from tests.test_stream_queryset import events, in_ten_minutes, put
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

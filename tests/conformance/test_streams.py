@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -18,50 +17,20 @@ from django_outbox.sql import dialect_of
 from tests.databases import vendor
 from tests.plans import EXPLAIN
 from tests.table import elsewhere, in_thread, insert, now, row
+from tests.test_stream_queryset import (
+    LONG_AGO,
+    events,
+    in_ten_minutes,
+    is_due,
+    put,
+    release,
+    stream,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
-LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
 several_writers = pytest.mark.skipif(vendor() == "sqlite", reason="SQLite has one writer at a time")
-BLOCK = {"ON_DEAD": "block"}
-
-
-def events(key: str, *statuses: Status, **fields: Any) -> list[str]:
-    """Insert the events of a stream, in this order, as a worker would have left them."""
-    found = []
-    for n, status in enumerate(statuses, 1):
-        finished = status in (DONE, DEAD)
-        at = now() if finished else None
-        error = "ValueError: no" if status == DEAD else None
-        values = {"done_at": at, "last_error": error, **fields}
-        found += insert(due=None, key=key, seq=n, status=status, first_due_at=now(), **values)
-    return found
-
-
-def put(key: str = "k", **columns: Any) -> OutboxStream:
-    """Insert a stream, long idle by default."""
-    return OutboxStream.objects.create(
-        **{"key": key, "seq": 100, "due_at": None, "locked_at": LONG_AGO, **columns}
-    )
-
-
-def stream(key: str = "k") -> OutboxStream:
-    return OutboxStream.objects.get(pk=key)
-
-
-def is_due(key: str = "k") -> bool:
-    return OutboxStream.objects.due().filter(pk=key).exists()
-
-
-def in_ten_minutes() -> datetime:
-    return now() + timedelta(minutes=10)
-
-
-def release(seq: int, *, key: str = "k", me: str = "w1") -> int:
-    """Release a stream as its worker does: only if its version is the one that was read."""
-    mine = OutboxStream.objects.filter(pk=key, seq=seq, locked_by=me)
-    return mine.update(due_at=None, locked_by=None, locked_at=now())
 
 
 # --- replay --------------------------------------------------------------------------------------
@@ -107,14 +76,6 @@ def test_a_replay_brings_the_stream_back_that_was_purged() -> None:
     assert stream().seq > 1_000_000  # from the clock, so that numbers keep rising
 
 
-def test_a_replay_does_not_wait_for_a_head_that_is_retried_later() -> None:
-    """The stream is due so that a read happens; the read decides what is delivered."""
-    events("k", DEAD, RETRY)
-    put(due_at=in_ten_minutes())
-    OutboxEvent.objects.dead().replay()
-    assert is_due()
-
-
 def test_a_replay_of_many_streams_is_one_transaction_for_each_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,16 +103,6 @@ def test_a_replay_waits_for_the_writer_of_its_key_and_both_count() -> None:
     assert OutboxEvent.objects.pending().count() == 2
 
 
-def test_a_failed_replay_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Event and stream change in one transaction."""
-    events("k", DEAD)
-    put()
-    monkeypatch.setattr("django_outbox.models.replay._reset", lambda *a, **k: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        OutboxEvent.objects.dead().replay()
-    assert (stream().seq, stream().due_at) == (100, None)
-
-
 # --- discard, skip, release ----------------------------------------------------------------------
 
 
@@ -163,22 +114,6 @@ def test_a_discarded_head_lets_its_followers_go_on() -> None:
     assert not OutboxEvent.objects.filter(pk=head).exists()
     assert row(follower).status == NEW
     assert (stream().seq, is_due()) == (101, True)
-
-
-def test_a_discard_while_the_stream_is_leased_is_found_by_its_owner() -> None:
-    """Otherwise the owner would release the stream as still blocked by its dead head."""
-    events("k", DEAD, NEW)
-    put(due_at=in_ten_minutes(), locked_by="w1", seq=7)
-    OutboxEvent.objects.dead().discard()
-    assert release(7) == 0
-
-
-def test_live_events_are_not_discarded_under_a_worker() -> None:
-    live = events("k", NEW, RETRY, DONE)
-    put(due_at=in_ten_minutes(), locked_by="w1")
-    assert OutboxEvent.objects.discard() == 0
-    assert OutboxEvent.objects.count() == len(live)
-    assert stream().seq == 100  # no worker is woken
 
 
 def test_a_skipped_head_is_dead_and_its_stream_goes_on() -> None:
@@ -194,20 +129,6 @@ def test_a_skipped_head_is_dead_and_its_stream_goes_on() -> None:
     assert "OSError: refused" in (event.last_error or "")
     assert row(follower).status == NEW
     assert is_due()
-
-
-def test_what_a_worker_is_about_to_run_is_not_skipped() -> None:
-    events("k", RETRY)
-    put(due_at=in_ten_minutes(), locked_by="w1")
-    assert OutboxEvent.objects.skip() == 0
-    assert OutboxEvent.objects.filter(status=RETRY).count() == 1
-
-
-def test_skip_leaves_finished_events_and_those_without_a_key() -> None:
-    events("k", DONE, DEAD)
-    insert(due=60, status=RETRY)
-    put()
-    assert OutboxEvent.objects.skip() == 0
 
 
 def test_release_gives_back_the_streams_of_these_events() -> None:
@@ -247,26 +168,6 @@ def test_adjectives_of_streams() -> None:
     assert OutboxStream.objects.get(pk=SINGLE_NODE_KEY).locked_by == "w1"
 
 
-def test_an_idle_stream_behind_a_dead_head_is_blocked_where_dead_heads_block() -> None:
-    events("blocked", DEAD, NEW)
-    events("over", DEAD, DONE)
-    for key in ("blocked", "over"):
-        put(key)
-    assert not OutboxStream.objects.blocked().exists()
-    with override_settings(OUTBOX=BLOCK):
-        assert [each.key for each in OutboxStream.objects.blocked()] == ["blocked"]
-
-
-def test_the_age_of_the_oldest_due_stream() -> None:
-    assert OutboxStream.objects.oldest_due_age() is None
-    put("waits", due_at=in_ten_minutes())
-    assert OutboxStream.objects.oldest_due_age() is None
-    put("due", due_at=now() - timedelta(minutes=1))
-    age = OutboxStream.objects.oldest_due_age()
-    assert age is not None
-    assert 60 <= age < 120
-
-
 def test_heads_and_backlogs() -> None:
     """The admin shows both for a blocked stream."""
     dialect = dialect_of(connection)
@@ -284,13 +185,6 @@ def test_heads_and_backlogs() -> None:
     counts = dialect.backlogs(connection, keys=keys, most=2)
     assert counts == {"a": 2, "b": 1, "c": 0, "none": 0}
     assert dialect.backlogs(connection, keys=["a"], most=100) == {"a": 3}
-
-
-def test_heads_of_more_streams_than_a_statement_takes() -> None:
-    for n in range(60):
-        events(f"k{n}", NEW)
-    keys = [f"k{n}" for n in range(60)]
-    assert len(dialect_of(connection).heads(connection, keys=keys, statuses=(0, 2, 3))) == 60
 
 
 # --- purge of streams ----------------------------------------------------------------------------
@@ -316,14 +210,6 @@ def test_36_a_stream_with_a_pending_or_dead_event_stays(status: Status) -> None:
     assert OutboxStream.objects.purge() == 0
     OutboxEvent.objects.filter(status=status).update(status=DONE)
     assert OutboxStream.objects.purge() == 1
-
-
-def test_36_a_purge_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for n in range(12):
-        put(f"k{n:02}")
-    put("k05b", due_at=LONG_AGO)
-    with override_settings(OUTBOX={"PURGE_BATCH_SIZE": 5}):
-        assert [*OutboxStream.objects.purge_batches()] == [5, 4, 3]
 
 
 def test_36_after_a_purge_the_numbers_of_a_key_still_rise() -> None:

@@ -29,20 +29,6 @@ NOT_SQLITE = pytest.mark.skipif(
 )
 
 
-def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedClock) -> None:
-    with (
-        hanging(clock, name="a") as hangs,
-        listening(leave, name="b", atomic=True),
-        outbox.Worker(workers=1),
-    ):
-        (event_id,) = write()
-        ended(DONE=1)
-        hangs.wake()
-        wait_until(lambda: hangs.first_thread_has_ended)
-    assert effects() == ["0"]
-    assert (row(event_id).attempts, hangs.attempts) == (1, [0, 1])
-
-
 def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote(clock: MovedClock) -> None:
     """On SQLite its retry must wait for it: an open transaction keeps every other writer out."""
     with (
@@ -227,17 +213,3 @@ def test_progress_is_only_kept_where_the_row_is_as_it_was_read(
     )
     assert kept is fits
     assert ("b" in str(row(event_id).progress)) is fits
-
-
-def test_several_atomic_listeners_each_read_what_the_one_before_wrote() -> None:
-    def again(event: outbox.Event) -> None:
-        leave(event)
-
-    with (
-        listening(leave, name="a", atomic=True),
-        listening(again, name="b", atomic=True),
-        outbox.Worker(workers=1),
-    ):
-        write(5)
-        ended(DONE=5)
-    assert effects() == ["0"] * 10

@@ -14,24 +14,11 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 from django.utils import timezone, translation
 
 import django_outbox as outbox
-from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.worker.queues import Held
 from tests.sessions import terminate_other_sessions
-from tests.table import (
-    PLACED,
-    elsewhere,
-    in_thread,
-    insert,
-    listening,
-    row,
-    sessions,
-    statuses,
-    steal,
-    write,
-)
-from tests.test_worker import AT_ONCE, SOON, engine_threads, gated, heard, soon, wait_for_statuses
+from tests.table import PLACED, elsewhere, in_thread, listening, row, sessions, statuses, write
+from tests.test_worker import AT_ONCE, SOON, gated, soon, wait_for_statuses
 from tests.testapp.models import Effect
 from tests.waiting import MovedClock, wait_until
 
@@ -58,59 +45,6 @@ def test_delivers_what_is_written_and_what_was_there() -> None:
     assert {(each.attempts, each.locked_by, each.available_at) for each in done} == {
         (0, None, None)
     }
-
-
-def test_j4_retries_until_dead() -> None:
-    calls: list[int] = []
-
-    def fails(event: outbox.Event) -> None:
-        calls.append(event.attempts)
-        raise ValueError(f"execution {event.attempts + 1}")
-
-    policy = outbox.Fixed(delay=0.02, max_attempts=4)
-    with (
-        heard(signals.event_dead) as dead,
-        heard(signals.event_settled) as settled,
-        listening(fails, retry=policy),
-        outbox.Worker(),
-    ):
-        (event_id,) = write()
-        wait_for_statuses(DEAD=1)
-    after = row(event_id)
-    assert calls == [0, 1, 2, 3]
-    assert after.attempts == 4
-    assert (after.last_error or "").startswith("ValueError: execution 4")
-    assert [each["event"].event_id for each in dead] == [event_id]
-    assert [each["outcome"] for each in settled] == ["retry", "retry", "retry", "dead"]
-
-
-def test_g4_a_replayed_event_starts_from_nought() -> None:
-    attempts: list[int] = []
-    fail = [True]
-
-    def listener(event: outbox.Event) -> None:
-        attempts.append(event.attempts)
-        if fail[0]:
-            raise outbox.Unrecoverable("not yet")
-
-    with listening(listener), outbox.Worker():
-        (event_id,) = write()
-        wait_for_statuses(DEAD=1)
-        OutboxEvent.objects.update(attempts=3)
-        fail[0] = False
-        assert OutboxEvent.objects.dead().replay() == 1
-        wait_for_statuses(DONE=1)
-    assert attempts == [0, 0]
-    assert (row(event_id).attempts, row(event_id).last_error) == (0, None)
-
-
-def test_j12_many_threads_deliver_each_event_once() -> None:
-    seen: list[str] = []
-    with listening(lambda event: seen.append(event.event_id)), outbox.Worker(workers=8):
-        futures = [in_thread(lambda: [write()[0] for _ in range(25)]) for _ in range(4)]
-        ids = [event_id for future in futures for event_id in future.result(60)]
-        wait_for_statuses(DONE=100)
-    assert sorted(seen) == sorted(ids)
 
 
 def test_g2_nothing_runs_before_the_commit() -> None:
@@ -145,81 +79,6 @@ def test_14_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) ->
         wait_for_statuses(DONE=1)
     assert gate.entered == [event_id]
     assert row(event_id).rescues == 0
-
-
-def test_239_a_lost_workers_events_are_rescued_in_more_than_one_batch(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "POLL_BATCH_SIZE": 20}
-    insert(60, due=-1, locked_by="lost", attempts=2)
-    insert(1, due=-1, locked_by="lost", headers="{damaged")
-    attempts: list[int] = []
-    with (
-        heard(signals.event_rescued) as rescued,
-        listening(lambda event: attempts.append(event.attempts)),
-        outbox.Worker(),
-    ):
-        wait_for_statuses(DONE=60, DEAD=1)
-    assert attempts == [2] * 60
-    assert [each["rescues"] for each in rescued] == [1] * 61
-
-
-def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
-        (stolen,) = write()
-        wait_until(lambda: gate.entered)
-        steal(stolen)
-        gate.open()
-        wait_until(lambda: lost)
-        (other,) = write()
-        wait_until(lambda: row(other).status == Status.DONE)
-    assert [each["count"] for each in lost] == [1]
-    after = row(stolen)
-    assert (after.status, after.locked_by, after.done_at) == (Status.NEW, "thief", None)
-    assert "lost leases" in caplog.text
-
-
-@pytest.mark.parametrize("key", [None, "a"])
-def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
-    key: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise dropping the old lease forgets the new one too, and the event waits for its end."""
-    calls: list[str] = []
-    claimed_again = threading.Event()
-    add, drop = Held.add, Held.drop
-
-    def note(held: Held, leases: Any) -> list[Any]:
-        found = add(held, leases := [*leases])
-        if leases and calls:
-            claimed_again.set()
-        return found
-
-    def late(held: Held, leases: Any) -> None:
-        if (leases := [*leases]) and len(calls) == 1:
-            claimed_again.wait(2)  # a keyed event's stream is read again only after the drop
-        drop(held, leases)
-
-    def fails_once(event: outbox.Event) -> None:
-        calls.append(event.event_id)
-        if len(calls) == 1:
-            raise ConnectionError
-
-    monkeypatch.setattr(Held, "add", note)
-    monkeypatch.setattr(Held, "drop", late)
-    with listening(fails_once, retry=outbox.Fixed(0)), outbox.Worker():
-        write(key=key)
-        wait_for_statuses(DONE=1)
-    assert len(calls) == 2
-
-
-def test_w5_a_row_deleted_meanwhile_is_harmless() -> None:
-    def deletes(event: outbox.Event) -> None:
-        OutboxEvent.objects.filter(pk=event.event_id).delete()
-
-    with heard(signals.lease_lost) as lost, listening(deletes), outbox.Worker():
-        write()
-        wait_until(lambda: lost)
-    assert statuses() == {}
 
 
 # -- the database refuses --------------------------------------------------------------------------
@@ -270,18 +129,6 @@ def test_w5_a_locked_row_holds_up_no_other(settings: Any, caplog: pytest.LogCapt
             wait_for_statuses(NEW=1, DONE=3, DEAD=1)
         wait_for_statuses(DONE=4, DEAD=1)
     assert "settler works again" in caplog.text
-
-
-def test_w5_one_refused_row_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """A reason that cannot be stored is simplified; the other events are unaffected."""
-
-    def listener(event: outbox.Event) -> Any:
-        return outbox.Dead("\ud800 odd \0 reason") if event.payload["n"] == 3 else None
-
-    with listening(listener), outbox.Worker(workers=1):
-        write(8)
-        wait_for_statuses(DONE=7, DEAD=1)
-    assert "odd" in (OutboxEvent.objects.dead().get().last_error or "")
 
 
 NO_SERVER = pytest.mark.skipif(SQLITE, reason="SQLite has no sessions that could be ended")
@@ -490,41 +337,6 @@ def test_70_one_listeners_leavings_do_not_reach_the_next(
     )
 
 
-# -- stop and start --------------------------------------------------------------------------------
-
-
-def test_j12_stop_finishes_what_runs_and_releases_the_rest() -> None:
-    insert(10, due=-1, attempts=3)
-    with gated() as gate:
-        worker = outbox.Worker(workers=2)
-        worker.start()
-        wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() > 2)
-        stopping = in_thread(worker.stop)
-        wait_until(lambda: not any("claimer" in name for name in engine_threads()))
-        gate.open()
-        assert stopping.result(20) is True
-    assert statuses() == {"DONE": 2, "NEW": 8}
-    assert len(gate.entered) == 2
-    rest = OutboxEvent.objects.pending()
-    assert rest.filter(locked_by=None, locked_at=None, attempts=3).count() == 8
-    assert OutboxEvent.objects.due().count() == 8
-
-
-def test_206_stop_and_start_may_be_repeated() -> None:
-    worker = outbox.Worker()
-    worker.start()
-    worker.start()
-    assert len([name for name in engine_threads() if "claimer" in name]) == 1
-    assert worker.stop() is True
-    assert worker.stop() is True
-    assert engine_threads() == []
-    with pytest.raises(RuntimeError, match="Make a new Worker"):
-        worker.start()
-    with outbox.Worker():
-        write()  # without a listener it waits for the grace period
-        wait_until(lambda: OutboxEvent.objects.exclude(last_error=None).exists())
-
-
 # -- nothing leaks ---------------------------------------------------------------------------------
 
 
@@ -560,14 +372,3 @@ def idle_in_transaction() -> list[str]:
             "AND state LIKE 'idle in transaction%'"
         )
         return [each[0] for each in cursor.fetchall()]
-
-
-def test_no_transaction_is_open_while_a_listener_runs() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("only PostgreSQL tells a session that idles in a transaction")
-    with gated() as gate, outbox.Worker(workers=2):
-        write(2)
-        wait_until(lambda: len(gate.entered) == 2)
-        # The heartbeat's transactions are short; one of a listener would stay open.
-        wait_until(lambda: not idle_in_transaction())
-        gate.open()

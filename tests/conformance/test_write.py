@@ -91,13 +91,6 @@ def test_absent_fields_are_null() -> None:
     assert row.deliver_at is None
 
 
-def test_a_rollback_leaves_nothing() -> None:
-    with undone():
-        write("x")
-        assert rows() == 1
-    assert rows() == 0
-
-
 def test_an_undone_savepoint_leaves_nothing_of_its_own() -> None:
     with transaction.atomic():
         kept = write("kept")

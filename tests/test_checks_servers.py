@@ -50,10 +50,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, server: Any) -> list[CheckMessage]:
     return servers.check_servers(None, databases=["default"])
 
 
-def test_the_server_of_the_tests_is_supported() -> None:
-    assert found("E024", "E028", "W025", "W054") == []
-
-
 def test_193_there_is_sql_for_these_vendors() -> None:
     assert {*DIALECTS} == {"postgresql", "mysql", "sqlite"}  # mysql includes MariaDB
     assert connection.vendor in DIALECTS

@@ -1,0 +1,460 @@
+"""The threads of a worker on SQLite: when they claim, how they end, what they log and purge."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db.backends.signals import connection_created
+
+import django_outbox as outbox
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import Decision, Status
+from django_outbox.models import OutboxEvent, OutboxWorker
+from django_outbox.worker import prefetch
+from django_outbox.worker.throttle import Throttle
+from tests.table import (
+    PLACED,
+    end_leases,
+    in_thread,
+    insert,
+    lease_ends_in,
+    listening,
+    now,
+    row,
+    statuses,
+    steal,
+    write,
+)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def soon(settings: Any) -> None:
+    settings.OUTBOX = SOON
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+FAR = 3600.0  # seconds; an interval that no test waits for
+
+
+SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1}
+
+
+LONG_AGO = timedelta(days=30)
+
+
+DELIVERING_MODES = ["multi_node", "single_node", "ordered"]
+
+
+DEAD = Decision(status=Status.DEAD, error="it is over", outcome="dead")
+
+
+def far(**more: Any) -> dict[str, Any]:
+    """Return settings under which a worker polls only when something triggers a poll."""
+    return {"DOORBELL": None, "POLL_INTERVAL": FAR, "PROBE_INTERVAL": FAR, **more}
+
+
+class Gate:
+    """A listener whose calls run until ``open`` is set."""
+
+    def __init__(self, work: Callable[[outbox.Event], object] = lambda event: None) -> None:
+        self.entered: list[str] = []
+        self.open = threading.Event()
+        self._work = work
+
+    def __call__(self, event: outbox.Event) -> None:
+        self._work(event)
+        self.entered.append(event.event_id)
+        assert self.open.wait(60)
+
+
+@contextmanager
+def gated(gate: Gate | None = None) -> Iterator[Gate]:
+    gate = gate or Gate()
+    with listening(gate):
+        try:
+            yield gate
+        finally:
+            gate.open.set()
+
+
+class Engine:
+    """The connections that a worker's threads open during a block, and every statement on them."""
+
+    def __init__(self) -> None:
+        self.connects: list[tuple[str, Any]] = []  # (thread, what identifies its session)
+        self.sent: list[tuple[str, bool, str, Any]] = []  # (thread, in a transaction, SQL, params)
+        self.before: Callable[[str, str, Any], None] = lambda thread, sql, params: None
+        self.broken: list[Any] = []  # SQLite's, each closed by the thread that uses it
+
+        self._known: list[Any] = []
+
+    def made(self, thread: str) -> list[Any]:
+        return [each for name, each in self.connects if name.endswith(thread)]
+
+    def _note(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        thread = threading.current_thread().name
+        self.before(thread, sql, params)
+        if (driver := context["connection"].connection) in self.broken:
+            self.broken.remove(driver)
+            driver.close()
+        self.sent.append((thread, context["connection"].in_atomic_block, sql, params))
+        return execute(sql, params, many, context)
+
+    def _made(self, connection: Any, **facts: Any) -> None:
+        if threading.current_thread().name.startswith("outbox-"):
+            if not any(each is connection for each in self._known):
+                self._known.append(connection)
+                connection.execute_wrappers.append(self._note)
+            session = session_of(connection)  # only this thread may use the driver's connection
+            self.connects.append((threading.current_thread().name, session))
+
+
+@contextmanager
+def watched() -> Iterator[Engine]:
+    engine = Engine()
+    connection_created.connect(engine._made)
+    try:
+        yield engine
+    finally:
+        connection_created.disconnect(engine._made)
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("outbox-")]
+
+
+def names() -> set[str]:
+    return {each.name.removeprefix("outbox-default-") for each in engine_threads()}
+
+
+def test_338_poll_and_probe_are_jittered_within_bounds(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Throttle, "after", lambda self, started: None)  # each poll is a full scan
+    settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
+    claimer, probes, polls = outbox.Worker()._claimer, [], []
+    intake = claimer._intakes["default"]
+    claimer._started_at = -math.inf  # its probation is over, so it scans for suspects
+    for _ in range(60):
+        claimer._scan_at = 0.0
+        claimer._wakeup.poll_wanted = True
+        started = time.monotonic()
+        claimer.step()
+        probes.append(intake.poll_at - started)
+        polls.append(claimer._scan_at - started)
+    for pauses, interval in ((probes, 100), (polls, 1000)):
+        assert 0.8 * interval <= min(pauses) < 0.95 * interval
+        assert 1.05 * interval < max(pauses) <= 1.2 * interval + 5  # plus the queries' time
+
+
+def test_266_a_full_claim_is_followed_by_the_next_at_once(settings: Any) -> None:
+    settings.OUTBOX = far(POLL_BATCH_SIZE=5)
+    insert(60, due=-1)
+    with listening(lambda event: None), outbox.Worker(workers=2):
+        wait_until(lambda: statuses() == {"DONE": 60}, what="twelve claims without a poll")
+
+
+def test_227_a_large_first_number_comes_near_strict_priority(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "BUSY_AFTER", FAR)  # the gate is closed for longer at times
+    settings.OUTBOX = far(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1, FAIRNESS=(50, 1))
+    sources: list[str] = []
+    gate = Gate(lambda event: sources.append(event.source))
+    with gated(gate), outbox.Worker() as worker:
+        write()
+        wait_until(lambda: gate.entered)
+        insert(20)
+        write(50)
+        worker.poll()
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 71}, within=30, what="DONE")
+    while_both_waited = sources[6:46]  # except those claimed while the gate was closed
+    assert while_both_waited.count("hot") >= 38
+
+
+def test_269_a_claimer_that_waits_is_stopped_at_once(settings: Any) -> None:
+    settings.OUTBOX = far()
+    worker = outbox.Worker()
+    worker.start()
+    intake = worker._claimer._intakes["default"]
+    wait_until(lambda: intake.poll_at > time.monotonic() + FAR / 2, what="a long wait")
+    started = time.monotonic()
+    assert worker.stop() is True
+    assert time.monotonic() - started < 15  # a busy machine; its next poll is an hour away
+
+
+@pytest.mark.parametrize("mode", DELIVERING_MODES)
+def test_410_workers_capacities_and_retry_hold_in_all_modes(settings: Any, mode: str) -> None:
+    settings.OUTBOX = {
+        **SOON,
+        "MODE": mode,
+        "WORKERS": 2,
+        "COLD_QUEUE_CAPACITY": 3,
+        "RETRY": {"policy": "fixed", "delay": 0.01, "max_attempts": 2},
+    }
+    insert(20, due=-1)
+
+    def fail(event: outbox.Event) -> None:
+        raise ValueError("always")
+
+    with gated() as gate, listening(fail, "order.failing"), outbox.Worker():
+        wait_until(lambda: len(gate.entered) == 2)
+        assert OutboxEvent.objects.leased().count() <= 2 + 3
+        gate.open.set()
+        (failing,) = write(event_type="order.failing")
+        wait_until(lambda: statuses() == {"DONE": 20, "DEAD": 1}, what="all settled")
+    assert row(failing).attempts == 2
+
+
+def test_440_every_thread_is_named_a_daemon_and_one_of_its_kind(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "DOORBELL": "local"}
+    with outbox.Worker(workers=3):
+        threads = engine_threads()
+    kinds = ["claimer", "doorbell", "heartbeat", "loop", "purger", "settler"]
+    kinds += ["watchdog", "worker-0", "worker-1", "worker-2"]
+    assert sorted(each.name for each in threads) == [f"outbox-default-{kind}" for kind in kinds]
+    assert all(each.daemon for each in threads)
+    assert not any(each.is_alive() for each in threads)
+
+
+def test_412_the_heartbeat_goes_last(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "LEASE": 1.2, "DRAIN_TIMEOUT": 30, "DOORBELL": "local"}
+    alive_at_the_end: set[str] = set()
+
+    def look(thread: str, sql: str, params: Any) -> None:
+        if thread.endswith("heartbeat") and sql.startswith("DELETE") and worker.id in repr(params):
+            alive_at_the_end.update(names())
+
+    with watched() as engine, gated() as gate:
+        engine.before = look
+        worker = outbox.Worker(workers=1)
+        worker.start()
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        wait_until(OutboxWorker.objects.exists)
+        stopping = in_thread(worker.stop)
+        wait_until(lambda: names() == {"worker-0", "loop", "settler", "heartbeat", "watchdog"})
+        lease = row(event_id).available_at
+        assert lease is not None
+        later = lease + timedelta(seconds=1.2)
+        wait_until(lambda: (row(event_id).available_at or lease) > later, what="a kept lease")
+        gate.open.set()
+        assert stopping.result(20) is True
+    assert alive_at_the_end == {"heartbeat"}
+    assert (row(event_id).status, row(event_id).rescues) == (Status.DONE, 0)
+
+
+def test_439_the_registry_is_safe_to_read_from_all_threads() -> None:
+    ended, reading = threading.Event(), threading.Barrier(5, timeout=20)
+
+    def read() -> None:
+        reading.wait()
+        while not ended.is_set():
+            registry.route.cache_clear()
+            assert len(registry.route(outbox.GLOBAL, PLACED)) == 1
+            registry.similar_types("order.paced")
+
+    pause = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with listening(lambda event: None):
+            readers = [in_thread(read) for _ in range(4)]
+            reading.wait()
+            for n in range(300):  # as a test or a late import may do
+                with listening(lambda event: None, f"other.type-{n}"):
+                    pass
+            ended.set()
+            for each in readers:
+                each.result(20)  # raises what failed there
+    finally:
+        ended.set()
+        sys.setswitchinterval(pause)
+
+
+def session_of(made: Any) -> Any:
+    """Return the server's id of a connection; SQLite has no server, so the driver's connection."""
+    if made.vendor == "sqlite":
+        return made.connection
+    return (
+        made.connection.info.backend_pid
+        if made.vendor == "postgresql"
+        else made.connection.thread_id()
+    )
+
+
+def test_w22_a_process_that_claims_its_own_running_event_runs_it_once(settings: Any) -> None:
+    settings.OUTBOX = far()
+    with gated() as gate, outbox.Worker(workers=2) as worker:
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        end_leases([event_id])
+        worker.poll()
+        wait_until(lambda: lease_ends_in(event_id) > 0, what="a new lease")
+        assert (row(event_id).locked_by, row(event_id).rescues) == (worker.id, 0)
+        (other,) = write()  # queued behind it
+        wait_until(lambda: len(gate.entered) == 2)
+        assert gate.entered == [event_id, other]
+        gate.open.set()
+        wait_until(lambda: statuses() == {"DONE": 2})
+    assert gate.entered == [event_id, other]
+
+
+def test_8_nothing_depends_on_the_row_of_a_worker(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "LEASE": 0.9, "DRAIN_TIMEOUT": 0.5}
+    with listening(lambda event: None), outbox.Worker() as worker:
+        wait_until(OutboxWorker.objects.exists)
+        shown = OutboxWorker.objects.get()
+        assert (shown.id, shown.pid) == (worker.id, os.getpid())
+        assert shown.hostname
+        assert abs((now() - shown.started_at).total_seconds()) < 10
+        assert '"mode": "multi_node"' in (shown.info or "")
+        OutboxWorker.objects.all().delete()
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1})
+        wait_until(OutboxWorker.objects.exists, what="the row, written again")
+        again = OutboxWorker.objects.get()
+        wait_until(lambda: OutboxWorker.objects.get().heartbeat_at > again.heartbeat_at)
+    assert not OutboxWorker.objects.exists()
+
+
+def finished(count: int = 1, **columns: Any) -> list[str]:
+    ended = now() - LONG_AGO
+    made = LONG_AGO.total_seconds() + 1
+    given = {"status": Status.DONE, "due": None, "done_at": ended, "made": made, **columns}
+    return insert(count, **given)
+
+
+def test_457_a_worker_may_leave_purging_to_others(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "PURGE_INTERVAL": 0.2}
+    finished(10)
+    worker = outbox.Worker(purge=False)
+    worker._purger.step()
+    assert OutboxEvent.objects.count() == 10
+    with outbox.Worker():
+        wait_until(lambda: OutboxEvent.objects.count() == 0, what="a purge")
+
+
+def test_43_outbox_purge_counts_or_deletes() -> None:
+    finished(3)
+    insert()
+
+    def said(*arguments: str) -> str:
+        out = io.StringIO()
+        call_command("outbox_purge", *arguments, stdout=out)
+        return out.getvalue().strip()
+
+    assert said("--dry-run") == "would purge events: 3, idle streams: 0, received messages: 0"
+    assert OutboxEvent.objects.count() == 4
+    assert said() == "purged events: 3, idle streams: 0, received messages: 0"
+    assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 0"
+    assert OutboxEvent.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.parametrize(("prefix", "code"), [("", 0), ("absent_", 1)])
+def test_43_outbox_purge_exits_by_its_success(
+    database_env: dict[str, str], prefix: str, code: int
+) -> None:
+    environment = {
+        **database_env,
+        "DJANGO_SETTINGS_MODULE": "tests.fault_settings",
+        "OUTBOX_TEST_SETTINGS": f'{{"TABLE_PREFIX": "{prefix}"}}',
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "outbox_purge"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+
+
+def levels(caplog: pytest.LogCaptureFixture, text: str) -> set[int]:
+    return {
+        each.levelno
+        for each in caplog.records
+        if each.name == "django_outbox" and text in each.getMessage()
+    }
+
+
+def test_433_what_costs_nothing_warns_and_what_is_lost_is_an_error(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**SOON, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 1}
+
+    def fails(event: outbox.Event) -> None:
+        raise {"retry": outbox.RetryAfter(FAR)}.get(event.payload) or outbox.Unrecoverable("no")
+
+    def stolen(event: outbox.Event) -> None:
+        steal(event.event_id)
+
+    gate = Gate()
+    with (
+        listening(gate, "order.slow"),
+        listening(fails),
+        listening(stolen, "order.stolen"),
+        outbox.Worker(workers=1),
+    ):
+        try:
+            for _ in range(10):
+                write(event_type="order.slow")
+            wait_until(lambda: levels(caplog, "hot queue full"))
+        finally:
+            gate.open.set()
+        insert(due=-1, headers="{damaged")
+        write(payload="retry")
+        write(payload="dead")
+        write(event_type="order.stolen")
+        wait_until(lambda: levels(caplog, "lost leases"))
+        wait_until(lambda: statuses().get("DEAD") == 2 and statuses().get("RETRY") == 1)
+    assert levels(caplog, "hot queue full") == {logging.WARNING}
+    assert levels(caplog, "lost leases") == {logging.WARNING}
+    assert levels(caplog, "retry event_id") == {logging.WARNING}
+    assert levels(caplog, "dead event_id") == {logging.ERROR}
+    assert any("PayloadError" in each.getMessage() for each in caplog.records)
+
+
+def test_398_a_row_that_names_types_imports_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_a_row.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "named_by_a_row.Type"
+    payload = f'{{"__class__": "{name}", "py/object": "{name}", "!": "!!python/object:{name}"}}'
+    insert(
+        event_type=name,
+        aggregate_type=name,
+        aggregate_id=name,
+        payload=payload,
+        headers=f'{{"type": "{name}"}}',
+    )
+    seen: list[outbox.Event] = []
+    with listening(seen.append, name), outbox.Worker():
+        wait_until(lambda: statuses() == {"DONE": 1})
+    (event,) = seen
+    assert {type(each) for each in event.payload.values()} == {str}
+    assert event.aggregate_type == name
+    assert "named_by_a_row" not in sys.modules

@@ -1,0 +1,186 @@
+"""The watermark of claims: its arithmetic, and what full scans find although they pause."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+import django_outbox as outbox
+from django_outbox import clocks, doorbell
+from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxLease
+from django_outbox.models.event_queryset import OutboxQuerySet
+from django_outbox.sql.values import Found
+from django_outbox.worker import claimer, poll_times, stream_claims, throttle, watermark
+from django_outbox.worker.statistics import Statistics
+from django_outbox.worker.throttle import FULL_SCAN_FACTOR, LONGEST_PAUSE, Throttle
+from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, ScanningWatermark, Watermark
+from tests.table import insert, keyed, listening, now, purging, rest_of, statuses, write
+from tests.waiting import wait_until
+
+FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
+
+
+ALL, SOME = Found(more=False), Found(more=True, waited=40.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Replace the clock that watermarks and throttles use."""
+    found = Clock()
+    monkeypatch.setattr(watermark, "monotonic", found.monotonic)
+    monkeypatch.setattr(throttle, "monotonic", found.monotonic)
+    monkeypatch.setattr(throttle.random, "uniform", lambda low, high: 1.0)
+    return found
+
+
+def claim(clock: Clock, it: Watermark, found: Found, *, took: float = 0.5) -> float | None:
+    """Claim once; return how many seconds back the scan begins, or None for a full scan."""
+    age = it.begin_claim()
+    clock.now += took
+    it.end_claim(found)
+    return age
+
+
+def pause_for(seconds: float) -> Callable[[Throttle, float], None]:
+    """Return a ``Throttle.after`` that pauses for this long, unless its factor is 0."""
+
+    def after(self: Throttle, started: float) -> None:
+        self.until = clocks.monotonic() + seconds * bool(self._factor)
+
+    return after
+
+
+def test_a_claim_begins_where_the_one_before_it_ended(clock: Clock) -> None:
+    it = Watermark(margin=3)
+    it.set(clock.now, 70)
+    assert claim(clock, it, ALL) == 70 + LATE_COMMIT_MARGIN + 3
+    clock.now += 2
+    assert claim(clock, it, ALL) == 0.5 + 2 + LATE_COMMIT_MARGIN + 3
+    assert claim(clock, it, ALL) == 0.5 + LATE_COMMIT_MARGIN + 3
+
+
+def test_a_claim_that_left_some_is_followed_by_one_that_begins_where_it_began(clock: Clock) -> None:
+    it = Watermark()
+    claim(clock, it, SOME)
+    assert claim(clock, it, SOME) == 0.5 + 40 + LATE_COMMIT_MARGIN
+
+
+def test_what_was_skipped_is_above_the_watermark(clock: Clock) -> None:
+    it = Watermark()
+    claim(clock, it, ALL)
+    clock.now += 5
+    assert it.begin_claim() == 5.5 + LATE_COMMIT_MARGIN
+    it.end_claim(ALL, skipped=True)
+    clock.now += 1
+    assert it.begin_claim() == 6.5 + LATE_COMMIT_MARGIN
+
+
+def test_a_full_scan_is_followed_by_a_pause(clock: Clock) -> None:
+    it = ScanningWatermark()
+    for _ in range(2):
+        assert claim(clock, it, ALL) is None
+        assert it.next_scan() == math.inf
+    clock.now += 1
+    assert claim(clock, it, ALL, took=0.0) == 1.5 + LATE_COMMIT_MARGIN
+    clock.now = it.next_scan()
+    assert claim(clock, it, ALL) is None
+
+
+def test_every_claim_may_be_a_full_scan(clock: Clock) -> None:
+    it = ScanningWatermark(factor=0)
+    assert [claim(clock, it, ALL) for _ in range(3)] == [None] * 3
+
+
+def test_a_pause_is_a_multiple_of_the_work_but_bounded(clock: Clock) -> None:
+    it = Throttle()
+    short = FULL_SCAN_FACTOR * 0.005
+    expected = [0, short, short, LONGEST_PAUSE, FULL_SCAN_FACTOR * 0.1]  # the shorter of the two
+    for took, pause in zip((0.1, 0.005, 1000.0, 1000.0, 0.1), expected, strict=True):
+        started, clock.now = clock.now, clock.now + took
+        it.after(started)
+        assert it.until == pytest.approx(clock.now + pause)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_commits_late_is_found_by_the_next_full_scan(settings: Any) -> None:
+    settings.OUTBOX = FAR
+    with listening(lambda event: None), outbox.Worker():
+        for number in range(1, 6):
+            write()
+            insert(due=-60 * number)  # as if its transaction had been open that long
+            keyed(f"a-{number}", due=-60 * number)
+            doorbell.ring(connection)
+            wait_until(lambda n=number: statuses() == {"DONE": 3 * n}, what="what is late")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_lost_worker_held_is_found_by_the_next_full_scan(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease ends while the scan for lost leases is throttled."""
+    settings.OUTBOX = FAR | {"LEASE": 600}
+    monkeypatch.setattr(claimer, "PROBATION", 600.0)  # its end would cause a scan too
+    monkeypatch.setattr(poll_times, "DUE_TIME_FACTOR", 0.0)
+    monkeypatch.setattr(
+        stream_claims, "Throttle", lambda factor: Throttle(0)
+    )  # for the claims of streams
+    monkeypatch.setattr(Throttle, "after", pause_for(1.5))
+    with listening(lambda event: None):
+        write()
+        insert(due=1.0, locked_by="a lost worker")
+        with outbox.Worker():
+            wait_until(lambda: statuses() == {"DONE": 2}, what="what was lost")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_long_purge_is_followed_by_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    for me, rest, least, most in (("a", 0.1, 50, 100), ("b", 3000.0, 2900, 3000)):
+        monkeypatch.setattr(Throttle, "after", pause_for(rest))
+        OutboxLease.objects.update(state=None)
+        purger = purging(100, me=me)
+        pause = rest_of(purger)
+        assert least <= pause <= most
+        assert purging(100, me="another").run() >= min(pause, 100) / 2  # other workers wait too
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_long_scan_for_the_oldest_is_followed_by_a_pause(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    monkeypatch.setattr(Throttle, "after", pause_for(600.0))
+    statistics = Statistics(alias="default", me="me")
+    assert statistics.measure_lag() > 590
+    with django_assert_num_queries(0):
+        assert statistics.measure_lag() > 590
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_does_not_wait_for_a_look_that_fails(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 1}
+    insert(due=None, status=Status.DONE, done_at=now() - timedelta(seconds=60), made=61)
+
+    def refused(rows: OutboxQuerySet) -> float:
+        raise OperationalError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(OutboxQuerySet, "oldest_pending_age", refused)
+    with caplog.at_level(logging.WARNING, "django_outbox"):
+        purging(1.0).step()
+    assert "statement timeout" in caplog.text
+    assert not OutboxEvent.objects.exists()
