@@ -655,3 +655,16 @@ def test_events_of_a_key_keep_their_order(run: str, per_key: int) -> None:
         assert seen == expected
     most = max(keys_of(batch).count(key) for batch in bulk.batches for key in "abcd")
     assert most == per_key
+
+
+@outside
+@everywhere
+def test_an_atomic_batch_keeps_the_progress_of_fan_outs(run: str) -> None:
+    ids, seen = write(6), []
+    with (
+        listening(lambda event: seen.append(event.event_id), name="one"),
+        listening(Bulk(note_all), name="bulk", batch=6, atomic=True),
+    ):
+        deliver(run, all_are(Status.DONE))
+    assert sorted(seen) == sorted(ids)
+    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)

@@ -107,19 +107,6 @@ def test_a_batch_that_lost_an_event_is_called_again_without_it() -> None:
 
 @outside
 @everywhere
-def test_an_atomic_batch_keeps_the_progress_of_fan_outs(run: str) -> None:
-    ids, seen = write(6), []
-    with (
-        listening(lambda event: seen.append(event.event_id), name="one"),
-        listening(Bulk(note_all), name="bulk", batch=6, atomic=True),
-    ):
-        deliver(run, all_are(Status.DONE))
-    assert sorted(seen) == sorted(ids)
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)
-
-
-@outside
-@everywhere
 @pytest.mark.parametrize("per_key", [1, 3])
 def test_atomic_batches_delete_what_is_not_kept(run: str, per_key: int, settings: Any) -> None:
     settings.OUTBOX = {"RETENTION_DONE": 0}

@@ -1,44 +1,21 @@
-"""A row that the database refuses holds up no other, whatever it raises; nothing counts twice."""
+"""A settle that is repeated because its answer was lost counts once."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
-from django.db import DataError, OperationalError, connection
+from django.db import connection
 
-import django_outbox as outbox
 from django_outbox.conf import current
 from django_outbox.delivery.lease import lease_from_row
 from django_outbox.listeners.outcomes import Decision, Status
-from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxInbox
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL
 from django_outbox.worker import settler
-from tests.faulty import ERRORS, Fault, failing
-from tests.table import (
-    claim,
-    claimed,
-    ids_of,
-    insert,
-    listening,
-    now,
-    purging,
-    rest_of,
-    row,
-    statuses,
-    write,
-)
-from tests.waiting import wait_until
+from tests.table import claim, claimed, ids_of, insert, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-TWICE = outbox.Fixed(delay=0, max_attempts=2)
-SKULL = "\N{SKULL AND CROSSBONES}"
-SETTLE = r"last_error = COALESCE"
-HISTORY = r"INSERT INTO \S*outbox_attempt"
-by_whom = pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])
 
 
 @pytest.fixture(autouse=True)
@@ -46,143 +23,7 @@ def quick(settings: Any) -> None:
     settings.OUTBOX = {"WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2, "LEASE": 6}
 
 
-def deliver(*, until: dict[str, int], by_drain: bool) -> None:
-    if by_drain:
-        while outbox.drain():
-            pass
-        assert statuses() == until
-        return
-    with outbox.Worker():
-        wait_until(lambda: statuses() == until, what=f"{until}")
-
-
-def bad(event: outbox.Event) -> None:
-    """Fail, with a text that is refused every third time."""
-    raise ValueError(f"grün {SKULL if event.payload['n'] % 3 == 0 else ''}")
-
-
-def history(event_id: str) -> list[tuple[str, int]]:
-    entries = [*OutboxAttempt.objects.of(event_id)][::-1]
-    return [(each.kind, each.number) for each in entries]
-
-
-# -- a text that is refused ------------------------------------------------------------------------
-
-
-@by_whom
-@pytest.mark.parametrize("where", [SETTLE, HISTORY], ids=["settle", "history"])
-@pytest.mark.parametrize("error", ERRORS)
-def test_a_text_that_is_refused_is_stored_in_ascii(error: str, where: str, by_drain: bool) -> None:
-    with listening(bad, retry=TWICE), failing(Fault(where, ERRORS[error], text=SKULL)) as fault:
-        ids = write(7)
-        deliver(until={"DEAD": 7}, by_drain=by_drain)
-    assert fault.count
-    for number, event_id in enumerate(ids):
-        found = row(event_id)
-        assert found.attempts == 2
-        assert history(event_id) == [("failed", 1), ("dead", 2)]
-        assert found.last_error is not None
-        assert found.last_error.isascii() == (number % 3 == 0)
-        assert len(found.last_error) > 10
-
-
-@by_whom
-def test_an_event_with_a_key_too(by_drain: bool) -> None:
-    with listening(bad, retry=TWICE), failing(Fault(SETTLE, ERRORS["RuntimeError"], text=SKULL)):
-        for key in ("a", "b", "c"):
-            write(2, key=key)
-        deliver(until={"DEAD": 6}, by_drain=by_drain)
-
-
-@by_whom
-@pytest.mark.parametrize("size", [None, 2], ids=["alone", "in a batch"])
-def test_what_an_atomic_listener_answers_too(size: int | None, by_drain: bool) -> None:
-    """Its changes are committed although its reason is refused."""
-
-    def give_up(given: Any) -> Any:
-        for event in [given] if size is None else given:
-            OutboxInbox.objects.create(source="x", message_id=event.event_id, received_at=now())
-        return outbox.Dead(SKULL) if size is None else [outbox.Dead(SKULL)] * len(given)
-
-    options: dict[str, Any] = {} if size is None else {"batch": size}
-    with (
-        listening(give_up, atomic=True, **options),
-        failing(Fault(SETTLE, ERRORS["DataError"], text=SKULL)),
-    ):
-        write(4)
-        deliver(until={"DEAD": 4}, by_drain=by_drain)
-    assert {*OutboxEvent.objects.values_list("last_error", flat=True)} == {"?"}
-    assert OutboxInbox.objects.count() == 4
-
-
-@by_whom
-def test_a_history_that_cannot_be_stored_costs_no_decision(by_drain: bool) -> None:
-    with listening(bad, retry=TWICE), failing(Fault(HISTORY, ERRORS["OperationalError"])):
-        ids = write(5)
-        deliver(until={"DEAD": 5}, by_drain=by_drain)
-    assert [row(each).attempts for each in ids] == [2] * 5
-
-
-# -- a row that is refused in any form -------------------------------------------------------------
-
-
-@by_whom
-@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_row_that_is_refused_in_any_form_stays_leased_alone(
-    count: int, key: str | None, by_drain: bool
-) -> None:
-    calls: list[str] = []
-
-    def listen(event: outbox.Event) -> Any:
-        calls.append(event.event_id)
-        sum(range(200_000))  # a few milliseconds, so that its thread waits for the settle
-        return outbox.Dead("over") if event.payload["n"] < 0 else None
-
-    insert(count, payload='{"n": -1}')
-    with listening(listen):
-        fault = Fault(SETTLE, ERRORS["DataError"])
-        with failing(fault):
-            if by_drain:
-                write(5, key=key)
-                outbox.drain()
-                assert statuses() == {"DONE": 5, "NEW": count}
-                fault.stop()
-            else:
-                with outbox.Worker(workers=1) as worker:
-                    wait_until(lambda: fault.count, what="a refusal")
-                    for _ in range(3):
-                        write(5, key=key)
-                    wait_until(lambda: statuses() == {"DONE": 15, "NEW": count})
-                    wait_until(lambda: worker.health().is_ready)
-                    fault.stop()
-                    wait_until(lambda: statuses() == {"DONE": 15, "DEAD": count})
-    assert max(Counter(calls).values()) == 1
-
-
 # -- an answer that is lost ------------------------------------------------------------------------
-
-
-@by_whom
-@pytest.mark.parametrize("what", ["DONE", "DEAD"])
-def test_a_settle_whose_answer_is_lost_counts_once(what: str, by_drain: bool) -> None:
-    def lost() -> Exception:
-        return OperationalError(2013, "Lost connection during query")
-
-    def listen(event: outbox.Event) -> None:
-        if what == "DEAD":
-            raise ValueError
-
-    where = SETTLE if what == "DEAD" else r"status = 1|DELETE"
-    fault = Fault(where, lost, times=3, after=True)
-    with listening(listen, retry=outbox.Fixed(0, max_attempts=4)), failing(fault):
-        ids = write(6)
-        deliver(until={what: 6}, by_drain=by_drain)
-    assert fault.count == 3
-    attempts = 4 if what == "DEAD" else 0
-    assert [row(each).attempts for each in ids] == [attempts] * 6
-    expected = [*[("failed", n) for n in range(1, attempts)], ("dead", attempts)] * (what == "DEAD")
-    assert [history(each) for each in ids] == [expected] * 6
 
 
 @pytest.mark.parametrize("status", [Status.RETRY, Status.DEAD])
@@ -210,29 +51,3 @@ def test_a_repeated_settle_leaves_a_newer_lease_of_its_own_worker() -> None:
     assert ids_of(claim("me")) == [event_id]
     assert settler.write([(lease, decision)], **written) == 1
     assert (row(event_id).attempts, row(event_id).locked_by) == (1, "me")
-
-
-# -- housekeeping ----------------------------------------------------------------------------------
-
-
-def test_a_row_that_cannot_be_deleted_keeps_no_other(settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0, "RETENTION_INBOX": 0, "PURGE_BATCH_SIZE": 4}
-    ids = insert(10, due=None, status=1, done_at=now())
-    OutboxInbox.objects.create(source="x", message_id="1", received_at=now())
-    with failing(Fault(r"DELETE.*outbox_event\b", ERRORS["IntegrityError"], text=ids[5])) as fault:
-        rest_of(purging(3600))
-    assert fault.count
-    assert [*OutboxEvent.objects.values_list("pk", flat=True)] == [ids[5]]
-    assert not OutboxInbox.objects.exists()
-
-
-def test_a_table_that_cannot_be_purged_keeps_no_other(settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0, "RETENTION_INBOX": 0}
-    insert(10, due=None, status=1, done_at=now())
-    OutboxInbox.objects.create(source="x", message_id="1", received_at=now())
-    purger = purging(3600)
-    no_delete = Fault(r"DELETE.*outbox_event\b", ERRORS["DataError"])
-    with failing(no_delete), pytest.raises(DataError):
-        purger.step()
-    assert OutboxEvent.objects.count() == 10
-    assert not OutboxInbox.objects.exists()
