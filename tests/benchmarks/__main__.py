@@ -24,16 +24,9 @@ from tests import databases, where_possible
 from . import console, machine
 from .scale import FULL, QUICK, Scale
 
-PARTS = (
-    "write writers drain snapshot latency claim processes threads memory keyed queues batches "
-    "relays peers"
-).split()
+PARTS = "write writers drain latency claim processes memory keyed batches relays peers".split()
 # Left out, unless named, where they would say little that PostgreSQL's figures do not say.
-LEFT_OUT = {
-    "mariadb": {"snapshot", "threads", "memory"},
-    "mysql": {"snapshot", "threads", "memory"},
-    "sqlite": {"snapshot", "threads", "memory", "processes"},
-}
+LEFT_OUT = {"mariadb": {"memory"}, "mysql": {"memory"}, "sqlite": {"memory", "processes"}}
 PART_LIMIT = 900.0  # seconds
 
 
