@@ -131,8 +131,7 @@ def _charset(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if charset := dialect_of(connection).weak_charset(connection):
         yield Error(
             f"The connection {connection.alias!r} has the charset {charset}, which lacks "
-            "characters. Writes with one of them are refused, and errors of listeners are stored "
-            "with question marks in their places.",
+            "characters. Writes with one of them are refused.",
             hint='Set "charset": "utf8mb4" in the OPTIONS of the database.',
             id="django_outbox.E057",
         )
