@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.scheduler import Task, scheduler
@@ -9,11 +10,18 @@ from tests.simulation.scheduler import Task, scheduler
 ears: list[Ear] = []  # that listen now
 
 
+class Touched:
+    """What a history makes of a touch: nothing, or an error."""
+
+    act: Callable[..., None] = staticmethod(lambda *place: None)
+
+
 class Bell:
     def __init__(self, alias: str) -> None:
         """Every doorbell is made for an alias; here is one database."""
 
     def ring(self, connection: Any) -> None:
+        Touched.act("doorbell", "ring")
         for each in ears:
             each.is_rung = True
             if each.waiting is not None:
@@ -31,11 +39,13 @@ class Ear:
         self.waiting: Task | None = None
 
     def listen(self) -> None:
+        Touched.act("doorbell", "listen")
         self.close()
         ears.append(self)
         scheduler.current.process.on_kill.append(self.close)
 
     def wait(self, timeout: float) -> bool:
+        Touched.act("doorbell", "wait")
         if not self.is_rung:
             self.waiting = scheduler.current
             scheduler.block(timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,11 @@ from django_outbox.events.ids import new_id
 from django_outbox.models import OutboxEvent, OutboxPause
 from tests.simulation import listeners
 from tests.simulation.database.base import server
+from tests.simulation.doorbell import Touched
 from tests.simulation.evidence import Tables
 from tests.simulation.listeners import TYPES, Stage
 from tests.simulation.oracle import Oracle, Rules
+from tests.simulation.places import UNSTORABLE, Places
 from tests.simulation.plan import Plan
 from tests.simulation.primitives import SimpleQueue
 from tests.simulation.scheduler import START, Process, Stalled, Task, scheduler
@@ -27,6 +30,7 @@ from tests.simulation.scheduler import START, Process, Stalled, Task, scheduler
 # events postponed for ten minutes.
 END = 700.0
 EXIT = 0.3  # seconds from the hand-back of a stopping worker to the end of its process
+WRITERS = ("write", "person")  # threads whose statements are not the engine's
 WRITING = ("INSERT", "UPDATE", "DELETE", "COMMIT", "BEGIN")
 
 
@@ -72,6 +76,7 @@ class History:
         self.numbers = iter(range(1, 1000))
         self.faulty_until = scheduler.now + plan.seconds
         self.written = 0
+        self.places = Places(plan.seed, self.is_started) if plan.kind.faulty_places else None
 
     def violate(self, rule: str, text: str) -> None:
         scheduler.trace("VIOLATION", rule, text)
@@ -103,6 +108,7 @@ class History:
             worker.start()
         except Error:
             scheduler.kill(process)
+        process.values["started"] = True
         process.values["orders"].get()
         self.oracle.stops(worker.id)
         scheduler.trace("stop")
@@ -127,8 +133,13 @@ class History:
     def set_faults(self) -> None:
         server.before = lambda sql: self.stall(sql, self.kind.slow_before, 0.0003)
         server.after = lambda sql: self.stall(sql, self.kind.slow_after, 0.0001)
-        server.fails = lambda sql: self.goes_wrong(sql, self.kind.failures)
+        server.fails = self.failure
         server.loses_answer = lambda sql: self.goes_wrong(sql, self.kind.lost_answers)
+        if self.places is not None:
+            self.places.install()
+            Touched.act = self.places.touch
+            if self.plan.seed % 2:
+                Stage.error = UNSTORABLE
         server.changed = lambda: self.oracle.look(
             scheduler.current.process.values.get("worker", "")
         )
@@ -144,6 +155,17 @@ class History:
         if scheduler.current.name.endswith("heartbeat") and not self.kind.slow_heartbeat:
             return usual
         return scheduler.random.choice(self.kind.stalls)
+
+    def failure(self, sql: str, params: Any, is_inside: bool) -> Exception | None:
+        """Return what a statement raises in place of doing anything."""
+        if self.places is not None and scheduler.current.name not in WRITERS:
+            return self.places.statement(sql, params)
+        if not is_inside and self.goes_wrong(sql, self.kind.failures):
+            return sqlite3.OperationalError("the server failed")
+        return None
+
+    def is_started(self) -> bool:
+        return self.is_faulty() and "started" in scheduler.current.process.values
 
     def goes_wrong(self, sql: str, probability: float) -> bool:
         if not probability or not self.is_faulty() or not sql.startswith(WRITING):

@@ -37,6 +37,7 @@ class Stage:
     mail_is_away = False  # what the queue "mail" sends to cannot be reached
     calls: Counter[tuple[str, str]] = Counter()  # by event and listener
     numbers = count(1)  # of all calls
+    error = "planned"  # the text of what listeners raise
 
 
 def act_of(event: outbox.Event, title: str) -> tuple[str, float]:
@@ -80,8 +81,8 @@ def answer_to(act: str) -> Any:
     if act == "deferred":
         return outbox.Defer(0.5)
     if act == "final":
-        return outbox.Unrecoverable("planned")
-    return ValueError("planned") if act == "failed" else None
+        return outbox.Unrecoverable(Stage.error)
+    return ValueError(Stage.error) if act == "failed" else None
 
 
 def poison(event: outbox.Event) -> None:
@@ -158,7 +159,7 @@ def answers(events: Sequence[outbox.Event], calls: Sequence[Call], acts: Sequenc
     acts = ["done" if act == "hung" else act for act in acts]
     if "failed" in acts and events[0].payload["n"] % 2:
         end(calls, ["failed"] * len(acts))
-        raise ValueError("planned")
+        raise ValueError(Stage.error)
     end(calls, heard(events, acts))
     return [answer_to(each) for each in acts]
 

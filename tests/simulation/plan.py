@@ -26,6 +26,7 @@ class Kind:
     slow_after: float = 0.0  # or before its answer arrives
     lost_answers: float = 0.0
     failures: float = 0.0  # a statement fails, and has done nothing
+    faulty_places: bool = False  # some statements, log lines, signals, doorbells raise
     slow_heartbeat: bool = False  # else its statements are never slow
     stalls: tuple[float, ...] = (0.01, 0.3, 0.3, 1.5, 2.8, 3.6)  # seconds
     kills: float = 0.0  # of a worker, each second
@@ -45,7 +46,14 @@ class Kind:
     def is_calm(self) -> bool:
         """Return whether no process and no statement is disturbed."""
         statements = self.slow_before or self.slow_after or self.lost_answers or self.failures
-        return not (statements or self.kills or self.suspensions or self.deploys or self.poison)
+        return not (
+            statements
+            or self.faulty_places
+            or self.kills
+            or self.suspensions
+            or self.deploys
+            or self.poison
+        )
 
 
 KINDS = {
@@ -118,6 +126,7 @@ KINDS = {
         threads=(1, 2),
         durations=(0.4, 1.0),
     ),
+    "faulty places": Kind(faulty_places=True),
     "all": Kind(
         slow_before=0.005,
         slow_after=0.005,

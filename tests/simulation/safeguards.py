@@ -331,4 +331,20 @@ OWN = (
             )
         ],
     ),
+    Broken(
+        name="a log handler that ends the thread that it fails",
+        kind="faulty places",
+        edits=[("log.py", "logger.__class__ = type(", "_Unused = type(")],
+    ),
+    Broken(
+        name="a thread that ends by an error that no database raises",
+        kind="faulty places",
+        edits=[
+            (
+                "worker/threads.py",
+                "except Exception as error:  # noqa: BLE001 - reported, and the thread",
+                "except DatabaseError as error:  # the thread",
+            )
+        ],
+    ),
 )

@@ -28,7 +28,8 @@ class Server:
         # Seconds that a statement takes before it takes effect, and after that.
         self.before: Callable[[str], float] = lambda sql: 0.0
         self.after: Callable[[str], float] = lambda sql: 0.0
-        self.fails: Callable[[str], bool] = lambda sql: False
+        # What a statement raises, which then has done nothing; ``bool``: in a transaction.
+        self.fails: Callable[[str, Any, bool], Exception | None] = lambda *given: None
         self.loses_answer: Callable[[str], bool] = lambda sql: False
 
 
@@ -109,9 +110,9 @@ def run(connection: Any, sql: str, params: Any, act: Callable[[], Any]) -> Any:
         raise sqlite3.OperationalError("the connection was lost")
     is_inside = connection.in_transaction
     scheduler.sleep(server.before(sql))
-    if not is_inside and server.fails(sql):
-        scheduler.trace("failed", sql)
-        raise sqlite3.OperationalError("the server failed")
+    if error := server.fails(sql, params, is_inside):
+        scheduler.trace("failed", type(error), sql)
+        raise error
     until = scheduler.now + connection.patience
     while True:
         try:
