@@ -150,7 +150,7 @@ event_dead.connect(count_dead)
 """
 STATUS_EXAMPLE = """
 report = status("default")
-print(report["counts"]["DEAD"], report["oldest_pending_age"])
+print(report["counts"]["DEAD"], report["oldest_due_age"])
 """
 
 CHAPTERS: dict[str, list[Entry]] = {

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.management.arguments import (
-    columns,
     duration,
     instant,
     non_negative_int,
@@ -22,6 +21,7 @@ from django_outbox.management.arguments import (
     retention,
     share,
 )
+from django_outbox.management.command import cell, table
 from tests.cases import cases
 
 DAY = 86_400.0
@@ -192,14 +192,20 @@ def test_counts_and_limits() -> None:
     assert (positive_int("1"), positive_int("500"), non_negative_int("0")) == (1, 500, 0)
 
 
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert [*columns([("A", "B"), ("long", "x"), ("s", "longer")])] == [
-        "A     B",
-        "long  x",
-        "s     longer",
-    ]
+def test_a_table_has_columns_as_wide_as_their_widest_cell() -> None:
+    rows = [{"a": "long", "the_b": "x"}, {"a": None, "the_b": "longer\n y"}]
+    assert [*table(rows)] == ["A     THE B", "long  x", "-     longer y"]
+    assert [*table(rows, ("the_b",))] == ["THE B", "x", "longer y"]
+    assert [*table([])] == []
+
+
+def test_cells_are_for_people() -> None:
+    at = datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)
+    values = [at, True, False, 1.6, ["a", 2], {"a": 2}, "", 0, None]
+    told = ["2026-03-01 08:30:00+00:00", "yes", "-", "2 s", "a, 2", "a 2", "-", "0", "-"]
+    assert [*map(cell, values)] == told
 
 
 def test_a_command_tells_what_it_could_not_read() -> None:
-    with pytest.raises(CommandError, match=r"--max-age.*'7 days' is not a duration; expected"):
-        call_command("outbox_status", "--max-age=7 days")
+    with pytest.raises(CommandError, match=r"--max-lag.*'7 days' is not a duration; expected"):
+        call_command("outbox_status", "--max-lag=7 days")

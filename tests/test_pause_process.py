@@ -78,7 +78,7 @@ def test_a_pause_of_another_process_holds_through_a_kill_until_the_resume(fleet:
     assert {row(each).attempts for each in paused if each in retried} == {3}
     assert {row(each).attempts for each in paused if each in first} == {0}
 
-    manage("outbox_resume", "--event-type", PLACED)
+    manage("outbox_pause", "--end", "--event-type", PLACED)
     count = len(first) + len(retried) + len(more) + 2
     wait_until(lambda: statuses() == {"DONE": count}, what=f"{count} DONE")
     assert ends(fleet, PLACED) == Counter([*first, *retried, *more])  # once each
@@ -98,7 +98,7 @@ def test_a_stream_is_paused_and_resumed_in_order_and_may_be_written_to(fleet: Fl
     (free,) = keyed("free", event_type=OTHER)
     wait_until(lambda: free in ends(fleet, OTHER), what="another stream goes on")
     assert [each.id for each in fleet.lines() if each.phase == "end" and each.id != free] == before
-    manage("outbox_resume", "--stream", "k")
+    manage("outbox_pause", "--end", "--stream", "k")
     wait_until(lambda: statuses() == {"DONE": 46}, what="46 DONE")
     assert [each.id for each in fleet.lines() if each.phase == "end" and each.id != free] == ids
 

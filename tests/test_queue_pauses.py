@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def test_a_queue_is_paused_and_resumed_and_no_row_is_touched(rows: list[Any]) ->
         "complete": True,
     }
     assert outbox.drain() == 1
-    out, _ = run("outbox_resume", "--queue", "hooks")
+    out, _ = run("outbox_pause", "--end", "--queue", "hooks")
     assert out == "resumed queue hooks: workers claim from it again\n"
     assert not OutboxPause.objects.exists()
     hooks = [each for each in state() if each["queue"] == "hooks"]
@@ -87,25 +87,26 @@ def test_a_breaker_is_ended_and_its_queue_is_open_again(rows: list[Any]) -> None
     assert outbox.drain(queues=["hooks"]) == 0
     [found] = listed()
     assert made.until is not None
-    assert (found["kind"], found["until"]) == ("breaker", made.until.isoformat())
+    assert found["kind"] == "breaker"
+    assert datetime.fromisoformat(found["until"]) == made.until
     assert (found["events"], found["streams"]) == (3, 1)
-    table = run("outbox_pause", "--list")[0]
-    assert f"{made.until:%Y-%m-%d %H:%M:%S}Z" in table
+    table = run("outbox_pause")[0]
+    assert f"{made.until:%Y-%m-%d %H:%M:%S}" in table
     assert "5 consecutive failures" in table
-    out, _ = run("outbox_resume", "--breaker", "hooks")
+    out, _ = run("outbox_pause", "--end", "--breaker", "hooks")
     assert out == "resumed circuit breaker hooks: workers claim from it again\n"
     assert state() == rows
-    with pytest.raises(CommandError, match="Not paused: circuit breaker 'hooks'"):
-        run("outbox_resume", "--breaker", "hooks")
+    with pytest.raises(CommandError, match="Not paused: circuit breaker hooks"):
+        run("outbox_pause", "--end", "--breaker", "hooks")
 
 
 def test_a_queue_and_its_breaker_are_resumed_apart() -> None:
     OutboxPause.objects.pause("queue", "hooks")
     breaker()
-    run("outbox_resume", "--queue", "hooks")
+    run("outbox_pause", "--end", "--queue", "hooks")
     assert OutboxPause.objects.get().kind == "breaker"
     OutboxPause.objects.pause("queue", "hooks")
-    run("outbox_resume", "--all")
+    run("outbox_pause", "--end", "--all")
     assert not OutboxPause.objects.exists()
 
 
@@ -124,7 +125,7 @@ def test_a_queue_that_cannot_be_paused_is_refused(arguments: list[str], says: st
 
 
 def test_the_command_cannot_open_a_breaker() -> None:
-    with pytest.raises((CommandError, SystemExit, TypeError)):
+    with pytest.raises(CommandError, match="expected together with --end"):
         run("outbox_pause", "--breaker", "hooks")
     assert not OutboxPause.objects.exists()
 
@@ -138,7 +139,7 @@ def test_workers_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     rings: list[int] = []
     monkeypatch.setattr(doorbell, "ring", lambda _: rings.append(OutboxPause.objects.count()))
     run("outbox_pause", "--queue", "hooks")
-    run("outbox_resume", "--queue", "hooks")
+    run("outbox_pause", "--end", "--queue", "hooks")
     assert rings == [1, 0]
 
 

@@ -50,7 +50,7 @@ def run(*arguments: str) -> str:
 
 def test_the_command_replays_slowly() -> None:
     ids = sorted(dead(5))
-    out = run("--all", "--rate", "10/m", "--limit", "4", "--batch-size", "2", "--by", "ada")
+    out = run("--all", "--rate", "10/m", "--limit", "4", "--by", "ada")
     found = times(ids[:4])
     assert steps(found) == {6 * SECOND}
     assert out == f"replayed 4; the last is due at {found[-1].isoformat(' ', 'seconds')}"

@@ -11,7 +11,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..inspection.listeners import describe_listeners, listener_options, unrouted_types
+from ..inspection.listeners import describe_listeners, unrouted_types
 from ..inspection.losses import Loss, losses
 from ..inspection.overview import BacklogByType, Overview, TypeBacklog, full_backlog
 from ..inspection.queues import queue_states
@@ -289,14 +289,14 @@ def _all_relays(alias: str) -> Section:
 
 
 def _listeners(alias: str) -> Section:
-    names = ["event_type", "aggregate_type", "name", "queue", "function"]
+    names = ["event_type", "aggregate_type", "name", "queue", "listener"]
     titles = [_("event type"), _("aggregate type"), _("name"), _("queue"), _("listener")]
     return Section(
         name="listeners",
         title=_("Listeners registered here"),
         columns=[*titles, _("options")],
         rows=[
-            (*(each[name] for name in names), ", ".join(listener_options(each)))
+            (*(each[name] for name in names), ", ".join(each["options"]))
             for each in describe_listeners()
         ],
         empty=_("No listener is registered in this process."),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .. import hooks
 from ..conf import current
 from ..listeners.outcomes import Status
 from ..listeners.registry import ANY, Listener, listeners, location, qualified_name, route
@@ -52,7 +51,7 @@ def unrouted_types(alias: str, *, limit: int = MAX_EVENTS) -> list[UnroutedType]
 
 
 def describe_listeners() -> list[dict[str, Any]]:
-    """Return the registered listeners as dicts, in the order of the event types."""
+    """Return the registered listeners as plain values, in the order of the event types."""
     found = [_describe(each) for each in listeners()]
     return sorted(
         found, key=lambda each: (each["event_type"], each["aggregate_type"], each["name"])
@@ -60,41 +59,32 @@ def describe_listeners() -> list[dict[str, Any]]:
 
 
 def _describe(each: Listener) -> dict[str, Any]:
-    batching = each.batching
     return {
         "event_type": each.event_type,
         "aggregate_type": "*" if each.aggregate_type is ANY else each.aggregate_type,
         "name": each.name,
         "queue": each.queue,
-        "function": qualified_name(each.call),
+        "listener": qualified_name(each.call),
         "place": location(each.call),
-        "retry": repr(each.retry or hooks.retry_policy()),
-        "own_retry": each.retry is not None,
-        "timeout": each.timeout,
-        "atomic": each.atomic,
-        "is_async": each.is_async,
-        "fallback": each.fallback and qualified_name(each.fallback),
-        "batch": batching and batching.size,
-        "within": batching and batching.within,
-        "per_key": batching and batching.per_key,
+        "options": [*_options(each)],
     }
 
 
-def listener_options(each: dict[str, Any]) -> Iterator[str]:
-    """Yield the options of a described listener that differ from the defaults, as text."""
-    if each["is_async"]:
+def _options(each: Listener) -> Iterator[str]:
+    """Yield the options of a listener that differ from the defaults."""
+    if each.is_async:
         yield "async"
-    if each["atomic"]:
+    if each.atomic:
         yield "atomic"
-    if each["timeout"] is not None:
-        yield f"timeout {each['timeout']:g} s"
-    if each["batch"] is not None:
-        yield f"batch {each['batch']}"
-    if each["within"]:
-        yield f"within {each['within']:g} s"
-    if each["per_key"] is not None and each["per_key"] > 1:
-        yield f"per key {each['per_key']}"
-    if each["own_retry"]:
-        yield f"retry {each['retry']}"
-    if each["fallback"]:
-        yield f"fallback {each['fallback']}"
+    if each.timeout is not None:
+        yield f"timeout {each.timeout:g} s"
+    if each.batching is not None:
+        yield f"batch {each.batching.size}"
+        if each.batching.within:
+            yield f"within {each.batching.within:g} s"
+        if each.batching.per_key > 1:
+            yield f"per key {each.batching.per_key}"
+    if each.retry is not None:
+        yield f"retry {each.retry!r}"
+    if each.fallback:
+        yield f"fallback {qualified_name(each.fallback)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from django.db import connections
 
@@ -41,6 +41,21 @@ class QueueState:
     def is_capped(self) -> bool:
         """Return whether more may be due than was counted."""
         return COUNT_LIMIT in (self.events, self.streams)
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values, as reports show them."""
+        breaker = self.breaker
+        return {
+            "queue": self.name,
+            "due": self.due,
+            "oldest_due_age": self.oldest_due_age,
+            "workers": self.workers,
+            "unserved": self.is_unserved,
+            "configured": self.is_configured,
+            "paused": self.is_paused,
+            "breaker_until": breaker and breaker.until,
+            "breaker_reason": breaker and breaker.reason,
+        }
 
 
 def queue_names(alias: str) -> list[str]:

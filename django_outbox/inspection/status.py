@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from django.db import connections
 from django.db.models import QuerySet
 from django.db.models.functions import Substr
 
@@ -18,15 +17,15 @@ from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import age
 from ..models.stream_queryset import StreamSummary
 from ..queue_settings import DEFAULT_QUEUE
-from ..sql import dialect_of
 from .counts import counts
 from .error_texts import error_class
-from .queues import QueueState, queue_states
+from .queues import queue_states
 from .rates import MAX_DEAD_SHARE, PERIOD, Rates, rates
-from .workers import WorkerInfo, missing, workers
+from .workers import WorkerInfo, clock_and_workers, missing
 
 COUNT_LIMIT: Final = 10_000  # due, leased and blocked rows that are counted
 MAX_BLOCKED_SHOWN: Final = 20  # blocked streams that are listed
+MAX_LAG: Final = 60.0  # seconds
 MAX_PAUSES: Final = 100  # pauses that are listed
 ERROR_LENGTH: Final = 200  # characters of an error
 
@@ -37,7 +36,7 @@ Report = dict[str, Any]
 class Limits:
     """Limits of a healthy outbox; None: not checked."""
 
-    max_age: float | None = None  # seconds that the oldest due event has waited
+    max_lag: float | None = MAX_LAG  # seconds that the oldest due event has waited
     max_dead_share: float | None = MAX_DEAD_SHARE  # of the events that ended lately, 0 to 1
     max_due: int | None = None
     max_dead: int | None = None
@@ -48,53 +47,39 @@ class Limits:
 def status(alias: str) -> Report:
     """Return the status report of the outbox in this database, for people and monitoring.
 
-    Ages are seconds by the database's clock. Counts of rows stop at a limit, see the reference.
+    Its values are plain, but for datetimes. Ages are seconds by the database's clock. Counts of
+    rows stop at a limit, see the reference.
     """
-    events = OutboxEvent.objects.using(alias)
-    streams = OutboxStream.objects.using(alias)
-    now = dialect_of(connections[alias]).clock(connections[alias])
-    found, delivers = counts(alias), current().MODE != "writer_only"
-    oldest, known = events.oldest_pending_age(), workers(alias, now)
-    streams_due, streams_leased = capped_count(streams.due()), capped_count(streams.leased())
+    events, streams = OutboxEvent.objects.using(alias), OutboxStream.objects.using(alias)
+    now, known = clock_and_workers(alias)
+    found, queues = counts(alias), queue_states(alias, known)
+    pauses = OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]
+    lost = missing(known)
+    shown = [each for each in known if each.is_newly_lost or not each.is_silent or each in lost]
     return {
         "counts": found.numbers,
         "at_least": [*found.at_least],
         "estimated": [*found.estimated],
-        "due": capped_count(events.due()) + streams_due if delivers else 0,
-        "leased": capped_count(events.leased()) + streams_leased,
-        "oldest_pending_age": None if oldest is None else round(oldest, 3),
-        "dead": _dead(events.filter(pk__in=found.dead)),
+        "due": sum(each.due for each in queues),
+        "oldest_due_age": max((each.oldest_due_age or 0.0 for each in queues), default=0.0),
+        "leased": capped_count(events.leased()) + capped_count(streams.leased()),
+        "blocked": capped_count(streams.blocked()),
         "rates": {"seconds": PERIOD, **asdict(rates(alias, now))},
-        "streams": {
-            "due": streams_due,
-            "leased": streams_leased,
-            "blocked": capped_count(streams.blocked()),
-            "heads": _blocked_heads(alias, now),
-        },
-        "paused": [
-            {
-                "kind": each.kind,
-                "name": each.name,
-                "reason": each.reason,
-                "age": _age(each.paused_at, now),
-                "until": each.until and each.until.isoformat(),
-            }
-            for each in OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]
-        ],
-        "queues": {each.name: _queue(each) for each in queue_states(alias, known)},
-        "workers": [_worker(each) for each in known if each.is_newly_lost or not each.is_silent],
-        "lost_workers": [_worker(each) for each in missing(known)],
+        "queues": [each.as_row() for each in queues],
+        "blocked_streams": _blocked_streams(alias, now),
+        "pauses": [_pause(each, now) for each in pauses],
+        "workers": [_worker(each) for each in shown],
+        "dead": _dead(events.filter(pk__in=found.dead)),
     }
 
 
 def violations(report: Report, limits: Limits) -> list[str]:
     """Return a sentence for each limit that the report violates."""
-    age = report["oldest_pending_age"] or 0.0
     maximums = [
-        ("the oldest due event has waited for seconds", age, limits.max_age),
+        ("the oldest due event has waited for seconds", report["oldest_due_age"], limits.max_lag),
         ("events and streams due", report["due"], limits.max_due),
         ("dead events", report["counts"]["DEAD"], limits.max_dead),
-        ("blocked streams", report["streams"]["blocked"], limits.max_blocked),
+        ("blocked streams", report["blocked"], limits.max_blocked),
     ]
     found = [
         f"{what}: {value:g}, at most {limit:g} expected"
@@ -103,10 +88,11 @@ def violations(report: Report, limits: Limits) -> list[str]:
     ]
     if current().MODE != "writer_only":
         found += _bad_rates(report["rates"], limits)
-    lease = current().LEASE  # those lost in the last minutes are reported, too
-    live = sum(each["heartbeat_age"] <= lease for each in report["workers"])
-    if lost := len(report["workers"]) - live:
-        found.append(f"workers without a heartbeat for more than a lease: {lost}, 0 expected")
+    lost = sum(each["lost"] for each in report["workers"])
+    live = len(report["workers"]) - lost
+    latest = current().LEASE + PERIOD  # later, only people are told
+    if newly := sum(each["lost"] and each["heartbeat_age"] <= latest for each in report["workers"]):
+        found.append(f"workers without a heartbeat for more than a lease: {newly}, 0 expected")
     minimum = limits.min_workers
     if minimum is not None and live < minimum:
         found.append(f"workers: {live}, at least {minimum} expected")
@@ -133,20 +119,22 @@ def _bad_rates(found: dict[str, int], limits: Limits) -> Iterator[str]:
         yield f"events rescued from lost workers {period}: {lately.rescued}, 0 expected"
 
 
-def _unserved_queues(queues: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _unserved_queues(queues: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a sentence for each queue whose due events no live worker delivers."""
-    for name, each in queues.items():
-        if not (each["unserved"] and each["due"]):
+    has_default = not any(each["unserved"] for each in queues if each["queue"] == DEFAULT_QUEUE)
+    for each in queues:
+        name, due = each["queue"], each["due"]
+        if not (each["unserved"] and due):
             continue
-        if each.get("configured", True):
+        if each["configured"]:
             yield (
-                f"queue {name!r}: {each['due']} due, but no live worker serves it; start an "
-                f"outbox_worker with --queue {name}, or one without --queue"
+                f"queue {name!r}: {due} due, but no live worker serves it; start an outbox_worker "
+                f"with --queue {name}, or one without --queue"
             )
-        elif queues[DEFAULT_QUEUE]["unserved"]:  # else those of "default" deliver them soon
+        elif not has_default:  # else those of "default" deliver them soon
             yield (
-                f'queue {name!r}: {each["due"]} due, but it is not in OUTBOX["QUEUES"], and no '
-                f"live worker serves {DEFAULT_QUEUE!r}, which would deliver them; start one"
+                f'queue {name!r}: {due} due, but it is not in OUTBOX["QUEUES"], and no live worker '
+                f"serves {DEFAULT_QUEUE!r}, which would deliver them; start one"
             )
 
 
@@ -169,22 +157,9 @@ def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
     ]
 
 
-def _queue(state: QueueState) -> dict[str, Any]:
-    age, breaker = state.oldest_due_age, state.breaker
-    found: dict[str, Any] = {
-        "due": state.due,
-        "oldest_due_age": None if age is None else round(age, 3),
-        "workers": state.workers,
-        "unserved": state.is_unserved,
-    }
-    if not state.is_configured:
-        found["configured"] = False
-    if state.is_paused:
-        found["paused"] = True
-    if breaker is not None:
-        until = breaker.until and breaker.until.isoformat()
-        found["breaker"] = {"until": until, "reason": breaker.reason}
-    return found
+def _pause(each: OutboxPause, now: datetime) -> dict[str, Any]:
+    names = ("kind", "name", "until", "reason")
+    return {**{name: getattr(each, name) for name in names}, "age": _age(each.paused_at, now)}
 
 
 def _worker(each: WorkerInfo) -> dict[str, Any]:
@@ -192,29 +167,30 @@ def _worker(each: WorkerInfo) -> dict[str, Any]:
         "id": each.id,
         "hostname": each.hostname,
         "pid": each.pid,
-        "started_at": each.started_at.isoformat(),
+        "started_at": each.started_at,
         "heartbeat_age": round(each.heartbeat_age, 3),
+        "lost": each.is_silent,
         "queues": None if each.queues is None else [*each.queues],
     }
 
 
-def _blocked_heads(alias: str, now: datetime) -> list[dict[str, Any]]:
-    """Return the heads of blocked streams, ordered by their next try."""
+def _blocked_streams(alias: str, now: datetime) -> list[dict[str, Any]]:
+    """Return the blocked streams that are tried next, each with its head."""
     streams = OutboxStream.objects.using(alias)
     blocked = list(streams.blocked().order_by("due_at", "pk")[:MAX_BLOCKED_SHOWN])
     summaries = streams.summaries([each.key for each in blocked])
-    return [_head(each, summaries[each.key], now) for each in blocked]
+    return [_stream(each, summaries[each.key], now) for each in blocked]
 
 
-def _head(stream: OutboxStream, summary: StreamSummary, now: datetime) -> dict[str, Any]:
-    head, due = summary.head, stream.due_at
+def _stream(stream: OutboxStream, summary: StreamSummary, now: datetime) -> dict[str, Any]:
+    head = summary.head
     return {
         "key": stream.key,
         "event_id": head and head.event_id,
         "event_type": head and head.event_type,
         "status": head and Status(head.status).name,
         "age": _age(head.first_due_at, now) if head else None,
-        "next_try": None if due is None else due.isoformat(),
+        "next_try": stream.due_at,
         "backlog": summary.backlog,
     }
 

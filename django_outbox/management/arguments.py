@@ -1,23 +1,26 @@
-"""Parse command-line values (durations, instants, counts), and add options that commands share."""
+"""Values on a command line (durations, instants, counts), and options that commands share."""
 
 from __future__ import annotations
 
 import getpass
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db import connections
+from django.core.management.base import CommandError
+from django.db import connections, router
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from ..conf import CENTURY
+from ..inspection.causes import DIGEST_LENGTH, only_of_cause
+from ..models import OutboxEvent, OutboxQuerySet, missing_table
+from ..models.event_queryset import BATCH_SIZE
+from ..models.fields import begins_with
 from ..queue_settings import is_rate
 
-INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
-LOOPBACK: Final = "127.0.0.1"
 UNITS: Final = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}  # seconds
 NUMBER: Final = r"([0-9]+(?:\.[0-9]+)?)"
 DURATION: Final = re.compile("".join(rf"(?:{NUMBER}{unit})?" for unit in UNITS))
@@ -118,36 +121,56 @@ def rate(text: str) -> str:
     return text
 
 
-def host_and_port(text: str) -> tuple[str, int]:
-    """Return host and port of ``8001``, ``0.0.0.0:8001`` or ``[::]:8001``; loopback by default.
+# -- options that commands share -------------------------------------------------------------------
 
-    As with ``runserver``, other hosts cannot reach a port given without a host.
-    """
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) <= 65_535 and not text.startswith(":")):
-        raise ArgumentTypeError(
-            f"{text!r} is not an address; expected a port, as in 8001, or an address of this host "
-            "and a port, as in 0.0.0.0:8001 (every interface) or [::1]:8001."
-        )
-    return host.strip("[]") or LOOPBACK, int(port)
+Values = Mapping[str, tuple[Any, str, str]]  # type, metavar and help text by option
+
+
+def add_values(parser: Any, values: Values) -> None:
+    for option, (kind, metavar, text) in values.items():
+        parser.add_argument(option, type=kind, metavar=metavar, help=text)
+
+
+def add_flags(parser: Any, flags: Mapping[str, str]) -> None:
+    """Add options without a value; ``flags`` are help texts by option."""
+    for option, text in flags.items():
+        parser.add_argument(option, action="store_true", help=text)
+
+
+def add_many(parser: ArgumentParser, option: str, dest: str, metavar: str, text: str) -> None:
+    """Add an option that may be repeated; without it the value is ``[]``."""
+    add, text = parser.add_argument, f"{text}; may be repeated"
+    add(option, action="append", dest=dest, metavar=metavar, default=[], help=text)
 
 
 def add_databases(parser: ArgumentParser, verb: str) -> None:
     """Add ``--database`` to a command; the option may be repeated."""
-    parser.add_argument(
-        "--database",
-        action="append",
-        dest="databases",
-        metavar="ALIAS",
-        choices=tuple(connections),
-        help=f"alias to {verb}; may be repeated; default: the router's",
-    )
+    text, known = f"alias to {verb}; default: the router's", tuple(connections)
+    add = parser.add_argument
+    add("--database", action="append", dest="databases", metavar="ALIAS", choices=known, help=text)
+
+
+def chosen_aliases(options: dict[str, Any]) -> list[str]:
+    """Return each alias that was given once, or the router's."""
+    return [*dict.fromkeys(options["databases"] or [router.db_for_write(OutboxEvent)])]
+
+
+def add_database(parser: ArgumentParser) -> None:
+    text, known = "alias; default: the router's", tuple(connections)
+    parser.add_argument("--database", metavar="ALIAS", choices=known, help=text)
+
+
+def chosen_alias(options: dict[str, Any]) -> str:
+    """Return the alias that was given, or the router's; ``CommandError`` if it has no tables."""
+    alias = options["database"] or router.db_for_write(OutboxEvent)
+    if missing := missing_table(alias):
+        raise CommandError(missing)
+    return str(alias)
 
 
 def add_by(parser: ArgumentParser, verb: str) -> None:
-    parser.add_argument(
-        "--by", metavar="NAME", help=f"name of the person who {verb} (default: the system user)"
-    )
+    text = f"name of the person who {verb} (default: the system user)"
+    parser.add_argument("--by", metavar="NAME", help=text)
 
 
 def person(options: dict[str, Any]) -> str:
@@ -161,17 +184,102 @@ def person(options: dict[str, Any]) -> str:
 
 
 def add_format(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        choices=("table", "json"),
-        default="table",
-        help="for people or for programs (default: table)",
-    )
+    text = "for people or for programs (default: table)"
+    parser.add_argument("--format", choices=("table", "json"), default="table", help=text)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows of text as lines, with columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+# -- options that choose dead events ---------------------------------------------------------------
+
+
+def cause(text: str) -> str:
+    """Return the name of a cause; ``ArgumentTypeError`` if it cannot be one."""
+    if not re.fullmatch(f"[0-9a-f]{{{DIGEST_LENGTH}}}", text):
+        raise ArgumentTypeError(
+            f"{text!r} is not a cause; expected {DIGEST_LENGTH} characters from the last column of "
+            "outbox_dead list."
+        )
+    return text
+
+
+FILTERS: Final[Values] = {
+    "--aggregate-type": (str, "TYPE", "of objects of this type, such as shop.order"),
+    "--aggregate-id": (str, "ID", "of the object with this id"),
+    "--tenant": (str, "ID", "of this tenant"),
+    "--key": (str, "KEY", "of the stream with this key"),
+    "--error": (str, "TEXT", "whose last error begins with this, as its class does"),
+    "--cause": (cause, "CAUSE", "of this cause, as outbox_dead list names it"),
+    "--since": (instant, "TIME", "that died since then: 2026-03-01T08:30, 2h"),
+    "--until": (instant, "TIME", "that died before then"),
+}
+LOOKUPS: Final = {  # by name of the option's value
+    "ids": "pk__in",
+    "event_types": "event_type__in",
+    "aggregate_type": "aggregate_type",
+    "aggregate_id": "aggregate_id",
+    "tenant": "tenant_id",
+    "key": "key",
+    "since": "done_at__gte",
+    "until": "done_at__lt",
+}
+
+
+def add_filters(parser: ArgumentParser) -> None:
+    """Add the filters, all of which an event must match."""
+    add_many(parser, "--event-type", "event_types", "TYPE", "of this type")
+    add_values(parser, FILTERS)
+
+
+def add_choice(parser: ArgumentParser, verb: str) -> None:
+    """Add ids, ``--all`` and the filters, of which ``check_choice`` requires one."""
+    parser.add_argument("ids", nargs="*", metavar="EVENT_ID", help=f"events to {verb}")
+    add_flags(parser, {"--all": "every dead event"})
+    add_filters(parser)
+
+
+def is_filtered(options: dict[str, Any]) -> bool:
+    """Return whether the options choose events by more than their cause."""
+    return any(options.get(name) not in (None, []) for name in (*LOOKUPS, "error"))
+
+
+def check_choice(options: dict[str, Any]) -> None:
+    """Raise ``CommandError`` unless events are chosen: a forgotten filter must not mean all."""
+    is_chosen = is_filtered(options) or options["cause"] is not None
+    if not is_chosen and not options["all"]:
+        raise CommandError("Expected ids, a filter, or --all for every dead event.")
+    if is_chosen and options["all"]:
+        raise CommandError("--all cannot be combined with ids or filters.")
+
+
+def filtered(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
+    """Return the events that match ids and filters but ``--cause``; ``now``: the database's."""
+    for name, lookup in LOOKUPS.items():
+        if (value := options.get(name)) not in (None, []):
+            rows = rows.filter(**{lookup: now - value if isinstance(value, timedelta) else value})
+    error = options["error"]
+    return rows if error is None else rows.filter(begins_with("last_error", error))
+
+
+def dead_batches(
+    rows: OutboxQuerySet, options: dict[str, Any], now: datetime
+) -> Iterator[OutboxQuerySet]:
+    """Yield the chosen events that were dead ``now``, in batches by id upwards.
+
+    With ``--cause``, which no query can compare, leave out the events of others.
+    """
+    every, digest = OutboxEvent.objects.using(rows.db), options["cause"]
+    for ids in filtered(rows, options, now).dead().batches(size=BATCH_SIZE, until=now):
+        meant = ids if digest is None else only_of_cause(rows.db, digest, ids)
+        if meant:
+            yield every.filter(pk__in=meant)
+
+
+def summary(verb: str, count: int, options: dict[str, Any], more: str = "") -> str:
+    """Return how many events were changed, and how many of the ids were not among them.
+
+    Raises ``CommandError`` if ids were given and none was changed.
+    """
+    left = len(set(options["ids"])) - count
+    others = f"; {left} of the given ids are unknown or not dead" if left > 0 else ""
+    if others and not count:
+        raise CommandError(f"{verb} 0{others}")
+    return f"{verb} {count}{more}{others}"

@@ -72,7 +72,7 @@ class Person:
             for deed in self.luck.sample(self.deeds, len(self.deeds)):
                 deed()
                 self.met[deed.__name__] += 1
-        call_command("outbox_resume", all=True, stdout=io.StringIO())
+        call_command("outbox_pause", end=True, all=True, stdout=io.StringIO())
         self.met["logged"] = LogEntry.objects.count()
 
     def replay_all(self) -> None:
@@ -159,7 +159,7 @@ class Person:
             "outbox_pause", "--event-type", "fault.plain", "--reason", "a look", "--force", **said
         )
         time.sleep(self.luck.uniform(0, 0.3))  # how long it is paused
-        call_command("outbox_resume", "--event-type", "fault.plain", **said)
+        call_command("outbox_pause", "--end", "--event-type", "fault.plain", **said)
 
     def look_around(self) -> None:
         pages = [LIST, f"{LIST}?state=dead", f"{LIST}?q=fault", STREAMS, f"{STREAMS}?state=all"]

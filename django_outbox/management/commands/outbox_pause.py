@@ -1,132 +1,202 @@
-"""``manage.py outbox_pause``: pause an event type, listener, stream or queue; list pauses."""
+"""``manage.py outbox_pause``: pause event types, listeners, streams, queues; list and end it."""
 
 from __future__ import annotations
 
-import json
-from argparse import ArgumentParser
-from collections.abc import Iterator
-from datetime import datetime
-from typing import Any
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from datetime import datetime, time, timedelta
+from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import connections
+from django.utils.dateparse import parse_datetime, parse_time
+from django.utils.timezone import is_naive, localtime, make_aware
 
 from ... import doorbell
 from ...inspection.pauses import PausedBacklog, backlogs, unknown_name
 from ...models import OutboxPause
-from ...models.pause_queryset import pause_error
-from ..arguments import add_by, add_format, columns, person
-from ..examples import ExampleCommand
-from ..pause_arguments import KINDS, add_end, add_names, checked_alias, named_pauses, pause_end
+from ...models.pause_queryset import pause_error, until_error
+from ...sql import dialect_of
+from ...sql.values import CLOSING_KINDS
+from ..arguments import (
+    Values,
+    add_by,
+    add_database,
+    add_flags,
+    add_format,
+    add_many,
+    add_values,
+    chosen_alias,
+    person,
+    retention,
+)
+from ..command import OutboxCommand, cell, table
 
-Rows = list[tuple[OutboxPause, PausedBacklog]]
+KINDS: Final = {
+    "event_type": ("--event-type", "TYPE", "the events of this type"),
+    "listener": ("--listener", "TITLE", 'what this listener gets: its event type and name, "x y"'),
+    "stream": ("--stream", "KEY", "the events with this key, in their order"),
+    "queue": ("--queue", "NAME", "what waits in this queue"),
+    "breaker": ("--breaker", "QUEUE", "with --end: the open circuit breaker of this queue"),
+}
+TIME_OF_DAY: Final = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
+
+Names = list[tuple[str, str]]  # kind and name of pauses
 
 
-class Command(ExampleCommand):
+def end_time(text: str) -> datetime | time:
+    """Return an instant, or a time of day; both are in ``TIME_ZONE`` unless they have an offset."""
+    try:
+        found = parse_time(text) if TIME_OF_DAY.fullmatch(text) else parse_datetime(text)
+    except ValueError as error:  # well formed, but not in the calendar
+        raise ArgumentTypeError(f"{text!r} is not a time: {error}.") from error
+    if found is None:
+        raise ArgumentTypeError(
+            f"{text!r} is not a time; expected 09:00 or 2026-11-26T09:00, with an offset if it is "
+            "not in TIME_ZONE. For a duration, use --for."
+        )
+    return found
+
+
+def length(text: str) -> float:
+    """Return the seconds of a duration above zero that has a unit."""
+    if not (seconds := retention(text)):
+        raise ArgumentTypeError(f"{text!r} is nothing; expected a duration such as 45m or 2h.")
+    return seconds
+
+
+ENDS: Final[Values] = {
+    "--until": (end_time, "TIME", "a worker ends it then: 09:00 (the next), or 2026-11-26T09:00"),
+    "--for": (length, "DURATION", "a worker ends it after this time: 45m, 2h, 1d"),
+}
+FLAGS: Final = {
+    "--end": "end these pauses; what waited is due now",
+    "--all": "with --end: every pause, and every open circuit breaker",
+    "--force": "pause unknown names too, such as a type that comes with the next deploy",
+}
+
+
+class Command(OutboxCommand):
     help = (
-        "Keeps the events of a type, for a listener, of a stream or in a queue waiting until "
-        "outbox_resume, or until the time you give. Nothing is lost, and no attempt is counted."
+        "Keeps the events of a type, for a listener, of a stream or in a queue waiting until you "
+        "end the pause, or until the time you give. Nothing is lost, and no attempt is counted. "
+        "Without a name it lists what is paused, and how much waits."
     )
     examples = {
+        "": "what is paused, and how much waits",
         '--event-type order.placed --reason "carrier down"': "hold one event type back",
         "--queue webhooks --until 09:00": "hold a queue back until nine in the morning",
         '--listener "order.placed mail"': "hold back what one of its listeners gets",
-        "--list": "what is paused, and how much waits",
+        "--end --event-type order.placed": "deliver this event type again",
+        "--end --all": "end every pause and circuit breaker",
     }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_names(parser, KINDS)
-        add_end(parser)
-        parser.add_argument("--reason", default="", help="shown to people who find it paused")
+        for kind, (option, metavar, text) in KINDS.items():
+            add_many(parser, option, kind, metavar, text)
+        add_flags(parser, FLAGS)
+        add_values(parser.add_mutually_exclusive_group(), ENDS)
+        add_values(parser, {"--reason": (str, "TEXT", "shown to people who find it paused")})
         add_by(parser, "pauses it")
-        parser.add_argument(
-            "--force",
-            action="store_true",
-            help="pause unknown names too, such as a type that comes with the next deploy",
-        )
-        parser.add_argument("--list", action="store_true", help="show what is paused")
         add_format(parser)
-
-    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
+        add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        names, alias = named_pauses(options, KINDS), checked_alias(options["database"])
-        needs_names = options["force"] or options["until"] or options["length"]
-        if options["list"] == bool(names) or (needs_names and not names):
-            raise CommandError(
-                "Say what to pause: --event-type, --listener, --stream or --queue; or --list alone."
-            )
-        if names:
+        names = [(kind, name) for kind in KINDS for name in options[kind]]
+        _check(names, options)
+        alias = chosen_alias(options)
+        if options["end"]:
+            self._end(alias, names)
+        elif names:
             self._pause(alias, names, options)
-            return
-        pauses = list(OutboxPause.objects.using(alias).order_by("paused_at", "pk"))
-        found = backlogs(alias, pauses)
-        rows = [(each, found[each.pk]) for each in pauses]
-        if options["format"] == "json":
-            self.stdout.write(json.dumps([_described(*row) for row in rows], indent=2))
         else:
-            self.stdout.write("\n".join(_table(rows)))
+            pauses = list(OutboxPause.objects.using(alias).order_by("paused_at", "pk"))
+            found = backlogs(alias, pauses)
+            rows = [_row(each, found[each.pk]) for each in pauses]
+            self.print(options["format"], rows, table(rows) if rows else ["Nothing is paused."])
 
-    def _pause(self, alias: str, names: list[tuple[str, str]], options: dict[str, Any]) -> None:
-        if faults := [fault for each in names if (fault := pause_error(*each))]:
-            raise CommandError(" ".join(faults))  # before anything is paused
+    def _pause(self, alias: str, names: Names, options: dict[str, Any]) -> None:
         if unknown := [text for each in names if (text := unknown_name(alias, *each))]:
             if not options["force"]:
                 text = "Nothing was paused. To pause an unknown name, add --force."
                 raise CommandError(" ".join([*unknown, text]))
             self.stderr.write("\n".join(f"warning: {text}" for text in unknown))
-        until = pause_end(options, alias)
-        end = "" if until is None else f" until {until.isoformat(timespec='seconds')}"
-        by = person(options)
-        pauses = OutboxPause.objects.using(alias)
+        until, pauses = _pause_end(options, alias), OutboxPause.objects.using(alias)
+        given: dict[str, Any] = {"reason": options["reason"] or "", "by": person(options), "until": until}
         for kind, name in names:
-            if pauses.pause(kind, name, reason=options["reason"], by=by, until=until):
-                self.stdout.write(f"paused {OutboxPause.Kind(kind).label} {name}{end}")
+            label = f"{OutboxPause.Kind(kind).label} {name}"
+            if pauses.pause(kind, name, **given):
+                self.stdout.write(f"paused {label}{_until(until)}")
             elif (old := pauses.filter(kind=kind, name=name).first()) is not None:
-                end = "" if old.until is None else f", until {old.until}"
-                self.stdout.write(
-                    f"{old} is paused since {old.paused_at} by {old.paused_by!r}{end}"
-                )
+                since = f"since {cell(old.paused_at)} by {old.paused_by!r}"
+                self.stdout.write(f"{label} is paused {since}{_until(old.until)}")
         doorbell.ring(connections[alias])
 
+    def _end(self, alias: str, names: Names) -> None:
+        pauses, missing = OutboxPause.objects.using(alias), []
+        for kind, name in names or list(pauses.order_by("pk").values_list("kind", "name")):
+            label = f"{OutboxPause.Kind(kind).label} {name}"
+            done = pauses.filter(kind=kind, name=name).resume()
+            doorbell.ring(connections[alias])
+            if not done.pauses:
+                missing.append(label)
+            elif kind in CLOSING_KINDS:  # its rows stayed as they were
+                self.stdout.write(f"resumed {label}: workers claim from it again")
+            else:
+                due = f"{done.events} events and {done.streams} streams are due"
+                self.stdout.write(f"resumed {label}: {due}")
+        if missing:
+            raise CommandError(f"Not paused: {', '.join(missing)}. outbox_pause lists what is.")
 
-def _table(rows: Rows) -> Iterator[str]:
-    if not rows:
-        yield "Nothing is paused."
+
+def _check(names: Names, options: dict[str, Any]) -> None:
+    """Raise ``CommandError`` for options that do not fit together, before anything is paused."""
+    needs_names = [each for each in ("until", "for", "reason", "force") if options[each]]
+    kinds = ", ".join(option for option, *_ in KINDS.values())
+    if options["end"]:
+        if needs_names:
+            raise CommandError("--end cannot be combined with the options of a new pause.")
+        if options["all"] == bool(names):
+            raise CommandError(f"Say which pauses to end: {kinds}; or --all alone.")
         return
-    cells = [
-        (
-            str(each.kind),
-            each.name,
-            _instant(each.paused_at),
-            _instant(each.until),
-            each.paused_by or "-",
-            _waiting(found),
-            " ".join(each.reason.split()) or "-",
-        )
-        for each, found in rows
-    ]
-    yield from columns([("KIND", "NAME", "SINCE", "UNTIL", "BY", "WAITING", "REASON"), *cells])
+    if options["all"] or options["breaker"]:
+        raise CommandError("--all and --breaker: expected together with --end.")
+    if needs_names and not names:
+        raise CommandError(f"Say what to pause: {kinds.rpartition(',')[0]}.")
+    if faults := [fault for each in names if (fault := pause_error(*each))]:
+        raise CommandError(" ".join(faults))
 
 
-def _instant(instant: datetime | None) -> str:
-    return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M:%S}Z"
+def _pause_end(options: dict[str, Any], alias: str) -> datetime | None:
+    """Return when the pause ends; None: not by itself. ``CommandError`` for a time in the past."""
+    given, seconds = options["until"], options["for"]
+    if given is None and seconds is None:
+        return None
+    now = localtime(dialect_of(connections[alias]).clock(connections[alias]))
+    if seconds is not None:
+        return now + timedelta(seconds=seconds)
+    until = next_time(given, now) if isinstance(given, time) else given
+    until = make_aware(until) if is_naive(until) else until
+    if fault := until_error(until, now):
+        raise CommandError(fault)
+    return until
 
 
-def _waiting(found: PausedBacklog) -> str:
-    more = "" if found.is_all else "+"
-    return f"{found.events}{more}" + (f", streams {found.streams}{more}" if found.streams else "")
+def next_time(at: time, now: datetime) -> datetime:
+    """Return when it is next ``at`` in the time zone of ``now``."""
+    today = make_aware(datetime.combine(now.date(), at))
+    tomorrow = make_aware(datetime.combine(now.date() + timedelta(days=1), at))
+    return today if today > now else tomorrow
 
 
-def _described(pause: OutboxPause, found: PausedBacklog) -> dict[str, Any]:
+def _until(instant: datetime | None) -> str:
+    return "" if instant is None else f" until {cell(instant)}"
+
+
+def _row(pause: OutboxPause, found: PausedBacklog) -> dict[str, Any]:
+    names = ("kind", "name", "paused_at", "until", "paused_by", "reason")
     return {
-        "kind": pause.kind,
-        "name": pause.name,
-        "reason": pause.reason,
-        "paused_at": pause.paused_at.isoformat(),
-        "until": pause.until and pause.until.isoformat(),
-        "paused_by": pause.paused_by,
+        **{name: getattr(pause, name) for name in names},
         "events": found.events,
         "streams": found.streams,
         "complete": found.is_all,

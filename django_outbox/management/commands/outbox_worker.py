@@ -2,34 +2,83 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from ... import drain
 from ...conf import current
+from ...contrib import prometheus
+from ...contrib.logs import JSONFormatter
 from ...models import missing_table
-from ...worker.main import run, run_reloading
+from ...worker.main import Metrics, run, run_reloading
 from ...worker.probes import Probes
 from ..arguments import (
+    Values,
     add_databases,
+    add_flags,
+    add_many,
+    add_values,
     duration,
-    host_and_port,
     non_negative_int,
     positive_duration,
     positive_int,
 )
-from ..examples import ExampleCommand
-from ..observability import log_as_json, metrics_at
-from ..queue_arguments import add_queues, chosen_queues
+from ..command import OutboxCommand
+
+LOOPBACK: Final = "127.0.0.1"
+DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
-class Command(ExampleCommand):
+def host_and_port(text: str) -> tuple[str, int]:
+    """Return host and port of ``8001``, ``0.0.0.0:8001`` or ``[::]:8001``; loopback by default.
+
+    As with ``runserver``, other hosts cannot reach a port given without a host.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65_535 and not text.startswith(":")):
+        raise ArgumentTypeError(
+            f"{text!r} is not an address; expected a port, as in 8001, or an address of this host "
+            "and a port, as in 0.0.0.0:8001 (every interface) or [::1]:8001."
+        )
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+VALUES: Final[Values] = {
+    "--workers": (positive_int, "N", "threads that run listeners"),
+    "--processes": (positive_int, "N", "worker processes under a supervisor"),
+    "--poll-interval": (positive_duration, "DURATION", "longest time between polls"),
+    "--drain-timeout": (duration, "DURATION", "how long a stop waits for running listeners"),
+    "--max-events": (
+        non_negative_int,
+        "N",
+        "end after about N events (0: never); with --once no event more is delivered",
+    ),
+    "--health-port": (host_and_port, "[ADDRESS:]PORT", "answer /live and /ready there"),
+    "--metrics-port": (
+        host_and_port,
+        "[ADDRESS:]PORT",
+        "answer Prometheus there; needs the app django_outbox.contrib.prometheus",
+    ),
+    "--heartbeat-file": (Path, "PATH", "touched about once a second while the worker lives"),
+}
+FLAGS: Final = {
+    "--reload": "restart when code changes, for development",
+    "--once": "deliver what is due, then exit",
+    "--no-purge": "leave purging to others",
+}
+
+
+class Command(OutboxCommand):
     help = (
         "Delivers events until SIGTERM or SIGINT. The first signal finishes what runs and releases "
         "the rest (exit code 0, or 1 if something had to be abandoned); a second one exits 1."
@@ -43,65 +92,12 @@ class Command(ExampleCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_databases(parser, "serve")
-        add_queues(parser)
-        add = parser.add_argument
-        add("--workers", type=positive_int, metavar="N", help="threads that run listeners")
-        add(
-            "--processes",
-            type=positive_int,
-            metavar="N",
-            help="worker processes under a supervisor",
-        )
-        add(
-            "--poll-interval",
-            type=positive_duration,
-            metavar="DURATION",
-            help="longest time between polls",
-        )
-        add(
-            "--drain-timeout",
-            type=duration,
-            metavar="DURATION",
-            help="how long a stop waits for the listeners that run",
-        )
-        add(
-            "--max-events",
-            type=non_negative_int,
-            metavar="N",
-            help="end after about N events (0: never); with --processes a fresh one takes over, "
-            "with --once no event more is delivered",
-        )
-        add(
-            "--health-port",
-            type=host_and_port,
-            metavar="[ADDRESS:]PORT",
-            help="answer /live and /ready there; address: 127.0.0.1, or 0.0.0.0 for all interfaces",
-        )
-        add(
-            "--metrics-port",
-            type=host_and_port,
-            metavar="[ADDRESS:]PORT",
-            help="answer Prometheus there; needs the app django_outbox.contrib.prometheus",
-        )
-        add(
-            "--heartbeat-file",
-            type=Path,
-            metavar="PATH",
-            help="touched about once a second while the worker lives",
-        )
-        add(
-            "--format",
-            choices=("text", "json"),
-            default="text",
-            help="json: log one JSON object a line on standard error, whatever LOGGING says",
-        )
-        add("--reload", action="store_true", help="restart when code changes, for development")
-        add("--once", action="store_true", help="deliver what is due, then exit")
-        add("--no-purge", action="store_true", help="leave purging to others")
-
-    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        # Otherwise Django 6.1 queries every MySQL server; a worker must wait for one that is down.
-        return {"databases": []}
+        add_many(parser, "--queue", "queues", "NAME", "serve only this queue (default: all)")
+        add_many(parser, "--exclude-queue", "excluded_queues", "NAME", "do not serve this queue")
+        add_values(parser, VALUES)
+        text = "json: log one JSON object a line on standard error, whatever LOGGING says"
+        parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
+        add_flags(parser, FLAGS)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not current().ENABLED:
@@ -122,8 +118,9 @@ class Command(ExampleCommand):
             code = self._run(aliases, queues, options)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # their reader has ended
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)  # a listener stuck in a thread must not keep the process alive
 
     def _drain(self, aliases: list[str | None], most: int | None, queues: list[str] | None) -> int:
@@ -153,3 +150,60 @@ class Command(ExampleCommand):
         if options["reload"]:
             return run_reloading(aliases, **given)
         return run(aliases, processes=processes, **given)
+
+
+def chosen_queues(options: dict[str, Any]) -> list[str] | None:
+    """Return the queues to serve; None: all.
+
+    Raises ``CommandError`` for a queue that ``OUTBOX["QUEUES"]`` does not have, and if none is
+    left.
+    """
+    known, excluded = [*current().queues], options["excluded_queues"]
+    if not (options["queues"] or excluded):
+        return None
+    unknown = dict.fromkeys(each for each in (*options["queues"], *excluded) if each not in known)
+    expected = f"expected one of {', '.join(known)}"
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        raise CommandError(f'OUTBOX["QUEUES"] does not have {names}; {expected}.')
+    given = dict.fromkeys(options["queues"] or known)
+    if not (left := [each for each in given if each not in excluded]):
+        raise CommandError(f"--exclude-queue leaves no queue to serve; {expected}.")
+    return left
+
+
+def metrics_at(address: tuple[str, int] | None, *, processes: int) -> Metrics | None:
+    """Return the function that serves metrics on the port; None without an ``address``.
+
+    Raises ``ImproperlyConfigured`` for faults that would otherwise recur in a child process.
+    """
+    if address is None:
+        return None
+    prometheus.ensure_installed()
+    directory = os.environ.get(DIRECTORY)
+    if processes > 1 and not directory:
+        raise ImproperlyConfigured(
+            f"The metrics of {processes} processes are summed up in a directory. Set the "
+            f"environment variable {DIRECTORY} to one that is empty, before the command starts."
+        )
+    if directory and not Path(directory).is_dir():
+        raise ImproperlyConfigured(f"{DIRECTORY} is {directory!r}; expected a directory. Make it.")
+    host, port = address
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server(address, family=family).close()
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"The metrics port {port} of {host} cannot be opened: {error}"
+        ) from error
+    return partial(prometheus.serve, port, host)
+
+
+def log_as_json() -> None:
+    """Send all logs of the outbox to standard error only, as one JSON object per line."""
+    logger = logging.getLogger("django_outbox")
+    output = logging.StreamHandler()
+    output.setFormatter(JSONFormatter())
+    logger.handlers, logger.propagate = [output], False
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)

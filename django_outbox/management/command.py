@@ -1,0 +1,175 @@
+"""Base of our management commands: examples in ``--help``, output, and queries with a timeout."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+from django.core.management.base import BaseCommand, DjangoHelpFormatter, OutputWrapper
+from django.db import connections
+
+from ..sql import is_in_memory
+
+INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
+PIPE_CLOSED: Final = 141  # exit code, as shells report SIGPIPE
+REDRAW_INTERVAL: Final = 0.1  # seconds between updates of a progress line
+TITLE: Final = "Examples:"
+
+T = TypeVar("T")
+
+
+class _HelpFormatter(DjangoHelpFormatter):
+    """Wraps the description, and keeps the lines of the examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(TITLE) else super()._fill_text(text, width, indent)
+
+
+class OutboxCommand(BaseCommand):
+    """A command with examples: its arguments, and what they do."""
+
+    examples: ClassVar[dict[str, str]]
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        lines = [
+            f"  # {text}\n  manage.py {subcommand} {arguments}".rstrip()
+            for arguments, text in self.examples.items()
+        ]
+        given = {"epilog": "\n".join([TITLE, *lines]), "formatter_class": _HelpFormatter}
+        return super().create_parser(prog_name, subcommand, **given, **kwargs)
+
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        return {"databases": []}  # otherwise Django 6.1 queries every MySQL server
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run in a shell, whose terminal may know only ASCII, and whose pipes may be closed."""
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # the process was started without it
+                setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open to the end
+                setattr(self, name, OutputWrapper(getattr(sys, name)))
+            elif isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            super().run_from_argv(argv)
+            sys.stdout.flush()
+        except BrokenPipeError:  # its reader has ended, such as head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
+            sys.exit(PIPE_CLOSED)
+
+    def print(self, form: str, report: Any, lines: Iterable[str]) -> None:
+        """Print what was found for people (``table``) or for programs (``json``)."""
+        self.stdout.write(as_json(report, indent=2) if form == "json" else "\n".join(lines))
+
+
+def as_json(report: Any, *, indent: int | None = None) -> str:
+    """Return JSON; datetimes become ISO 8601."""
+    return json.dumps(report, indent=indent, ensure_ascii=False, default=datetime.isoformat)
+
+
+def table(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the rows of a report as lines, under the names of their keys, or of ``names``."""
+    if rows:
+        keys = names or [*rows[0]]
+        titles = [key.replace("_", " ").upper() for key in keys]
+        yield from columns([titles, *([cell(row[key]) for key in keys] for row in rows)])
+
+
+def cell(value: Any) -> str:
+    """Return a value as people read it, on one line; ``-`` for an empty one."""
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "seconds")
+    if isinstance(value, bool):
+        return "yes" if value else "-"
+    if isinstance(value, float):
+        return f"{value:.0f} s"
+    if isinstance(value, dict):
+        value = [f"{name} {each}" for name, each in value.items()]
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(map(str, value))
+    return "-" if value is None else " ".join(str(value).split()) or "-"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows of text as lines, with columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+class Progress:
+    """Counts finished items; on a terminal one line, which is overwritten, shows the count."""
+
+    def __init__(self, stream: Any, *, verb: str) -> None:
+        self._stream, self._verb = stream, verb
+        self._is_terminal = bool(getattr(stream, "isatty", lambda: False)())
+        self._started, self._redraw_at = time.monotonic(), 0.0
+        self.count = 0
+
+    def add(self, count: int) -> None:
+        self.count += count
+        now = time.monotonic()
+        if self._is_terminal and now >= self._redraw_at:
+            self._redraw_at = now + REDRAW_INTERVAL
+            rate = self.count / max(now - self._started, 0.001)
+            self._write(f"{self._verb} {self.count:,} ({rate:,.0f} a second)")
+
+    def close(self) -> None:
+        """Clear the line for the next output."""
+        if self._is_terminal and self._redraw_at:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"\r\x1b[K{text}", style_func=str, ending="")  # not red: not an error
+        self._stream.flush()
+
+
+def in_thread(name: str, call: Callable[[], T]) -> Future[T]:
+    """Call a function in a daemon thread, which may be abandoned; return its future result."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return result
+
+
+def call_with_timeout(seconds: float, query: Callable[[str], T], alias: str) -> T:
+    """Return the result of ``query(alias)``; raises ``TimeoutError`` after ``seconds``.
+
+    With any driver, a connect to a host that does not answer blocks for minutes. So another thread
+    calls ``query`` on its own connection, and is abandoned after the timeout. If the database is in
+    memory, or a transaction is open, this thread calls ``query`` itself, without a timeout.
+    """
+    connection = connections[alias]
+    if connection.in_atomic_block or is_in_memory(connection):
+        return query(alias)
+
+    def run() -> T:
+        try:
+            return query(alias)
+        finally:
+            connections.close_all()
+
+    result = in_thread("outbox-question", run)
+    try:
+        return result.result(seconds)
+    except TooLate as error:
+        if result.done():
+            raise  # the database's own error
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
