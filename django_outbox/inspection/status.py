@@ -90,7 +90,7 @@ def violations(report: Report, limits: Limits) -> list[str]:
         found += _bad_rates(report["rates"], limits)
     lost = sum(each["lost"] for each in report["workers"])
     live = len(report["workers"]) - lost
-    latest = current().LEASE + PERIOD  # later, only people are told
+    latest = current().LEASE + PERIOD  # older losses are shown, but raise no alarm
     if newly := sum(each["lost"] and each["heartbeat_age"] <= latest for each in report["workers"]):
         found.append(f"workers without a heartbeat for more than a lease: {newly}, 0 expected")
     minimum = limits.min_workers

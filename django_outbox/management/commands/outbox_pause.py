@@ -122,7 +122,11 @@ class Command(OutboxCommand):
                 raise CommandError(" ".join([*unknown, text]))
             self.stderr.write("\n".join(f"warning: {text}" for text in unknown))
         until, pauses = _pause_end(options, alias), OutboxPause.objects.using(alias)
-        given: dict[str, Any] = {"reason": options["reason"] or "", "by": person(options), "until": until}
+        given: dict[str, Any] = {
+            "reason": options["reason"] or "",
+            "by": person(options),
+            "until": until,
+        }
         for kind, name in names:
             label = f"{OutboxPause.Kind(kind).label} {name}"
             if pauses.pause(kind, name, **given):
