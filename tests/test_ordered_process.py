@@ -1,4 +1,4 @@
-"""Keyed events while worker processes are killed: a short run of ``ordered_chaos``."""
+"""Keyed events while worker processes are killed, join and leave."""
 
 from __future__ import annotations
 

@@ -110,24 +110,41 @@ def lose(*keys: str) -> None:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def test_in_a_process_that_lives_on_the_owner_goes_and_the_lease_end_stays() -> None:
+def put(key: str | None) -> str:
+    """Insert an event, or a stream of three; return the first id."""
+    return (keyed(key, 3) if key else insert(attempts=2, rescues=1))[0]
+
+
+def lease_of(event_id: str, key: str | None) -> tuple[str | None, float]:
+    """Return the owner of an event or of its stream, and the seconds until it is due."""
+    if key:
+        return stream(key).locked_by, stream_due_in(key)
+    return row(event_id).locked_by, lease_ends_in(event_id)
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+def test_in_a_process_that_lives_on_the_owner_goes_and_the_lease_end_stays(key: str | None) -> None:
     with gated(Gate()) as gate, worker() as running:
-        (event_id,) = insert(attempts=2, rescues=1)
+        event_id = put(key)
         wait_until(lambda: gate.entered)
         assert running.stop(timeout=0.1) is False
-        assert facts(event_id) == (None, None, 2, 1, Status.NEW)
-        assert 20 < lease_ends_in(event_id) <= 30  # the thread may run on until then
+        owner, left = lease_of(event_id, key)
+        assert (owner, 20 < left <= 30) == (None, True)  # the thread may run on until then
+        assert facts(event_id) == (None, None, *((0, 0) if key else (2, 1)), Status.NEW)
+    assert gate.entered == [event_id]
 
 
-def test_where_the_process_ends_it_is_due_that_much_later() -> None:
+@pytest.mark.parametrize("key", [None, "a"])
+def test_where_the_process_ends_it_is_due_that_much_later(key: str | None) -> None:
     with gated(Gate()) as gate, worker() as running:
-        (event_id,) = insert(attempts=2, rescues=1)
+        event_id = put(key)
         wait_until(lambda: gate.entered)
         assert running.finish(at_once) is False
-        assert row(event_id).locked_by == running.id  # renewed until the last statement
+        assert lease_of(event_id, key)[0] == running.id  # renewed until the last statement
         running.hand_back(1.0)
-        assert facts(event_id) == (None, None, 2, 1, Status.NEW)
-        assert lease_ends_in(event_id) <= 1.0
+        owner, left = lease_of(event_id, key)
+        assert (owner, left <= 1.0) == (None, True)
+        assert facts(event_id) == (None, None, *((0, 0) if key else (2, 1)), Status.NEW)
 
 
 def test_each_one_handed_back_is_a_warning_that_names_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,20 +179,6 @@ def test_a_shared_event_names_the_listener_that_runs(caplog: pytest.LogCaptureFi
         running.stop(timeout=0.1)
     (line,) = [each.getMessage() for each in caplog.records if event_id in each.getMessage()]
     assert "listener='order.placed b'" in line
-
-
-def test_what_was_handed_back_is_no_rescue_for_the_next() -> None:
-    with gated(Gate()) as gate:
-        (event_id,) = insert()
-        for times in range(1, 7):  # one more than MAX_RESCUES
-            with worker() as running:
-                wait_until(lambda n=times: len(gate.entered) == n)  # type: ignore[misc]
-                running.finish(at_once)
-                running.hand_back(0.0)
-            assert facts(event_id) == (None, None, 0, 0, Status.NEW)
-        gate.open()
-        with worker():
-            wait_until(lambda: statuses() == {"DONE": 1})
 
 
 def test_the_unstarted_is_released_at_once_and_not_after_the_drain() -> None:
@@ -223,28 +226,6 @@ def test_finish_and_hand_back_may_be_repeated() -> None:
 
 
 # -- streams -------------------------------------------------------------------------------------
-
-
-def test_a_streams_owner_goes_and_its_lease_end_stays() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        ids = keyed("a", 3)
-        wait_until(lambda: gate.entered)
-        assert running.stop(timeout=0.1) is False
-        assert stream("a").locked_by is None
-        assert 20 < stream_due_in("a") <= 30
-    assert [facts(each)[2:] for each in ids] == [(0, 0, Status.NEW)] * 3
-    assert gate.entered == ids[:1]
-
-
-def test_where_the_process_ends_a_stream_is_due_that_much_later() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        keyed("a", 3)
-        wait_until(lambda: gate.entered)
-        running.finish(at_once)
-        assert stream("a").locked_by == running.id
-        running.hand_back(1.0)
-        assert stream("a").locked_by is None
-        assert stream_due_in("a") <= 1.0
 
 
 def test_a_stream_leaves_as_soon_as_what_runs_of_it_is_settled() -> None:

@@ -15,7 +15,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.databases import vendor
-from tests.plans import EXPLAIN
+from tests.plans import analyze, explain, statements, uses
 from tests.table import elsewhere, in_thread, insert, now, row
 from tests.test_stream_queryset import (
     LONG_AGO,
@@ -314,46 +314,20 @@ def long_backlog() -> None:
             insert(80, due=None, key=f"d{n}", seq=1, counted="seq", status=DONE, done_at=LONG_AGO)
         put("k", due_at=in_ten_minutes())
     if connection.vendor != "sqlite":  # rarely analyzed in practice
-        # Both: what is known of streams may be of an earlier test, which had many.
-        names = [
-            connection.ops.quote_name(each._meta.db_table) for each in (OutboxEvent, OutboxStream)
-        ]
-        with connection.cursor() as cursor:
-            for each in names:
-                cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{each}")
-
-
-def plans(work: Any) -> list[tuple[str, str]]:
-    """Return the statements that ``work`` sends to the event table, each with its plan."""
-    explain = EXPLAIN[connection.vendor]
-    sent: list[tuple[str, Any]] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        sent.append((sql, params))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        work()
-    found = []
-    for sql, params in sent:
-        if not sql.lstrip("( ").startswith(("SELECT", "WITH")) or "outbox_event" not in sql:
-            continue
-        with connection.cursor() as cursor:
-            cursor.execute(f"{explain} {sql}", params)
-            found.append((sql, repr(cursor.fetchall())))
-    return found
+        for model in (OutboxEvent, OutboxStream):  # what is known of streams may be of another test
+            analyze(model)
 
 
 def test_looks_at_streams_use_the_index_of_their_events(long_backlog: None) -> None:
     """Neither a long backlog behind a head nor finished events make these queries slower."""
     dialect = dialect_of(connection)
-    name = "outbox_event_key"
     for work in (
         lambda: dialect.heads(connection, keys=["k", "z"], statuses=(0, 2)),
         lambda: dialect.heads(connection, keys=["k", "z"], statuses=(0, 2, 3)),
         lambda: dialect.backlogs(connection, keys=["k", "z"], most=1000),
         lambda: [*OutboxStream.objects.expired()],
     ):
-        for sql, plan in plans(work):
-            assert name in plan, (sql, plan)
+        for sql, params in statements(work):
+            plan = repr(explain(sql, params))
+            assert uses("outbox_event_key", sql, params), (sql, plan)
             assert not [each for each in ("Sort", "filesort", "TEMP") if each in plan], (sql, plan)
