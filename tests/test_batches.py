@@ -668,3 +668,35 @@ def test_an_atomic_batch_keeps_the_progress_of_fan_outs(run: str) -> None:
         deliver(run, all_are(Status.DONE))
     assert sorted(seen) == sorted(ids)
     assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)
+
+
+@outside
+@everywhere
+def test_an_atomic_batch_commits_with_the_ends_of_its_events(run: str) -> None:
+    ids = write(30)
+
+    def work(events: list[outbox.Event]) -> list[Exception | None]:
+        note_all([each for each in events if each.event_id != ids[4]])
+        return [LookupError("no") if each.event_id == ids[4] else None for each in events]
+
+    bulk = Bulk(work)
+    with listening(bulk, batch=10, atomic=True, retry=FAR):
+        deliver(run, lambda: Status.NEW not in statuses().values())
+    found = sorted(Effect.objects.values_list("event_id", flat=True))
+    assert found == sorted({*ids} - {ids[4]})
+    assert attempts() == {each: int(each == ids[4]) for each in ids}
+
+
+@outside
+@everywhere
+@pytest.mark.parametrize("per_key", [1, 3])
+def test_atomic_batches_delete_what_is_not_kept(run: str, per_key: int, settings: Any) -> None:
+    settings.OUTBOX = {"RETENTION_DONE": 0}
+    write(5)
+    keyed("a", 5)
+    (unique,) = write(1, unique_key="once")
+    bulk = Bulk(note_all)
+    with listening(bulk, batch=5, per_key=per_key, atomic=True):
+        deliver(run, lambda: OutboxEvent.objects.count() == 1)
+    assert row(unique).status == Status.DONE
+    assert Effect.objects.count() == 11

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
 from django.db.backends.signals import connection_created
 
 import django_outbox as outbox
@@ -458,3 +459,32 @@ def test_398_a_row_that_names_types_imports_none(
     assert {type(each) for each in event.payload.values()} == {str}
     assert event.aggregate_type == name
     assert "named_by_a_row" not in sys.modules
+
+
+def rename(old: str, new: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
+
+def test_456_a_purge_error_is_logged_and_the_next_run_comes(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**SOON, "PURGE_INTERVAL": 0.2}
+    finished(3)
+    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
+    rename(table, "outbox_event_away")
+    worker = outbox.Worker()
+    try:
+        worker.start()
+        wait_until(lambda: "purger failed" in caplog.text, what="the failed run")
+    finally:
+        rename("outbox_event_away", table)
+        if "purger failed" not in caplog.text:
+            worker.stop()
+    try:
+        wait_until(lambda: not OutboxEvent.objects.exists(), what="the next run")
+        wait_until(lambda: "purger works again" in caplog.text)
+    finally:
+        worker.stop()
+    assert levels(caplog, "purger failed") == {logging.ERROR}
+    assert engine_threads() == []

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.db import transaction
 from django.db.models import F
 from django.utils import translation
 
@@ -724,3 +725,70 @@ def test_a_lease_that_is_lost_between_two_listeners_stops_the_second(settings: A
 
 def current(worker: outbox.Worker) -> bool:
     return all(worker._held.is_current(each) for each in worker._held.running())
+
+
+@both
+def test_an_atomic_one_commits_its_own_part(outside: bool) -> None:
+    """Its effects stay although another listener fails, and are not repeated."""
+    (event_id,) = write()
+    booked = Listener("book", effect, atomic=True)
+    bad = Listener("mail", fails_first(2), retry=SOON)
+    with registered(bad, booked):
+        drain(3)
+    assert [*Effect.objects.values_list("phase", flat=True)] == [f"{PLACED} book"]
+    assert statuses() == {"DONE": 1}
+    assert len(booked.seen) == 1
+    assert row(event_id).attempts == 2
+
+
+@both
+def test_an_atomic_one_that_fails_leaves_nothing_and_harms_no_other(outside: bool) -> None:
+    write()
+
+    def after_all(event: outbox.Event) -> None:
+        effect(event)
+        raise LookupError
+
+    bad = Listener("book", after_all, atomic=True, retry=ONCE)
+    with registered(Listener("a", effect), bad, Listener("z", effect)):
+        drain()
+    assert {*Effect.objects.values_list("phase", flat=True)} == {f"{PLACED} a", f"{PLACED} z"}
+    assert statuses() == {"DEAD": 1}
+
+
+@both
+def test_what_an_atomic_one_committed_outlives_the_end_of_the_caller(outside: bool) -> None:
+    """Its progress is committed before the next listener is called."""
+    (event_id,) = write()
+
+    def interrupted(event: outbox.Event) -> None:
+        raise KeyboardInterrupt
+
+    booked = Listener("book", effect, atomic=True)
+    last = Listener("mail", interrupted)
+    with registered(booked, last):
+        with pytest.raises(KeyboardInterrupt):
+            drain()
+        if outside:  # inside, its savepoint is undone too
+            assert states(event_id) == {f"{PLACED} book": "done"}
+        last.work = nothing
+        OutboxEvent.objects.update(available_at=now(), locked_by=None)
+        drain()
+    assert statuses() == {"DONE": 1}
+    assert Effect.objects.count() == 1
+
+
+def leaves_open(event: outbox.Event) -> None:
+    effect(event)
+    transaction.atomic().__enter__()
+
+
+@outside_alone
+def test_a_worker_undoes_nothing_of_the_others_either(settings: Any) -> None:
+    settings.OUTBOX = {}
+    careless = Listener("m", leaves_open)
+    with registered(Listener("a", effect), careless, Listener("z", effect)), outbox.Worker():
+        write()
+        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+    kept = {*Effect.objects.values_list("phase", flat=True)}
+    assert kept >= {f"{PLACED} a", f"{PLACED} z"}

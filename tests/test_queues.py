@@ -583,3 +583,20 @@ def test_a_backlog_in_a_wrong_queue_is_moved_and_does_not_fill_the_worker() -> N
             OutboxEvent.objects.filter(event_type="hook.sent", locked_by=None).delete()
             gate.open.set()
     assert OutboxEvent.objects.filter(rescues__gt=0).count() == 0
+
+
+def test_an_atomic_listener_commits_its_progress_and_the_event_moves_on() -> None:
+    hook = Seen()
+
+    def buy(event: outbox.Event) -> None:
+        OutboxPause.objects.create(kind="stream", name=event.event_id, paused_at=now())
+
+    with (
+        listening(buy, name="local", atomic=True),
+        listening(hook, name="hook", queue="hooks"),
+        outbox.Worker(),
+    ):
+        ids = write(20)
+        wait_until(lambda: statuses() == {"DONE": 20})
+    assert OutboxPause.objects.count() == 20
+    assert Counter(hook.ids) == Counter(ids)

@@ -419,3 +419,29 @@ def test_one_lost_worker_too_many_is_dead_without_another_run(
     assert row(event_id).last_error == f"lost {MAX_RESCUES} workers"
     assert told == [(event_id, MAX_RESCUES)]
     assert not runs
+
+
+def test_a_healthy_suspect_is_delivered_alone_and_its_neighbours_go_on(fleet: Fleet) -> None:
+    before = insert(60, due=-2, event_type="order.counted")
+    (suspect,) = insert(due=-1, event_type="order.counted", **SUSPECT)
+    after = insert(60, due=0, event_type="order.counted")
+    worker = fleet.start()
+    wait_until(lambda: not pending(), what="an event pending")
+    assert fleet.end(worker) == 0
+    held = {line.id: line.held for line in fleet.lines() if line.phase == "start"}
+    assert statuses() == {"DONE": 121}
+    assert {*held} == {*before, suspect, *after}
+    assert held[suspect] == 0
+    assert max(held[event_id] or 0 for event_id in after) > 0, "nobody ever had a neighbour"
+    assert (row(suspect).rescues, row(suspect).attempts) == (3, 0)
+
+
+def test_two_workers_do_not_take_a_suspect_each_beside_what_they_hold(fleet: Fleet) -> None:
+    suspects = insert(4, event_type="order.counted", payload='{"seconds": 0.3}', **SUSPECT)
+    insert(200, event_type="order.counted", payload='{"seconds": 0.01}')
+    workers = fleet.start_several(2)
+    wait_until(lambda: not pending(), what="an event pending")
+    assert fleet.end(workers) == 0
+    starts = [line for line in fleet.lines() if line.phase == "start"]
+    assert Counter(line.id for line in starts).most_common(1)[0][1] == 1
+    assert [line.held for line in starts if line.id in suspects] == [0] * 4

@@ -26,7 +26,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.testing import immediate_delivery, pass_time, running_worker, wait_until
 from tests import samples
 from tests.fleet import Fleet
-from tests.table import listening, row, statuses
+from tests.table import claim, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
 
 pytest.importorskip(
@@ -577,7 +577,6 @@ def test_162_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WITHOUT = """
-import sys
 sys.modules["django.tasks"] = sys.modules["django_tasks"] = None
 """
 SETUP = """
@@ -762,3 +761,15 @@ def test_a_run_that_was_written_off_keeps_nothing_while_its_retry_runs(settings:
             gate.set()
         task_started.disconnect(hold)
     assert (result.return_value, result.worker_ids) == (1, [worker.id])
+
+
+@both
+def test_running_is_what_a_worker_holds(outside: bool) -> None:
+    result = tasks.add.enqueue(1)
+    claim("worker-1")
+    result.refresh()
+    assert (result.status, result.worker_ids) == (RUNNING, ["worker-1"])
+    assert result.started_at == row(result.id).locked_at
+    OutboxEvent.objects.update(available_at=now() - timedelta(seconds=1))
+    result.refresh()
+    assert result.status == READY  # the lease has ended, so its worker is lost

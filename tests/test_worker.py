@@ -613,3 +613,33 @@ def test_206_stop_and_start_may_be_repeated() -> None:
     with outbox.Worker():
         write()  # without a listener it waits for the grace period
         wait_until(lambda: OutboxEvent.objects.exclude(last_error=None).exists())
+
+
+def test_delivers_what_is_written_and_what_was_there() -> None:
+    seen: list[str] = []
+    with listening(lambda event: seen.append(event.event_id)):
+        before = write(5)
+        with outbox.Worker():
+            after = [write()[0] for _ in range(5)]
+            wait_for_statuses(DONE=10)
+    assert sorted(seen) == sorted(before + after)
+    done = OutboxEvent.objects.all()
+    assert {(each.attempts, each.locked_by, each.available_at) for each in done} == {
+        (0, None, None)
+    }
+
+
+def test_14_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) -> None:
+    """The heartbeat renews a lease once a third of it is over, here by the worker's clock."""
+    settings.OUTBOX = {**SOON, "LEASE": 12}
+    with gated() as gate, outbox.Worker(workers=2):
+        (event_id,) = write()
+        wait_until(lambda: gate.entered)
+        claimed = row(event_id)
+        clock.advance(6)
+        wait_until(lambda: row(event_id).available_at > claimed.available_at, what="a renewal")  # type: ignore[operator]
+        assert row(event_id).locked_at == claimed.locked_at  # renewed, not claimed again
+        gate.open()
+        wait_for_statuses(DONE=1)
+    assert gate.entered == [event_id]
+    assert row(event_id).rescues == 0

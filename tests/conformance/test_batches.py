@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -11,7 +10,7 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import keyed, listening, row, steal, write
+from tests.table import listening, steal, write
 from tests.test_batches import (
     AT_ONCE,
     FAR,
@@ -29,23 +28,6 @@ from tests.testapp.models import Effect
 from tests.waiting import MovedClock, wait_until
 
 # -- keys ------------------------------------------------------------------------------------------
-
-
-@outside
-@everywhere
-def test_an_atomic_batch_commits_with_the_ends_of_its_events(run: str) -> None:
-    ids = write(30)
-
-    def work(events: list[outbox.Event]) -> list[Exception | None]:
-        note_all([each for each in events if each.event_id != ids[4]])
-        return [LookupError("no") if each.event_id == ids[4] else None for each in events]
-
-    bulk = Bulk(work)
-    with listening(bulk, batch=10, atomic=True, retry=FAR):
-        deliver(run, lambda: Status.NEW not in statuses().values())
-    found = sorted(Effect.objects.values_list("event_id", flat=True))
-    assert found == sorted({*ids} - {ids[4]})
-    assert attempts() == {each: int(each == ids[4]) for each in ids}
 
 
 @outside
@@ -103,21 +85,6 @@ def test_a_batch_that_lost_an_event_is_called_again_without_it() -> None:
     assert bulk.sizes == [4, 3]
     assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted({*ids} - {ids[1]})
     assert {*attempts().values()} == {0}
-
-
-@outside
-@everywhere
-@pytest.mark.parametrize("per_key", [1, 3])
-def test_atomic_batches_delete_what_is_not_kept(run: str, per_key: int, settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0}
-    write(5)
-    keyed("a", 5)
-    (unique,) = write(1, unique_key="once")
-    bulk = Bulk(note_all)
-    with listening(bulk, batch=5, per_key=per_key, atomic=True):
-        deliver(run, lambda: OutboxEvent.objects.count() == 1)
-    assert row(unique).status == Status.DONE
-    assert Effect.objects.count() == 11
 
 
 @outside

@@ -157,27 +157,6 @@ def check_oracle(
     assert max(starts.values()) <= 2
 
 
-@with_server
-def test_a_worker_waits_for_a_database_that_is_down_at_its_start(
-    fleet: Fleet, alias: str, server: Server
-) -> None:
-    with transaction.atomic(using=alias):
-        written = [outbox.write("order.placed", {}, using=alias)]
-    connections[alias].close()
-    server.stop(WAYS[databases.vendor()][0])
-    worker = fleet.start()
-    wait_until(lambda: fleet.logged("claimer failed"), what="a word about it in the log")
-    watch = Watch(fleet, worker)
-    time.sleep(LASTS)  # duration of the fault
-    watch.check()
-    assert worker.is_running()
-    server.start()
-    wait_until(lambda: delivered(fleet), within=BACK_WITHIN, what="a delivery")
-    wait_until(lambda: not pending(alias), what="an event pending")
-    assert fleet.end(worker) == 0
-    check_oracle(fleet, alias, written)
-
-
 LOCK = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], timeout=20, isolation_level=None)

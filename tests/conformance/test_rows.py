@@ -31,18 +31,7 @@ from tests.table import (
     statuses,
     write,
 )
-from tests.test_engine_threads import (
-    DEAD,
-    FAR,
-    SOON,
-    Engine,
-    Gate,
-    engine_threads,
-    finished,
-    gated,
-    levels,
-    watched,
-)
+from tests.test_engine_threads import DEAD, FAR, SOON, Engine, Gate, gated, watched
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -268,35 +257,3 @@ def test_187_decisions_are_settled_together_in_autocommit_by_the_settler() -> No
         ("outbox-default-settler", False)
     }
     assert 2 <= len(settles) <= 200  # of 800 decisions
-
-
-# -- purge -----------------------------------------------------------------------------------------
-
-
-def rename(old: str, new: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
-
-
-def test_456_a_purge_error_is_logged_and_the_next_run_comes(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = {**SOON, "PURGE_INTERVAL": 0.2}
-    finished(3)
-    table = connection.ops.quote_name(OutboxEvent._meta.db_table)
-    rename(table, "outbox_event_away")
-    worker = outbox.Worker()
-    try:
-        worker.start()
-        wait_until(lambda: "purger failed" in caplog.text, what="the failed run")
-    finally:
-        rename("outbox_event_away", table)
-        if "purger failed" not in caplog.text:
-            worker.stop()
-    try:
-        wait_until(lambda: not OutboxEvent.objects.exists(), what="the next run")
-        wait_until(lambda: "purger works again" in caplog.text)
-    finally:
-        worker.stop()
-    assert levels(caplog, "purger failed") == {logging.ERROR}
-    assert engine_threads() == []
