@@ -65,7 +65,6 @@ class EventList(ChangeList):
     truncation: Truncation | None = None
     span: Span = (None, None)
     matching: Any  # all events that match the filters; may take long to read
-    exported: Any  # the same; of blocked streams, only the first events
     scannable: OutboxQuerySet  # all events, or those of the chosen queue, for an index scan
 
     def get_filters(self, request: HttpRequest) -> Any:
@@ -90,9 +89,7 @@ class EventList(ChangeList):
         if queue := request.GET.get(QueueFilter.parameter_name):
             self.scannable = self.scannable.filter(queue=queue)
         self.matching = found.filter(*(each.condition for each in self.search.terms))
-        bounded = self._bounded(found)
-        self.exported = bounded if self.state is STATES["blocked"] else self.matching
-        return bounded.defer(*LONG_TEXTS)
+        return self._bounded(found).defer(*LONG_TEXTS)
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         if self.state is None or "o" in self.params:
@@ -151,7 +148,7 @@ class EventList(ChangeList):
         self.problem, self.truncation = problem, None
         self.filter_specs, self.has_filters, self.has_active_filters = [], False, True
         self.clear_all_filters_qs = "?"
-        self.matching = self.exported = self.root_queryset.none()
+        self.matching = self.root_queryset.none()
         self.scannable = OutboxEvent.objects.none()
         return self.root_queryset.none()
 

@@ -8,10 +8,8 @@ from typing import Any, Final, cast
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
@@ -20,7 +18,7 @@ from django.views.decorators.http import require_http_methods
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import DatabaseNow
-from . import bulk_actions, columns, error_groups, export, related, search
+from . import bulk_actions, columns, error_groups, related, search
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
 from .changelist import LONG_TEXTS, EventList, EventSelection
 from .confirmation import EVENTS_SHOWN
@@ -124,12 +122,6 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
                 )
                 for each in ACTIONS
             ),
-            *(
-                self._path(
-                    f"export/{each}/", f"export_{each}", partial(self.export_view, format_name=each)
-                )
-                for each in export.FORMATS
-            ),
             *super().get_urls(),
         ]
 
@@ -170,16 +162,6 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             return self.render_page(request, "confirm.html", action, context)
         return self.advance(request, action, listed.matching, back_url=back["back_url"])
 
-    def export_view(self, request: HttpRequest, *, format_name: str) -> HttpResponseBase:
-        """Download all events that match the filters of the list, also those beyond its bound."""
-        if not self.has_view_or_change_permission(request):
-            raise PermissionDenied
-        listed = cast("EventList", self.get_changelist_instance(request))
-        if listed.problem:
-            query = request.GET.urlencode()
-            return HttpResponseRedirect(f"{self.url(request, 'changelist')}?{query}")
-        return export.respond(request, listed.exported, format_name)
-
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
         return f"{self._page_url(f'{action.name}_all')}?{request.GET.urlencode()}"
 
@@ -190,14 +172,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        query = request.GET.urlencode()
-        own = {
-            "outbox_groups": self.url(request, "groups"),
-            "outbox_exports": [
-                {"name": name.upper(), "url": f"{self._page_url(f'export_{name}')}?{query}"}
-                for name in export.FORMATS
-            ],
-        }
+        own = {"outbox_groups": self.url(request, "groups")}
         response = super().changelist_view(request, {**(extra_context or {}), **own})
         if isinstance(response, TemplateResponse) and response.context_data is not None:
             listed = response.context_data.get("cl")

@@ -1,4 +1,4 @@
-"""An event as one line of JSON, as commands and the admin export it."""
+"""An event as one line of JSON, as commands print it."""
 
 from __future__ import annotations
 
