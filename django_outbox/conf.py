@@ -21,7 +21,6 @@ from .relay_settings import DEFAULT_WORKERS, RelaySettings, relay_queues, relays
 DAY = 86400.0
 CENTURY = 36_525 * DAY  # seconds; longer delays overflow some database's calendar
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # PostgreSQL's 63 less our longest name
-WEB_URL = re.compile(r"https?://[^\s/?#\\]+(?:[/?#]\S*)?", re.IGNORECASE)
 
 Rule = Callable[[Any], str | None]  # returns what was expected; None if the value is valid
 
@@ -82,20 +81,6 @@ def paths(value: Any) -> str | None:
 def weights(value: Any) -> str | None:
     good = isinstance(value, (list, tuple)) and len(value) == 2 and not any(map(integer(1), value))
     return None if good else "a pair of whole numbers (hot, cold), each at least 1"
-
-
-def runbooks(value: Any) -> str | None:
-    expected = 'a dict of URLs by event type or pattern, such as {"order.*": "https://…"}'
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        return f"{expected}, or None"
-    for pattern, url in value.items():
-        if not isinstance(pattern, str) or not pattern:
-            return f"{expected}, but the pattern is {pattern!r}"
-        if not (isinstance(url, str) and WEB_URL.fullmatch(url)):
-            return f"{expected}; the URL of {pattern!r} must begin with http:// or https://"
-    return None
 
 
 def doorbell(value: Any) -> str | None:
@@ -167,8 +152,6 @@ class Settings:
     SCHEMA: str | None = setting(None, identifier)  # PostgreSQL only; must exist
     METRICS_NAMESPACE: str = setting("outbox", identifier)
     REDACT: tuple[str, ...] = setting((), paths)
-    # URLs of runbooks by event type or pattern, linked from the causes of dead events.
-    RUNBOOKS: Mapping[str, str] | None = setting(None, runbooks)
 
     @property
     def queues(self) -> dict[str, QueueSettings]:

@@ -19,7 +19,7 @@ from django_outbox.admin import bulk_actions, error_groups
 from django_outbox.inspection import causes
 from django_outbox.inspection.causes import load_causes
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxAcknowledgement, OutboxEvent
+from django_outbox.models import OutboxEvent
 from tests.cases import cases
 from tests.table import now, undone
 from tests.test_admin import EVIL, body, checksum, listed, make, said, say_yes, traces, visitor
@@ -27,7 +27,7 @@ from tests.test_admin import EVIL, body, checksum, listed, make, said, say_yes, 
 pytestmark = pytest.mark.django_db
 
 GROUPS = "admin:django_outbox_outboxevent_groups"
-ACTIONS = ("replay_cause", "discard_cause", "acknowledge_cause")
+ACTIONS = ("replay_cause", "discard_cause")
 
 
 def rows_of(page: str) -> list[str]:
@@ -133,46 +133,6 @@ def test_an_action_touches_all_events_of_one_cause_and_no_others(
     assert client.get(link, follow=True).redirect_chain[0][0] == reverse(GROUPS)
 
 
-def test_a_cause_is_acknowledged_until_a_time() -> None:
-    refused(2, "a.example")
-    refused(1, "b.example")
-    client, digest = visitor("view", "replay"), digests()[0]
-    page = body(client, url("acknowledge_cause", digest))
-    assert "a.example refused order #" in page
-    assert re.search(r'type="datetime-local" name="until" value="[0-9-]{10}T09:00"', page)
-    assert "Asia/Kathmandu" in page
-    assert "No longer known" not in page
-    for bad in ("", "soon", "2020-01-01T09:00", "2999-01-01T09:00"):
-        answer = client.post(url("acknowledge_cause", digest), {"until": bad})
-        assert "errorlist" in answer.content.decode()
-    assert not OutboxAcknowledgement.objects.exists()
-    until = now() + timedelta(hours=1)
-    local = (until + timedelta(hours=5, minutes=45)).strftime("%Y-%m-%dT%H:%M")
-    answer = client.post(url("acknowledge_cause", digest), {"until": local})
-    assert answer.url == reverse(GROUPS)
-    page = body(client, reverse(GROUPS))
-    name = User.objects.get(pk=client.session["_auth_user_id"]).username
-    first, second = rows_of(page)
-    assert "b.example" in first and "Known until" not in first
-    assert f"acknowledged by {name}" in second
-    assert f"Known until {local[-5:]}" in second or f"Known until {local[:10]}" in second
-    assert page.count(' class="outbox-known">') == 1
-    assert "No longer known" in body(client, url("acknowledge_cause", digest))
-    client.post(url("acknowledge_cause", digest), {"end": "yes"})
-    assert not OutboxAcknowledgement.objects.exists()
-
-
-@override_settings(USE_TZ=False)
-def test_a_time_is_read_without_time_zone_support() -> None:
-    refused(1, "a.example")
-    until = now() + timedelta(hours=2, minutes=30)
-    local = (until + timedelta(hours=5, minutes=45)).strftime("%Y-%m-%dT%H:%M")
-    client = visitor("view", "replay")
-    client.post(url("acknowledge_cause", digests()[0]), {"until": local})
-    known = OutboxAcknowledgement.objects.get()
-    assert timedelta(0) <= until - known.until < timedelta(minutes=1)
-
-
 def test_a_cause_that_is_gone_is_no_error() -> None:
     client = visitor("view", "replay", "discard")
     for name in ACTIONS:
@@ -180,12 +140,11 @@ def test_a_cause_that_is_gone_is_no_error() -> None:
         assert answer.url == reverse(GROUPS)
         assert "No dead event has this cause any more." in said(answer)
     before = checksum()
-    assert client.post(url("acknowledge_cause", "0" * 16), {"until": "x"}).url == reverse(GROUPS)
     assert client.post(url("replay_cause", "0" * 16), {"progress": "x"}).status_code == 400
     assert checksum() == before
 
 
-def test_pauses_and_runbooks_are_linked_from_a_cause() -> None:
+def test_pauses_are_linked_from_a_cause() -> None:
     progress = {"order.placed mail": {"state": "dead"}, "order.placed stock": {"state": "done"}}
     make(progress=json.dumps(progress))
     make(event_type="parcel.requested")
@@ -194,23 +153,17 @@ def test_pauses_and_runbooks_are_linked_from_a_cause() -> None:
     user.user_permissions.set(Permission.objects.filter(codename__in=codes))
     client = Client()
     client.force_login(user)
-    runbooks = {"order.*": "https://wiki.example/orders?a=b&c=d"}
-    with override_settings(OUTBOX={"RUNBOOKS": runbooks}):
-        [row] = rows_of(body(client, reverse(GROUPS)))
+    [row] = rows_of(body(client, reverse(GROUPS)))
     pauses = [each.partition("?")[2] for each in links_of(row) if "outboxpause/add" in each]
     assert pauses == [
         "kind=event_type&name=order.placed",
         "kind=event_type&name=parcel.requested",
         "kind=listener&name=order.placed+mail",
     ]
-    assert (
-        '<a href="https://wiki.example/orders?a=b&amp;c=d" target="_blank" '
-        'rel="noopener noreferrer">Runbook</a>'
-    ) in row
     page = body(visitor("view"), reverse(GROUPS))
     assert "order.placed mail" in page
     assert "order.placed stock" not in page
-    for absent in ("Runbook", "outboxpause/add", "/replay/", "/discard/", "/acknowledge/"):
+    for absent in ("outboxpause/add", "/replay/", "/discard/"):
         assert absent not in page
 
 
@@ -279,7 +232,7 @@ def test_causes_are_seen_by_permission_and_escaped() -> None:
     [
         ((), ()),
         (("view",), ()),
-        (("view", "replay"), ("replay_cause", "acknowledge_cause")),
+        (("view", "replay"), ("replay_cause",)),
         (("view", "discard"), ("discard_cause",)),
         (("replay", "discard"), ()),
     ],
@@ -294,7 +247,7 @@ def test_each_action_needs_its_permission_and_a_token(
     client = visitor(*codenames, enforce_csrf_checks=True)
     for name in ACTIONS:
         assert client.get(url(name, digest)).status_code == (200 if name in opened else 403)
-        data = {"progress": "x", "until": "2999-01-01T00:00", "end": "yes"}
+        data = {"progress": "x"}
         assert client.post(url(name, digest), data).status_code == 403
     assert (checksum(), traces()) == (before, [])
     unchecked = Client()

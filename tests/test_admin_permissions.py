@@ -21,7 +21,7 @@ from tests.test_admin import EVIL, EVIL_ID, LIST, acting_id, checksum, make, tic
 pytestmark = pytest.mark.django_db
 
 READ = ("changelist", "change", "history", "groups")
-REPLAY = ("replay", "replay_all", "replay_cause", "acknowledge_cause", "run_now", "run_now_all")
+REPLAY = ("replay", "replay_all", "replay_cause", "run_now", "run_now_all")
 DISCARD = ("discard", "discard_all", "discard_cause", "skip")
 NOBODY = ("add", "delete")  # Django's pages for rows, closed to all
 

@@ -1,11 +1,11 @@
-"""Which errors are one cause: normalised texts, and runbooks."""
+"""Which errors are one cause: normalised texts."""
 
 from __future__ import annotations
 
 import pytest
 from django.test import override_settings
 
-from django_outbox.inspection.causes import load_causes, runbook
+from django_outbox.inspection.causes import load_causes
 from django_outbox.inspection.error_texts import LENGTH, error_class, normalised
 from tests.cases import cases
 from tests.conformance.test_causes import FAILED, OTHERS, REFUSED, SAME, dead
@@ -43,14 +43,3 @@ def test_a_digest_cannot_be_computed_without_the_secret_key() -> None:
     first = load_causes("default", limit=1).causes[0].digest
     with override_settings(SECRET_KEY="another"):
         assert load_causes("default", limit=1).causes[0].digest != first
-
-
-def test_a_runbook_is_that_of_the_type_or_of_the_closest_pattern() -> None:
-    given = {"*": "https://a.example", "order.*": "https://b.example", "order.paid": "http://c"}
-    with override_settings(OUTBOX={"RUNBOOKS": given}):
-        assert runbook("order.paid") == "http://c"
-        assert runbook("order.placed") == "https://b.example"
-        assert runbook("parcel.requested") == "https://a.example"
-    with override_settings(OUTBOX={"RUNBOOKS": {"order.[ab]": "https://a.example"}}):
-        assert runbook("order.a") is None
-    assert runbook("order.paid") is None

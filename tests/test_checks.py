@@ -319,7 +319,7 @@ def test_a_database_that_cannot_be_reached_is_not_said_to_lack_tables(
 NEEDED_TO_WRITE = """
 MODE ENABLED LOCK_WAIT RETENTION_DONE RETENTION_INBOX PURGE_BATCH_SIZE PURGE_INTERVAL
 MAX_PAYLOAD_BYTES SERIALIZER WRITER_HOOKS CONTEXT_PROVIDERS SIGNAL_BRIDGE LISTENER_MODULE
-TABLE_PREFIX SCHEMA METRICS_NAMESPACE REDACT RUNBOOKS
+TABLE_PREFIX SCHEMA METRICS_NAMESPACE REDACT
 """.split()
 OTHER_THAN_DEFAULT = {
     "EMBEDDED": True,
@@ -392,7 +392,6 @@ def test_w006_says_nothing_of_what_writing_and_purging_need(settings: Any, idle:
         "REDACT": ["password"],
         "METRICS_NAMESPACE": "shop",
         "SERIALIZER": "tests.test_checks.Text",
-        "RUNBOOKS": {"order.*": "https://wiki.test/orders"},
     }
     assert idle() == []
     assert {each.id for each in ours()} <= {"django_outbox.W006"}  # for the suite's listeners

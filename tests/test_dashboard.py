@@ -22,7 +22,6 @@ from django_outbox.inspection.overview import load_overview
 from django_outbox.inspection.workers import missing, workers
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
-    OutboxAcknowledgement,
     OutboxAttempt,
     OutboxEvent,
     OutboxPause,
@@ -283,14 +282,6 @@ def test_41_the_dead_are_told_apart_by_their_cause(boss: Client) -> None:
     for number in range(6):
         insert(1, last_error=f"{'ABCDEF'[number]}Error: no", **dead)
     assert "4 further causes." in part(body(boss), "dead")
-
-
-def test_a_known_cause_says_until_when(boss: Client) -> None:
-    insert(1, due=None, status=Status.DEAD, done_at=now(), last_error="OSError: b")
-    cause = load_overview("default").causes.causes[0]
-    until = now() + timedelta(hours=1)
-    OutboxAcknowledgement.objects.acknowledge(cause.digest, until=until, by="ada")
-    assert re.search(r"Known until (\S+ )?\d\d:\d\d, says ada\.", part(body(boss), "dead"))
 
 
 def test_41_blocked_streams_are_shown_with_their_heads(boss: Client) -> None:

@@ -79,11 +79,6 @@ def _cause(cause: Cause, now: datetime, may: Permissions) -> Cells:
     )
     if (further := len(types) - MAX_TYPES_NAMED) > 0:
         named += format_html("<div>{}</div>", _("and %d more") % further)
-    known = cause.acknowledged
-    if known is not None:
-        text = _("Known until %(time)s, says %(user)s.")
-        text %= {"time": display.clock(known.until, now), "user": known.by}
-        link = format_html('{}<div class="outbox-known">{}</div>', link, text)
     button: SafeString | str = ""
     if "pause" in may and types:
         names = {"kind": "event_type", "name": types[0], "reason": error}

@@ -23,10 +23,9 @@ from django.utils.translation import gettext_lazy as _
 from ..inspection import causes
 from ..inspection.causes import Cause
 from ..inspection.error_texts import error_class
-from ..models import OutboxAcknowledgement, OutboxEvent
+from ..models import OutboxEvent
 from ..sql import dialect_of
 from . import bulk_actions, display, redaction
-from .acknowledging import AcknowledgementForm
 from .actions import DISCARD, REPLAY, EventAction
 from .changelist import LONG_TEXTS
 from .confirmation import EVENTS_SHOWN, ConfirmationAdmin
@@ -64,11 +63,8 @@ class CauseLine:
     listeners: str
     newest: str | SafeString
     oldest: str | SafeString
-    known_until: str  # empty unless it is acknowledged
     actions: list[tuple[EventAction, str]]  # with the URL of each
-    acknowledge_url: str
     pauses: list[dict[str, str]]
-    runbooks: list[str]  # URLs
 
 
 class CausesAdmin(ConfirmationAdmin):
@@ -77,7 +73,6 @@ class CausesAdmin(ConfirmationAdmin):
     def cause_urls(self, path: Path) -> list[URLPattern]:
         return [
             path("groups/", "groups", self.groups_view),
-            path("groups/<slug:digest>/acknowledge/", "acknowledge_cause", self.acknowledge_view),
             *(
                 path(
                     f"groups/<slug:digest>/{each.name}/",
@@ -115,28 +110,6 @@ class CausesAdmin(ConfirmationAdmin):
         events = OutboxEvent.objects.using(self.alias)
         return self.advance(request, action, events, back_url=back["back_url"], only=only)
 
-    def acknowledge_view(self, request: HttpRequest, digest: str) -> HttpResponse:
-        """Acknowledge a cause until a time, or end that."""
-        self.require_permission(request, REPLAY)  # who may cure it may say that it is known
-        if (cause := causes.find_cause(self.alias, digest)) is None:
-            return self._gone(request)
-        known, back = OutboxAcknowledgement.objects.using(self.alias), self.url(request, "groups")
-        if request.method == "POST" and "end" in request.POST:
-            known.filter(pk=digest).delete()
-            return HttpResponseRedirect(back)
-        form = AcknowledgementForm(self._now(), request.POST or None)
-        if request.method == "POST" and form.is_valid():
-            until = form.cleaned_data["until"]
-            known.acknowledge(digest, until=until, by=request.user.get_username())
-            return HttpResponseRedirect(back)
-        context = {
-            "title": gettext("Acknowledge"),
-            "line": self._line(request, cause, self._now()),
-            "form": form,
-            "back_url": back,
-        }
-        return self.render_page(request, "acknowledge.html", REPLAY, context)
-
     def _gone(self, request: HttpRequest) -> HttpResponse:
         text = gettext("No dead event has this cause any more.")
         self.message_user(request, text, messages.WARNING)
@@ -172,7 +145,6 @@ class CausesAdmin(ConfirmationAdmin):
             for each in (REPLAY, DISCARD)
             if may(request, each.permission)
         ]
-        may_replay = may(request, REPLAY.permission)
         return CauseLine(
             cause=cause,
             error=error,
@@ -185,9 +157,7 @@ class CausesAdmin(ConfirmationAdmin):
             listeners=", ".join(sorted(cause.listeners)[:MAX_NAMES]),
             newest=display.since(gettext("%s ago"), cause.newest, now),
             oldest=display.since(gettext("%s ago"), cause.oldest, now),
-            known_until=_known_until(cause, now),
             actions=acts,
-            acknowledge_url=self.url(request, "acknowledge_cause", digest) if may_replay else "",
             pauses=[
                 *(link for each in names for link in self.pause_links(request, event_type=each)),
                 *(
@@ -196,20 +166,12 @@ class CausesAdmin(ConfirmationAdmin):
                     for link in self.pause_links(request, listener=each)
                 ),
             ],
-            runbooks=[*dict.fromkeys(filter(None, map(causes.runbook, cause.types)))],
         )
 
     def _list_url(self, request: HttpRequest, digest: str, event_type: str) -> str:
         query = QueryDict(mutable=True)
         query.update({"state": "dead", "event_type": event_type, "cause": digest})
         return f"{self.url(request, 'changelist')}?{query.urlencode()}"
-
-
-def _known_until(cause: Cause, now: datetime) -> str:
-    if (known := cause.acknowledged) is None:
-        return ""
-    text = gettext("Known until %(time)s, acknowledged by %(name)s")
-    return text % {"time": display.clock(known.until, now), "name": known.by}
 
 
 class CauseFilter(admin.SimpleListFilter):

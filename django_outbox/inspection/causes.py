@@ -16,10 +16,8 @@ from django.db.models import Count, Max, Min
 from django.db.models.functions import Substr
 from django.utils.crypto import salted_hmac
 
-from ..conf import current
 from ..events import stored_instant
 from ..listeners.progress import entries
-from ..listeners.registry import type_pattern
 from ..models import OutboxAcknowledgement, OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
 from .error_texts import READ_LENGTH, error_class, normalised
@@ -139,19 +137,6 @@ def newest_of_cause(alias: str, digest: str, *, span: tuple[str | None, str | No
         connection, span=span, length=READ_LENGTH, most=MAX_SEARCHED
     )
     return _of_cause(digest, lines)[:MAX_LISTED]
-
-
-def runbook(event_type: str) -> str | None:
-    """Return the URL of the runbook that OUTBOX["RUNBOOKS"] names for an event type.
-
-    The type itself goes before patterns, and the pattern with the most characters before others.
-    """
-    by_pattern = current().RUNBOOKS or {}
-    if event_type in by_pattern:
-        return by_pattern[event_type]
-    matching = (each for each in by_pattern if type_pattern(each).fullmatch(event_type))
-    best = max(matching, key=lambda each: len(each.replace("*", "")), default=None)
-    return None if best is None else by_pattern[best]
 
 
 def _of_cause(digest: str, lines: Iterable[tuple[str, str | None]]) -> list[str]:

@@ -56,7 +56,6 @@ def pages() -> Iterator[tuple[str, list[str], str]]:
     yield f"{EVENT}_replay_all", [], "?state=dead"
     yield f"{EVENT}_groups", [], ""
     yield f"{EVENT}_replay_cause", [cause], ""
-    yield f"{EVENT}_acknowledge_cause", [cause], ""
     yield f"{PAUSE}_changelist", [], ""
     yield f"{PAUSE}_add", [], ""
     yield f"{STREAM}_changelist", [], ""
