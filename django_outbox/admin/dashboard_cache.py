@@ -17,13 +17,10 @@ from ..clocks import monotonic
 from ..inspection.causes import Causes
 from ..inspection.overview import Overview, load_overview
 from ..models import OutboxEvent
-from .charts import PERIODS
 
 MAX_AGE: Final = 5.0  # seconds
 MAX_STALE: Final = 60.0  # seconds; age of what is shown while another thread reads
 MAX_CAUSES_AGE: Final = 30.0  # seconds; to group many dead events takes long
-
-Key = tuple[str, str]  # database alias, period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +35,19 @@ class Snapshot:
         return monotonic() - self.read_at < seconds
 
 
-_latest: dict[Key, Snapshot] = {}
+_latest: dict[str, Snapshot] = {}  # by database alias
 _lock = threading.Lock()  # held by the thread that reads for the others
 
 
-def fresh_snapshot(period: str) -> Snapshot:
+def fresh_snapshot() -> Snapshot:
     """Read the data now, and keep it for the next refresh."""
-    return _read(period, causes=None, causes_read_at=monotonic())
+    return _read(causes=None, causes_read_at=monotonic())
 
 
-def recent_snapshot(period: str) -> Snapshot:
+def recent_snapshot() -> Snapshot:
     """Return data that is at most ``MAX_AGE`` old, or older while another thread reads."""
-    key = router.db_for_write(OutboxEvent), period
-    known = _latest.get(key)
+    alias = router.db_for_write(OutboxEvent)
+    known = _latest.get(alias)
     if known is not None and known.is_younger(MAX_AGE):
         return known
     can_wait = known is None or not known.is_younger(MAX_STALE)
@@ -58,19 +55,19 @@ def recent_snapshot(period: str) -> Snapshot:
         assert known is not None
         return known
     try:
-        known = _latest.get(key)
+        known = _latest.get(alias)
         if known is not None and known.is_younger(MAX_AGE):
             return known
         if known is None or monotonic() - known.causes_read_at >= MAX_CAUSES_AGE:
-            return fresh_snapshot(period)
-        return _read(period, causes=known.overview.causes, causes_read_at=known.causes_read_at)
+            return fresh_snapshot()
+        return _read(causes=known.overview.causes, causes_read_at=known.causes_read_at)
     finally:
         _lock.release()
 
 
-def _read(period: str, *, causes: Causes | None, causes_read_at: float) -> Snapshot:
-    alias, charts = router.db_for_write(OutboxEvent), PERIODS[period]
-    overview = load_overview(alias, span=charts.span, points=charts.steps, causes=causes)
+def _read(*, causes: Causes | None, causes_read_at: float) -> Snapshot:
+    alias = router.db_for_write(OutboxEvent)
+    overview = load_overview(alias, causes=causes)
     found = Snapshot(overview=overview, read_at=monotonic(), causes_read_at=causes_read_at)
-    _latest[alias, period] = found
+    _latest[alias] = found
     return found

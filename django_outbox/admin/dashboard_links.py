@@ -1,4 +1,4 @@
-"""Where the dashboard leads: to events, streams, causes, pauses and its own pages."""
+"""Where the dashboard leads: to events, streams, causes and pauses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
+from ..models import OutboxPause
+
 EVENTS: Final = "admin:django_outbox_outboxevent_changelist"
 EVENT: Final = "admin:django_outbox_outboxevent_change"
 CAUSES: Final = "admin:django_outbox_outboxevent_groups"
@@ -20,8 +22,7 @@ STREAMS: Final = "admin:django_outbox_outboxstream_changelist"
 STREAM: Final = "admin:django_outbox_outboxstream_change"
 PAUSES: Final = "admin:django_outbox_outboxpause_changelist"
 PAUSE: Final = "admin:django_outbox_outboxpause_add"
-TABLE: Final = "admin:django_outbox_outboxstatistics_table"
-RESUME: Final = "admin:django_outbox_outboxstatistics_resume"
+RESUME: Final = "admin:django_outbox_outboxpause_change"
 
 
 def events_url(**filters: object) -> str:
@@ -30,10 +31,6 @@ def events_url(**filters: object) -> str:
 
 def event_url(event_id: str) -> str:
     return reverse(EVENT, args=[quote(event_id)])
-
-
-def table_url(name: str) -> str:
-    return reverse(TABLE, args=[name])
 
 
 def event(event_id: str, event_type: str) -> SafeString:
@@ -58,6 +55,11 @@ def pause(label: str, **names: Any) -> SafeString:
         _("Pause"),
         label,
     )
+
+
+def resume(pause: OutboxPause) -> SafeString:
+    url = reverse(RESUME, args=[quote(pause.pk)])
+    return format_html('<a class="button" href="{}">{}</a>', url, _("Resume"))
 
 
 def worker_name(worker_id: str) -> str:

@@ -55,7 +55,7 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
     yield from _suspects(overview)
     if overview.lag > display.LATE_AFTER:
         text = _("The oldest due event has waited for %s.") % display.duration(overview.lag)
-        yield _bad(text, "backlog", links.events_url(state="due"))
+        yield _bad(text, "types", links.events_url(state="due"))
     for each in overview.unserved_queues:
         text = _("No live worker serves the queue %s, where events are due.") % each.name
         yield _bad(text, "queues")
@@ -71,7 +71,7 @@ def _bad_rates(lately: Rates) -> Iterator[Problem]:
         yield _bad(text % counts, "dead")
     if lately.is_stalled:
         text = _("No event was done in the last 5 minutes; %d executions failed.")
-        yield _bad(text % lately.retry, "backlog", links.events_url(state="retrying"))
+        yield _bad(text % lately.retry, "types", links.events_url(state="retrying"))
 
 
 def _suspects(overview: Overview) -> Iterator[Problem]:
@@ -91,7 +91,7 @@ def _suspects(overview: Overview) -> Iterator[Problem]:
         yield _bad(text, "workers", links.event_url(suspect.event_id))
     elif overview.suspects:
         text = _("One of %d events may stop its workers. Each of them is tried alone now.")
-        yield _bad(text % len(overview.suspects), "workers", links.table_url("suspects"))
+        yield _bad(text % len(overview.suspects), "suspects")
 
 
 def _lost_workers(suspect: Loss) -> str:
@@ -123,7 +123,7 @@ def _minor_problems(overview: Overview) -> Iterator[Problem]:
         yield _minor(text % count, "dead", reverse(links.CAUSES))
     if count := len(overview.unrouted):
         text = ngettext("%d event type has no listener.", "%d event types have no listener.", count)
-        yield _minor(text % count, "unrouted", links.table_url("unrouted"))
+        yield _minor(text % count, "types")
 
 
 def capped(count: int, most: int) -> str:

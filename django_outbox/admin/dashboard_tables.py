@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
@@ -14,40 +15,113 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..inspection.causes import Cause
-from ..inspection.overview import MAX_BLOCKED_COUNTED, MAX_BLOCKED_SHOWN, BlockedStream, Overview
+from ..inspection.losses import Loss
+from ..inspection.overview import (
+    MAX_BLOCKED_COUNTED,
+    MAX_BLOCKED_SHOWN,
+    BlockedStream,
+    Overview,
+    TypeBacklog,
+    listeners_of,
+)
+from ..inspection.queues import QueueState
+from ..inspection.relays import RelayState, relay_states
+from ..inspection.workers import WorkerInfo
 from ..models import OutboxPause
+from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from . import dashboard_links as links
 from . import display
-from .charts import Charts, format_seconds
-from .dashboard_full_tables import waiting, workers
+from .charts import Chart, format_seconds
 from .dashboard_problems import Problem, capped
-from .dashboard_queues import queues, relays
-from .dashboard_section import Cells, Section
 from .error_groups import shown_title
 
-MAX_TYPES_NAMED: Final = 2  # event types of a cause
+MAX_ROWS: Final = 5  # rows of a table
+MAX_TYPES: Final = 10  # event types that are shown
+MAX_NAMED: Final = 2  # event types of a cause, and listeners of an event type
 MAX_MESSAGE: Final = 160  # characters of a cause's message
+MIN_QUEUES: Final = 2  # the only queue is not shown, unless something is wrong
 
+Cells = Sequence[str]
 Permissions = frozenset[str]  # "pause", "resume"
+
+
+class Head(NamedTuple):
+    """The head of a column."""
+
+    title: str
+    is_number: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section with one table, or with a sentence if the table is empty."""
+
+    name: str
+    title: str
+    columns: Sequence[str]  # a leading # marks a column of numbers; empty: one of buttons
+    rows: Sequence[Cells]
+    empty: str = ""
+    note: str = ""
+    needs_attention: bool = False
+    is_wide: bool = False
+    all_url: str = ""  # the page with all rows
+    count: str = ""  # of all rows, if these are not all
+
+    @property
+    def heads(self) -> list[Head]:
+        return [Head(each.removeprefix("#"), each.startswith("#")) for each in self.columns]
+
+    @property
+    def lines(self) -> list[list[tuple[str, Head]]]:
+        heads = self.heads
+        return [[*zip(row, heads, strict=True)] for row in self.rows]
+
+    def short(self, most: int) -> Section:
+        """Return the section with at most so many rows, and the number of all of them."""
+        if len(self.rows) <= most:
+            return self
+        return replace(self, rows=self.rows[:most], count=self.count or str(len(self.rows)))
 
 
 def sections(overview: Overview, found: Sequence[Problem], may: Permissions) -> list[Section]:
     """Return the tables with rows: those that a problem names first, then the others."""
-    bad = {each.section for each in found}
+    bad = {each.section for each in found if each.is_bad}
     every = [
-        dead(overview, may),
-        workers(overview, needs_attention="workers" in bad),
-        paused(overview, may),
-        blocked(overview),
-        waiting(overview.backlog, overview.now, needs_attention="backlog" in bad),
-        queues(overview),
-        relays(overview),
+        _dead(overview, may).short(MAX_ROWS),
+        _workers(overview, needs_attention="workers" in bad).short(MAX_ROWS),
+        _suspects(overview).short(MAX_ROWS),
+        _paused(overview, may).short(MAX_ROWS),
+        _blocked(overview).short(MAX_ROWS),
+        _queues(overview),
+        _relays(overview),
+        _types(overview, needs_attention="types" in bad).short(MAX_TYPES),
     ]
-    shown = [each.short() for each in every if each.rows or each.name in bad]
+    named = {each.section for each in found}
+    shown = [each for each in every if each.rows or each.name in named]
     return sorted(shown, key=lambda each: not each.needs_attention)
 
 
-def dead(overview: Overview, may: Permissions) -> Section:
+def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, bool]]:
+    """Return the headline numbers: title, value, and whether the value needs attention."""
+    alive, lost = overview.alive, len(overview.missing)
+    due = sum(each.due for each in overview.queues)
+    more = "+" * any(each.is_capped for each in overview.queues)
+    running = _("%(alive)d of %(all)d") % {"alive": alive, "all": alive + lost}
+    blocked = overview.blocked.count
+    return [
+        (_("workers running"), running if lost else str(alive), not alive or bool(lost)),
+        (_("due now"), f"{due}{more}", False),
+        (_("oldest due"), format_seconds(overview.lag), overview.lag > display.LATE_AFTER),
+        (_("delivered"), charts[0].series[0].latest, False),
+        (_("blocked streams"), capped(blocked, MAX_BLOCKED_COUNTED), bool(blocked)),
+        (_("dead events"), str(overview.causes.total), bool(overview.causes.total)),
+    ]
+
+
+# --- what needs a person --------------------------------------------------------------------------
+
+
+def _dead(overview: Overview, may: Permissions) -> Section:
     others = overview.causes.others
     note = ngettext("%d further cause.", "%d further causes.", others) % others if others else ""
     return Section(
@@ -72,22 +146,27 @@ def _cause(cause: Cause, now: datetime, may: Permissions) -> Cells:
         Truncator(message).chars(MAX_MESSAGE),
     )
     types = sorted(cause.types, key=lambda each: -cause.types[each])
-    named: str = format_html_join(
-        "",
-        "<div>{}</div>",
-        ((links.events(each, state="dead"),) for each in types[:MAX_TYPES_NAMED]),
-    )
-    if (further := len(types) - MAX_TYPES_NAMED) > 0:
-        named += format_html("<div>{}</div>", _("and %d more") % further)
     button: SafeString | str = ""
     if "pause" in may and types:
-        names = {"kind": "event_type", "name": types[0], "reason": error}
-        button = links.pause(types[0], **names)
-    count = f"{cause.count}{'+' * cause.is_bounded}"
-    return link, named, count, display.since(_("%s ago"), cause.newest, now), button
+        button = links.pause(types[0], kind="event_type", name=types[0], reason=error)
+    return (
+        link,
+        _named(links.events(each, state="dead") for each in types),
+        f"{cause.count}{'+' * cause.is_bounded}",
+        display.since(_("%s ago"), cause.newest, now),
+        button,
+    )
 
 
-def paused(overview: Overview, may: Permissions) -> Section:
+def _named(texts: Iterable[str], most: int = MAX_NAMED) -> SafeString:
+    """Return the first texts, each on a line, and the number of further ones."""
+    every = [*texts]
+    named = format_html_join("", "<div>{}</div>", ((each,) for each in every[:most]))
+    further = len(every) - most
+    return format_html("{}{}", named, _("and %d more") % further if further > 0 else "")
+
+
+def _paused(overview: Overview, may: Permissions) -> Section:
     end = [""] if "resume" in may else []
     return Section(
         name="paused",
@@ -104,63 +183,223 @@ def _pause(each: OutboxPause, now: datetime, may: Permissions) -> Cells:
     reason = format_html(
         '<span class="outbox-message">{}</span>', Truncator(each.reason).chars(MAX_MESSAGE)
     )
-    cells: list[str] = [
-        name,
-        display.since("%s", each.paused_at, now),
-        display.until(each.until, now),
-        each.paused_by,
-        reason,
-    ]
-    if "resume" in may:
-        url = reverse(links.RESUME, args=[each.pk])
-        cells.append(format_html('<a class="button" href="{}">{}</a>', url, _("Resume")))
-    return cells
+    since, until = (display.since("%s", each.paused_at, now), display.until(each.until, now))
+    return name, since, until, each.paused_by, reason, *([links.resume(each)] * ("resume" in may))
 
 
-def blocked(overview: Overview) -> Section:
+def _blocked(overview: Overview) -> Section:
     count = overview.blocked.count
     return Section(
         name="blocked",
         title=_("Blocked streams"),
         columns=[_("key"), _("head"), _("next try"), _("error")],
-        rows=[_blocked(each, overview.now) for each in overview.blocked.streams],
+        rows=[_stream(each, overview.now) for each in overview.blocked.streams],
         needs_attention=bool(count),
         all_url=f"{reverse(links.STREAMS)}?state=blocked",
         count=capped(count, MAX_BLOCKED_COUNTED) if count > MAX_BLOCKED_SHOWN else "",
     )
 
 
-def _blocked(each: BlockedStream, now: datetime) -> Cells:
-    next_try = (
-        _("not automatically")
-        if each.due_at is None
-        else display.since(_("in %s"), each.due_at, now)
-    )
+def _stream(each: BlockedStream, now: datetime) -> Cells:
+    automatic = display.since(_("in %s"), each.due_at, now)
+    next_try = _("not automatically") if each.due_at is None else automatic
     if (head := each.head) is None:
         return links.stream(each.key), "", next_try, ""
-    return (
-        links.stream(each.key),
-        links.event(head.pk, head.event_type),
-        next_try,
-        display.first_line(head.last_error),
+    error = display.first_line(head.last_error)
+    return links.stream(each.key), links.event(head.pk, head.event_type), next_try, error
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def _workers(overview: Overview, *, needs_attention: bool) -> Section:
+    """Return the workers, the missing ones first, without those that were replaced long ago."""
+    lost, live = len(overview.missing), overview.alive
+    counts = {"expected": live + lost, "running": live, "lost": lost}
+    title = _("Workers: %(expected)d expected, %(running)d running, %(lost)d lost") % counts
+    return Section(
+        name="workers",
+        title=title if lost else _("Workers"),
+        columns=[_("process"), _("last heartbeat"), "#" + _("leased"), _("running")],
+        rows=[
+            (_process(each), beat, str(each.held), _runs(each, overview.losses))
+            for each, beat in _worker_lines(overview)
+        ],
+        empty=_("No worker is running. Start one: manage.py outbox_worker"),
+        needs_attention=needs_attention or not live,
     )
 
 
-def tiles(overview: Overview, charts: Charts) -> list[tuple[str, str, bool]]:
-    """Return the headline numbers: title, value, and whether the value needs attention."""
-    alive, lost = overview.alive, len(overview.missing)
-    due = sum(each.due for each in overview.queues)
-    more = "+" * any(each.is_capped for each in overview.queues)
-    running = _("%(alive)d of %(all)d") % {"alive": alive, "all": alive + lost}
-    return [
-        (_("workers running"), running if lost else str(alive), not alive or bool(lost)),
-        (_("due now"), f"{due}{more}", False),
-        (_("oldest due"), format_seconds(overview.lag), overview.lag > display.LATE_AFTER),
-        (_("delivered"), charts.charts[0].series[0].latest, False),
-        (
-            _("blocked streams"),
-            capped(overview.blocked.count, MAX_BLOCKED_COUNTED),
-            bool(overview.blocked.count),
-        ),
-        (_("dead events"), str(overview.causes.total), bool(overview.causes.total)),
+def _worker_lines(overview: Overview) -> Iterator[tuple[WorkerInfo, str | SafeString]]:
+    """Yield each worker with its last heartbeat: the missing, the replaced, and the live ones."""
+    late = '<span class="outbox-late">{}</span>'
+    for each in overview.missing:
+        yield each, format_html(late, _("lost, %s") % _beat(each))
+    for each in overview.workers:
+        if each.is_newly_lost and each not in overview.missing:
+            yield each, format_html(late, _("lost and replaced, %s") % _beat(each))
+    for each in overview.workers:
+        if not each.is_silent:
+            yield each, _beat(each)
+
+
+def _beat(each: WorkerInfo) -> str:
+    return _("%s ago") % display.duration(each.heartbeat_age)
+
+
+def _process(each: WorkerInfo) -> SafeString:
+    process = _("process %d") % each.pid
+    return format_html('{} <span class="outbox-id">{}</span>', each.hostname, process)
+
+
+def _runs(each: WorkerInfo, found: Sequence[Loss]) -> SafeString:
+    """Return what a worker runs; of a lost one, the events that others found it had leased."""
+    leased = [loss for loss in found if any(name == each.id for name, _at in loss.workers)]
+    leased.sort(key=lambda loss: -len(loss.workers))  # what other workers lost, too, comes first
+    if leased:
+        return _named((links.event(loss.event_id, loss.event_type) for loss in leased), most=1)
+    running = (
+        format_html("{} {}", links.event(event_id, event_type), display.duration(seconds))
+        for event_type, event_id, seconds in each.running
+    )
+    return _named(running, most=1)
+
+
+def _suspects(overview: Overview) -> Section:
+    """Return the events that lost workers had leased, those of the most workers first."""
+    found = sorted(overview.losses, key=lambda each: -len(each.workers))
+    return Section(
+        name="suspects",
+        title=_("Events of lost workers"),
+        columns=[_("event"), "#" + _("lost workers"), _("workers"), _("state")],
+        rows=[_suspect(each) for each in found],
+        needs_attention=bool(overview.suspects),
+    )
+
+
+def _suspect(each: Loss) -> Cells:
+    workers = (f"{links.worker_name(name)} {links.time_of_day(at)}" for name, at in each.workers)
+    state = _("not settled since then") if each.is_open else _("settled since then")
+    event = links.event(each.event_id, each.event_type)
+    return event, str(len(each.workers)), _named(workers), state
+
+
+# --- queues, relays, event types ------------------------------------------------------------------
+
+
+def _queues(overview: Overview) -> Section:
+    """Return the table of queues; it has no rows if ``default`` is the only one and is well."""
+    states, late = overview.queues, bool(overview.unserved_queues)
+    is_shown = len(states) >= MIN_QUEUES or late
+    return Section(
+        name="queues",
+        title=_("Queues"),
+        columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
+        rows=[_queue(each) for each in states] if is_shown else [],
+        needs_attention=late,
+    )
+
+
+def _queue(each: QueueState) -> Cells:
+    notes = [
+        _("no live worker serves it") if each.is_unserved else "",
+        "" if each.is_configured else _('not in OUTBOX["QUEUES"]'),
+        _("paused") if each.is_paused else "",
+        _("circuit breaker open: %s") % each.breaker.reason if each.breaker else "",
     ]
+    return each.name, *_due(each), str(each.workers), ", ".join(filter(None, notes))
+
+
+def _due(each: QueueState) -> tuple[str, str]:
+    """Return how many events of a queue are due, and since when."""
+    age = "" if each.oldest_due_age is None else display.duration(each.oldest_due_age)
+    return f"{each.due}{'+' * each.is_capped}", age
+
+
+def _relays(overview: Overview) -> Section:
+    found = relay_states(overview.queues)
+    heads = [_("relay"), _("event types"), _("sent to")]
+    return Section(
+        name="relays",
+        title=_("Relays"),
+        columns=[*heads, "#" + _("waiting"), _("oldest due"), _("broker")],
+        rows=[_relay(each, overview.now) for each in found],
+        needs_attention=any(each.queue.breaker for each in found),
+    )
+
+
+def _relay(each: RelayState, now: datetime) -> Cells:
+    queue, settings, states = each.queue, each.settings, []
+    if queue.is_paused:
+        states.append(_("paused"))
+    if breaker := queue.breaker:
+        since = display.since(_("away for %s"), breaker.paused_at, now, is_late=True)
+        states.append(format_html("{}: {}", since, each.away_reason))
+    backend = format_html('<span class="outbox-id">{}</span>', settings.backend_name)
+    return (
+        settings.name,
+        ", ".join(settings.EVENTS),
+        format_html("{} {}", settings.shown_to, backend),
+        *_due(queue),
+        format_html_join(", ", "{}", ((each,) for each in states)),
+    )
+
+
+def _types(overview: Overview, *, needs_attention: bool) -> Section:
+    """Return what waits without a key by type, and the deliveries of the last hour."""
+    backlog, done = overview.backlog.by_type, {each["event_type"]: each for each in overview.types}
+    names = sorted({*backlog, *done}, key=lambda each: (-_waiting(backlog.get(each)), each))
+    counts = [_("due"), _("leased"), _("retrying"), _("scheduled")]
+    times = [_("done in an hour"), _("start p95"), _("run p95")]
+    is_whole = overview.backlog.is_whole
+    return Section(
+        name="types",
+        title=_("Event types"),
+        is_wide=True,
+        columns=[
+            _("event type"),
+            *("#" + each for each in counts),
+            _("oldest due"),
+            *("#" + each for each in times),
+            _("listeners here"),
+        ],
+        rows=[
+            (
+                links.events(each) if each else _("all others"),
+                *_backlog(backlog.get(each) or TypeBacklog(), overview.now),
+                *_deliveries(done.get(each)),
+                _listeners(overview, each),
+            )
+            for each in names
+        ],
+        note="" if is_whole else _("There are more: only those due first are counted."),
+        needs_attention=needs_attention,
+    )
+
+
+def _waiting(backlog: TypeBacklog | None) -> int:
+    return 0 if backlog is None else backlog.total
+
+
+def _backlog(each: TypeBacklog, now: datetime) -> Cells:
+    counts = each.due, each.held, each.retrying, each.scheduled
+    late = each.since is not None and (now - each.since).total_seconds() > display.LATE_AFTER
+    since = display.since("%s", each.since, now, is_late=late)
+    return *(str(count or "") for count in counts), since
+
+
+def _deliveries(row: dict[str, Any] | None) -> Cells:
+    if row is None:
+        return "", "", ""
+    waits, runs = ([row[name] for name in names] for names in (WAIT_COLUMNS, RUN_COLUMNS))
+    times = (format_seconds(quantile(each, 0.95)) for each in (waits, runs))
+    return str(row["done"] or ""), *times
+
+
+def _listeners(overview: Overview, event_type: str) -> str:
+    if event_type in overview.unrouted:
+        return format_html('<span class="outbox-late">{}</span>', _("none"))
+    return _named(
+        format_html('<span title="{}">{}</span>', each, each.rpartition(".")[2])
+        for each in listeners_of(event_type)
+    )

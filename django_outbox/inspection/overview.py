@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections
-from django.db.models import Q, Sum
+from django.db.models import Sum
 
 from ..conf import current
 from ..events import GLOBAL, stored_instant
 from ..listeners.outcomes import UNSETTLED, Status
-from ..listeners.registry import ANY, listeners, route
+from ..listeners.registry import ANY, listeners, qualified_name, route
 from ..models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
-from ..models.fields import IsIndexed
+from ..models.statistics import StatisticsQuerySet
 from ..models.stream_queryset import LONG_TEXTS
 from ..sql import dialect_of
 from .causes import Causes, load_causes
@@ -26,7 +26,8 @@ from .rates import PERIOD, SPAN, Rates
 from .workers import WorkerInfo, clock_and_workers, missing
 
 MAX_EVENTS: Final = 10_000  # events counted, those due first
-MAX_STREAMS: Final = 500  # streams whose events are counted, those due first
+MAX_TYPES: Final = 10  # event types whose deliveries are shown
+MINUTES: Final = 60  # that the charts and deliveries cover
 MAX_CAUSES: Final = 5  # causes of dead events, those of the most events
 MAX_BLOCKED_SHOWN: Final = 5  # streams that are shown with what blocks them
 MAX_BLOCKED_COUNTED: Final = 1000  # blocked streams that are counted
@@ -41,12 +42,11 @@ class TypeBacklog:
     held: int = 0
     retrying: int = 0
     scheduled: int = 0
-    in_streams: int = 0  # counted only by ``full_backlog``
     since: datetime | None = None  # the oldest due time
 
     @property
     def total(self) -> int:
-        return self.due + self.held + self.retrying + self.scheduled + self.in_streams
+        return self.due + self.held + self.retrying + self.scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ class Overview:
     suspects: Sequence[Loss]  # those that may have stopped their workers; one: it is certain
     backlog: BacklogByType
     rates: Rates
-    points: Sequence[dict[str, Any]]  # counts of the charts by their start, the oldest first
+    points: Sequence[dict[str, Any]]  # counts of each minute of the last hour, the oldest first
+    types: Sequence[dict[str, Any]]  # counts of the last hour by event type, the most first
     causes: Causes
     blocked: BlockedStreams
     pauses: Sequence[OutboxPause]  # the oldest first
@@ -106,24 +107,27 @@ class Overview:
         """Return the event types that wait and that no listener of this process receives."""
         if current().MODE == "writer_only":  # another program reads the table
             return []
-        kinds = {GLOBAL, *(each.aggregate_type for each in listeners())} - {ANY}
-        return [
-            each
-            for each in sorted(self.backlog.by_type)
-            if not any(route(str(kind), each) for kind in kinds)
-        ]
+        return [each for each in sorted(self.backlog.by_type) if not listeners_of(each)]
 
 
-def load_overview(
-    alias: str, *, span: int = SPAN, points: int = 60, causes: Causes | None = None
-) -> Overview:
+def listeners_of(event_type: str) -> list[str]:
+    """Return the names of the functions that receive an event type in this process."""
+    kinds = {GLOBAL, *(each.aggregate_type for each in listeners())} - {ANY}
+    found = (each for kind in kinds for each in route(str(kind), event_type))
+    return sorted({qualified_name(each.call) for each in found})
+
+
+def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
     """Return an overview of the outbox in this database.
 
-    ``span`` is the seconds that a point of the charts covers, and ``points`` their number.
     ``causes`` that were read lately are counted anew, unless some of their events are gone.
     """
     now, known = clock_and_workers(alias)
-    lately, counts = _statistics(alias, now, span, points)
+    hour = OutboxStatistics.objects.using(alias).since(
+        now - timedelta(minutes=MINUTES + 1), span=SPAN
+    )
+    points = _points(hour)
+    lately = _rates(points, now - timedelta(seconds=PERIOD))
     lost = missing(known)
     found = losses(alias, now) if lost or lately.rescued else []
     pauses = [*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]]
@@ -136,7 +140,8 @@ def load_overview(
         queues=queue_states(alias, known, pauses),
         backlog=backlog(alias),
         rates=lately,
-        points=counts,
+        points=points,
+        types=hour.by_type(MAX_TYPES),
         causes=_causes(alias, causes),
         blocked=_blocked(alias),
         pauses=pauses,
@@ -152,18 +157,17 @@ def _causes(alias: str, known: Causes | None) -> Causes:
     return load_causes(alias, limit=MAX_CAUSES)
 
 
-def _statistics(
-    alias: str, now: datetime, span: int, points: int
-) -> tuple[Rates, list[dict[str, Any]]]:
-    """Return the rates of the last minutes and the points of the charts, by one query."""
-    earliest, first = (now - timedelta(seconds=each) for each in (PERIOD, span * (points + 1)))
-    wanted = Q(span=SPAN, started_at__gte=earliest) | Q(span=span, started_at__gte=first)
-    rows: Any = OutboxStatistics.objects.using(alias).filter(wanted).values("span", "started_at")
+def _points(hour: StatisticsQuerySet) -> list[dict[str, Any]]:
+    rows: Any = hour.values("started_at")
     sums = {name: Sum(name) for name in Rates.__dataclass_fields__}
-    found = [*rows.annotate(**sums).order_by("span", "started_at")]
-    recent = [each for each in found if each["span"] == SPAN and each["started_at"] >= earliest]
-    lately_sums = {name: sum(each[name] for each in recent) for name in sums}
-    return Rates(**lately_sums), [each for each in found if each["span"] == span]
+    return [*rows.annotate(**sums).order_by("started_at")]
+
+
+def _rates(points: Sequence[dict[str, Any]], since: datetime) -> Rates:
+    recent = [each for each in points if each["started_at"] >= since]
+    return Rates(
+        **{name: sum(each[name] for each in recent) for name in Rates.__dataclass_fields__}
+    )
 
 
 def backlog(alias: str) -> BacklogByType:
@@ -177,21 +181,6 @@ def backlog(alias: str) -> BacklogByType:
             by_type[event_type].since = stored_instant(first)
     counted = sum(count for _type, _state, count, _first in rows)
     return BacklogByType(by_type=dict(by_type), is_whole=counted < MAX_EVENTS)
-
-
-def full_backlog(alias: str) -> BacklogByType:
-    """Count unsettled events by type and state, those in streams included."""
-    found = backlog(alias)
-    streams = OutboxStream.objects.using(alias).streams_only().filter(due_at__isnull=False)
-    keys = [*streams.order_by("due_at").values_list("key", flat=True)[: MAX_STREAMS + 1]]
-    events_of = OutboxEvent.objects.using(alias).filter(
-        IsIndexed("status"), status__in=UNSETTLED, key__in=keys[:MAX_STREAMS]
-    )
-    ordered = [*events_of.order_by().values_list("event_type", flat=True)[: MAX_EVENTS + 1]]
-    for event_type, count in Counter(ordered[:MAX_EVENTS]).items():
-        found.by_type.setdefault(event_type, TypeBacklog()).in_streams += count
-    is_whole = found.is_whole and len(keys) <= MAX_STREAMS and len(ordered) <= MAX_EVENTS
-    return BacklogByType(by_type=found.by_type, is_whole=is_whole)
 
 
 def _blocked(alias: str) -> BlockedStreams:

@@ -19,7 +19,7 @@ from django_outbox.models import (
     OutboxStatistics,
     OutboxWorker,
 )
-from django_outbox.models.statistics import BOUNDS, SPANS, bucket
+from django_outbox.models.statistics import BOUNDS, bucket
 from tests.table import insert, keyed, now
 
 TYPES = {  # deliveries a minute, seconds they wait, seconds they run
@@ -251,34 +251,32 @@ def _dead(event_type: str, error: str, count: int) -> None:
 
 
 def _history() -> None:
-    """A week of statistics, as workers would have written them."""
+    """The statistics of an hour, as workers would have written them."""
     clock = now().timestamp()
     rows = []
-    for span, steps in ((60, 62), (600, 146), (3600, 170)):
-        assert span in SPANS
-        for back in range(steps):
-            start = clock // span * span - back * span
-            age = clock - start  # seconds
-            bad = 1.0 if age < 14 * 60 else 0.0
-            for host in HOSTS:
-                rows += [_row(span, start, host, *each, bad) for each in TYPES.items()]
-                lag = CHANCE.uniform(0.01, 0.4) + bad * max(14 * 60 - age, 0)
-                rows.append(_empty(span, start, host, "", lag=round(lag, 3)))
+    for back in range(62):
+        start = clock // 60 * 60 - back * 60
+        age = clock - start  # seconds
+        bad = 1.0 if age < 14 * 60 else 0.0
+        for host in HOSTS:
+            rows += [_row(start, host, *each, bad) for each in TYPES.items()]
+            lag = CHANCE.uniform(0.01, 0.4) + bad * max(14 * 60 - age, 0)
+            rows.append(_empty(start, host, "", lag=round(lag, 3)))
     OutboxStatistics.objects.bulk_create(rows, batch_size=500)
 
 
-def _empty(span: int, start: float, host: str, event_type: str, **more: Any) -> OutboxStatistics:
+def _empty(start: float, host: str, event_type: str, **more: Any) -> OutboxStatistics:
     at = datetime.fromtimestamp(start, timezone.utc)
-    return OutboxStatistics(span=span, started_at=at, owner=host, event_type=event_type, **more)
+    return OutboxStatistics(span=60, started_at=at, owner=host, event_type=event_type, **more)
 
 
 def _row(
-    span: int, start: float, host: str, event_type: str, given: tuple[float, ...], bad: float
+    start: float, host: str, event_type: str, given: tuple[float, ...], bad: float
 ) -> OutboxStatistics:
     rate, wait, run = given
     tide = 0.65 + 0.35 * math.sin(2 * math.pi * (start % 86400 / 86400 - 0.3))
-    count = max(int(rate * tide * CHANCE.uniform(0.85, 1.15) * span / 60 / len(HOSTS)), 1)
-    row = _empty(span, start, host, event_type)
+    count = max(int(rate * tide * CHANCE.uniform(0.85, 1.15) / len(HOSTS)), 1)
+    row = _empty(start, host, event_type)
     hit = bad and event_type == "parcel.requested"
     row.retry = int(count * (0.75 if hit else 0.01 * CHANCE.random()))
     row.dead = int(CHANCE.random() * 2.5) if hit else 0

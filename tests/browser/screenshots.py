@@ -29,25 +29,12 @@ def pictures() -> list[Picture]:
 
     dashboard = "admin:django_outbox_outboxstatistics_changelist"
     return [
+        Picture(name="dashboard", url=dashboard, scene=scene.at_three_in_the_morning),
         Picture(
-            name="dashboard",
-            url=dashboard,
-            scene=scene.at_three_in_the_morning,
-            ready=".outbox-plot canvas",
+            name="dashboard-dark", url=dashboard, scene=scene.at_three_in_the_morning, scheme="dark"
         ),
         Picture(
-            name="dashboard-dark",
-            url=dashboard,
-            scene=scene.at_three_in_the_morning,
-            scheme="dark",
-            ready=".outbox-plot canvas",
-        ),
-        Picture(
-            name="dashboard-top",
-            url=dashboard,
-            scene=scene.at_three_in_the_morning,
-            height=960,
-            ready=".outbox-plot canvas",
+            name="dashboard-top", url=dashboard, scene=scene.at_three_in_the_morning, height=960
         ),
         Picture(
             name="dead-event",

@@ -17,7 +17,7 @@ from django_outbox.inspection import causes
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.browser import driving, scene
-from tests.browser.test_dashboard import DASHBOARD, DELIVERIES, TABLE
+from tests.browser.test_dashboard import DASHBOARD
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
@@ -45,9 +45,6 @@ def pages() -> Iterator[tuple[str, list[str], str]]:
     dead = str(OutboxEvent.objects.filter(status=Status.DEAD).latest("pk").pk)
     cause = causes.load_causes("default", 1).causes[0].digest
     yield DASHBOARD, [], ""
-    yield DELIVERIES, [], ""
-    yield TABLE, ["workers"], ""
-    yield TABLE, ["backlog"], ""
     yield f"{EVENT}_changelist", [], ""
     yield f"{EVENT}_changelist", [], "?state=dead"
     yield f"{EVENT}_changelist", [], "?q=error:ConnectionError"

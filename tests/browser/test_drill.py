@@ -93,7 +93,8 @@ def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Any], None]) -
         assert "1 pause is active." in verdict(driver)
 
         operator.follow("#outbox-paused .outbox-action a")
-        operator.press("Yes: Resume")
+        operator.press("Resume")
+        visit(DASHBOARD)
         assert "pause is active" not in verdict(driver)
 
         operator.follow(CAUSE)

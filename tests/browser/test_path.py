@@ -249,7 +249,7 @@ def test_an_event_type_is_paused_and_resumed(
     assert f"No event type '{PLACED}'" in shown(driver)  # nothing here listens to it, or wrote it
     driver.find_element(By.NAME, "force").click()
     press(driver, "Save")
-    assert any(each.startswith("Paused: ") for each in messages(driver))
+    assert any("was added" in each for each in messages(driver))
     assert "the carrier is down" in shown(driver)
 
     (event_id,) = write(payload={})
@@ -258,10 +258,9 @@ def test_an_event_type_is_paused_and_resumed(
     wait_until(is_settled(free))
     wait_until(lambda: OutboxEvent.objects.postponed().filter(pk=event_id).exists())
     visit(PAUSES)
-    assert driving.texts(driver, "#result_list .field-waiting") == ["1 event"]
     driver.find_element(By.CSS_SELECTOR, "#result_list tbody th a").click()
     wait_until(lambda: driver.find_elements(By.CLASS_NAME, "outbox-resume"))
     press(driver, "Resume")
-    assert "Due now: 1 events" in messages(driver)[0]
+    assert messages(driver)[0].startswith("Resumed: ")
     wait_until(is_settled(event_id))
     assert not OutboxPause.objects.exists()

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from django_outbox.inspection import overview
+from django_outbox.inspection.overview import load_overview
 from django_outbox.inspection.rates import rates
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxStream
@@ -47,9 +47,7 @@ def test_41_every_look_uses_an_index() -> None:
     for model in (OutboxEvent, OutboxStream, OutboxStatistics):
         analyze(model)
     works: dict[str, Callable[[], object]] = {
-        "backlog": lambda: overview.full_backlog("default"),
-        "blocked": lambda: overview._blocked("default"),
+        "overview": lambda: load_overview("default"),
         "rates": lambda: rates("default", clock),
-        "statistics": lambda: overview._statistics("default", clock, 600, 30),
     }
     assert large_steps(works) == {}
