@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import ADDITION, DELETION, LogEntry
-from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.test import Client
@@ -20,12 +19,12 @@ import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.models import OutboxEvent, OutboxPause
 from tests.cases import cases
-from tests.table import insert, keyed, listening, now, undone
+from tests.table import insert, keyed, now, undone
 
 pytestmark = pytest.mark.django_db
 
-LIST, ADD, PAGE, RESUME = (
-    f"admin:django_outbox_outboxpause_{page}" for page in ("changelist", "add", "change", "resume")
+LIST, ADD, PAGE = (
+    f"admin:django_outbox_outboxpause_{page}" for page in ("changelist", "add", "change")
 )
 SENT = "parcel.sent"
 FORM = {"kind": "event_type", "name": SENT, "reason": "carrier down", "force": "on"}
@@ -76,7 +75,7 @@ def test_the_form_pauses(boss: Client, admin_user: User) -> None:
     found = OutboxPause.objects.get()
     assert (found.kind, found.name, found.reason) == ("event_type", SENT, "carrier down")
     assert found.paused_by == admin_user.username
-    assert f"Paused: event type {SENT}." in said(response)
+    assert f"event type {SENT}” was added" in said(response)
     entry = LogEntry.objects.get()
     assert (entry.action_flag, entry.object_id) == (ADDITION, str(found.pk))
     assert "carrier down" in entry.get_change_message()
@@ -89,24 +88,9 @@ def test_the_form_refuses_an_unknown_name_unless_it_is_forced(boss: Client) -> N
     assert "No event type &#x27;seen.befroe&#x27;" in page
     assert "Did you mean &#x27;seen.before&#x27;?" in page
     assert not OutboxPause.objects.exists()
-    assert "Paused: event type seen.before." in said(
-        boss.post(reverse(ADD), {**given, "name": "seen.before"})
-    )
-    assert "Paused: event type seen.befroe." in said(
-        boss.post(reverse(ADD), {**given, "force": "on"})
-    )
-
-
-def test_the_form_offers_the_names_that_are_known(boss: Client) -> None:
-    insert(event_type="seen.before")
-    with listening(hear, "order.placed", name="mail"), listening(hear, "stock.*"):
-        names = text(boss, reverse(ADD)).partition('<datalist id="outbox-names">')[2]
-    found = re.findall(r'<option value="(.*?)">(.*?)</option>', names.partition("</datalist>")[0])
-    assert ("seen.before", "event type") in found
-    assert ("order.placed", "event type") in found
-    assert ("order.placed mail", "listener") in found
-    assert ("default", "queue") in found
-    assert ("stock.*", "event type") not in found  # a pause is of exactly one type
+    for changes in ({"name": "seen.before"}, {"force": "on"}):
+        assert boss.post(reverse(ADD), {**given, **changes}).status_code == 302
+    assert OutboxPause.objects.count() == 2
 
 
 @pytest.mark.parametrize(
@@ -148,11 +132,10 @@ def test_the_form_gives_a_pause_an_end(boss: Client, settings: Any) -> None:
     settings.TIME_ZONE = "Asia/Kathmandu"
     assert "(time zone Asia/Kathmandu)" in text(boss, reverse(ADD))
     assert re.search(r'<input type="datetime-local" name="until"', text(boss, reverse(ADD)))
-    response = boss.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
+    boss.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
     found = OutboxPause.objects.get()
     assert found.until is not None
     assert found.until.isoformat() == "2126-11-26T03:15:00+00:00"
-    assert f"Paused until 2126-11-26 09:00: event type {SENT}." in said(response)
     message = LogEntry.objects.get().get_change_message()
     assert message == "Paused until 2126-11-26 09:00:00.000+05:45. carrier down"
     for url in (reverse(LIST), reverse(PAGE, args=[found.pk])):
@@ -192,9 +175,8 @@ def test_an_end_today_is_shown_as_a_time_of_day(boss: Client) -> None:
     assert re.search(r"[0-9:]{5}, \d s ago</time>", text(boss, reverse(LIST)))
 
 
-EVENT, GROUPS, STREAM = (
-    f"admin:django_outbox_{page}"
-    for page in ("outboxevent_change", "outboxevent_groups", "outboxstream_change")
+EVENT, GROUPS = (
+    f"admin:django_outbox_{page}" for page in ("outboxevent_change", "outboxevent_groups")
 )
 
 
@@ -203,7 +185,7 @@ def pause_links(client: Client, url: str) -> list[str]:
     return [unescape(each) for each in re.findall(r'href="([^"]*)"', block)]
 
 
-def test_an_event_a_stream_and_an_error_are_paused_from_their_pages(boss: Client) -> None:
+def test_an_event_and_an_error_are_paused_from_their_pages(boss: Client) -> None:
     [pk] = keyed("Order 7&8", event_type=SENT)
     insert(event_type=SENT, status=OutboxEvent.Status.DEAD)
     links = pause_links(boss, reverse(EVENT, args=[pk]))
@@ -213,7 +195,6 @@ def test_an_event_a_stream_and_an_error_are_paused_from_their_pages(boss: Client
         f"{reverse(ADD)}?kind=stream&name=Order+7%268",
     ]
     assert pause_links(boss, reverse(GROUPS)) == links[:1]
-    assert pause_links(boss, reverse(STREAM, args=[quote("Order 7&8")])) == links[2:]
     page = text(boss, links[2])
     assert 'value="Order 7&amp;8"' in page
     assert '<option value="stream" selected>' in page
@@ -226,17 +207,11 @@ def test_a_link_to_pause_needs_the_permission() -> None:
     assert len(pause_links(pauser, reverse(EVENT, args=[pk]))) == 2
 
 
-def test_the_list_shows_who_when_why_and_how_much_waits(boss: Client) -> None:
-    insert(3, event_type=SENT)
-    keyed("k", 2, event_type=SENT)
+def test_the_list_shows_who_when_and_why(boss: Client) -> None:
     paused()
-    paused("k", "stream")
-    outbox.drain()
     page = text(boss, reverse(LIST))
     for part in (f"event type {SENT}", "ada", "why", " s ago"):
         assert part in page, part
-    waits = re.findall(r"field-waiting[^>]*>([^<]*)<", page)
-    assert sorted(waits) == ["2 events", "3 events, 1 stream"]
 
 
 def test_the_list_asks_a_bounded_number_of_questions(
@@ -253,7 +228,7 @@ def test_the_action_resumes(boss: Client) -> None:
     one, other = paused(), paused("k", "stream")
     outbox.drain()
     response = act(boss, one)
-    assert f"Resumed: event type {SENT}. Due now: 2 events, 0 streams." in said(response)
+    assert f"Resumed: event type {SENT}." in said(response)
     assert [*OutboxPause.objects.all()] == [other]
     assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
     entry = LogEntry.objects.get()
@@ -263,13 +238,12 @@ def test_the_action_resumes(boss: Client) -> None:
 def test_the_page_has_a_button_that_resumes(boss: Client) -> None:
     pause = paused()
     page = text(boss, reverse(PAGE, args=[pause.pk]))
-    url = reverse(RESUME, args=[pause.pk])
-    assert f'formaction="{url}"' in page
-    assert boss.get(url).status_code == 405
-    assert OutboxPause.objects.exists()
-    assert boss.post(url).status_code == 302
+    form = page.partition('<div class="outbox-actions">')[2].partition("</div>")[0]
+    fields = dict(re.findall(r'name="([^"]+)" value="([^"]+)"', form))
+    assert f'formaction="{reverse(LIST)}"' in form
+    assert boss.post(reverse(LIST), fields).status_code == 302
     assert not OutboxPause.objects.exists()
-    assert "It is no longer paused." in said(boss.post(url))
+    assert "It is no longer paused." in said(boss.post(reverse(LIST), fields))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -313,7 +287,6 @@ def test_each_verb_has_its_permission(who: str, looks: bool, pauses: bool, resum
     client.post(reverse(ADD), FORM)
     assert OutboxPause.objects.filter(name=SENT).exists() is pauses
     act(client, pause)
-    client.post(reverse(RESUME, args=[pause.pk]))
     assert OutboxPause.objects.filter(name="other").exists() is not resumes
     delete = reverse("admin:django_outbox_outboxpause_delete", args=[pause.pk])
     assert client.post(delete, {"post": "yes"}).status_code in (302, 403)
@@ -324,7 +297,7 @@ def test_each_verb_has_its_permission(who: str, looks: bool, pauses: bool, resum
 def test_who_is_not_of_the_staff_gets_nowhere(staff: bool) -> None:
     client = visitor("pause_outboxpause", is_staff=False) if not staff else Client()
     pause = paused("other")
-    for url in (reverse(LIST), reverse(ADD), reverse(RESUME, args=[pause.pk])):
+    for url in (reverse(LIST), reverse(ADD)):
         assert client.post(url, FORM).status_code == 302  # to the login
     assert [*OutboxPause.objects.all()] == [pause]
 
@@ -333,8 +306,7 @@ def test_without_its_token_a_form_changes_nothing(admin_user: User) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(admin_user)
     pause = paused("other")
-    for url in (reverse(ADD), reverse(RESUME, args=[pause.pk])):
-        assert client.post(url, FORM).status_code == 403
+    assert client.post(reverse(ADD), FORM).status_code == 403
     assert act(client, pause).status_code == 403
     assert [*OutboxPause.objects.all()] == [pause]
 

@@ -7,7 +7,6 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import translation
 
-from django_outbox.models import OutboxStream
 from tests.test_admin import LIST, PAGE, boss, make
 
 __all__ = ["boss"]  # the fixture
@@ -29,18 +28,3 @@ def test_the_admin_speaks_the_language_that_is_active(boss: Client, language: st
     for word in words:
         assert word in text
     assert payload in page
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("language", "title"), [("de", "Reserviert von"), ("zh-hans", "持有者")], ids=PAGES
-)
-def test_the_fields_of_a_stream_have_titles_in_that_language(
-    boss: Client, language: str, title: str
-) -> None:
-    OutboxStream.objects.create(key="k", seq=7)
-    with translation.override(language):
-        url = reverse("admin:django_outbox_outboxstream_change", args=["k"])
-        text = boss.get(url).content.decode()
-    assert title in text
-    assert '<div class="readonly">7</div>' in text

@@ -12,7 +12,6 @@ from typing import Final
 from django.db import connections
 from django.utils.translation import gettext
 
-from ..conf import current
 from ..listeners import registry
 from ..listeners.outcomes import UNSETTLED
 from ..listeners.registry import qualified_name
@@ -109,16 +108,6 @@ def _count_heads(alias: str) -> tuple[EventCounts, bool]:
     heads = dialect_of(connection).heads(connection, keys=keys[:MAX_STREAMS], statuses=UNSETTLED)
     rows = OutboxEvent.objects.using(alias).filter(pk__in=[*heads.values()])
     return Counter(rows.values_list("event_type", "aggregate_type")), len(keys) <= MAX_STREAMS
-
-
-def known_names(alias: str) -> dict[str, list[str]]:
-    """Return the event types, listeners and queues that are registered or seen lately, by kind."""
-    found = registry.listeners()
-    return {
-        "event_type": sorted(_known_types(alias)),
-        "listener": sorted(each.title for each in found),
-        "queue": sorted(current().queues),
-    }
 
 
 def _known_types(alias: str) -> set[str]:
