@@ -23,7 +23,7 @@ from django.urls import reverse
 import django_outbox as outbox
 from django_outbox.admin import bulk_actions, changelist, display, list_filters
 from django_outbox.admin.event_admin import OutboxEventAdmin
-from django_outbox.events import least_id, new_id
+from django_outbox.events import least_id
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxAttempt, OutboxEvent
@@ -376,8 +376,7 @@ def test_what_waits_runs_now() -> None:
     client = visitor("view", "replay")
     response = say_yes(client, tick(client, "run_now", *(e.pk for e in [*waiting, *rest])))
     assert said(response) == (
-        "2 events were made due. "
-        "3 were skipped because they do not wait for a time: 1 new, 1 done, 1 dead."
+        "2 events were made due. 3 were skipped because of their state: 1 new, 1 done, 1 dead."
     )
     assert {e.pk for e in OutboxEvent.objects.due()} == {e.pk for e in waiting}
     assert OutboxEvent.objects.get(pk=waiting[1].pk).attempts == 3
@@ -420,7 +419,7 @@ def test_only_dead_events_are_acted_upon_and_the_rest_is_counted(verb: str) -> N
     response = act(visitor("view", verb), verb, dead, *kept, "no-such-event")
     assert said(response) == (
         f"1 event was {'replayed' if verb == 'replay' else 'discarded'}. "
-        "4 were skipped because they are not dead: 1 new, 2 done, 1 retry. "
+        "4 were skipped because of their state: 1 new, 2 done, 1 retry. "
         "1 was skipped because it is gone or has changed meanwhile."
     )
     OutboxEvent.objects.filter(pk=dead.pk).delete()
@@ -448,7 +447,7 @@ def test_an_event_that_has_left_the_filtered_list_is_accounted_for() -> None:
     data = {"action": "replay", "_selected_action": [event.pk, gone.pk], "index": "0"}
     asked = {"outbox_event": [event.pk, gone.pk], "outbox_confirmed": "yes"}
     response = client.post(f"{reverse(LIST)}?state=dead", data | asked)
-    assert said(response) == ("1 event was replayed. 1 was skipped because it is not dead: 1 done.")
+    assert said(response) == ("1 event was replayed. 1 was skipped because of its state: 1 done.")
 
 
 def all_url(verb: str) -> str:
@@ -729,25 +728,16 @@ def test_newest_first_and_by_the_primary_key() -> None:
         assert listed(client, o=f"-{column}") == events[::-1]
 
 
-def test_when_events_were_written(settings: Any) -> None:
-    """Periods are ranges of the primary key, in the time zone of the visitor."""
-    kept = {}
-    for at in ("2025-12-31T18:14:59.900", "2025-12-31T18:15", "2026-01-31T18:14:59", "2026-02-03"):
-        instant = datetime.fromisoformat(at).replace(tzinfo=timezone.utc)  # Kathmandu: +05:45
-        kept[at] = make(event_id=least_id(instant)[:10] + "0123456789ABCDEF").pk
-    recent = make(event_id=new_id()).pk
+def test_when_events_were_written() -> None:
+    """The last hour and the last day are ranges of the primary key."""
+    clock = table.now()
+    ids = [least_id(clock - age * HOUR) for age in (30, 20, 0.5)]
+    for each in ids:
+        make(event_id=each)
     client = visitor("view")
-    assert listed(client, written="2026-01") == [*kept.values()][2:0:-1]
-    assert listed(client, written="2026-01-01") == [kept["2025-12-31T18:15"]]
-    assert listed(client, written="2026-01-01T00") == [kept["2025-12-31T18:15"]]
-    assert listed(client, written="2026-01-01T01") == []
-    assert listed(client, written="2025-12-31T23") == [kept["2025-12-31T18:14:59.900"]]
-    assert listed(client, written="hour") == listed(client, written="day") == [recent]
-    page = body(client, reverse(LIST))
-    assert "?written=2026-01" in page
-    assert "?written=2026-01-17" in body(client, reverse(LIST), written="2026-01")
-    assert "?written=2026-01-17T23" in body(client, reverse(LIST), written="2026-01-17")
-    assert "?written=2025-12-30" not in body(client, reverse(LIST), written="2025-12")
+    assert listed(client, written="hour") == ids[2:]
+    assert listed(client, written="day") == ids[:0:-1]
+    assert listed(client) == ids[::-1]
 
 
 def test_filter_by_type(listen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -772,28 +762,6 @@ def offered_types(page: str) -> list[str]:
 
 
 @cases(
-    ("term", "found"),
-    [
-        ("01ABC", ["01ABC"]),
-        (" 01ABC ", ["01ABC"]),
-        ("01abc", []),
-        ("01AB", []),
-        ("order 5", ["01DEF"]),
-        ("once", ["01DEF"]),
-        ("cart:7", ["01DEF"]),
-        ("Order 5", []),
-        ("%", []),
-        ("", ["01DEF", "01ABC"]),
-    ],
-)
-@undone()
-def test_search_compares_whole_ids(term: str, found: list[str]) -> None:
-    make(event_id="01ABC")
-    make(event_id="01DEF", aggregate_id="order 5", unique_key="once", key="cart:7", seq=1)
-    assert listed(visitor("view", "replay"), q=term) == found
-
-
-@cases(
     "query",
     [
         {"event_type": "a\0b"},
@@ -801,21 +769,8 @@ def test_search_compares_whole_ids(term: str, found: list[str]) -> None:
         {"state": "dead\0"},
         {"up_to": "a\0b"},
         {"up_to": "é" * 5000},
-        *(
-            {"written": each}
-            for each in (
-                "x",
-                "2026",
-                "2026-13",
-                "0000-01",
-                "9999-12",
-                "2026-01-32",
-                "2026-01-01T24",
-                "2026-01\0",
-                "-1",
-                "٢٠٢٦-01",
-            )
-        ),
+        {"written": "2026-01\0"},
+        {"written": "٢٠٢٦-01"},
         {"status__exact": "dead"},
         {"status__exact": "9" * 30},
         {"q": "a\0b"},
@@ -862,7 +817,7 @@ def test_the_list_costs_few_queries(django_assert_max_num_queries: Any) -> None:
     with django_assert_max_num_queries(10) as done:
         assert len(listed(client)) == OutboxEventAdmin.list_per_page
     rows = [each["sql"] for each in done.captured_queries if "outbox_event" in each["sql"]]
-    assert len(rows) == 5  # page test, count, types, page, first event
+    assert len(rows) == 4  # page test, count, types, page
     assert all("LIMIT" in sql for sql in rows)
     assert not any("payload" in sql or "DISTINCT" in sql for sql in rows)
     with django_assert_max_num_queries(10):  # nor do "show counts" facets add queries

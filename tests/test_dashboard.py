@@ -204,7 +204,7 @@ def test_41_what_waits_is_counted_by_type(boss: Client) -> None:
     found = part(text, "types")
     for line in ("order.paid 3 1 4", "order.placed 2 1 min"):
         assert line in found
-    assert re.search(r"<dt>due now</dt><dd>3</dd>", text)
+    assert re.search(r"<dt>due now</dt><dd>2</dd>", text)
     assert 90 <= load_overview("default").lag < 120
 
 
@@ -285,7 +285,7 @@ def test_41_event_types_are_shown_with_their_deliveries_and_listeners(boss: Clie
         text = body(boss)
     assert "1 event type has no listener." in verdict(text)
     found = part(text, "types")
-    assert "order.placed 2 none" in found
+    assert re.search(r"order\.placed 2 \d s none", found), found
     assert re.search(r"order\.paid 42 2[34] ms \d+ ms \S+lambda", found), found
     assert "all others 1" in found
 
@@ -348,7 +348,7 @@ def test_41_it_costs_few_queries(
     boss: Client, setting: str, django_assert_max_num_queries: Any
 ) -> None:
     getattr(scene, setting)()
-    with django_assert_max_num_queries(15):
+    with django_assert_max_num_queries(16):
         body(boss)
 
 
@@ -467,12 +467,12 @@ def test_a_lost_worker_is_shown_with_what_it_ran(boss: Client) -> None:
     seen(0, start=9000)
     seen(1, start=9000, end=600, running=running)
     assert re.search(
-        r"host-1 process 17 lost, 10 min ago order\.paid 10 min", part(body(boss), "workers")
+        r"host-1 process 17 lost, 10 min ago 0 order\.paid 10 min", part(body(boss), "workers")
     )
     for each in insert(5):
         lose(each, "host-1-a1")
     text = body(boss)
-    assert "lost, 10 min ago order.placed and 4 more" in part(text, "workers")
+    assert "lost, 10 min ago 0 order.placed and 4 more" in part(text, "workers")
 
 
 def test_lost_workers_are_searched_among_the_newest_entries(

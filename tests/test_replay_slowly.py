@@ -173,7 +173,7 @@ def test_a_pace_that_an_action_does_not_have_changes_nothing(boss: Client) -> No
 
 
 def test_an_entry_names_at_most_some_ids(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_outbox.admin.action_log.MAX_NAMED", 2)
+    monkeypatch.setattr("django_outbox.admin.actions.MAX_NAMED", 2)
     ids = sorted(dead(3))
     ticked(boss, ids, pace="at_once")
     message = LogEntry.objects.get().get_change_message()

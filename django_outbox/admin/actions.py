@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from django.contrib.admin.models import CHANGE, DELETION
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
@@ -17,12 +18,14 @@ from ..models import OutboxEvent, OutboxQuerySet
 from ..models.replay import Spacing
 from ..sql import dialect_of
 from . import display, state_filter
-from .action_log import ActionLog
 from .changelist import LONG_TEXTS
 
 Apply = Callable[[OutboxQuerySet, str, Spacing | None], int]  # events, who, due times
 
 BATCH_SIZE: Final = 500  # events per transaction; workers and writers never wait long
+MAX_NAMED: Final = 200  # events whose ids the entry of an action names
+MAX_ABOUT: Final = 1000  # characters of the filters that it names
+MAX_REPR: Final = 200  # characters, as in Django
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,6 @@ class EventAction:
     hint: Any  # what happens to the events
     log_message: Any
     result_message: Any  # formatted with the number of events
-    skipped_message: Any  # formatted with the number of skipped events and their states
     log_flag: int  # action_flag of the LogEntry
     applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
     # Finds candidates by an index, without a full scan.
@@ -79,11 +81,6 @@ REPLAY: Final = EventAction(
     ),
     log_message=_("Replayed."),
     result_message=ngettext_lazy("%d event was replayed.", "%d events were replayed."),
-    skipped_message=ngettext_lazy(
-        "%(count)d was skipped because it is not dead: %(states)s.",
-        "%(count)d were skipped because they are not dead: %(states)s.",
-        "count",
-    ),
     log_flag=CHANGE,
     applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
@@ -98,7 +95,6 @@ DISCARD: Final = EventAction(
     hint=_("They are deleted and will never be delivered. This cannot be undone."),
     log_message=_("Discarded."),
     result_message=ngettext_lazy("%d event was discarded.", "%d events were discarded."),
-    skipped_message=REPLAY.skipped_message,
     log_flag=DELETION,
     applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
@@ -115,11 +111,6 @@ RUN_NOW: Final = EventAction(
     ),
     log_message=_("Made due now."),
     result_message=ngettext_lazy("%d event was made due.", "%d events were made due."),
-    skipped_message=ngettext_lazy(
-        "%(count)d was skipped because it does not wait for a time: %(states)s.",
-        "%(count)d were skipped because they do not wait for a time: %(states)s.",
-        "count",
-    ),
     log_flag=CHANGE,
     applicable=OutboxQuerySet.waiting,
     scan=state_filter.scan_due_later,
@@ -136,13 +127,6 @@ SKIP: Final = EventAction(
     ),
     log_message=_("Skipped."),
     result_message=ngettext_lazy("%d event was skipped.", "%d events were skipped."),
-    skipped_message=ngettext_lazy(
-        "%(count)d was skipped because it has no key, is finished, or is leased by a worker: "
-        "%(states)s.",
-        "%(count)d were skipped because they have no key, are finished, or are leased by a worker: "
-        "%(states)s.",
-        "count",
-    ),
     log_flag=CHANGE,
     applicable=OutboxQuerySet.skippable,
     scan=state_filter.scan_due_later,
@@ -171,7 +155,12 @@ class ActionResult:
         if count := self.not_applicable.total():
             by_status = sorted(self.not_applicable.items())
             states = ", ".join(f"{n} {status_label(each)}" for each, n in by_status)
-            sentences.append(self.action.skipped_message % {"count": count, "states": states})
+            text = ngettext(
+                "%(count)d was skipped because of its state: %(states)s.",
+                "%(count)d were skipped because of their state: %(states)s.",
+                count,
+            )
+            sentences.append(text % {"count": count, "states": states})
         if self.unavailable:
             sentences.append(
                 ngettext(
@@ -243,3 +232,58 @@ def last_at(spacing: Spacing | None) -> str:
 
 def status_label(status: int) -> str:
     return str(dict(OutboxEvent.Status.choices).get(status, gettext("unknown")))
+
+
+class ActionLog:
+    """Writes the entry with the first event, and updates it with each further batch.
+
+    One event has its own entry, as any object in the admin. Several share one, which is about none
+    of them.
+    """
+
+    def __init__(
+        self,
+        message: Any,
+        flag: int,
+        user: Any,
+        *,
+        about: str = "",
+        entry: int | None = None,
+        count: int = 0,
+    ) -> None:
+        """``about``: which events were chosen; ``entry``, ``count``: of an action that goes on."""
+        self._message, self._flag, self._user, self._about = message, flag, user, about
+        self.entry, self.count = entry, count
+        self._ids: list[str] = []
+
+    @property
+    def by(self) -> str:
+        """Return the name of the user."""
+        return str(self._user.get_username())
+
+    def add(self, events: Sequence[OutboxEvent]) -> None:
+        """Note that the action changed these events. Call it in the transaction of the change."""
+        self.count += len(events)
+        self._ids += [each.pk for each in events[: MAX_NAMED - len(self._ids)]]
+        values = self._for_one(events[0]) if self.count == 1 else self._for_all()
+        if self.entry is not None:
+            LogEntry.objects.filter(pk=self.entry).update(**values)
+            return
+        entry = LogEntry.objects.create(
+            user_id=self._user.pk,
+            content_type=ContentType.objects.get_for_model(OutboxEvent),
+            action_flag=self._flag,
+            **values,
+        )
+        self.entry = entry.pk
+
+    def _for_one(self, event: OutboxEvent) -> dict[str, Any]:
+        text = " ".join(filter(None, [str(self._message), self._about]))
+        return {"object_id": event.pk, "object_repr": str(event)[:MAX_REPR], "change_message": text}
+
+    def _for_all(self) -> dict[str, Any]:
+        number = ngettext("%d event", "%d events", self.count) % self.count
+        more = "" if len(self._ids) >= self.count else ", …"
+        which = self._about or ", ".join(self._ids) + more
+        text = f"{self._message} {number}: {which}"
+        return {"object_id": None, "object_repr": number, "change_message": text}

@@ -14,8 +14,16 @@ from django.db import connections
 
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
-from .action_log import MAX_ABOUT, ActionLog
-from .actions import AT_ONCE, BATCH_SIZE, EventAction, Pace, apply_to_batch, last_at
+from .actions import (
+    AT_ONCE,
+    BATCH_SIZE,
+    MAX_ABOUT,
+    ActionLog,
+    EventAction,
+    Pace,
+    apply_to_batch,
+    last_at,
+)
 
 SECONDS_PER_REQUEST: Final = 2.0  # of work, at least one batch
 SALT: Final = "django_outbox.bulk_action"

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
-from django.db import connections
-from django.db.models import Q, QuerySet
+from django.db import OperationalError, connections
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext
 
 from ..conf import current
 from ..models import OutboxEvent, OutboxQuerySet
-from ..models.fields import IsIndexed
 from ..sql import dialect_of
-from . import search
-from .date_hierarchy import WrittenFilter, span_of
-from .list_filters import UP_TO, StateFilter
-from .queue_filter import QueueFilter
-from .search import Place, SearchError, Term
+from .list_filters import UP_TO, QueueFilter, StateFilter
 from .state_filter import STATES, Span, State
 
 COUNT_LIMIT: Final = 10_000  # events; the list does not count further
-SCAN_LIMIT: Final = 50_000  # newest events that a filter without an index scans
-MATCH_LIMIT: Final = 1000  # newest events that match a search in several columns
+SCAN_SECONDS: Final = 2.0  # that a list may scan the table for filters which no index serves
+SCAN_LIMIT: Final = 50_000  # newest events that it scans if that takes longer
+MATCH_LIMIT: Final = 1000  # events that such filters list
 LONG_TEXTS: Final = ("payload", "headers", "result", "progress")  # never loaded for a list
 # Lookups that a URL may use on a column, in addition to the filters in the sidebar.
 ALLOWED_LOOKUPS: Final = {
     "",
     *"exact in isnull gt gte lt lte contains startswith year month day".split(),
-}
-# The condition of the index by key: all events but those that are done.
-PENDING: Final = Q(IsIndexed("status"))
-# Name and columns of the index that a project may add to search a column.
-INDEXES: Final = {
-    "aggregate_id": ("outbox_event_aggregate", ("aggregate_id", "aggregate_type")),
-    "key": ("outbox_event_by_key", ("key", "event_id")),
-    "tenant_id": ("outbox_event_tenant", ("tenant_id", "event_id")),
 }
 
 
@@ -52,14 +39,12 @@ class Truncation:
 
     message: str
     next_id: str | None  # id at which the search can be continued; None: it cannot
-    missing_index: str = ""  # statement that creates an index, with which nothing is left out
 
 
 class EventList(ChangeList):
     """Change list that does not load the large columns: fifty payloads may take 50 MiB."""
 
     problem = ""  # why no event is listed, although some may match
-    notes: list[str]
     state: State | None = None
     state_name = ""
     truncation: Truncation | None = None
@@ -78,18 +63,19 @@ class EventList(ChangeList):
 
     def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
         """Return the events to list; none of them if a filter or the search is not valid."""
-        self.notes = []
+        if "\0" in request.GET.get(SEARCH_VAR, ""):  # PostgreSQL rejects NUL
+            return self._nothing(gettext("No event has the character that this search contains."))
+        self.state_name = request.GET.get(StateFilter.parameter_name, "")
+        self.state = STATES.get(self.state_name)
+        self.span = None, request.GET.get(UP_TO)
         try:
-            found = self._filtered(request, *args, **options)
-        except SearchError as error:
-            return self._nothing(str(error))
+            self.matching = super().get_queryset(request, *args, **options)
         except IncorrectLookupParameters as error:
             return self._nothing(_describe(error, self.filter_params))
-        self.scannable = OutboxEvent.objects.using(found.db)
+        self.scannable = OutboxEvent.objects.using(self.matching.db)
         if queue := request.GET.get(QueueFilter.parameter_name):
             self.scannable = self.scannable.filter(queue=queue)
-        self.matching = found.filter(*(each.condition for each in self.search.terms))
-        return self._bounded(found).defer(*LONG_TEXTS)
+        return self._bounded().defer(*LONG_TEXTS)
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         if self.state is None or "o" in self.params:
@@ -127,22 +113,6 @@ class EventList(ChangeList):
         title = gettext("Search")
         return [*texts, *([f"{title}: {self.query}"] if self.query else [])]
 
-    def _filtered(self, request: HttpRequest, *args: Any, **options: Any) -> QuerySet[Any]:
-        """Return the events that match the filters and the search, except for its terms."""
-        self.search = search.parse(request.GET.get("q", ""))
-        name = self.search.state or request.GET.get(StateFilter.parameter_name)
-        is_implied = self.search.has_error and not name
-        self.state_name = "dead" if is_implied else name or ""
-        self.state = STATES.get(self.state_name)
-        self.span = self._span(request)
-        found = _within(super().get_queryset(request, *args, **options), self.span)
-        if not is_implied:
-            return found
-        self.notes.append(
-            gettext("“error:” searches dead events. Add state:retrying for those that are retried.")
-        )
-        return found.filter(STATES["dead"].where)
-
     def _nothing(self, problem: str) -> QuerySet[Any]:
         """List no event, and no filters either, because one of them is not valid."""
         self.problem, self.truncation = problem, None
@@ -152,59 +122,26 @@ class EventList(ChangeList):
         self.scannable = OutboxEvent.objects.none()
         return self.root_queryset.none()
 
-    def _bounded(self, found: Any) -> Any:
-        """Apply the search's terms, and restrict the query to what a bounded search reads."""
-        terms = self.search.terms
-        indexed = self._indexed_columns() if terms else frozenset()
-        for term in terms:
-            if (condition := self._complete(term, indexed)) is not None:
-                return self.matching.filter(condition)
+    def _bounded(self) -> Any:
+        """Restrict the query to what a bounded search reads."""
         if self.state is not None and self.state.scan is not None:
-            return self._by_index_scan(self.matching, self.state)
-        if terms:
-            first, *others = terms
-            return self._by_term(found.filter(*(each.condition for each in others)), first, indexed)
-        return self._among_newest(found) if found.query.where else found
-
-    def _indexed_columns(self) -> frozenset[str]:
-        connection = connections[self.root_queryset.db]
-        return dialect_of(connection).indexed_columns(connection)
-
-    def _complete(self, term: Term, indexed: frozenset[str]) -> Q | None:
-        """Return a condition by which an index finds all events of a term, or None."""
-        place, *others = term.places
-        has_scan = self.state is not None and self.state.scan is not None
-        if others or (place.column == "tenant_id" and has_scan):  # a tenant may have most events
-            return None
-        if place.column in indexed:
-            return place.condition
-        return place.condition & PENDING if place.column == "key" and has_scan else None
-
-    def _by_term(self, found: Any, term: Term, indexed: frozenset[str]) -> Any:
-        """Restrict the query to the newest events of a term, from each index that finds some.
-
-        Search the columns without an index among the newest events.
-        """
-        if term.exact is not None and found.filter(term.exact).exists():
-            self.matching = found.filter(term.exact)
+            return self._by_index_scan(self.state)
+        if not self.matching.query.where:
             return self.matching
-        rows = found.order_by("-pk").values_list("pk", flat=True)
-        parts = [each.condition for each in term.places if each.column in indexed]
-        missing = [each for each in term.places if each.column not in indexed]
-        parts += [each.condition & PENDING for each in missing if each.column == "key"]
-        next_id = self._next_id() if missing else None
-        if missing:
-            after = Q() if next_id is None else Q(pk__gt=next_id)
-            parts.append(after & search.either(missing))
-        ids = sorted({pk for each in parts for pk in rows.filter(each)[: MATCH_LIMIT + 1]})[::-1]
+        newest = self.matching.order_by("-pk").values_list("pk", flat=True)
+        connection = connections[self.matching.db]
+        try:
+            with dialect_of(connection).time_limit(connection, SCAN_SECONDS):
+                ids = [*newest[: MATCH_LIMIT + 1]]
+        except OperationalError:  # if it is not the time, the next query raises the same
+            return self._among_newest()
         if len(ids) > MATCH_LIMIT:
-            text = gettext("Only the newest %d events that match were searched.") % MATCH_LIMIT
-            self.truncation = Truncation(message=text, next_id=ids[MATCH_LIMIT])
-        elif next_id is not None:
-            self.truncation = self._newest_only(next_id, missing)
-        return found.filter(pk__in=ids[:MATCH_LIMIT])
+            text = gettext("Only the newest %d events that match are listed.") % MATCH_LIMIT
+            self.truncation = Truncation(message=text, next_id=ids.pop())
+        found = self.root_queryset.filter(pk__in=ids)  # which need not be compared again
+        return found.order_by(*self.matching.query.order_by)
 
-    def _by_index_scan(self, found: QuerySet[Any], state: State) -> QuerySet[Any]:
+    def _by_index_scan(self, state: State) -> QuerySet[Any]:
         assert state.scan is not None
         result = state.scan(self.scannable, self.span)
         if not result.is_all:
@@ -212,36 +149,18 @@ class EventList(ChangeList):
             if result.next_id is not None:
                 text = gettext("Only the newest %d events were searched.")
             self.truncation = Truncation(message=text % result.scanned, next_id=result.next_id)
-        return found.filter(result.where)
+        return cast("QuerySet[Any]", self.matching.filter(result.where))
 
-    def _among_newest(self, found: QuerySet[Any]) -> QuerySet[Any]:
-        """Restrict the query to the newest ``SCAN_LIMIT`` events; no index supports the filters."""
-        if (next_id := self._next_id()) is None:
-            return found
-        self.truncation = self._newest_only(next_id)
-        return found.filter(pk__gt=next_id)
-
-    def _next_id(self) -> str | None:
-        """Return the id of the event after the newest ``SCAN_LIMIT``, at which to continue."""
-        ids = _within(OutboxEvent.objects.using(self.root_queryset.db), self.span).order_by("-pk")
-        rest = ids.values_list("pk", flat=True)[SCAN_LIMIT : SCAN_LIMIT + 1]
-        return next(iter(rest), None)
-
-    def _newest_only(self, next_id: str, missing: Sequence[Place] = ()) -> Truncation:
-        """Say that only the newest events were searched, and which index would find the others."""
-        columns = {each.column for each in missing}
-        column = next((each for each in INDEXES if each in columns), None)
-        statement = ""
-        if column is not None:
-            connection = connections[self.root_queryset.db]
-            statement = dialect_of(connection).create_index_statement(connection, *INDEXES[column])
-        text = gettext("Only the newest %d events were searched.") % SCAN_LIMIT
-        return Truncation(message=text, next_id=next_id, missing_index=statement)
-
-    def _span(self, request: HttpRequest) -> Span:
-        low, high = span_of(request.GET.get(WrittenFilter.parameter_name))
-        up_to = request.GET.get(UP_TO)
-        return low, min(filter(None, (high, up_to)), default=None)
+    def _among_newest(self) -> Any:
+        """Restrict the query to the newest ``SCAN_LIMIT`` events."""
+        rows = OutboxEvent.objects.using(self.matching.db).order_by("-pk")
+        if up_to := self.span[1]:
+            rows = rows.filter(pk__lte=up_to)
+        for next_id in rows.values_list("pk", flat=True)[SCAN_LIMIT : SCAN_LIMIT + 1]:
+            text = gettext("Only the newest %d events were searched.") % SCAN_LIMIT
+            self.truncation = Truncation(message=text, next_id=next_id)
+            return self.matching.filter(pk__gt=next_id)
+        return self.matching
 
 
 def _describe(error: IncorrectLookupParameters, params: Any) -> str:
@@ -250,12 +169,6 @@ def _describe(error: IncorrectLookupParameters, params: Any) -> str:
     shown = {name: params[name]} if name in params else params
     filters = ", ".join(f"{key}={value}" for key, each in shown.items() for value in each)
     return gettext("No event is listed, because this filter is not possible: %s.") % filters
-
-
-def _within(rows: QuerySet[Any], span: Span) -> QuerySet[Any]:
-    low, high = span
-    rows = rows if low is None else rows.filter(pk__gte=low)
-    return rows if high is None else rows.filter(pk__lte=high)
 
 
 class EventSelection(EventList):

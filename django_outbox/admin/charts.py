@@ -20,7 +20,7 @@ Row = dict[str, Any]
 Values = Sequence[int | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
     """One line of a chart; ``None`` is a gap: no worker wrote its numbers for that minute."""
 
@@ -38,13 +38,13 @@ class Series:
         return _rate(max((each for each in self.values if each is not None), default=None))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chart:
     name: str
     title: str
     description: str
     series: Sequence[Series]
-    times: tuple[str, str]  # of the first and the last point
+    times: Sequence[str]  # of the first and the last point
 
 
 def charts(rows: Sequence[Row], now: datetime) -> list[Chart]:
@@ -53,44 +53,26 @@ def charts(rows: Sequence[Row], now: datetime) -> list[Chart]:
     times = [last - timedelta(minutes=back) for back in range(MINUTES, 0, -1)]
     by_time = {row["started_at"]: row for row in rows}
     found = [by_time.get(each) for each in times]
+    ends = [f"{localtime(each):%H:%M}" for each in (times[0], times[-1])]
+    done, failed = {"done": _("done")}, {"retry": _("retried"), "dead": _("dead")}
     return [
-        _chart(
-            "throughput",
-            _("Delivered"),
-            _("events done, per minute"),
-            found,
-            times,
-            {"done": _("done")},
+        Chart(
+            "throughput", _("Delivered"), _("events done, per minute"), _lines(found, done), ends
         ),
-        _chart(
+        Chart(
             "failures",
             _("Not delivered"),
             _("failed deliveries, per minute"),
-            found,
-            times,
-            {"retry": _("retried"), "dead": _("dead")},
+            _lines(found, failed),
+            ends,
         ),
     ]
 
 
-def _chart(
-    name: str,
-    title: str,
-    description: str,
-    rows: Sequence[Row | None],
-    times: Sequence[datetime],
-    labels: dict[str, str],
-) -> Chart:
+def _lines(rows: Sequence[Row | None], labels: dict[str, str]) -> list[Series]:
     lines = {each: [None if row is None else row[each] for row in rows] for each in labels}
     top = max((value or 0 for values in lines.values() for value in values), default=0)
-    series = [
-        Series(label=label, tone=each, values=lines[each], path=_path(lines[each], top))
-        for each, label in labels.items()
-    ]
-    first, last = (f"{localtime(each):%H:%M}" for each in (times[0], times[-1]))
-    return Chart(
-        name=name, title=title, description=description, series=series, times=(first, last)
-    )
+    return [Series(labels[each], each, lines[each], _path(lines[each], top)) for each in labels]
 
 
 def _path(values: Values, top: int) -> str:

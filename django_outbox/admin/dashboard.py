@@ -16,8 +16,8 @@ from django.views.decorators.http import require_safe
 from ..models import OutboxPause
 from .charts import charts
 from .dashboard_cache import Snapshot, fresh_snapshot, recent_snapshot
-from .dashboard_problems import problems
-from .dashboard_tables import Permissions, sections, tiles
+from .dashboard_problems import problems, tiles
+from .dashboard_tables import Permissions, sections
 from .read_only import ReadOnlyAdmin, may
 
 FOLDER: Final = "admin/django_outbox/dashboard/"  # of the templates

@@ -1,8 +1,8 @@
-"""The dashboard's verdict: what is wrong, the worst first, each with a link to its cure."""
+"""The dashboard's verdict, with a link to the cure of each problem, and its headline numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ from ..inspection.overview import MAX_BLOCKED_COUNTED, Overview
 from ..inspection.rates import MAX_DEAD_SHARE, Rates
 from . import dashboard_links as links
 from . import display
+from .charts import Chart, format_seconds
 
 MAX_LOST_NAMED: Final = 3  # workers that a suspect has lost, the latest
 
@@ -128,3 +129,20 @@ def _minor_problems(overview: Overview) -> Iterator[Problem]:
 
 def capped(count: int, most: int) -> str:
     return f"{count}{'+' * (count >= most)}"
+
+
+def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, bool]]:
+    """Return the headline numbers: title, value, and whether the value needs attention."""
+    alive, lost = overview.alive, len(overview.missing)
+    due = sum(each.due for each in overview.queues)
+    more = "+" * any(each.is_capped for each in overview.queues)
+    running = _("%(alive)d of %(all)d") % {"alive": alive, "all": alive + lost}
+    blocked = overview.blocked.count
+    return [
+        (_("workers running"), running if lost else str(alive), not alive or bool(lost)),
+        (_("due now"), f"{due}{more}", False),
+        (_("oldest due"), format_seconds(overview.lag), overview.lag > display.LATE_AFTER),
+        (_("delivered"), charts[0].series[0].latest, False),
+        (_("blocked streams"), capped(blocked, MAX_BLOCKED_COUNTED), bool(blocked)),
+        (_("dead events"), str(overview.causes.total), bool(overview.causes.total)),
+    ]

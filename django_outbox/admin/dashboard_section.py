@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
-
-from django.utils.translation import gettext as _
-
-MAX_ROWS: Final = 5  # rows of a table on the dashboard; all of them are on a page of their own
+from typing import NamedTuple
 
 Cells = Sequence[str]
 
@@ -33,7 +29,7 @@ class Section:
     needs_attention: bool = False
     is_wide: bool = False
     all_url: str = ""  # the page with all rows
-    count: str = ""  # of all rows, if that is known and these are not all
+    count: str = ""  # of all rows, if these are not all
 
     @property
     def heads(self) -> list[Head]:
@@ -44,13 +40,8 @@ class Section:
         heads = self.heads
         return [[*zip(row, heads, strict=True)] for row in self.rows]
 
-    @property
-    def all_label(self) -> str:
-        return _("All %s") % self.count if self.count else _("All")
-
-    def short(self) -> Section:
-        """Return the section with at most ``MAX_ROWS`` rows, and the number of all of them."""
-        if len(self.rows) <= MAX_ROWS:
+    def short(self, most: int) -> Section:
+        """Return the section with at most so many rows, and the number of all of them."""
+        if len(self.rows) <= most:
             return self
-        count = self.count or str(len(self.rows))
-        return replace(self, rows=self.rows[:MAX_ROWS], count=count)
+        return replace(self, rows=self.rows[:most], count=self.count or str(len(self.rows)))

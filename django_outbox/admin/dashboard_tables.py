@@ -1,11 +1,10 @@
-"""Tables and headline numbers of the dashboard, built from an ``Overview``."""
+"""Tables of the dashboard, built from an ``Overview``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
@@ -31,8 +30,9 @@ from ..models import OutboxPause
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from . import dashboard_links as links
 from . import display
-from .charts import Chart, format_seconds
+from .charts import format_seconds
 from .dashboard_problems import Problem, capped
+from .dashboard_section import Cells, Section
 from .error_groups import shown_title
 
 MAX_ROWS: Final = 5  # rows of a table
@@ -41,46 +41,7 @@ MAX_NAMED: Final = 2  # event types of a cause, and listeners of an event type
 MAX_MESSAGE: Final = 160  # characters of a cause's message
 MIN_QUEUES: Final = 2  # the only queue is not shown, unless something is wrong
 
-Cells = Sequence[str]
 Permissions = frozenset[str]  # "pause", "resume"
-
-
-class Head(NamedTuple):
-    """The head of a column."""
-
-    title: str
-    is_number: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A section with one table, or with a sentence if the table is empty."""
-
-    name: str
-    title: str
-    columns: Sequence[str]  # a leading # marks a column of numbers; empty: one of buttons
-    rows: Sequence[Cells]
-    empty: str = ""
-    note: str = ""
-    needs_attention: bool = False
-    is_wide: bool = False
-    all_url: str = ""  # the page with all rows
-    count: str = ""  # of all rows, if these are not all
-
-    @property
-    def heads(self) -> list[Head]:
-        return [Head(each.removeprefix("#"), each.startswith("#")) for each in self.columns]
-
-    @property
-    def lines(self) -> list[list[tuple[str, Head]]]:
-        heads = self.heads
-        return [[*zip(row, heads, strict=True)] for row in self.rows]
-
-    def short(self, most: int) -> Section:
-        """Return the section with at most so many rows, and the number of all of them."""
-        if len(self.rows) <= most:
-            return self
-        return replace(self, rows=self.rows[:most], count=self.count or str(len(self.rows)))
 
 
 def sections(overview: Overview, found: Sequence[Problem], may: Permissions) -> list[Section]:
@@ -99,23 +60,6 @@ def sections(overview: Overview, found: Sequence[Problem], may: Permissions) -> 
     named = {each.section for each in found}
     shown = [each for each in every if each.rows or each.name in named]
     return sorted(shown, key=lambda each: not each.needs_attention)
-
-
-def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, bool]]:
-    """Return the headline numbers: title, value, and whether the value needs attention."""
-    alive, lost = overview.alive, len(overview.missing)
-    due = sum(each.due for each in overview.queues)
-    more = "+" * any(each.is_capped for each in overview.queues)
-    running = _("%(alive)d of %(all)d") % {"alive": alive, "all": alive + lost}
-    blocked = overview.blocked.count
-    return [
-        (_("workers running"), running if lost else str(alive), not alive or bool(lost)),
-        (_("due now"), f"{due}{more}", False),
-        (_("oldest due"), format_seconds(overview.lag), overview.lag > display.LATE_AFTER),
-        (_("delivered"), charts[0].series[0].latest, False),
-        (_("blocked streams"), capped(blocked, MAX_BLOCKED_COUNTED), bool(blocked)),
-        (_("dead events"), str(overview.causes.total), bool(overview.causes.total)),
-    ]
 
 
 # --- what needs a person --------------------------------------------------------------------------

@@ -15,18 +15,18 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
+from ..conf import current
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import DatabaseNow
-from . import bulk_actions, columns, error_groups, related, search
+from . import bulk_actions, columns, error_groups, related
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
 from .changelist import LONG_TEXTS, EventList, EventSelection
 from .confirmation import EVENTS_SHOWN
-from .date_hierarchy import WrittenFilter
-from .list_filters import EventTypeFilter, StateFilter, UpToFilter
-from .queue_filter import QueueFilter, has_queues
+from .list_filters import EventTypeFilter, QueueFilter, StateFilter, UpToFilter, WrittenFilter
 from .read_only import may
 
+SEARCHED: Final = ("event_id", "unique_key", "key", "aggregate_id", "tenant_id")
 # Actions offered above the list for all matching events, by the value of the state filter.
 BULK_ACTIONS_BY_STATE: Final = {
     "": (REPLAY,),
@@ -51,11 +51,8 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     list_per_page = 50
     list_max_show_all = 200
     ordering = ["-event_id"]
-    search_fields = ["event_id"]  # and others, compared exactly; see get_search_results
-    search_help_text = _(
-        "An id, key, tenant, or object such as order:17; or words such as error:HTTPError, "
-        "tenant:acme, type:order.*, state:dead, all of which must match."
-    )
+    search_fields = [f"{each}__exact" for each in SEARCHED]
+    search_help_text = _("A whole id, unique key, key, object id or tenant; or several of them.")
     actions = ["replay", "run_now", "discard"]
 
     # --- reading ------------------------------------------------------------------------------
@@ -66,18 +63,13 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         return events.annotate(seen_at=DatabaseNow())
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        return [each for each in self.list_display if has_queues() or each is not columns.queue]
+        has_queues = len(current().queues) > 1
+        return [each for each in self.list_display if has_queues or each is not columns.queue]
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[EventList]:
         match = request.resolver_match
         is_list = match is None or str(match.url_name).endswith("_changelist")
         return EventList if is_list else EventSelection
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: Any, search_term: str
-    ) -> tuple[Any, bool]:
-        """Apply the search's words, except for its terms, which ``EventList`` looks up."""
-        return queryset.filter(search.parse(search_term).condition), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         return columns.sections(obj) if obj else ()

@@ -1,8 +1,9 @@
-"""Filters of the event list by state, by event type, and by the id of the newest event."""
+"""Filters of the event list: state, event type, queue, time written, and the newest id."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
 from django.contrib import admin
@@ -12,14 +13,40 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import current
+from ..events import least_id
 from ..listeners import registry
 from .state_filter import STATES
 
 TYPES_SCAN_LIMIT: Final = 1000  # newest events whose types the filter offers
 UP_TO: Final = "up_to"  # URL parameter: the id of the newest event to search
+PERIODS: Final = {
+    "hour": (_("Last hour"), timedelta(hours=1)),
+    "day": (_("Last 24 hours"), timedelta(days=1)),
+}
 
 
-class StateFilter(admin.SimpleListFilter):
+class _Filter(admin.SimpleListFilter):
+    """Filter that lists nothing for a value that it does not know, and says so."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        if value is None:
+            return queryset
+        if "\0" in value:  # PostgreSQL rejects NUL
+            raise IncorrectLookupParameters(self.parameter_name)
+        try:
+            return queryset.filter(**self.condition(value))
+        except KeyError as error:
+            raise IncorrectLookupParameters(self.parameter_name) from error
+
+    def condition(self, value: str) -> dict[str, Any]:
+        """Return the lookups of a value; raise ``KeyError`` if it is unknown."""
+        assert self.parameter_name is not None
+        return {self.parameter_name: value}
+
+
+class StateFilter(_Filter):
     """Filter by state; ``EventList`` finds the events of a state with its own index scan."""
 
     title = _("state")
@@ -37,7 +64,20 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.filter(STATES[name].where)
 
 
-class UpToFilter(admin.SimpleListFilter):
+class WrittenFilter(_Filter):
+    """Filter by the time written: a range of the ids, which contain it."""
+
+    title = _("written")
+    parameter_name = "written"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(name, label) for name, (label, _length) in PERIODS.items()]
+
+    def condition(self, value: str) -> dict[str, Any]:
+        return {"pk__gte": least_id(datetime.now(timezone.utc) - PERIODS[value][1])}
+
+
+class UpToFilter(_Filter):
     """Invisible filter that accepts ``up_to``, the parameter of the link to older events."""
 
     title = ""
@@ -52,13 +92,11 @@ class UpToFilter(admin.SimpleListFilter):
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         return iter(())
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if "\0" in (self.value() or ""):  # PostgreSQL rejects NUL
-            raise IncorrectLookupParameters(self.parameter_name)
-        return queryset
+    def condition(self, value: str) -> dict[str, Any]:
+        return {"pk__lte": value}
 
 
-class EventTypeFilter(admin.SimpleListFilter):
+class EventTypeFilter(_Filter):
     """Event types that have a listener here, and those of recent events.
 
     A DISTINCT would scan the whole table for every page.
@@ -67,7 +105,7 @@ class EventTypeFilter(admin.SimpleListFilter):
     title = _("event type")
     parameter_name = "event_type"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         newest = model_admin.get_queryset(request).order_by("-pk")
         types = set(newest.values_list("event_type", flat=True)[:TYPES_SCAN_LIMIT])
         types |= {each.event_type for each in registry.listeners() if "*" not in each.event_type}
@@ -75,10 +113,15 @@ class EventTypeFilter(admin.SimpleListFilter):
             types.add(chosen)
         return [(each, each) for each in sorted(types)]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        if "\0" in chosen:  # PostgreSQL rejects NUL
-            raise IncorrectLookupParameters("event_type")
-        return queryset.filter(event_type=chosen)
+
+class QueueFilter(_Filter):
+    """Filter by the configured queues, if there are several."""
+
+    title = _("queue")
+    parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
+        names = [*current().queues]
+        if (chosen := self.value()) and chosen not in names:
+            names.append(chosen)
+        return [(each, each) for each in names] if len(names) > 1 else []

@@ -47,7 +47,7 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
         help_texts = {
             "name": _(
                 "Of an event type: the type. Of a listener: its event type and name, as "
-                "outbox_listeners shows them, with a space between. Of a stream: its key. Of a "
+                "outbox_status --listeners shows them, with a space between. Of a stream: its key. Of a "
                 "queue: its name."
             )
         }

@@ -109,7 +109,6 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
     ordering = ["key"]  # the primary key, whichever state is chosen
     search_fields = ["key__exact"]
     search_help_text = _("The complete key of a stream.")
-    fields = [key, columns.queue, head, backlog, next_try]
 
     def get_queryset(self, request: HttpRequest) -> StreamQuerySet:
         """Annotate ``seen_at``, the database's current time."""
@@ -121,6 +120,9 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
     ) -> Any:
         stream = super().get_object(request, object_id, from_field)
         return stream and _with_summaries([stream])[0]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.list_display
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[StreamList]:
         return StreamList

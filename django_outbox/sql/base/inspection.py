@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -30,8 +30,6 @@ class QueueBacklog(NamedTuple):
 
 
 class Inspection(EventLeases):
-    create_index = "CREATE INDEX {name} ON {table} ({columns}) WHERE {first} IS NOT NULL;"
-
     def heads(
         self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], statuses: Sequence[int]
     ) -> dict[str, str]:
@@ -230,37 +228,11 @@ class Inspection(EventLeases):
         )
         return sql, [*given, *params]
 
-    def indexed_columns(self, connection: BaseDatabaseWrapper) -> frozenset[str]:
-        """Return the columns of events that an index begins with, of all rows that have a value.
-
-        An index of fewer rows, such as that of unfinished events by key, does not count.
-        """
-        sql, params = self._index_columns(connection)
-        with connection.cursor() as cursor:
-            cursor.execute(sql, params)
-            found = cursor.fetchall()
-        return frozenset(
-            column
-            for column, condition in found
-            if not condition
-            or re.search(rf"^\W*{re.escape(column)}\W+IS NOT NULL\W*$", condition, re.IGNORECASE)
-        )
-
     @abstractmethod
-    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
-        """Return the SELECT of each index's first column, and its condition or None."""
-
-    def create_index_statement(
-        self, connection: BaseDatabaseWrapper, name: str, columns: Sequence[str]
-    ) -> str:
-        """Return the statement that adds an index of events while writers go on."""
-        names = ", ".join(map(connection.ops.quote_name, columns))
-        return self.create_index.format(
-            name=name,
-            table=self._event(connection),
-            columns=names,
-            first=connection.ops.quote_name(columns[0]),
-        )
+    def time_limit(
+        self, connection: BaseDatabaseWrapper, seconds: float
+    ) -> AbstractContextManager[None]:
+        """Have each statement of the block fail with ``OperationalError`` after these seconds."""
 
     def _by_death(self, connection: BaseDatabaseWrapper) -> str:
         """Return the table, with any index hint, for a SELECT of dead events by their index."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import OperationalError
@@ -12,7 +13,7 @@ from django.db.models.expressions import RawSQL
 from ...conf import index_name, table_name
 from ..base.inspection import Inspection, condition
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import ID_PATTERN, POSTPONED_FOR, SQL, marks
+from ..values import ID_PATTERN, POSTPONED_FOR, marks
 from .claim import ALL, skip_locked
 
 ALWAYS = {
@@ -28,7 +29,6 @@ IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 class MySQLUpkeep(Upkeep, Inspection):
     shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
-    create_index = "CREATE INDEX {name} ON {table} ({columns}) ALGORITHM=INPLACE LOCK=NONE;"
 
     def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
         event = self._event(connection)
@@ -72,11 +72,19 @@ class MySQLUpkeep(Upkeep, Inspection):
             ids,
         )
 
-    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
-        sql = """SELECT column_name, NULL FROM information_schema.statistics
-            WHERE table_schema = DATABASE() AND table_name = %s AND seq_in_index = 1
-            AND index_type IN ('BTREE', 'HASH') AND column_name IS NOT NULL"""
-        return sql, [table_name("outbox_event")]
+    @contextmanager
+    def time_limit(self, connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
+        is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+        name = "max_statement_time" if is_mariadb else "max_execution_time"
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT @@{name}")
+            before = cursor.fetchone()[0]
+            cursor.execute(f"SET {name} = %s", [seconds if is_mariadb else int(seconds * 1000)])
+        try:
+            yield
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET {name} = %s", [before])
 
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         sql = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
@@ -10,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.transactions import single_transaction
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import ID_PATTERN, POSTPONED_FOR, SQL
+from ..values import ID_PATTERN, POSTPONED_FOR
 
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
 PREPARE_AFTER = 3  # executions before a statement is prepared
@@ -27,9 +28,6 @@ PLANS = (
 
 class PostgresUpkeep(Upkeep):
     shared_lock = " FOR SHARE"
-    create_index = (
-        "CREATE INDEX CONCURRENTLY {name} ON {table} ({columns}) WHERE {first} IS NOT NULL;"
-    )
 
     def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
         event = self._event(connection)
@@ -59,16 +57,15 @@ class PostgresUpkeep(Upkeep):
         name, key = self._table(connection, table), PRIMARY_KEYS[table]
         return self._run(connection, f"DELETE FROM {name} WHERE {key} = ANY(%s)", [[*ids]])
 
-    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
-        # Not those that CREATE INDEX CONCURRENTLY is still building, or has left invalid.
-        sql = """SELECT part.attname, pg_get_expr(list.indpred, list.indrelid)
-            FROM pg_index list
-            JOIN pg_class made ON made.oid = list.indexrelid
-            JOIN pg_am kind ON kind.oid = made.relam AND kind.amname IN ('btree', 'hash')
-            JOIN pg_attribute part
-                ON part.attrelid = list.indrelid AND part.attnum = list.indkey[0]
-            WHERE list.indrelid = to_regclass(%s) AND list.indisvalid"""
-        return sql, [self._event(connection)]
+    @contextmanager
+    def time_limit(self, connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
+        name, set_it = "statement_timeout", "SELECT set_config(%s, %s, true)"  # until the rollback
+        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting(%s)", [name])
+            before = cursor.fetchone()[0]
+            cursor.execute(set_it, [name, str(int(seconds * 1000))])
+            yield
+            cursor.execute(set_it, [name, before])
 
     def _masked_line(self, text: str) -> str:
         return f"REGEXP_REPLACE(SPLIT_PART({text}, '\n', 1), '{ID_PATTERN}', '0', 'g')"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...conf import table_name
+from ...clocks import monotonic
 from ..base.upkeep import Upkeep
-from ..values import POSTPONED_FOR, SQL, marks
+from ..values import POSTPONED_FOR, marks
 
 KEPT = 32  # compiled statements to cache; each list length needs one, and 500 ids take 0.1 MB
+STEPS = 10_000  # of SQLite's machine, under a millisecond, between two looks at the clock
 
 
 class SQLiteUpkeep(Upkeep):
@@ -40,14 +42,15 @@ class SQLiteUpkeep(Upkeep):
         table = self._event(connection)  # rowids are consecutive; deleted rows are before the first
         return f"SELECT (SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1", []
 
-    def _index_columns(self, connection: BaseDatabaseWrapper) -> SQL:
-        where = "INSTR(REPLACE(UPPER(made.sql), CHAR(10), ' '), ' WHERE ')"
-        sql = f"""SELECT part.name,
-                CASE WHEN list.partial THEN SUBSTR(made.sql, {where} + 7) END
-            FROM pragma_index_list(%s) list JOIN pragma_index_info(list.name) part
-            LEFT JOIN sqlite_master made ON made.type = 'index' AND made.name = list.name
-            WHERE part.seqno = 0 AND part.name IS NOT NULL"""
-        return sql, [table_name("outbox_event")]
+    @contextmanager
+    def time_limit(self, connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
+        connection.ensure_connection()
+        end, database = monotonic() + seconds, connection.connection
+        database.set_progress_handler(lambda: monotonic() > end, STEPS)
+        try:
+            yield
+        finally:
+            database.set_progress_handler(None, STEPS)
 
     def is_lock_wait(self, error: BaseException) -> bool:
         return isinstance(error, OperationalError) and "locked" in str(error)
