@@ -337,3 +337,28 @@ def adds_effect(event: outbox.Event) -> None:
 
 
 adds_effect.__module__ = "tests.testapp.listeners"
+
+
+# Both databases have streams of the same keys.
+def test_g13_streams_of_one_name_keep_apart_and_in_order(settings: Any) -> None:
+    settings.OUTBOX = {"WORKERS": 4, "MODE": "ordered", "UNROUTABLE_GRACE": 0}
+    witness = Witness()
+
+    def stumble(event: outbox.Event) -> None:
+        if event.payload["n"] == 0 and event.attempts == 0:
+            raise ConnectionError
+        witness(event)
+
+    with (
+        listening(stumble, retry=outbox.Fixed(0.01)),
+        outbox.Worker(using="default"),
+        outbox.Worker(using="other"),
+    ):
+        ids = {(n, alias): [] for n in range(3) for alias in ALIASES}  # type: Any
+        for _ in range(4):
+            for n, alias in ids:
+                ids[n, alias] += write(alias, 2, aggregate_id=str(n))
+        done(24)
+    for (_, alias), stream in ids.items():
+        order = [event_id for event_id, database, _ in witness.seen if database == alias]
+        assert [each for each in order if each in stream] == stream

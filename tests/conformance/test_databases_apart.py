@@ -68,31 +68,6 @@ def test_g13_two_workers_of_one_process_keep_apart(settings: Any, atomic: bool) 
     assert counts == {"default": 50, "other": 50}
 
 
-# Both databases have streams of the same keys.
-def test_g13_streams_of_one_name_keep_apart_and_in_order(settings: Any) -> None:
-    settings.OUTBOX = {"WORKERS": 4, "MODE": "ordered", "UNROUTABLE_GRACE": 0}
-    witness = Witness()
-
-    def stumble(event: outbox.Event) -> None:
-        if event.payload["n"] == 0 and event.attempts == 0:
-            raise ConnectionError
-        witness(event)
-
-    with (
-        listening(stumble, retry=outbox.Fixed(0.01)),
-        outbox.Worker(using="default"),
-        outbox.Worker(using="other"),
-    ):
-        ids = {(n, alias): [] for n in range(3) for alias in ALIASES}  # type: Any
-        for _ in range(4):
-            for n, alias in ids:
-                ids[n, alias] += write(alias, 2, aggregate_id=str(n))
-        done(24)
-    for (_, alias), stream in ids.items():
-        order = [event_id for event_id, database, _ in witness.seen if database == alias]
-        assert [each for each in order if each in stream] == stream
-
-
 @pytest.mark.parametrize("kind", ["local", "redis", "postgres"])
 def test_49_the_doorbell_of_one_is_not_heard_by_the_other(settings: Any, kind: str) -> None:
     with tempfile.TemporaryDirectory(prefix="bells") as directory:
@@ -159,9 +134,6 @@ def test_74_the_verbs_of_a_queryset_act_on_its_database_alone(settings: Any, ver
     assert getattr(OutboxEvent.objects.using("other"), verb)() == 3
     assert [*OutboxEvent.objects.using("default").order_by("pk").values()] == before
     assert [*OutboxEvent.objects.using("other").order_by("pk").values()] != before
-
-
-# -- routers ---------------------------------------------------------------------------------------
 
 
 # -- read-only -------------------------------------------------------------------------------------

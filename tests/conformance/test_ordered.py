@@ -36,16 +36,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["place"]  # fixtures
 
 
-def test_events_of_a_key_arrive_in_order_and_keys_in_parallel() -> None:
-    seen = Seen()
-    for key in "abcde":
-        put(key, 100)
-    with listening(seen), worker():
-        all_done()
-        wait_until(idle)
-    assert seen.order == {key: [*range(100)] for key in "abcde"}
-
-
 def test_g1_random_failures_leave_the_order_inside_every_key() -> None:
     luck, seen = random.Random(1), Seen()
 
