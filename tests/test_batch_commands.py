@@ -18,7 +18,6 @@ from django.db import OperationalError, transaction
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management import arguments
-from django_outbox.management.command import Progress
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, OutboxStream
 from tests.cases import cases
 from tests.samples import DOCS
@@ -267,44 +266,6 @@ def test_an_alias_of_its_own() -> None:
     assert len(left()) == 1
 
 
-# -- a line on a terminal --------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str, style_func: Any = None, ending: str = "\n") -> int:
-        return super().write(text + ending)
-
-
-class Pipe(Terminal):
-    def isatty(self) -> bool:
-        return False
-
-
-def test_progress_is_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_outbox.management.command.REDRAW_INTERVAL", 0)
-    terminal = Terminal()
-    progress = Progress(terminal, verb="replayed")
-    progress.add(500)
-    progress.add(1500)
-    progress.close()
-    text = terminal.getvalue()
-    assert "\n" not in text
-    assert "replayed 500 (" in text
-    assert "replayed 2,000 (" in text
-    assert text.endswith("\r\x1b[K")
-
-
-def test_progress_is_for_a_terminal_alone() -> None:
-    pipe = Pipe()
-    progress = Progress(pipe, verb="replayed")
-    progress.add(500)
-    progress.close()
-    assert (pipe.getvalue(), progress.count) == ("", 500)
-
-
 # -- purge -----------------------------------------------------------------------------------------
 
 
@@ -337,15 +298,6 @@ def test_43_an_age_stands_for_the_retention() -> None:
     assert purge("--dead-older-than", "90m", "--inbox-older-than", "1h30m") == said(4, 5)
     assert statuses() == {"DONE": 2}
     assert purge("--done-older-than", "0") == said(2)
-
-
-def test_one_event_type_alone() -> None:
-    done(3, ago=30 * 86_400, event_type="a")
-    done(2, ago=30 * 86_400, event_type="b")
-    assert purge("--event-type", "a") == said(3)
-    assert purge("--event-type", "a", "--event-type", "b", "--dry-run") == said(
-        2, verb="would purge"
-    )
 
 
 def test_a_kept_unique_key_is_kept() -> None:

@@ -74,8 +74,8 @@ def test_what_is_registered_is_described(settings: Any) -> None:
     }
     assert (pattern["event_type"], pattern["aggregate_type"]) == ("order.*", "*")
     assert (pattern["queue"], pattern["options"]) == ("default", ["async"])
-    assert lines[0].split()[:7] == "EVENT TYPE AGGREGATE TYPE NAME QUEUE LISTENER".split()
-    assert [each.split()[3] for each in lines[1:3]] == ["default", "hooks"]
+    assert lines[2].split()[:7] == "EVENT TYPE AGGREGATE TYPE NAME QUEUE LISTENER".split()
+    assert [each.split()[3] for each in lines[3:5]] == ["default", "hooks"]
 
 
 def test_the_options_of_a_batch_listener_are_described() -> None:
@@ -86,8 +86,8 @@ def test_the_options_of_a_batch_listener_are_described() -> None:
 
 def test_what_has_no_listener_is_counted() -> None:
     text = run()
-    assert "No listener is registered." in text
-    assert "Every event type that was seen has a listener." in text
+    for part in ("listeners       -", "without listener-"):
+        assert part in text
     insert(2, event_type="order.lost")
     finished(DONE, event_type="order.lost")
     with listening(hear, "order.placed"):
@@ -95,7 +95,8 @@ def test_what_has_no_listener_is_counted() -> None:
         assert "order.lost  __GLOBAL__" in run()
     assert [each["event_type"] for each in found["listeners"]] == ["order.placed"]
     lost = {"event_type": "order.lost", "aggregate_type": "__GLOBAL__"}
-    assert found["missing"] == {"default": [{**lost, "events": 3, "unsettled": 2}]}
+    [missing] = found["databases"]["default"]["without_listener"]
+    assert missing == {**lost, "events": 3, "unsettled": 2}
 
 
 def test_routes_are_those_of_the_worker() -> None:
@@ -155,4 +156,4 @@ def test_each_alias_is_looked_into() -> None:
     with transaction.atomic(using="other"):
         outbox.write("order.lost", using="other")
     found = json.loads(run("--format", "json", "--database", "default", "--database", "other"))
-    assert [len(rows) for rows in found["missing"].values()] == [0, 1]
+    assert [len(each["without_listener"]) for each in found["databases"].values()] == [0, 1]

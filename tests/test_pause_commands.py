@@ -141,11 +141,11 @@ def test_what_is_paused_already_stays_as_it_is() -> None:
         (["--until", "2001-02-03T04:05"], "is not in the future; it is"),
         (["--until", "25:00"], "'25:00' is not a time: hour must be in"),
         (["--until", "2026-02-30T09:00"], "'2026-02-30T09:00' is not a time"),
-        (["--until", "09"], "expected 09:00 or 2026-11-26T09:00"),
-        (["--until", "09:00+02:00"], "expected 09:00 or 2026-11-26T09:00"),
-        (["--until", "2h"], "For a duration, use --for"),
+        (["--until", "09"], "'09' is not a time"),
+        (["--until", "09:00+02:00"], "'09:00\\+02:00' is not a time"),
+        (["--until", "2h"], "'2h' is a duration; use --for"),
         (["--for", "2"], "'2' has no unit; expected, for example, 2d or 2s"),
-        (["--for", "0h"], "'0h' is nothing; expected a duration such as 45m or 2h"),
+        (["--for", "0h"], "is not in the future"),
         (["--for", "09:00"], "'09:00' is not a duration"),
         (["--for", "2h", "--until", "09:00"], "not allowed with argument"),
     ],
@@ -221,7 +221,7 @@ def test_the_end_is_shown(settings: Any) -> None:
     assert out == f"paused event type {SENT} until 2126-11-26 09:00:00-05:00\n"
     out, _ = run("outbox_pause", "--event-type", SENT, "--force", "--for", "2h")
     assert out.rstrip().endswith(" until 2126-11-26 14:00:00+00:00")  # it stays as it is
-    report = json.loads(run("outbox_status", "--format", "json")[0])["default"]
+    report = json.loads(run("outbox_status", "--format", "json")[0])["databases"]["default"]
     for rows in (listed(), report["pauses"]):
         assert [each["until"] for each in rows] == ["2126-11-26T14:00:00+00:00"]
     for command in ("outbox_pause", "outbox_status"):

@@ -137,7 +137,7 @@ def test_a_paused_queue_and_an_open_breaker_are_shown() -> None:
     insert(2, queue="hooks", due=-9)
     serving("one", "default")
     lines = [each.split() for each in run().partition("queues:")[2].splitlines()]
-    assert ["default", "0", "-", "1", "yes", "yes", "-", "-"] in lines
+    assert ["default", "0", "-", "1", "-", "yes", "yes", "-", "-"] in lines
     assert [each[:2] for each in lines if each and each[0] == "hooks"] == [["hooks", "2"]]
 
 

@@ -52,7 +52,10 @@ def pids(fleet: Fleet, phase: str) -> set[int]:
 def queues() -> dict[str, Any]:
     told = StringIO()
     call_command("outbox_status", "--format", "json", stdout=told, stderr=StringIO())
-    return {each["queue"]: each for each in json.loads(told.getvalue())["default"]["queues"]}
+    return {
+        each["queue"]: each
+        for each in json.loads(told.getvalue())["databases"]["default"]["queues"]
+    }
 
 
 def test_dedicated_workers_share_the_work_by_queue(fleet: Fleet) -> None:

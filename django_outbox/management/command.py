@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
@@ -22,7 +21,6 @@ from ..sql import is_in_memory
 
 INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
 PIPE_CLOSED: Final = 141  # exit code, as shells report SIGPIPE
-REDRAW_INTERVAL: Final = 0.1  # seconds between updates of a progress line
 TITLE: Final = "Examples:"
 
 T = TypeVar("T")
@@ -68,13 +66,27 @@ class OutboxCommand(BaseCommand):
             sys.exit(PIPE_CLOSED)
 
     def print(self, form: str, report: Any, lines: Iterable[str]) -> None:
-        """Print what was found for people (``table``) or for programs (``json``)."""
-        self.stdout.write(as_json(report, indent=2) if form == "json" else "\n".join(lines))
+        """Print what was found for people (``table``) or programs (``json``, or ``line``)."""
+        indent = 2 if form == "json" else None
+        self.stdout.write("\n".join(lines) if form == "table" else as_json(report, indent=indent))
 
 
 def as_json(report: Any, *, indent: int | None = None) -> str:
     """Return JSON; datetimes become ISO 8601."""
     return json.dumps(report, indent=indent, ensure_ascii=False, default=datetime.isoformat)
+
+
+def text_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a report as people read it: lists of rows as tables, and the databases at its end."""
+    for name, value in report.items():
+        title = name.replace("_", " ")
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from ("", f"{title}:", *table(value))
+        elif name == "databases":
+            for alias, answer in value.items():
+                yield from ("", f"[{alias}]", *text_lines(answer))
+        else:
+            yield f"{title:16}{cell(value)}"
 
 
 def table(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> Iterator[str]:
@@ -106,33 +118,6 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
-
-
-class Progress:
-    """Counts finished items; on a terminal one line, which is overwritten, shows the count."""
-
-    def __init__(self, stream: Any, *, verb: str) -> None:
-        self._stream, self._verb = stream, verb
-        self._is_terminal = bool(getattr(stream, "isatty", lambda: False)())
-        self._started, self._redraw_at = time.monotonic(), 0.0
-        self.count = 0
-
-    def add(self, count: int) -> None:
-        self.count += count
-        now = time.monotonic()
-        if self._is_terminal and now >= self._redraw_at:
-            self._redraw_at = now + REDRAW_INTERVAL
-            rate = self.count / max(now - self._started, 0.001)
-            self._write(f"{self._verb} {self.count:,} ({rate:,.0f} a second)")
-
-    def close(self) -> None:
-        """Clear the line for the next output."""
-        if self._is_terminal and self._redraw_at:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        self._stream.write(f"\r\x1b[K{text}", style_func=str, ending="")  # not red: not an error
-        self._stream.flush()
 
 
 def in_thread(name: str, call: Callable[[], T]) -> Future[T]:

@@ -16,7 +16,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
-from tests.test_status import DEAD, DONE, NEW, RETRY, ROOT, ask, check, reasons, run, settled
+from tests.test_status import DEAD, DONE, NEW, RETRY, ROOT, ask, check, reasons, settled
 from tests.test_stream_queryset import events, in_ten_minutes, put
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,7 +90,6 @@ def test_45_of_a_large_table_only_what_is_done_is_estimated(large_table: None) -
     assert 10 < done < 200  # by the database's statistics, from a sample of its pages
     assert (found["estimated"], found["at_least"]) == (["DONE"], [])
     assert {each["event_type"]: each["count"] for each in found["dead"]} == {"a": 4, "b": 3}
-    assert f"12 NEW, about {done} DONE, 5 RETRY, 7 DEAD" in run()
 
 
 def test_45_what_statistics_do_not_know_of_yet_is_said_to_be_more(
@@ -114,7 +113,6 @@ def test_45_a_count_that_is_ended_is_said_to_be_more(
     assert (found["due"], found["counts"]["DEAD"]) == (2 + 2, 3)  # events and streams
     assert sum(each["count"] for each in found["dead"]) == 3
     assert {*found["at_least"]} == {"NEW", "RETRY", "DEAD"}
-    assert "at least 3 DEAD" in run()
 
 
 def test_45_no_count_reads_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:

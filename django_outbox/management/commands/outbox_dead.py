@@ -15,20 +15,7 @@ from django.db import connections
 from ...inspection.causes import MAX_TEXTS, Cause, Causes, load_causes
 from ...models import OutboxEvent, OutboxQuerySet
 from ...sql import dialect_of
-from ..arguments import (
-    add_choice,
-    add_database,
-    add_filters,
-    add_flags,
-    add_format,
-    check_choice,
-    chosen_alias,
-    dead_batches,
-    filtered,
-    is_filtered,
-    positive_int,
-    summary,
-)
+from .. import arguments as cli
 from ..command import OutboxCommand, table
 
 MAX_CAUSES: Final = 20  # causes that the list shows unless told otherwise
@@ -52,35 +39,35 @@ class Command(OutboxCommand):
         text = "what to do; each has its own --help"
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", help=text)
         listing = actions.add_parser("list", help="count dead events by cause")
-        add_filters(listing)
+        cli.add_filters(listing)
         text = f"show at most N causes (default: {MAX_CAUSES})"
-        listing.add_argument("--limit", type=positive_int, default=MAX_CAUSES, help=text)
+        listing.add_argument("--limit", type=cli.positive_int, default=MAX_CAUSES, help=text)
         show = actions.add_parser("show", help="show everything about events, dead or not")
         show.add_argument("ids", nargs="+", metavar="EVENT_ID", help="events to show")
         export = actions.add_parser("export", help="write dead events as JSON lines")
-        add_choice(export, "export")
+        cli.add_choice(export, "export")
         discard = actions.add_parser("discard", help="delete dead events for good")
-        add_choice(discard, "discard")
-        add_flags(discard, {"--dry-run": "count, delete nothing"})
+        cli.add_choice(discard, "discard")
+        cli.add_flags(discard, {"--dry-run": "count, delete nothing"})
         text = "make pending events with a key dead, so that those behind them go on"
         skip = actions.add_parser("skip", help=text)
         skip.add_argument("ids", nargs="+", metavar="EVENT_ID", help="events to skip")
         for action in (listing, show):
-            add_format(action)
+            cli.add_format(action)
         for action in (listing, show, export, discard, skip):
-            add_database(action)
+            cli.add_database(action)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["action"] in ("export", "discard"):
-            check_choice(options)
-        alias = chosen_alias(options)
+            cli.check_choice(options)
+        alias = cli.chosen_alias(options)
         rows = OutboxEvent.objects.using(alias)
         now = dialect_of(connections[alias]).clock(connections[alias])
         getattr(self, f"_{options['action']}")(rows, options, now)
 
     def _list(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Print the causes of the dead events, the most frequent first."""
-        some = filtered(rows, options, now) if is_filtered(options) else None
+        some = cli.filtered(rows, options, now) if cli.is_filtered(options) else None
         limit = options["limit"] if options["cause"] is None else MAX_TEXTS
         found = load_causes(rows.db, limit, rows=some)
         causes = [each for each in found.causes if options["cause"] in (None, each.digest)]
@@ -102,16 +89,16 @@ class Command(OutboxCommand):
 
     def _export(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Write one line for each event, batch by batch."""
-        for batch in dead_batches(rows, options, now):
+        for batch in cli.dead_batches(rows, options, now):
             for event in batch.order_by("pk"):
                 self.stdout.write(_json_line(_columns_of(event)))
 
     def _discard(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Delete dead events, batch by batch; each batch commits by itself."""
         verb, count = "would discard" if options["dry_run"] else "discarded", 0
-        for batch in dead_batches(rows, options, now):
+        for batch in cli.dead_batches(rows, options, now):
             count += batch.count() if options["dry_run"] else batch.discard()
-        self.stdout.write(summary(verb, count, options))
+        self.stdout.write(cli.summary(verb, count, options))
 
     def _skip(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Make pending events with a key dead."""

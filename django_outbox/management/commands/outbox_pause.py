@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import connections
-from django.utils.dateparse import parse_datetime, parse_time
-from django.utils.timezone import is_naive, localtime, make_aware
+from django.utils.dateparse import parse_time
+from django.utils.timezone import localtime, make_aware
 
 from ... import doorbell
 from ...inspection.pauses import PausedBacklog, backlogs, unknown_name
@@ -18,18 +18,7 @@ from ...models import OutboxPause
 from ...models.pause_queryset import pause_error, until_error
 from ...sql import dialect_of
 from ...sql.values import CLOSING_KINDS
-from ..arguments import (
-    Values,
-    add_by,
-    add_database,
-    add_flags,
-    add_format,
-    add_many,
-    add_values,
-    chosen_alias,
-    person,
-    retention,
-)
+from .. import arguments as cli
 from ..command import OutboxCommand, cell, table
 
 KINDS: Final = {
@@ -47,27 +36,17 @@ Names = list[tuple[str, str]]  # kind and name of pauses
 def end_time(text: str) -> datetime | time:
     """Return an instant, or a time of day; both are in ``TIME_ZONE`` unless they have an offset."""
     try:
-        found = parse_time(text) if TIME_OF_DAY.fullmatch(text) else parse_datetime(text)
-    except ValueError as error:  # well formed, but not in the calendar
-        raise ArgumentTypeError(f"{text!r} is not a time: {error}.") from error
-    if found is None:
-        raise ArgumentTypeError(
-            f"{text!r} is not a time; expected 09:00 or 2026-11-26T09:00, with an offset if it is "
-            "not in TIME_ZONE. For a duration, use --for."
-        )
+        found = parse_time(text) if TIME_OF_DAY.fullmatch(text) else cli.instant(text)
+    except (ValueError, ArgumentTypeError) as error:
+        raise ArgumentTypeError(f"{text!r} is not a time: {error}") from error
+    if found is None or isinstance(found, timedelta):
+        raise ArgumentTypeError(f"{text!r} is a duration; use --for, or give a time.")
     return found
 
 
-def length(text: str) -> float:
-    """Return the seconds of a duration above zero that has a unit."""
-    if not (seconds := retention(text)):
-        raise ArgumentTypeError(f"{text!r} is nothing; expected a duration such as 45m or 2h.")
-    return seconds
-
-
-ENDS: Final[Values] = {
+ENDS: Final[cli.Values] = {
     "--until": (end_time, "TIME", "a worker ends it then: 09:00 (the next), or 2026-11-26T09:00"),
-    "--for": (length, "DURATION", "a worker ends it after this time: 45m, 2h, 1d"),
+    "--for": (cli.retention, "DURATION", "a worker ends it after this time: 45m, 2h, 1d"),
 }
 FLAGS: Final = {
     "--end": "end these pauses; what waited is due now",
@@ -93,18 +72,18 @@ class Command(OutboxCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         for kind, (option, metavar, text) in KINDS.items():
-            add_many(parser, option, kind, metavar, text)
-        add_flags(parser, FLAGS)
-        add_values(parser.add_mutually_exclusive_group(), ENDS)
-        add_values(parser, {"--reason": (str, "TEXT", "shown to people who find it paused")})
-        add_by(parser, "pauses it")
-        add_format(parser)
-        add_database(parser)
+            cli.add_many(parser, option, kind, metavar, text)
+        cli.add_flags(parser, FLAGS)
+        cli.add_values(parser.add_mutually_exclusive_group(), ENDS)
+        cli.add_values(parser, {"--reason": (str, "TEXT", "shown to people who find it paused")})
+        cli.add_by(parser, "pauses it")
+        cli.add_format(parser)
+        cli.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         names = [(kind, name) for kind in KINDS for name in options[kind]]
         _check(names, options)
-        alias = chosen_alias(options)
+        alias = cli.chosen_alias(options)
         if options["end"]:
             self._end(alias, names)
         elif names:
@@ -124,7 +103,7 @@ class Command(OutboxCommand):
         until, pauses = _pause_end(options, alias), OutboxPause.objects.using(alias)
         given: dict[str, Any] = {
             "reason": options["reason"] or "",
-            "by": person(options),
+            "by": cli.person(options),
             "until": until,
         }
         for kind, name in names:
@@ -178,9 +157,8 @@ def _pause_end(options: dict[str, Any], alias: str) -> datetime | None:
         return None
     now = localtime(dialect_of(connections[alias]).clock(connections[alias]))
     if seconds is not None:
-        return now + timedelta(seconds=seconds)
+        given = now + timedelta(seconds=seconds)
     until = next_time(given, now) if isinstance(given, time) else given
-    until = make_aware(until) if is_naive(until) else until
     if fault := until_error(until, now):
         raise CommandError(fault)
     return until

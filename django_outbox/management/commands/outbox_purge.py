@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,8 +11,8 @@ from django.db import DatabaseError
 
 from ...conf import Settings, current
 from ...models import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
-from ..arguments import add_databases, add_flags, add_many, add_values, chosen_aliases, retention
-from ..command import INTERRUPTED, OutboxCommand, Progress
+from .. import arguments as cli
+from ..command import INTERRUPTED, OutboxCommand
 
 AGES: Final = {  # what an option gives the age of, and the setting that it overrides
     "done_older_than": ("done events", "RETENTION_DONE"),
@@ -38,20 +37,20 @@ class Command(OutboxCommand):
     }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_databases(parser, "purge")
+        cli.add_databases(parser, "purge")
         for name, (what, setting) in AGES.items():
             text = f'{what} (default: OUTBOX["{setting}"])'
-            add_values(parser, {f"--{name.replace('_', '-')}": (retention, "DURATION", text)})
-        text = "only events of this type, and nothing else"
-        add_many(parser, "--event-type", "event_types", "TYPE", text)
-        add_flags(parser, {"--dry-run": "count, delete nothing"})
+            cli.add_values(
+                parser, {f"--{name.replace('_', '-')}": (cli.retention, "DURATION", text)}
+            )
+        cli.add_flags(parser, {"--dry-run": "count, delete nothing"})
 
     def handle(self, *args: Any, **options: Any) -> None:
         ages = {setting: options[name] for name, (_, setting) in AGES.items()}
         given = {setting: age for setting, age in ages.items() if age is not None}
         settings = replace(current(), **given)
         verb = "would purge" if options["dry_run"] else "purged"
-        aliases, faults = chosen_aliases(options), []
+        aliases, faults = cli.chosen_aliases(options), []
         for alias in aliases:
             label = f"[{alias}] {verb}" if len(aliases) > 1 else verb
             try:
@@ -62,33 +61,21 @@ class Command(OutboxCommand):
             raise CommandError("\n".join(faults))
 
     def _purge(self, alias: str, settings: Settings, options: dict[str, Any], label: str) -> None:
-        progress, counts = Progress(self.stderr, verb=label), dict.fromkeys(TABLES, 0)
+        counts = dict.fromkeys(TABLES, 0)
         try:
-            for kind, number in _purged(alias, settings, options):
-                counts[kind] += number
-                progress.add(number)
+            for kind, model in TABLES.items():
+                rows = model.objects.using(alias).all()
+                if options["dry_run"]:
+                    counts[kind] = rows.expired(settings).count()
+                else:
+                    for number in rows.purge_batches(settings):
+                        counts[kind] += number
         except KeyboardInterrupt as error:
             text = f"{_summary(label, counts)}, interrupted. The next call continues."
             raise CommandError(text, returncode=INTERRUPTED) from error
-        finally:
-            progress.close()
+        if not options["dry_run"]:
+            OutboxStatistics.objects.using(alias).purge()
         self.stdout.write(_summary(label, counts))
-
-
-def _purged(alias: str, settings: Settings, options: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the kind of rows that was deleted, or in a dry run would be, and how many."""
-    types = options["event_types"]
-    for kind, model in TABLES.items():
-        rows = model.objects.using(alias)
-        if types and model is not OutboxEvent:
-            continue
-        rows = rows.filter(event_type__in=types) if types else rows.all()
-        if options["dry_run"]:
-            yield kind, rows.expired(settings).count()
-        else:
-            yield from ((kind, number) for number in rows.purge_batches(settings))
-    if not (types or options["dry_run"]):
-        OutboxStatistics.objects.using(alias).purge()
 
 
 def _summary(label: str, counts: dict[str, int]) -> str:

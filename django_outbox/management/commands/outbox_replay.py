@@ -12,26 +12,12 @@ from django.db import connections
 from ...models import OutboxEvent
 from ...models.replay import Spacing
 from ...sql import dialect_of
-from ..arguments import (
-    Values,
-    add_by,
-    add_choice,
-    add_database,
-    add_flags,
-    add_values,
-    check_choice,
-    chosen_alias,
-    dead_batches,
-    person,
-    positive_int,
-    rate,
-    summary,
-)
-from ..command import INTERRUPTED, OutboxCommand, Progress
+from .. import arguments as cli
+from ..command import INTERRUPTED, OutboxCommand
 
-VALUES: Final[Values] = {
-    "--limit": (positive_int, "N", "at most N events, by id upwards"),
-    "--rate": (rate, "RATE", "due one after the other: 100/m, 5/s (default: all at once)"),
+VALUES: Final[cli.Values] = {
+    "--limit": (cli.positive_int, "N", "at most N events, by id upwards"),
+    "--rate": (cli.rate, "RATE", "due one after the other: 100/m, 5/s (default: all at once)"),
 }
 
 
@@ -49,37 +35,34 @@ class Command(OutboxCommand):
     }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_choice(parser, "replay")
-        add_values(parser, VALUES)
-        add_by(parser, "replays them")
-        add_flags(parser, {"--dry-run": "count, change nothing"})
-        add_database(parser)
+        cli.add_choice(parser, "replay")
+        cli.add_values(parser, VALUES)
+        cli.add_by(parser, "replays them")
+        cli.add_flags(parser, {"--dry-run": "count, change nothing"})
+        cli.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        check_choice(options)
-        alias = chosen_alias(options)
+        cli.check_choice(options)
+        alias = cli.chosen_alias(options)
         now = dialect_of(connections[alias]).clock(connections[alias])
         verb = "would replay" if options["dry_run"] else "replayed"
-        progress, limit = Progress(self.stderr, verb=verb), options["limit"]
-        spacing, by = options["rate"] and Spacing(options["rate"]), person(options)
+        count, limit, dry = 0, options["limit"], options["dry_run"]
+        spacing, by = options["rate"] and Spacing(options["rate"]), cli.person(options)
         try:
-            for batch in dead_batches(OutboxEvent.objects.using(alias), options, now):
-                some = batch.order_by("pk")[: limit - progress.count] if limit else batch
-                dry = options["dry_run"]
-                progress.add(some.count() if dry else some.replay(by=by, rate=spacing))
-                if progress.count == limit:
+            for batch in cli.dead_batches(OutboxEvent.objects.using(alias), options, now):
+                some = batch.order_by("pk")[: limit - count] if limit else batch
+                count += some.count() if dry else some.replay(by=by, rate=spacing)
+                if count == limit:
                     break
         except KeyboardInterrupt as error:
-            progress.close()
-            text = f"{verb} {progress.count}, interrupted. {_how_to_continue(options, now)}"
+            text = f"{verb} {count}, interrupted. {_how_to_continue(options, now)}"
             raise CommandError(text, returncode=INTERRUPTED) from error
-        progress.close()
         last = spacing.last_at if spacing else None
         end = "" if last is None else f"; the last is due at {last.isoformat(' ', 'seconds')}"
-        if progress.count == limit:  # other ids may be dead, too
-            self.stdout.write(f"{verb} {progress.count}{end}")
+        if count == limit:  # other ids may be dead, too
+            self.stdout.write(f"{verb} {count}{end}")
         else:
-            self.stdout.write(summary(verb, progress.count, options, end))
+            self.stdout.write(cli.summary(verb, count, options, end))
 
 
 def _how_to_continue(options: dict[str, Any], now: datetime) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -13,39 +14,20 @@ from django.utils import timezone
 
 from ...inspection.status import Limits
 from ...models import missing_table
-from ..arguments import (
-    Values,
-    add_databases,
-    add_flags,
-    add_format,
-    add_values,
-    chosen_aliases,
-    duration,
-    non_negative_int,
-    positive_duration,
-    share,
-)
-from ..command import OutboxCommand, as_json, call_with_timeout
-from ..views import (
-    Answers,
-    ListenersView,
-    NoAnswer,
-    RelaysView,
-    StatusView,
-    View,
-    plain_report,
-    text_lines,
-)
+from .. import arguments as cli
+from ..command import OutboxCommand, call_with_timeout, text_lines
+from ..views import Answers, Row, View, listeners_view, relays_view, status_view
 
 UNWELL, NO_ANSWER = 1, 2  # exit codes
+NO_ANSWER_KEY: Final = "no_answer"  # of a database; why
 CLEAR: Final = "\x1b[H\x1b[2J"  # cursor home, screen empty
-LIMITS: Final[Values] = {
-    "--max-lag": (duration, "DURATION", "that the oldest due event has waited (default: 1m)"),
-    "--max-dead-share": (share, "PERCENT", "of what ended in the last 5 minutes (default: 10)"),
-    "--max-due": (non_negative_int, "N", "events and streams that are due"),
-    "--max-dead": (non_negative_int, "N", "dead events"),
-    "--max-blocked": (non_negative_int, "N", "streams that are blocked"),
-    "--min-workers": (non_negative_int, "N", "live workers"),
+LIMITS: Final[cli.Values] = {
+    "--max-lag": (cli.duration, "DURATION", "that the oldest due event has waited (default: 1m)"),
+    "--max-dead-share": (cli.share, "PERCENT", "of what ended in the last 5 minutes (default: 10)"),
+    "--max-due": (cli.non_negative_int, "N", "events and streams that are due"),
+    "--max-dead": (cli.non_negative_int, "N", "dead events"),
+    "--max-blocked": (cli.non_negative_int, "N", "streams that are blocked"),
+    "--min-workers": (cli.non_negative_int, "N", "live workers"),
 }
 VIEWS: Final = {
     "--listeners": "show the listeners of this code, and event types that have none",
@@ -72,12 +54,12 @@ class Command(OutboxCommand):
     requires_system_checks = []  # probes run this often
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_databases(parser, "ask")
-        add_format(parser)
-        add_flags(parser.add_mutually_exclusive_group(), VIEWS)
-        add_flags(parser, {"--check": CHECK})
-        add_values(parser, LIMITS)
-        kind, add = positive_duration, parser.add_argument
+        cli.add_databases(parser, "ask")
+        cli.add_format(parser)
+        cli.add_flags(parser.add_mutually_exclusive_group(), VIEWS)
+        cli.add_flags(parser, {"--check": CHECK})
+        cli.add_values(parser, LIMITS)
+        kind, add = cli.positive_duration, parser.add_argument
         text = "how long to wait for each database, and for the brokers (default: 10s)"
         add("--timeout", type=kind, default=10.0, metavar="DURATION", help=text)
         text = "refresh at this interval, such as 2s, until Ctrl-C"
@@ -86,32 +68,42 @@ class Command(OutboxCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         _check_options(options)
         try:
-            view, aliases = _view(options), chosen_aliases(options)
+            view, aliases = _view(options), cli.chosen_aliases(options)
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=NO_ANSWER) from error
         if options["watch"]:
             self._watch(view, aliases, options)
             return
-        answers = _ask(view, aliases, options["timeout"])
-        self.print(options["format"], plain_report(view, answers), text_lines(view, answers))
-        given = {name: a for name, a in answers.items() if not isinstance(a, NoAnswer)}
-        silent = [f"{name}: {a.text}" for name, a in answers.items() if isinstance(a, NoAnswer)]
+        found = self._show(view, aliases, options)
+        given = {alias: each for alias, each in found.items() if NO_ANSWER_KEY not in each}
+        silent = [f"{a}: {each[NO_ANSWER_KEY]}" for a, each in found.items() if a not in given]
         faults = [*silent, *(view.faults(given) if options["check"] else ())]
         if faults:
             raise CommandError("\n".join(faults), returncode=NO_ANSWER if silent else UNWELL)
 
+    def _show(self, view: View, aliases: list[str], options: dict[str, Any]) -> Answers:
+        """Ask each database and print the answers: one that gives none does not hide others."""
+        answers: dict[str, Row] = {}
+        query = partial(_query, view)
+        for alias in aliases:
+            try:
+                answers[alias] = call_with_timeout(options["timeout"], query, alias)
+            except (DatabaseError, ImproperlyConfigured, TimeoutError) as error:
+                answers[alias] = {NO_ANSWER_KEY: str(error)}
+        report = {**view.head, "databases": answers}
+        self.print(options["format"], report, text_lines(report))
+        return answers
+
     def _watch(self, view: View, aliases: list[str], options: dict[str, Any]) -> None:
         """Print the view until Ctrl-C. Go on if a database does not answer: it may next time."""
         is_page = options["format"] == "table"
-        clear = CLEAR if is_page and self.stdout.isatty() else ""
+        given = options if is_page else {**options, "format": "line"}
         try:
             while True:
-                answers = _ask(view, aliases, options["timeout"])
                 if is_page:
-                    head = f"{clear}{timezone.localtime():%H:%M:%S}"
-                    self.stdout.write("\n".join([head, *text_lines(view, answers)]))
-                else:
-                    self.stdout.write(as_json(plain_report(view, answers)))
+                    clear = CLEAR if self.stdout.isatty() else ""
+                    self.stdout.write(f"{clear}{timezone.localtime():%H:%M:%S}")
+                self._show(view, aliases, given)
                 self.stdout.flush()
                 time.sleep(options["watch"])
         except KeyboardInterrupt:
@@ -135,24 +127,13 @@ def _value(options: dict[str, Any], option: str) -> Any:
 
 def _view(options: dict[str, Any]) -> View:
     if options["listeners"]:
-        return ListenersView()
+        return listeners_view()
     if options["relays"]:
-        return RelaysView(options["timeout"], asks_brokers=options["check"])
+        return relays_view(options["timeout"], asks_brokers=options["check"])
     given = {name: options[name] for name in Limits.__dataclass_fields__}
-    return StatusView(Limits(**{k: v for k, v in given.items() if v is not None}))
+    return status_view(Limits(**{k: v for k, v in given.items() if v is not None}))
 
 
-def _ask(view: View, aliases: list[str], timeout: float) -> Answers:
-    """Ask each database; one that does not answer does not hide the others."""
-    answers: dict[str, Any] = {}
-    for alias in aliases:
-        try:
-            answers[alias] = call_with_timeout(timeout, lambda alias: _answer(view, alias), alias)
-        except (DatabaseError, ImproperlyConfigured, TimeoutError) as error:
-            answers[alias] = NoAnswer(str(error))
-    return answers
-
-
-def _answer(view: View, alias: str) -> Any:
+def _query(view: View, alias: str) -> Row:
     missing = missing_table(alias)
-    return NoAnswer(missing) if missing else view.query(alias)
+    return {NO_ANSWER_KEY: missing} if missing else view.query(alias)

@@ -22,17 +22,7 @@ from ...contrib.logs import JSONFormatter
 from ...models import missing_table
 from ...worker.main import Metrics, run, run_reloading
 from ...worker.probes import Probes
-from ..arguments import (
-    Values,
-    add_databases,
-    add_flags,
-    add_many,
-    add_values,
-    duration,
-    non_negative_int,
-    positive_duration,
-    positive_int,
-)
+from .. import arguments as cli
 from ..command import OutboxCommand
 
 LOOPBACK: Final = "127.0.0.1"
@@ -53,13 +43,13 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-VALUES: Final[Values] = {
-    "--workers": (positive_int, "N", "threads that run listeners"),
-    "--processes": (positive_int, "N", "worker processes under a supervisor"),
-    "--poll-interval": (positive_duration, "DURATION", "longest time between polls"),
-    "--drain-timeout": (duration, "DURATION", "how long a stop waits for running listeners"),
+VALUES: Final[cli.Values] = {
+    "--workers": (cli.positive_int, "N", "threads that run listeners"),
+    "--processes": (cli.positive_int, "N", "worker processes under a supervisor"),
+    "--poll-interval": (cli.positive_duration, "DURATION", "longest time between polls"),
+    "--drain-timeout": (cli.duration, "DURATION", "how long a stop waits for running listeners"),
     "--max-events": (
-        non_negative_int,
+        cli.non_negative_int,
         "N",
         "end after about N events (0: never); with --once no event more is delivered",
     ),
@@ -91,13 +81,15 @@ class Command(OutboxCommand):
     }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_databases(parser, "serve")
-        add_many(parser, "--queue", "queues", "NAME", "serve only this queue (default: all)")
-        add_many(parser, "--exclude-queue", "excluded_queues", "NAME", "do not serve this queue")
-        add_values(parser, VALUES)
+        cli.add_databases(parser, "serve")
+        cli.add_many(parser, "--queue", "queues", "NAME", "serve only this queue (default: all)")
+        cli.add_many(
+            parser, "--exclude-queue", "excluded_queues", "NAME", "do not serve this queue"
+        )
+        cli.add_values(parser, VALUES)
         text = "json: log one JSON object a line on standard error, whatever LOGGING says"
         parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
-        add_flags(parser, FLAGS)
+        cli.add_flags(parser, FLAGS)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not current().ENABLED:
