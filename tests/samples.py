@@ -18,16 +18,33 @@ BLOCK = re.compile(
     r'^```python(?: title="(?P<title>[^"]+)")?(?: \w+)?\n(?P<code>.*?)^```$',
     re.MULTILINE | re.DOTALL,
 )
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"(?P<path>\S+)\.py(?: line \d+)?$")
 SETTINGS = re.compile(r"\s*(?:OUTBOX|TASKS) =")  # of whatever title
+
+
+def section(page: str) -> str:
+    """Return the text of a page; of ``page.md#A heading`` only that section, its lines in place."""
+    path, _, heading = page.partition("#")
+    text = (DOCS / path).read_text()
+    if not heading:
+        return text
+    found = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert found, f"{path} has no section {heading}"
+    outside = CODE.sub(lambda block: " " * len(block[0]), text)
+    end = re.compile(rf"^#{{1,{len(found[1])}}} ", re.MULTILINE).search(outside, found.end())
+    return (
+        "\n" * text.count("\n", 0, found.start())
+        + text[found.start() : end.start() if end else None]
+    )
 
 
 def blocks(page: str) -> dict[str, str]:
     """Return the Python blocks of a page, in order, by their title or else their line.
 
-    A further block of the same title carries its line, too.
+    A further block of the same title carries its line, too. ``page.md#heading`` is a section.
     """
-    text = (DOCS / page).read_text()
+    text = section(page)
     found = {}
     for match in BLOCK.finditer(text):
         line = text.count("\n", 0, match.start()) + 1

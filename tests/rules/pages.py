@@ -1,24 +1,19 @@
-"""Rules about the pages: the index, samples that tests run, README and llms.txt, workflows."""
+"""Rules about the pages: the index, README and llms.txt, workflows."""
 
 from __future__ import annotations
 
-import ast
 import configparser
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from django.core.management import get_commands
 
 import django_outbox as outbox
-from tests import samples
 from tests.rules import Rule, Text
 
 TOP = ("README.md", "llms.txt")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-
-Runner = tuple[str, Callable[[str, str], bool]]  # a page, and which blocks of it a test runs
 
 
 def index_links_every_page_once(root: Path) -> Iterator[str]:
@@ -34,51 +29,6 @@ def index_links_every_page_once(root: Path) -> Iterator[str]:
             yield index.fault(position, f"{name} does not exist; remove the link")
         elif names.count(name) > 1:
             yield index.fault(position, f"{name} is linked twice; keep one")
-
-
-# --- samples -------------------------------------------------------------------------------------
-
-
-def samples_are_run(root: Path) -> Iterator[str]:
-    """A test runs every block of Python on every page, including the README."""
-    tests = [path.read_text() for path in sorted((root / "tests").rglob("test_*.py"))]
-    runners = [runner for text in tests for runner in sample_runners(text)]
-    tutorials = (root / "tests" / "test_tutorial.py").read_text()
-    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
-        text, page = Text.read(root, path), os.path.relpath(path, root / "docs")
-        if f'"{page}"' in tutorials:  # every block of it is run as a step
-            continue
-        for block in samples.BLOCK.finditer(text.text):
-            title, code = block["title"] or "", block["code"]
-            if samples.is_of_settings(title, code):  # test_pages reads these
-                continue
-            if not any(aim == page and runs(title, code) for aim, runs in runners):
-                yield text.fault(block.start(), "no test runs this block; add one (tests.samples)")
-
-
-def sample_runners(test: str) -> Iterator[Runner]:
-    """Yield the page of each call of ``samples.run`` and the like, and which blocks it runs."""
-    tree = ast.parse(test)
-    named = {
-        each.targets[0].id: each.value
-        for each in tree.body
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
-    }
-    for each in ast.walk(tree):
-        if (
-            isinstance(each, ast.Call)
-            and isinstance(each.func, ast.Attribute)
-            and ast.unparse(each.func.value) == "samples"
-            and each.func.attr in ("run", "modules", "files")
-        ):
-            page = each.args[0]
-            page = named[page.id] if isinstance(page, ast.Name) else page
-            only = next((word.value for word in each.keywords if word.arg == "only"), None)
-            text = ast.literal_eval(only) if only else ""
-            if each.func.attr == "run":
-                yield ast.literal_eval(page), lambda _, code, text=text: text in code
-            else:
-                yield ast.literal_eval(page), lambda title, _: bool(samples.FILE.match(title))
 
 
 # --- README and llms.txt -------------------------------------------------------------------------
@@ -176,7 +126,6 @@ def workflows_run_what_tox_has(root: Path) -> Iterator[str]:
 
 RULES: list[Rule] = [
     index_links_every_page_once,
-    samples_are_run,
     links_lead_to_files,
     the_repository_has_an_address,
     llms_has_the_form_of_its_convention,
