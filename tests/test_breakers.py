@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +13,7 @@ from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.signals import breaker_closed, breaker_opened
 from django_outbox.worker.pools import Pool
 from tests.table import insert, keyed, listening, now, row, statuses, write
-from tests.waiting import MovedClock, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,47 +93,6 @@ def test_it_opens_after_failures_in_a_row_and_nothing_more_is_called() -> None:
     assert OutboxEvent.objects.filter(event_type=SENT, attempts=0).count() == 97
 
 
-def test_a_success_in_between_starts_the_count_anew() -> None:
-    calls = []
-
-    def hook(event: outbox.Event) -> None:
-        calls.append(event.event_id)
-        if len(calls) % 3:
-            raise ConnectionError
-
-    with listening(hook, SENT, queue="hooks"), outbox.Worker():
-        write(10, SENT)
-        wait_until(lambda: statuses() == {"DONE": 10})
-    assert breaker() is None
-
-
-def test_failures_longer_ago_do_not_count(settings: Any, clock: MovedClock) -> None:
-    settings.OUTBOX = {**OUTBOX, "LEASE": 3600}
-    partner = Partner()
-
-    def hook(event: outbox.Event) -> None:
-        clock.advance(BREAKER["within"] / 2 + 1)
-        partner(event)
-
-    with listening(hook, SENT, queue="hooks"), outbox.Worker():
-        write(1, SENT)
-        wait_until(lambda: len(partner.calls) == 6)
-    assert breaker() is None
-
-
-def test_other_queues_go_on_meanwhile() -> None:
-    partner, seen = Partner(), list[str]()
-    with (
-        listening(partner, SENT, queue="hooks"),
-        listening(lambda event: seen.append(event.event_id)),
-        outbox.Worker(),
-    ):
-        write(20, SENT)
-        wait_until(breaker)
-        write(20)
-        wait_until(lambda: len(seen) == 20)
-
-
 def test_a_probe_that_succeeds_closes_it() -> None:
     partner, told = Partner(), list[Any]()
 
@@ -173,21 +131,6 @@ def test_a_probe_that_fails_costs_one_attempt_and_doubles_the_pause() -> None:
     assert len({*probes}) == 5  # each probe takes another event
 
 
-def test_without_an_event_to_probe_with_it_stays_open_and_the_next_event_probes() -> None:
-    partner = Partner()
-    with listening(partner, SENT, queue="hooks"), outbox.Worker():
-        write(3, SENT)
-        wait_until(breaker)
-        OutboxEvent.objects.all().delete()
-        end_pause()
-        several_polls()
-        assert breaker() is not None
-        partner.is_away = False
-        write(1, SENT)
-        wait_until(lambda: statuses() == {"DONE": 1 + POLLS})
-        wait_until(lambda: breaker() is None)
-
-
 def test_a_stream_can_be_the_probe() -> None:
     partner = Partner()
     with listening(partner, SENT, queue="hooks"), outbox.Worker():
@@ -199,34 +142,6 @@ def test_a_stream_can_be_the_probe() -> None:
         end_pause()
         wait_until(lambda: statuses() == {"DONE": 5})
         wait_until(lambda: breaker() is None)
-
-
-def test_a_person_may_end_it() -> None:
-    partner = Partner()
-    with listening(partner, SENT, queue="hooks"), outbox.Worker():
-        write(20, SENT)
-        wait_until(breaker)
-        partner.is_away = False
-        OutboxPause.objects.filter(kind="breaker").delete()
-        wait_until(lambda: statuses() == {"DONE": 20})
-
-
-def test_a_person_may_end_it_the_moment_it_opens() -> None:
-    partner, opened = Partner(), list[str]()
-
-    def end(**facts: Any) -> None:
-        opened.append(facts["queue"])
-        partner.is_away = False
-        OutboxPause.objects.filter(kind="breaker").delete()
-
-    breaker_opened.connect(end)
-    try:
-        with listening(partner, SENT, queue="hooks"), outbox.Worker():
-            write(20, SENT)
-            wait_until(lambda: statuses() == {"DONE": 20})
-    finally:
-        breaker_opened.disconnect(end)
-    assert opened == ["hooks"]
 
 
 def test_an_open_breaker_ends_with_its_pause_when_its_queue_has_none_any_more(
@@ -245,22 +160,6 @@ def test_an_open_breaker_ends_with_its_pause_when_its_queue_has_none_any_more(
             end_pause()
             wait_until(lambda: statuses() == {"DONE": 20 + POLLS})
             wait_until(lambda: breaker() is None)
-
-
-def test_a_shared_event_waits_with_its_progress_while_the_breaker_is_open() -> None:
-    partner, seen = Partner(), list[str]()
-    with (
-        listening(lambda event: seen.append(event.event_id), SENT, name="local"),
-        listening(partner, SENT, name="hook", queue="hooks"),
-        outbox.Worker(),
-    ):
-        ids = write(30, SENT)
-        wait_until(breaker)
-        wait_until(lambda: Counter(seen) == Counter(ids))
-        partner.is_away = False
-        end_pause()
-        wait_until(lambda: statuses() == {"DONE": 30})
-    assert Counter(seen) == Counter(ids)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 10}], ids=["single", "batch"])

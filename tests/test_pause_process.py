@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 from django.core.management import call_command
 
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent
 from tests.fleet import Fleet, wait_until
-from tests.table import insert, keyed, now, row, statuses, stream_due_in, write
+from tests.table import insert, row, statuses, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,41 +83,3 @@ def test_a_pause_of_another_process_holds_through_a_kill_until_the_resume(fleet:
     assert ends(fleet, PLACED) == Counter([*first, *retried, *more])  # once each
     assert fleet.starts(PLACED) == ends(fleet, PLACED)
     assert {row(each).attempts for each in retried} == {3}
-
-
-def test_a_stream_is_paused_and_resumed_in_order_and_may_be_written_to(fleet: Fleet) -> None:
-    ids = keyed("k", 40, event_type=PLACED, payload='{"seconds": 0.05}')
-    fleet.start()
-    wait_until(lambda: len(ends(fleet, PLACED)) >= 3, what="3 deliveries")
-    manage("outbox_pause", "--stream", "k")
-    wait_until(lambda: stream_due_in("k") > 60, what="the stream is given back, for later")
-    before = [each.id for each in fleet.lines() if each.phase == "end"]
-    assert 3 <= len(before) < 40
-    ids += write(5, PLACED, payload={}, key="k")
-    (free,) = keyed("free", event_type=OTHER)
-    wait_until(lambda: free in ends(fleet, OTHER), what="another stream goes on")
-    assert [each.id for each in fleet.lines() if each.phase == "end" and each.id != free] == before
-    manage("outbox_pause", "--end", "--stream", "k")
-    wait_until(lambda: statuses() == {"DONE": 46}, what="46 DONE")
-    assert [each.id for each in fleet.lines() if each.phase == "end" and each.id != free] == ids
-
-
-def test_two_workers_end_a_pause_in_time_and_deliver_each_event_once(fleet: Fleet) -> None:
-    """One of them makes the events due; a third that starts later finds nothing to end."""
-    ids = insert(200, due=-60, event_type=PLACED)
-    ids += keyed("k", 20, event_type=PLACED)
-    manage("outbox_pause", "--event-type", PLACED, "--for", "1h")
-    for _ in range(2):
-        fleet.start()
-    postponed = OutboxEvent.objects.postponed()
-    wait_until(lambda: postponed.count() == 200, what="all are postponed")
-    wait_until(lambda: len(fleet.logged("INFO worker started")) == 2, what="two workers")
-    until = now() + timedelta(seconds=3)
-    OutboxPause.objects.update(until=until)  # workers read it again before they claim
-    wait_until(lambda: statuses() == {"DONE": 220}, what="220 DONE")
-    assert not OutboxPause.objects.exists()
-    first = OutboxEvent.objects.order_by("done_at").values_list("done_at", flat=True)[0]
-    assert first is not None
-    assert first >= until
-    assert ends(fleet, PLACED) == Counter(ids)
-    assert fleet.log.read_text().count("pause ended kind=event_type") == 1

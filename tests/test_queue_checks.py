@@ -43,15 +43,6 @@ def test_e015_a_listener_in_a_queue_that_is_not_configured(settings: Any) -> Non
     )
 
 
-def test_e015_without_a_near_name_says_how_to_add_it(settings: Any) -> None:
-    settings.OUTBOX = {}
-    with listening(hear, queue="webhooks"):
-        [error] = only(E015)
-    assert error.hint == (
-        "Add it: OUTBOX[\"QUEUES\"] = {'webhooks': {}}, or correct queue= of the listener."
-    )
-
-
 @pytest.mark.parametrize("queue", ["default", "hooks"])
 def test_e015_says_nothing_of_queues_that_are_configured(settings: Any, queue: str) -> None:
     settings.OUTBOX = {"QUEUES": {"hooks": {}}}

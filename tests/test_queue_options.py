@@ -11,9 +11,6 @@ from django.core.management import CommandError, call_command
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
-from django_outbox.worker import main
-from django_outbox.worker.probes import Probes
-from django_outbox.worker.supervisor import Signals
 from tests.cases import cases
 from tests.table import insert, listening
 
@@ -83,20 +80,6 @@ def test_workers_are_told_which_queues_to_serve(
     start(*how, *arguments)
     assert [*given] == [by]
     assert given[by]["queues"] == served
-
-
-def test_every_worker_of_a_process_serves_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[Any, Any]] = []
-
-    def make(using: Any, queues: Any, **options: Any) -> Any:
-        made.append((using, queues))
-        if len(made) == 2:
-            raise Ended
-
-    monkeypatch.setattr(main, "Worker", make)
-    with pytest.raises(Ended):
-        main.serve(["default", "other"], Signals(), Probes(), queues=["hooks"])
-    assert made == [("default", ["hooks"]), ("other", ["hooks"])]
 
 
 def test_once_delivers_from_these_queues_only() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.test import Client
-from django.urls import reverse
 
 import django_outbox as outbox
 from django_outbox import doorbell, signals
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from tests.table import insert, keyed, listening, now
-from tests.test_admin_pauses import ADD, FORM, LIST, PAGE, RESUME, act, boss, said, text
+from tests.test_admin_pauses import boss
 from tests.test_pause_commands import listed, run
 from tests.test_queue_status import breaker
 
@@ -100,16 +96,6 @@ def test_a_breaker_is_ended_and_its_queue_is_open_again(rows: list[Any]) -> None
         run("outbox_pause", "--end", "--breaker", "hooks")
 
 
-def test_a_queue_and_its_breaker_are_resumed_apart() -> None:
-    OutboxPause.objects.pause("queue", "hooks")
-    breaker()
-    run("outbox_pause", "--end", "--queue", "hooks")
-    assert OutboxPause.objects.get().kind == "breaker"
-    OutboxPause.objects.pause("queue", "hooks")
-    run("outbox_pause", "--end", "--all")
-    assert not OutboxPause.objects.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -122,17 +108,6 @@ def test_a_queue_that_cannot_be_paused_is_refused(arguments: list[str], says: st
     with pytest.raises(CommandError, match=says):
         run("outbox_pause", *arguments)
     assert not OutboxPause.objects.exists()
-
-
-def test_the_command_cannot_open_a_breaker() -> None:
-    with pytest.raises(CommandError, match="expected together with --end"):
-        run("outbox_pause", "--breaker", "hooks")
-    assert not OutboxPause.objects.exists()
-
-
-def test_a_queue_that_no_listener_uses_can_be_paused() -> None:
-    assert run("outbox_pause", "--queue", "hooks")[1] == ""
-    assert OutboxPause.objects.get().name == "hooks"
 
 
 def test_workers_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,49 +175,3 @@ def test_resumes_are_announced() -> None:
 
 
 # --- admin ----------------------------------------------------------------------------------------
-
-
-def test_the_form_pauses_a_queue(boss: Client, admin_user: User) -> None:
-    response = boss.post(reverse(ADD), {**FORM, "kind": "queue", "name": "hooks"})
-    assert response.status_code == 302
-    found = OutboxPause.objects.get()
-    assert (found.kind, found.name, found.paused_by) == ("queue", "hooks", admin_user.username)
-    assert "Paused: queue hooks." in said(response)
-
-
-def test_the_form_refuses_an_unknown_queue(boss: Client) -> None:
-    response = boss.post(reverse(ADD), {**FORM, "kind": "queue", "name": "gone"})
-    assert "does not have &#x27;gone&#x27;; expected one of" in response.content.decode()
-    assert not OutboxPause.objects.exists()
-
-
-def test_the_form_opens_no_breaker(boss: Client) -> None:
-    names, _, form = text(boss, reverse(ADD)).partition("</datalist>")
-    assert '<option value="hooks">queue</option>' in names
-    values = re.findall(r'<option value="(\w*)"', form)
-    assert values == ["", "event_type", "listener", "stream", "queue"]
-    response = boss.post(reverse(ADD), {**FORM, "kind": "breaker", "name": "hooks"})
-    assert "Select a valid choice" in response.content.decode()
-    assert not OutboxPause.objects.exists()
-
-
-def test_a_breaker_shows_until_when_and_why_and_can_be_ended(boss: Client) -> None:
-    insert(3, queue="hooks")
-    made = breaker(until=now() + timedelta(seconds=300))
-    for url in (reverse(LIST), reverse(PAGE, args=[made.pk])):
-        page = text(boss, url)
-        for part in ("ircuit breaker", "5 consecutive failures", "in 4 min", "3 events"):
-            assert part in page, part
-    assert "circuit breaker hooks" in said(boss.post(reverse(RESUME, args=[made.pk])))
-    assert not OutboxPause.objects.exists()
-
-
-def test_a_breaker_whose_pause_is_over_says_so(boss: Client) -> None:
-    breaker(until=now() - timedelta(seconds=130))
-    assert "2 min ago" in text(boss, reverse(LIST))
-
-
-def test_the_action_ends_a_breaker_and_touches_no_row(boss: Client, rows: list[Any]) -> None:
-    response = act(boss, breaker())
-    assert "Resumed: circuit breaker hooks." in said(response)
-    assert (OutboxPause.objects.count(), state()) == (0, rows)

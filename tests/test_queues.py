@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +26,6 @@ from tests.waiting import Gate, MovedClock, wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TWO = {"QUEUES": {"hooks": {"WORKERS": 2}}, "WORKERS": 2, "PROBE_INTERVAL": 0.05}
-FAST = outbox.Fixed(delay=0.05, max_attempts=50)
 
 
 @pytest.fixture(autouse=True)
@@ -93,11 +90,6 @@ def test_an_event_begins_in_default_and_goes_on_in_the_order_of_the_setting(sett
         assert next_queue("order", "x", waits.replace("x 2", "x 1"), now()) == "b"
 
 
-def test_a_listener_of_an_unknown_queue_belongs_to_default() -> None:
-    with listening(Seen(), "x", queue="gone"):
-        assert first_queue("order", "x") == "default"
-
-
 @pytest.mark.parametrize("name", ["", "a b", "ä", 7, "x" * 65])
 def test_a_queue_that_no_setting_can_have_is_refused_at_once(name: Any) -> None:
     with pytest.raises(ValueError, match="queue is"):
@@ -133,30 +125,6 @@ def test_a_queue_of_hung_listeners_does_not_hold_up_the_others() -> None:
             OutboxEvent.objects.filter(event_type="hook.sent", locked_by=None).delete()
             gate.open.set()
     wait_until(lambda: statuses().keys() <= {"DONE", "NEW"})
-
-
-def test_async_listeners_of_two_queues_do_not_share_places(settings: Any) -> None:
-    settings.OUTBOX = {**TWO, "ASYNC_CONCURRENCY": 2}
-    go, entered, seen = threading.Event(), list[str](), list[str]()
-
-    async def hang(event: outbox.Event) -> None:
-        entered.append(event.event_id)
-        while not go.is_set():  # noqa: ASYNC110 - it is set by another thread
-            await asyncio.sleep(0.01)
-
-    async def note(event: outbox.Event) -> None:
-        seen.append(event.event_id)
-
-    with listening(note), listening(hang, "hook.sent", queue="hooks"), outbox.Worker():
-        try:
-            write(6, "hook.sent")
-            wait_until(lambda: len(entered) == 2)
-            write(6)
-            wait_until(lambda: len(seen) == 6)
-            assert len(entered) == 2
-        finally:
-            go.set()
-        wait_until(lambda: statuses() == {"DONE": 12})
 
 
 # -- events that two queues share ------------------------------------------------------------------
@@ -205,53 +173,6 @@ def test_without_an_idle_thread_it_leaves_memory_with_its_progress() -> None:
     assert Counter(local.ids) == Counter(gate.entered) == Counter(ids)
 
 
-def test_the_listeners_of_an_event_never_run_at_the_same_time() -> None:
-    running, most, lock = Counter[str](), Counter[str](), threading.Lock()
-
-    def call(event: outbox.Event) -> None:
-        with lock:
-            running[event.event_id] += 1
-            most[event.event_id] = max(most[event.event_id], running[event.event_id])
-        time.sleep(0.001)
-        with lock:
-            running[event.event_id] -= 1
-
-    def again(event: outbox.Event) -> None:
-        call(event)
-
-    with both(call, again), outbox.Worker():
-        write(100)
-        wait_until(lambda: statuses() == {"DONE": 100})
-    assert {*most.values()} == {1}
-
-
-def test_a_retry_waits_in_the_queue_of_its_listener() -> None:
-    calls = []
-
-    def fail(event: outbox.Event) -> None:
-        calls.append(event.attempts)
-        raise outbox.RetryAfter(60)
-
-    local = Seen()
-    with both(local, fail), outbox.Worker():
-        (event_id,) = write()
-        wait_until(lambda: row(event_id).status == 2)
-    assert (row(event_id).queue, local.ids, calls) == ("hooks", [event_id], [0])
-
-
-def test_a_retry_in_default_comes_before_a_listener_that_is_due_later() -> None:
-    def fail(event: outbox.Event) -> None:
-        raise outbox.RetryAfter(60)
-
-    def later(event: outbox.Event) -> outbox.Defer:
-        return outbox.Defer(600)
-
-    with both(fail, later), outbox.Worker():
-        (event_id,) = write()
-        wait_until(lambda: len(entries(row(event_id).progress) or {}) == 2)
-    assert row(event_id).queue == "default"
-
-
 # -- keys ------------------------------------------------------------------------------------------
 
 
@@ -269,29 +190,6 @@ def test_the_events_of_a_key_stay_in_order_across_queues() -> None:
                     outbox.write(event_type, {"n": n}, key=key)
         wait_until(lambda: statuses() == {"DONE": 120})
     assert [*order.values()] == [[*range(40)]] * 3
-
-
-def test_a_stream_whose_head_fails_waits_in_the_queue_of_the_head() -> None:
-    def fail(event: outbox.Event) -> None:
-        raise outbox.RetryAfter(60)
-
-    with listening(Seen()), listening(fail, "hook.sent", queue="hooks"), outbox.Worker():
-        with transaction.atomic():
-            outbox.write("order.placed", key="a")
-            outbox.write("hook.sent", key="a")
-        wait_until(lambda: stream("a").locked_by is None and statuses() == {"DONE": 1, "RETRY": 1})
-        assert stream("a").queue == "hooks"
-
-
-def test_shared_events_of_a_key_stay_in_order() -> None:
-    local, hook = Seen(), Seen()
-    with both(local, hook), outbox.Worker():
-        ids = []
-        for _ in range(40):
-            with transaction.atomic():
-                ids.append(outbox.write("order.placed", key="a"))
-        wait_until(lambda: statuses() == {"DONE": 40})
-    assert local.ids == hook.ids == ids
 
 
 # -- dedicated workers -----------------------------------------------------------------------------
@@ -321,23 +219,6 @@ def test_a_worker_refuses_queues_that_are_not_configured(given: Any) -> None:
 # -- rows in a wrong queue -------------------------------------------------------------------------
 
 
-def test_rows_that_a_writer_put_into_default_are_delivered_by_their_own_queue() -> None:
-    """As from a process that does not know the listeners, or from version 0.1."""
-    hook = Seen()
-    with listening(hook, "hook.sent", queue="hooks"), outbox.Worker():
-        insert(50, event_type="hook.sent")
-        wait_until(lambda: statuses() == {"DONE": 50})
-    assert all("-hooks-worker-" in each for each in hook.threads)
-
-
-def test_a_dedicated_worker_corrects_rows_of_other_queues_and_keeps_their_attempts() -> None:
-    with listening(Seen(), "hook.sent", queue="hooks"), outbox.Worker(queues=["default"]):
-        ids = insert(20, event_type="hook.sent", attempts=3, status=2)
-        wait_until(lambda: queues() == {"hooks": 20})
-        wait_until(lambda: not OutboxEvent.objects.leased().exists())
-    assert {(row(each).attempts, row(each).status) for each in ids} == {(3, 2)}
-
-
 def test_rows_of_a_queue_that_is_not_configured_are_delivered_by_default(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,12 +233,6 @@ def test_rows_of_a_queue_that_is_not_configured_are_delivered_by_default(
         wait_until(lambda: statuses() == {"DONE": 603})
     assert len({*seen.ids}) == 603
     assert "queue not configured, its events are delivered by default queue=gone" in caplog.text
-
-
-def test_the_search_for_unknown_queues_finds_them_within_a_minute() -> None:
-    from django_outbox.worker import strays
-
-    assert 1.2 * strays.SEARCH_INTERVAL < 60
 
 
 # -- pauses of queues ------------------------------------------------------------------------------
@@ -413,20 +288,6 @@ def test_what_a_worker_has_ready_is_released_when_its_queue_is_paused() -> None:
     assert {*OutboxEvent.objects.values_list("attempts", "rescues")} == {(0, 0)}
 
 
-def test_a_shared_event_does_not_wait_for_a_paused_queue_with_its_other_listener() -> None:
-    """The pause comes when its row waits in that queue already."""
-    local = Seen()
-    pause()
-    with both(local, Seen()):
-        ids = insert(700, queue="hooks")
-        with outbox.Worker():
-            wait_until(lambda: len(local.ids) == 700)
-            wait_until(lambda: queues() == {"hooks": 700})
-        assert Counter(local.ids) == Counter(ids)
-        OutboxPause.objects.all().resume()
-        assert outbox.drain() == 700
-
-
 # -- rates -----------------------------------------------------------------------------------------
 
 
@@ -467,34 +328,7 @@ def test_a_workers_share_of_a_rate_gathers_for_a_second(clock: MovedClock) -> No
     assert limit.available() < 0
 
 
-def test_what_is_over_the_rate_is_neither_leased_nor_rewritten(settings: Any) -> None:
-    settings.OUTBOX = {**TWO, "QUEUES": {"hooks": {"WORKERS": 2, "RATE": "1/h"}}}
-    insert(50, event_type="hook.sent", queue="hooks")
-    before = [*OutboxEvent.objects.order_by("pk").values()]
-    seen = Seen()
-    with listening(seen), listening(seen, "hook.sent", queue="hooks"), outbox.Worker():
-        several_polls(seen)
-    rows = OutboxEvent.objects.filter(event_type="hook.sent").order_by("pk")
-    assert [*rows.values()] == before
-
-
 # -- upgrades --------------------------------------------------------------------------------------
-
-
-def test_many_queues_at_once(settings: Any) -> None:
-    names = [f"q{n}" for n in range(15)]
-    settings.OUTBOX = {"QUEUES": {name: {"WORKERS": 1} for name in names}, "WORKERS": 1}
-    seen = Seen()
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(listening(Seen(seen), f"type.{name}", queue=name))
-        stack.enter_context(listening(seen))
-        with outbox.Worker():
-            for name in names:
-                write(10, f"type.{name}")
-            write(10)
-            wait_until(lambda: statuses() == {"DONE": 160})
-    assert len({*seen.ids}) == 160
 
 
 @pytest.mark.parametrize("doorbell", [None, "auto"])

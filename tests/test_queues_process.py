@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 
-import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests.fleet import Fleet, wait_until
-from tests.table import insert, listening, statuses
+from tests.table import insert, statuses
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,15 +45,6 @@ def pids(fleet: Fleet, phase: str) -> set[int]:
     return {each.pid for each in fleet.lines() if each.phase == phase}
 
 
-def queues() -> dict[str, Any]:
-    told = StringIO()
-    call_command("outbox_status", "--format", "json", stdout=told, stderr=StringIO())
-    return {
-        each["queue"]: each
-        for each in json.loads(told.getvalue())["databases"]["default"]["queues"]
-    }
-
-
 def test_dedicated_workers_share_the_work_by_queue(fleet: Fleet) -> None:
     ids = insert(200, event_type="shared.sent")
     local = fleet.start("--exclude-queue", "hooks")
@@ -66,20 +53,6 @@ def test_dedicated_workers_share_the_work_by_queue(fleet: Fleet) -> None:
     assert calls(fleet, "local") == calls(fleet, "hook") == Counter(ids)
     assert (pids(fleet, "local"), pids(fleet, "hook")) == ({local.pid}, {hooks.pid})
     assert (fleet.end(local), fleet.end(hooks)) == (0, 0)
-
-
-def test_a_queue_that_no_worker_serves_is_reported_and_waits(fleet: Fleet) -> None:
-    insert(5, event_type="hook.sent", queue="hooks")
-    fleet.start("--queue", "default")
-    found = wait_until(
-        lambda: (each := queues())["default"]["workers"] and each, what="a worker of default"
-    )
-    assert found["hooks"]["unserved"] is True
-    assert (found["hooks"]["due"], found["hooks"]["workers"]) == (5, 0)
-    assert not found["default"]["unserved"]
-    assert calls(fleet, "start") == {}
-    fleet.start("--queue", "hooks")
-    wait_until(lambda: statuses() == {"DONE": 5}, what="DONE")
 
 
 def test_a_kill_repeats_no_more_finished_listeners_than_there_are_threads(fleet: Fleet) -> None:
@@ -97,28 +70,3 @@ def test_a_kill_repeats_no_more_finished_listeners_than_there_are_threads(fleet:
     assert calls(fleet, "hook") == Counter(ids)
     repeated = sum(count - 1 for count in calls(fleet, "local").values())
     assert repeated <= 4  # two threads of each queue
-
-
-def test_once_delivers_from_the_queues_it_is_told(fleet: Fleet) -> None:
-    insert(3, event_type="hook.sent", queue="hooks")
-    insert(3)
-    assert fleet.start("--once", "--queue", "hooks").wait(30) == 0
-    assert len(calls(fleet, "end")) == 3
-    assert statuses() == {"DONE": 3, "NEW": 3}
-
-
-def test_an_orderly_stop_repeats_nothing_of_a_shared_event(fleet: Fleet) -> None:
-    ids = insert(400, event_type="shared.sent")
-    worker = fleet.start()
-    wait_until(lambda: len(calls(fleet, "hook")) > 20, what="some hooks")
-    assert fleet.end(worker) == 0
-    with (
-        listening(lambda event: None, "shared.sent", name="local"),
-        listening(lambda event: None, "shared.sent", name="hook", queue="hooks"),
-    ):
-        left = {*OutboxEvent.objects.pending().values_list("pk", flat=True)}
-        outbox.drain()
-    for phase in ("local", "hook"):
-        assert set(calls(fleet, phase).values()) <= {1}
-        assert {*calls(fleet, phase)} | left >= {*ids}
-    assert not OutboxEvent.objects.filter(rescues__gt=0).exists()
