@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-CYCLES = 1000
+CYCLES = 200
 THREADS = 4
 WITHIN = 240  # seconds; half a minute on an idle machine, and more than this is a deadlock
 QUIET = {"DOORBELL": None, "POLL_INTERVAL": 60}  # a listener connection takes 0.2 s to end
@@ -98,7 +98,7 @@ def in_threads(*works: Callable[[], object]) -> list[Any]:
 
 
 @pytest.mark.timeout(WITHIN + 60)
-def test_many_cycles_from_several_threads(settings: Any, nothing_left: None) -> None:
+def test_w1_many_cycles_from_several_threads(settings: Any, nothing_left: None) -> None:
     settings.OUTBOX = QUIET
     until, ticket = time.monotonic() + WITHIN, count()
     delivered: list[str] = []
@@ -148,34 +148,3 @@ def test_one_worker_started_and_stopped_by_all_at_once(
         assert worker.stop()
         with pytest.raises(RuntimeError, match="was stopped"):
             worker.start()
-
-
-def test_one_worker_started_by_all_at_once(
-    settings: Any, nothing_left: None, slow_start: None
-) -> None:
-    settings.OUTBOX = QUIET
-    for _ in range(20):
-        worker = outbox.Worker(workers=1)
-        in_threads(*[worker.start] * THREADS)
-        assert worker.stop()
-
-
-def test_one_of_many_workers_for_an_alias_starts(
-    settings: Any, nothing_left: None, slow_start: None
-) -> None:
-    settings.OUTBOX = QUIET
-    for _ in range(20):
-        workers = [outbox.Worker(workers=1) for _ in range(THREADS)]
-
-        def start(worker: outbox.Worker) -> bool:
-            try:
-                worker.start()
-            except RuntimeError as error:
-                assert "already has a worker" in str(error)  # noqa: PT017 - as above
-                return False
-            return True
-
-        started = in_threads(*[partial(start, each) for each in workers])
-        assert started.count(True) == 1
-        for worker in workers:
-            assert worker.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import threading
@@ -18,7 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-from django.core.checks import run_checks
 from django.db import OperationalError, connection
 
 import django_outbox as outbox
@@ -163,7 +161,7 @@ def test_39_the_first_request_starts_the_worker_though_it_writes_nothing(
 # -- the end ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gunicorn", "gunicorn threads", "uvicorn", "runserver"])
+@pytest.mark.parametrize("name", ["gunicorn", "uvicorn", "runserver"])
 def test_at_exit_what_runs_is_finished_and_the_rest_released(
     name: str, database_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -178,35 +176,6 @@ def test_at_exit_what_runs_is_finished_and_the_rest_released(
     rest = OutboxEvent.objects.filter(pk__in=ids).pending()
     assert {*rest.values_list("locked_by", "attempts", "rescues")} <= {(None, 0, 0)}
     nothing_is_left()
-
-
-def test_an_awaited_listener_may_finish_at_exit(
-    database_env: dict[str, str], tmp_path: Path
-) -> None:
-    """Its database calls use a thread pool, which must stay open until it has finished."""
-    with serving("gunicorn", database_env, tmp_path, **FAR) as server:
-        server.write(type="reach.awaited", seconds=0.5)
-        wait_until(lambda: effects("start"), what="a start")
-        stop(server)
-    assert effects("end")
-    assert statuses() == {"DONE": 1}
-    nothing_is_left()
-
-
-def test_a_killed_server_process_leaves_its_events_to_the_next(
-    database_env: dict[str, str], tmp_path: Path
-) -> None:
-    with serving("gunicorn", database_env, tmp_path, LEASE=1, DRAIN_TIMEOUT=0.5) as server:
-        answer = server.write(type="reach.slow", seconds=5)
-        wait_until(lambda: effects("start"), what="a start")
-        os.kill(answer["pid"], signal.SIGKILL)
-
-        def rescued() -> bool:
-            server.get("threads")  # any request starts the worker of the process that took over
-            return Effect.objects.filter(phase="start").exclude(pid=answer["pid"]).exists()
-
-        wait_until(rescued, what="a rescue")
-        stop(server)
 
 
 # -- forks and checks ------------------------------------------------------------------------------
@@ -286,16 +255,3 @@ def in_child(answer: Any) -> Any:
         text = pipe.read()
     os.waitpid(pid, 0)
     return json.loads(text)
-
-
-def test_a_check_says_that_traffic_alone_delivers_nothing_late(settings: Any) -> None:
-    settings.OUTBOX = {"EMBEDDED": True}
-    (found,) = [each for each in run_checks(tags=["django_outbox"]) if "EMBEDDED" in each.msg]
-    assert re.fullmatch(r"django_outbox\.W\d{3}", str(found.id))
-    assert "outbox_worker" in str(found.hint)
-    settings.OUTBOX = {"EMBEDDED": False}
-    assert not [each for each in run_checks(tags=["django_outbox"]) if "EMBEDDED" in each.msg]
-
-
-def test_39_off_by_default() -> None:
-    assert hot_queues.start_worker is None

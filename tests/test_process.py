@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from django.db import DatabaseError
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import engine_connection
-from tests.fleet import REPOSITORY, Fleet, wait_for_end_of, wait_until
+from tests.fleet import Fleet, wait_for_end_of, wait_until
 from tests.table import insert, row, statuses, write
 from tests.testapp.models import Effect
 
@@ -156,74 +155,7 @@ def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> 
     assert {(row(each).rescues, row(each).attempts) for each in running} == {(0, 0)}
 
 
-def test_444_a_stuck_listener_cannot_hold_the_process(workers: Workers) -> None:
-    (event_id,) = write(1, "process.stuck")
-    worker = workers.start(outbox={"LEASE": 30})
-    wait_for_start(event_id)
-    quick(5)
-    wait_until(lambda: len(effects("end")) == 5)
-    worker.terminate()
-    assert wait_for_end_of(worker) == 1
-    assert (row(event_id).attempts, row(event_id).locked_by) == (0, None)
-    assert workers.logged(f"event handed back event_id={event_id}")
-
-
-def test_a_signal_at_any_instant_is_received(database_env: dict[str, str]) -> None:
-    """The receiver runs between two bytecodes of the main thread, whatever lock that holds."""
-    script = """
-import faulthandler, random, signal, threading
-import django
-django.setup()
-from django_outbox.worker.supervisor import Signals
-
-def beat():
-    while not ended.wait(0.001):
-        pass
-
-ended = threading.Event()
-threading.Thread(target=beat).start()  # a worker is never alone in its process
-for number in range(2000):
-    if not number % 50:  # a hang is told at once; a busy machine only takes longer for all
-        faulthandler.dump_traceback_later(30, exit=True)
-    signals = Signals()
-    signal.signal(signal.SIGALRM, signals.receive)
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0003))
-    while not signals.wait(0.05):
-        pass
-    assert signals.received == 1 and not signals.hurry()
-ended.set()
-print("received")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=REPOSITORY,
-        env=database_env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.stdout == "received\n", done.stderr
-
-
 # -- lost workers ----------------------------------------------------------------------------------
-
-
-def test_239_kill_in_the_listener(workers: Workers, gate: Path) -> None:
-    (event_id,) = gated(gate)
-    first = workers.start()
-    wait_for_start(event_id)
-    first.kill()
-    assert wait_for_end_of(first) == KILLED
-    assert row(event_id).locked_by is not None
-    second = workers.start()
-    wait_for_start(event_id, times=2)
-    assert row(event_id).rescues == 1
-    gate.touch()
-    wait_until_all_done()
-    assert row(event_id).attempts == 0
-    assert workers.logged(f"rescued event_id={event_id}")
-    assert workers.end(second) == 0
 
 
 def test_a_kill_loop_loses_nothing(workers: Workers) -> None:
@@ -278,45 +210,10 @@ def test_w16_a_paused_worker_cannot_settle_what_it_lost(workers: Workers, gate: 
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_once(workers: Workers) -> None:
-    quick(7)
-    insert(1, due=3600, event_type="process.quick")
-    worker = workers.start("--once")
-    assert wait_for_end_of(worker) == 0
-    assert statuses() == {"DONE": 7, "NEW": 1}
-    assert workers.logged("delivered 7")
-
-
-def test_229_workers_is_the_number_of_threads(workers: Workers, gate: Path) -> None:
-    gated(gate, 5)
-    worker = workers.start("--workers", "3")
-    wait_until(lambda: len(effects("start")) == 3)
-    wait_until(lambda: OutboxEvent.objects.leased().count() == 5)  # two wait for a thread
-    assert len(effects("start")) == 3
-    gate.touch()
-    wait_until_all_done()
-    assert workers.end(worker) == 0
-
-
-def test_enabled_false_exits_0_and_says_so(workers: Workers) -> None:
-    quick(1)
-    worker = workers.start(outbox={"ENABLED": False})
-    assert wait_for_end_of(worker) == 0
-    assert workers.logged('OUTBOX["ENABLED"] is False')
-    assert statuses() == {"NEW": 1}
-
-
 def test_a_missing_table_is_told(workers: Workers) -> None:
     worker = workers.start(outbox={"TABLE_PREFIX": "absent_"})
     assert wait_for_end_of(worker) == 1
     (line,) = workers.logged("no table")
     assert "absent_outbox_event" in line
     assert "manage.py migrate django_outbox --database default" in line
-    assert not workers.logged("Traceback")
-
-
-def test_an_unknown_alias_is_told(workers: Workers) -> None:
-    worker = workers.start("--database", "nowhere")
-    assert wait_for_end_of(worker) != 0
-    assert workers.logged("nowhere")
     assert not workers.logged("Traceback")

@@ -15,7 +15,6 @@ import pytest
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from tests.fleet import Fleet, Line, children, wait_for_end_of, wait_until
-from tests.reach.children import is_alive
 from tests.table import lease_ends_in, row, statuses, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -99,20 +98,6 @@ def test_deploys_in_the_middle_of_a_listener_are_no_rescues(fleet: Fleet, crash:
     assert [facts(each) for each in followers] == [HANDED_BACK] * len(followers)
 
 
-def test_handed_back_events_go_on_in_order(fleet: Fleet) -> None:
-    worker = start(fleet)
-    ids = write(3, key="a", payload={"seconds": 1.5})
-    wait_for_start(fleet, ids[0])
-    worker.terminate()
-    assert wait_for_end_of(worker) == 1
-    assert stream_due_in("a") <= 1
-    worker = start(fleet)
-    wait_until(lambda: statuses() == {"DONE": 3})
-    assert fleet.end(worker) == 0
-    assert [each.id for each in fleet.lines() if each.phase == "end"] == ids
-    assert not fleet.logged("rescued")
-
-
 # -- a stop --------------------------------------------------------------------------------------
 
 
@@ -159,18 +144,6 @@ def test_a_kill_during_the_drain_is_a_rescue(fleet: Fleet) -> None:
     assert wait_for_end_of(other) == 1
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_each_database_of_a_process_is_handed_back_to(fleet: Fleet) -> None:
-    worker = fleet.start("--database", "default", "--database", "other")
-    wait_until(lambda: len(fleet.logged(f" {worker.pid} INFO worker started")) == 2)
-    (here,) = write(1, payload=LONG)
-    wait_for_start(fleet, here)
-    worker.terminate()
-    assert wait_for_end_of(worker) == 1
-    assert facts(here) == HANDED_BACK
-    assert lease_ends_in(here) <= 1
-
-
 # -- --max-events ----------------------------------------------------------------------------------
 
 
@@ -202,13 +175,6 @@ def test_a_spent_worker_waits_for_what_runs_without_a_limit(fleet: Fleet) -> Non
     assert fleet.end(other) == 0
 
 
-def test_a_signal_limits_the_wait_of_a_spent_worker(fleet: Fleet) -> None:
-    worker, running, _ = spent(fleet)
-    worker.terminate()
-    assert wait_for_end_of(worker) == 1
-    assert facts(running) == HANDED_BACK
-
-
 # -- processes under a supervisor ----------------------------------------------------------------
 
 
@@ -238,55 +204,3 @@ def test_a_signal_to_a_child_drains_it_and_it_is_replaced(
     wait_until(lambda: len(fleet.logged("INFO worker started")) == 3, what="a third worker")
     assert fleet.end(supervisor) == 1
     assert facts(event_id) == HANDED_BACK
-
-
-def test_a_child_that_is_killed_by_quit_is_rescued_once(
-    fleet: Fleet, supervised: tuple[psutil.Popen, str, psutil.Process]
-) -> None:
-    supervisor, event_id, child = supervised
-    child.send_signal(signal.SIGQUIT)
-    again = wait_for_start(fleet, event_id, 2)
-    assert again.pid != child.pid
-    assert row(event_id).rescues == 1
-    assert fleet.logged(f"worker process ended pid={child.pid} code=-{signal.SIGQUIT:d}")
-    wait_until(lambda: len(fleet.logged("INFO worker started")) == 3, what="a third worker")
-    assert fleet.end(supervisor) == 1
-    assert facts(event_id) == (None, 0, 1, Status.NEW)
-    assert len(fleet.logged("rescued")) == 1
-
-
-@pytest.mark.parametrize("to", ["child", "supervisor"])
-def test_a_second_signal_hurries_a_child(fleet: Fleet, to: str) -> None:
-    supervisor = fleet.start("--processes", "2", "--workers", "1", "--drain-timeout", "300")
-    wait_until(lambda: len(fleet.logged("INFO worker started")) == 2, what="two workers")
-    (event_id,) = write(1, payload=LONG)
-    child = psutil.Process(wait_for_start(fleet, event_id).pid)
-    told = child if to == "child" else supervisor
-    threads = child.num_threads()
-    told.terminate()
-    wait_until(lambda: child.num_threads() < threads, what="a thread fewer")
-    told.terminate()
-    if to == "child":
-        wait_for_start(fleet, event_id, 2)
-        assert row(event_id).rescues == 0
-        supervisor.terminate()
-        wait_until(
-            lambda: sum(map(is_alive, children(supervisor))) < 2, what="the end of the idle one"
-        )
-        supervisor.terminate()
-    assert wait_for_end_of(supervisor) == 1
-    assert facts(event_id) == HANDED_BACK
-    assert not fleet.logged("rescued")
-
-
-def test_a_signal_to_all_processes_at_once_is_one_signal(fleet: Fleet) -> None:
-    """So systemd and a terminal send it; the supervisor passes it on besides."""
-    supervisor = fleet.start("--processes", "2", "--workers", "1", "--drain-timeout", "30")
-    wait_until(lambda: len(fleet.logged("INFO worker started")) == 2, what="two workers")
-    (event_id,) = write(1, payload={"seconds": 2})
-    wait_for_start(fleet, event_id)
-    for each in (supervisor, *children(supervisor)):
-        each.terminate()
-    assert wait_for_end_of(supervisor) == 0
-    assert row(event_id).status == Status.DONE
-    assert len(starts(fleet, event_id)) == 1
