@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import psutil
@@ -17,6 +19,9 @@ from django.db import connections
 from django_outbox.events.typed import classes
 from tests import databases
 from tests.waiting import MovedClock
+
+if TYPE_CHECKING:
+    from tests.reach.children import Site
 
 # A shell makes its background jobs ignore SIGINT; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +55,14 @@ def database_env(transactional_db: None) -> dict[str, str]:
         **databases.environment(settings),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
     }
+
+
+@pytest.fixture
+def site(database_env: dict[str, str], tmp_path: Path) -> Site:
+    """Return the site whose processes a test starts."""
+    from tests.reach.children import Site  # its models need the apps, which load later
+
+    return Site(database_env, tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +19,8 @@ from tests.fleet import wait_until
 from tests.reach.children import Site
 from tests.table import PLACED, in_thread, listening, statuses, write
 from tests.test_health import PORT, ask, port_of, wait_for
-from tests.testapp.models import Effect
 
 database = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def site(database_env: dict[str, str], tmp_path: Path) -> Site:
-    return Site(database_env, tmp_path)
 
 
 class Blocker:
@@ -66,10 +59,6 @@ def pass_until(fact: Callable[[], Any], clock: Clock) -> None:
         return fact()
 
     wait_until(seen, what="a report")
-
-
-def quick(event: outbox.Event) -> None:
-    """Do nothing."""
 
 
 # -- what blocks the loop --------------------------------------------------------------------------
@@ -136,54 +125,7 @@ def test_a_blocked_loop_is_reported_with_what_blocks_it(
     assert float(end.split("seconds=")[1]) >= 1000
 
 
-@database
-def test_a_callback_that_blocks_is_reported_without_an_event(
-    settings: Any, caplog: pytest.LogCaptureFixture, clock: Clock
-) -> None:
-    settings.OUTBOX = {"STUCK_AFTER": 1000}
-    entered, go_on = threading.Event(), threading.Event()
-
-    def block() -> None:
-        entered.set()
-        go_on.wait(60)
-
-    async def listener(event: outbox.Event) -> None:
-        asyncio.get_running_loop().call_later(0.05, block)
-
-    with caplog.at_level(logging.INFO, "django_outbox"), listening(listener), outbox.Worker():
-        try:
-            write()
-            assert entered.wait(30)
-            pass_until(lambda: lines(caplog, "event loop blocked"), clock)
-        finally:
-            go_on.set()
-        wait_until(lambda: lines(caplog, "event loop runs again"), what="the end")
-    assert "event_id=None event_type=None listener=None task=None at=/" in caplog.text
-
-
 # -- what still works ------------------------------------------------------------------------------
-
-
-@database
-def test_threads_go_on_beside_a_blocked_loop_and_it_counts_what_waits(settings: Any) -> None:
-    settings.OUTBOX = {"ASYNC_CONCURRENCY": 10, "WORKERS": 2}
-    blocker = Blocker()
-    with (
-        listening(blocker),
-        listening(quick, "order.shipped"),
-        outbox.Worker(drain_timeout=30) as worker,
-    ):
-        try:
-            write(1)
-            wait_until(lambda: blocker.task, what="a block")
-            write(9)
-            write(50, event_type="order.shipped")
-            wait_until(lambda: statuses() == {"NEW": 10, "DONE": 50}, what="the plain ones")
-            wait_until(lambda: worker._event_loops[0].waiting == 9, what="nine that wait")
-        finally:
-            blocker.go_on.set()
-        wait_until(lambda: statuses() == {"DONE": 60}, what="all DONE")
-        assert worker._event_loops[0].waiting == 0
 
 
 @database
@@ -234,18 +176,6 @@ def test_a_process_with_a_blocked_loop_is_live_not_ready_and_recovers(
         wait_until(lambda: statuses() == {"DONE": 4}, what="all DONE")
         child.says(r"event loop runs again seconds=\d+")
         assert child.stop() == 0
-
-
-@database
-def test_a_process_with_a_blocked_loop_ends_in_time_with_code_1(site: Site, tmp_path: Path) -> None:
-    with site.worker(DRAIN_TIMEOUT=1, ASYNC_CONCURRENCY=1) as child:
-        write(5, "reach.blocking", payload={"until": str(tmp_path / "never")})
-        wait_until(lambda: Effect.objects.filter(phase="start").exists(), what="the listener")
-        child.says("event loop blocked")
-        child.tell(signal.SIGTERM)
-        assert child.wait() == 1  # the loop stays blocked
-    assert statuses() == {"NEW": 5}
-    assert outbox.models.OutboxEvent.objects.filter(locked_by=None).count() >= 4
 
 
 # -- how the watch measures time -------------------------------------------------------------------
@@ -320,15 +250,6 @@ def test_a_listener_that_keeps_every_thread_from_running_is_reported_when_it_let
     rounds(1, answering=False)
     ((level, line),) = lines(caplog, "event loop blocked")
     assert (level, "seconds=4." in line) == ("WARNING", True)
-
-
-def test_a_loop_that_answers_is_not_taken_for_a_blocked_one(
-    watched: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    watch, _, rounds = watched
-    rounds(40, answering=True)
-    assert not lines(caplog, "event loop")
-    assert watch.unready_reason is None
 
 
 def test_each_blockage_is_reported_once_and_anew(

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.utils import timezone, translation
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from tests.surroundings import both, inside, outside_alone
 from tests.table import (
     PLACED,
     claim,
@@ -30,21 +30,7 @@ from tests.table import (
     statuses,
     write,
 )
-from tests.testapp.models import Effect
 from tests.waiting import MovedClock, wait_until
-
-ROOT = Path(__file__).resolve().parent.parent
-
-# Run each test inside a transaction that is rolled back, as in a TestCase, and outside one.
-both = pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
-        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
-    ],
-)
-inside = pytest.mark.django_db
-outside_alone = pytest.mark.django_db(transaction=True)
 
 
 def nothing(event: outbox.Event) -> None:
@@ -63,14 +49,6 @@ def test_limit(outside: bool) -> None:
         assert outbox.drain(limit=0) == 0
         assert outbox.drain(limit=10) == 3
     assert OutboxEvent.objects.filter(locked_by=None).count() == 5
-
-
-@both
-def test_what_is_not_due_stays(outside: bool) -> None:
-    write(deliver_after=3600)
-    with listening(nothing):
-        assert outbox.drain() == 0
-    assert statuses() == {"NEW": 1}
 
 
 @both
@@ -122,22 +100,6 @@ def test_what_becomes_due_meanwhile_is_delivered(outside: bool) -> None:
 
 
 @both
-def test_defer_of_nought_does_not_loop(outside: bool) -> None:
-    calls: list[str] = []
-
-    def defers(event: outbox.Event) -> outbox.Defer:
-        calls.append(event.event_id)
-        return outbox.Defer(0)
-
-    (event_id,) = write()
-    with listening(defers):
-        assert outbox.drain() == 1
-        assert outbox.drain() == 1  # a new drain delivers it again
-    assert calls == [event_id] * 2
-    assert (row(event_id).status, row(event_id).attempts) == (Status.NEW, 0)
-
-
-@both
 def test_a_failure_does_not_keep_the_event_from_its_batch_listener(outside: bool) -> None:
     """It is called in the same run, as an ordinary second listener is."""
     seen: list[str] = []
@@ -148,26 +110,12 @@ def test_a_failure_does_not_keep_the_event_from_its_batch_listener(outside: bool
     def note(events: list[outbox.Event]) -> None:
         seen.extend(each.event_id for each in events)
 
-    with listening(fail), listening(note, name="bulk", batch=10):
+    with listening(fail, retry=outbox.Fixed(60)), listening(note, name="bulk", batch=10):
         [event_id] = write()
         assert outbox.drain() == 1
     assert seen == [event_id]
     row = OutboxEvent.objects.get(pk=event_id)
     assert (row.status, row.attempts) == (Status.RETRY, 1)
-
-
-@both
-def test_j4_an_event_that_fails_ends_dead(outside: bool) -> None:
-    def fails(event: outbox.Event) -> None:
-        raise ValueError("never works")
-
-    (event_id,) = write()
-    with listening(fails, retry=outbox.Fixed(delay=0, max_attempts=2)):
-        assert outbox.drain() == 1
-        assert (row(event_id).status, row(event_id).attempts) == (Status.RETRY, 1)
-        assert outbox.drain() == 1
-        assert (row(event_id).status, row(event_id).attempts) == (Status.DEAD, 2)
-        assert outbox.drain() == 0
 
 
 @both
@@ -179,56 +127,6 @@ def test_max_rescues(outside: bool) -> None:
         outbox.drain()
     assert called == [suspect]
     assert (row(poison).status, row(poison).last_error) == (Status.DEAD, "lost 5 workers")
-
-
-@both
-def test_an_async_listener(outside: bool) -> None:
-    async def listener(event: outbox.Event) -> None:
-        await Effect.objects.acreate(event_id=event.event_id, pid=0, phase="async")
-
-    write(2)
-    with listening(listener):
-        assert outbox.drain() == 2
-    assert Effect.objects.filter(phase="async").count() == 2
-
-
-@both
-def test_nobody_listens(outside: bool) -> None:
-    (event_id,) = write(event_type="nobody.listens")
-    assert outbox.drain() == 1
-    assert (row(event_id).status, row(event_id).attempts) == (Status.NEW, 0)
-    assert "UnroutableEvent" in (row(event_id).last_error or "") or "No listener" in (
-        row(event_id).last_error or ""
-    )
-
-
-@both
-def test_no_thread_is_left(outside: bool) -> None:
-    before = set(threading.enumerate())
-    write(3)
-    with listening(nothing):
-        outbox.drain()
-    assert [each for each in set(threading.enumerate()) - before if "outbox" in each.name] == []
-
-
-# -- what a listener does wrong --------------------------------------------------------------------
-
-
-@both
-def test_time_zone_and_language_do_not_reach_the_next(outside: bool) -> None:
-    found: list[tuple[str, str | None]] = []
-
-    def changes(event: outbox.Event) -> None:
-        found.append((timezone.get_current_timezone_name(), translation.get_language()))
-        timezone.activate("America/Lima")
-        translation.activate("eo")
-
-    write(2)
-    with timezone.override("Europe/Paris"), translation.override("de"), listening(changes):
-        outbox.drain()
-        callers = (timezone.get_current_timezone_name(), translation.get_language())
-    assert found[0] == found[1]
-    assert callers == ("Europe/Paris", "de")
 
 
 # -- inside a transaction --------------------------------------------------------------------------
@@ -271,45 +169,6 @@ def test_what_is_done_is_settled_before_long() -> None:
 
 
 # -- in memory -------------------------------------------------------------------------------------
-
-
-def test_drain_works_in_memory() -> None:
-    script = """
-import django
-from django.conf import settings
-settings.configure(
-    INSTALLED_APPS=["django_outbox"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-)
-django.setup()
-from django.core.management import call_command
-from django.db import connection, transaction
-import threading
-import django_outbox as outbox
-from django_outbox.models import OutboxEvent
-call_command("migrate", verbosity=0)
-seen = []
-
-@outbox.listener("order.placed")
-def listener(event):
-    seen.append((event.payload, connection.in_atomic_block, threading.active_count()))
-
-with transaction.atomic():
-    outbox.write("order.placed", 1)
-    outbox.write("order.placed", 2)
-print(outbox.drain(), seen, OutboxEvent.objects.done().count())
-"""
-    inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env=inherited,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout == "2 [(1, False, 1), (2, False, 1)] 2\n", done.stderr
 
 
 @both
@@ -374,3 +233,52 @@ def test_no_transaction_is_open_around_a_listener() -> None:
     with listening(lambda event: seen.append(connection.in_atomic_block)):
         outbox.drain()
     assert seen == [False]
+
+
+# -- in memory -------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_in_memory_drain_works_and_a_worker_refuses() -> None:
+    script = """
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_outbox"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import connection, transaction
+import threading
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
+call_command("migrate", verbosity=0)
+seen = []
+
+@outbox.listener("order.placed")
+def listener(event):
+    seen.append((event.payload, connection.in_atomic_block, threading.active_count()))
+
+with transaction.atomic():
+    outbox.write("order.placed", 1)
+    outbox.write("order.placed", 2)
+print(outbox.drain(), seen, OutboxEvent.objects.done().count())
+try:
+    outbox.Worker().start()
+except ImproperlyConfigured as error:
+    print("drain()" in str(error))
+"""
+    inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=inherited,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "2 [(1, False, 1), (2, False, 1)] 2\nTrue\n", done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from tests.fleet import Fleet, wait_for_end_of
+from tests.surroundings import both, outside_alone
 from tests.table import (
     insert,
     keyed,
@@ -31,22 +31,12 @@ from tests.table import (
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
-# Each test runs in a transaction that is rolled back, as in a TestCase, and without one.
-both = pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
-        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
-    ],
-)
-outside_alone = pytest.mark.django_db(transaction=True)
-
 
 class Halt(BaseException):
     """Derives from ``BaseException`` only."""
 
 
-ENDS = [SystemExit, GeneratorExit, asyncio.CancelledError, Halt]
+ENDS = [SystemExit, asyncio.CancelledError, Halt]
 
 
 def listener_that(error: type[BaseException], *, is_async: bool) -> Callable[[outbox.Event], Any]:
@@ -86,43 +76,6 @@ def test_a_listener_that_exits_has_failed_like_any_other(
         assert outbox.drain() == 1
         assert outbox.drain() == 0
     assert (row(bad).status, row(bad).attempts) == (Status.DEAD, 2)
-
-
-@both
-@pytest.mark.parametrize("error", ENDS)
-def test_keyed_events_behind_it_go_on(outside: bool, error: type[BaseException]) -> None:
-    seen: list[str] = []
-
-    def listener(event: outbox.Event) -> None:
-        seen.append(event.event_id)
-        if event.event_id == ids[0]:
-            raise error
-
-    ids = keyed("k", 3, due=-1)
-    with listening(listener, retry=outbox.Fixed(0, max_attempts=1)):
-        assert outbox.drain() == 3
-    assert seen == ids
-    assert [row(each).status for each in ids] == [Status.DEAD, Status.DONE, Status.DONE]
-    assert (stream("k").locked_by, stream("k").due_at) == (None, None)
-
-
-@outbox.event("order.exiting")
-@dataclasses.dataclass
-class Exiting:
-    sku: str
-
-    def __post_init__(self) -> None:
-        if self.sku == "exit":
-            raise SystemExit
-
-
-@both
-def test_a_class_of_a_payload_that_exits_has_failed_too(outside: bool) -> None:
-    for sku in ("exit", "tea"):
-        insert(due=-1, event_type="order.exiting", payload=f'{{"sku": "{sku}"}}')
-    with listening(lambda event: None, Exiting, retry=outbox.Fixed(max_attempts=1)):  # type: ignore[arg-type]
-        assert outbox.drain() == 2
-    assert statuses() == {"DEAD": 1, "DONE": 1}
 
 
 # -- an interrupt ----------------------------------------------------------------------------------
@@ -224,48 +177,7 @@ def test_once_delivers_at_most_max_events(
             assert OutboxEvent.objects.pending().count() == left
 
 
-@both
-def test_once_with_max_events_of_nought_delivers_all(
-    outside: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    insert(3, due=-1)
-    with listening(lambda event: None):
-        call_command("outbox_worker", "--once", "--max-events", "0")
-    assert capsys.readouterr().out == "delivered 3\n"
-
-
 # -- one execution each ----------------------------------------------------------------------------
-
-
-def test_there_is_one_execution_of_each_and_a_dead_one_lets_the_next_go_on(
-    settings: Any, transactional_db: None
-) -> None:
-    """The strictest order: one stream for all events, and ``max_attempts=1``."""
-    settings.OUTBOX = {"MODE": "ordered", "ORDERING": "global", "UNROUTABLE_GRACE": 0}
-    seen: list[str] = []
-
-    def listener(event: outbox.Event) -> None:
-        seen.append(event.event_id)
-        if event.payload["n"] in (0, 2):
-            raise ValueError
-
-    with listening(listener, retry=outbox.Fixed(0, max_attempts=1)), outbox.Worker(workers=4):
-        ids = write(5)
-        wait_until(lambda: statuses() == {"DEAD": 2, "DONE": 3}, what="the end of all")
-    assert seen == ids
-    assert [row(each).attempts for each in ids] == [1, 0, 1, 0, 0]
-
-
-@both
-def test_what_a_lost_worker_ran_is_run_again_even_with_one_execution(outside: bool) -> None:
-    """A lost worker is not a failure of the event, so the policy is not consulted."""
-    first, second = keyed("k", 2, due=-1)
-    lost("k")
-    seen: list[str] = []
-    with listening(lambda event: seen.append(event.event_id), retry=outbox.Fixed(max_attempts=1)):
-        assert outbox.drain() == 2
-    assert seen == [first, second]
-    assert statuses() == {"DONE": 2}
 
 
 @both

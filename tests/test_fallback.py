@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.core.checks import run_checks
 from django.db import connection, transaction
-from django.utils import translation
 
 import django_outbox as outbox
 from django_outbox import signals
@@ -24,20 +20,10 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests import samples
+from tests.surroundings import both, inside, outside_alone
 from tests.table import PLACED, insert, listening, row, statuses, write
 from tests.testapp.models import Effect, Order
-from tests.waiting import MovedClock, wait_until
-
-# Each test runs in a transaction that is rolled back, as in a TestCase, and without one.
-both = pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
-        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
-    ],
-)
-inside = pytest.mark.django_db
-outside_alone = pytest.mark.django_db(transaction=True)
+from tests.waiting import wait_until
 
 ONCE = outbox.Fixed(0, max_attempts=1)
 TWICE = outbox.Fixed(0, max_attempts=2)
@@ -139,24 +125,27 @@ def test_348_without_one_the_same_event_is_dead(outside: bool) -> None:
     assert statuses() == {"DEAD": 1}
 
 
-@both
-def test_a_dead_answer_is_not_for_it(outside: bool) -> None:
-    write()
-    fallback = Fallback()
-    with guarded(lambda event: outbox.Dead("refused"), fallback):
-        drain()
-    assert statuses() == {"DEAD": 1}
-    assert fallback.calls == []
-
-
 @inside
-@pytest.mark.parametrize("damage", [{"payload": "{"}, {"headers": "["}], ids=["payload", "headers"])
-def test_a_row_that_cannot_be_decoded_is_not_for_it(damage: dict[str, str]) -> None:
-    insert(**damage)
+@pytest.mark.parametrize(
+    ("columns", "listen", "status"),
+    [
+        ({}, lambda event: outbox.Dead("refused"), "DEAD"),
+        ({"payload": "{"}, raising(LookupError()), "DEAD"),
+        ({"headers": "["}, raising(LookupError()), "DEAD"),
+        ({"rescues": 4, "locked_by": "lost", "due": -1}, raising(LookupError()), "DEAD"),
+        ({}, lambda event: None, "DONE"),
+        ({}, lambda event: outbox.Defer(600), "NEW"),
+    ],
+    ids=["Dead", "payload", "headers", "poison", "success", "Defer"],
+)
+def test_what_is_no_failure_of_the_listener_is_not_for_it(
+    columns: dict[str, Any], listen: Any, status: str
+) -> None:
+    insert(**columns)
     fallback = Fallback()
-    with guarded(raising(LookupError()), fallback):
+    with guarded(listen, fallback):
         drain()
-    assert statuses() == {"DEAD": 1}
+    assert statuses() == {status: 1}
     assert fallback.calls == []
 
 
@@ -173,28 +162,6 @@ def test_a_payload_that_does_not_fit_the_listeners_class_is_not_for_it() -> None
     with guarded(lambda event: None, fallback, event_type=Parcel):
         drain()
     assert statuses() == {"DEAD": 1}
-    assert fallback.calls == []
-
-
-@inside
-def test_a_poison_event_is_not_for_it() -> None:
-    insert(rescues=4, locked_by="lost", due=-1)
-    fallback = Fallback()
-    with guarded(raising(LookupError()), fallback):
-        drain()
-    assert statuses() == {"DEAD": 1}
-    assert "lost 5 workers" in str(OutboxEvent.objects.get().last_error)
-    assert fallback.calls == []
-
-
-@both
-def test_a_success_or_a_deferral_is_not_for_it(outside: bool) -> None:
-    write(2)
-    fallback = Fallback()
-    answers = {0: None, 1: outbox.Defer(600)}
-    with guarded(lambda event: answers[event.payload["n"]], fallback):
-        drain()
-    assert statuses() == {"DONE": 1, "NEW": 1}
     assert fallback.calls == []
 
 
@@ -216,22 +183,6 @@ def test_n5_its_failure_is_dead_with_both_errors(outside: bool) -> None:
     assert "\n\nThe fallback: RuntimeError: nobody answers the phone\n" in text
     assert text.rstrip().endswith("RuntimeError: nobody answers the phone")
     assert row(event_id).attempts == 1
-
-
-@both
-def test_both_errors_fit_however_long_they_are(outside: bool) -> None:
-    (event_id,) = write()
-
-    def fails(event: outbox.Event, failure: outbox.Failure) -> None:
-        raise RuntimeError("☕" * 9000)
-
-    with guarded(raising(LookupError("é" * 9000)), Fallback(fails), retry=ONCE):
-        drain()
-    text = str(row(event_id).last_error)
-    assert len(text) <= 4000
-    assert text.startswith("LookupError: éé")
-    assert "\n\nThe fallback: RuntimeError: ☕☕" in text
-    assert text.rstrip().endswith("☕")
 
 
 @both
@@ -305,77 +256,7 @@ def test_33_listener_then_retry_decision_then_fallback_then_dead(outside: bool) 
     assert steps == ["listener", "retry decision", "listener", "retry decision", "fallback", "dead"]
 
 
-@outside_alone
-def test_its_end_is_logged_and_announced(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[tuple[str, str]] = []
-
-    def note(event: outbox.Event, outcome: str, **kwargs: Any) -> None:
-        heard.append(("settled", outcome))
-
-    def note_dead(event: outbox.Event, cause: str, **kwargs: Any) -> None:
-        heard.append(("dead", cause.partition("\n")[0]))
-
-    signals.event_settled.connect(note)
-    signals.event_dead.connect(note_dead)
-    good = Fallback()
-    bad = Fallback(lambda event, failure: outbox.Dead())
-    try:
-        with caplog.at_level(logging.WARNING, "django_outbox"):
-            for fallback in (good, bad):
-                write()
-                with guarded(raising(LookupError("sold out")), fallback, retry=ONCE):
-                    drain()
-    finally:
-        signals.event_settled.disconnect(note)
-        signals.event_dead.disconnect(note_dead)
-    assert heard == [("settled", "done"), ("dead", "LookupError: sold out"), ("settled", "dead")]
-    told = [each.getMessage() for each in caplog.records if "fallback" in each.getMessage()]
-    assert len(told) == 1
-    assert "fallback succeeded" in told[0]
-    assert "error=LookupError" in told[0]
-
-
-@both
-def test_with_retention_of_nothing_the_row_goes(outside: bool, settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0}
-    write()
-    with guarded(raising(LookupError()), Fallback(), retry=ONCE):
-        drain()
-    assert not OutboxEvent.objects.exists()
-
-
 # -- its surroundings ------------------------------------------------------------------------------
-
-
-@both
-def test_a_statement_that_the_listener_broke_does_not_harm_it(outside: bool) -> None:
-    write()
-
-    def breaks(event: outbox.Event) -> None:
-        effect(event, "listener")
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT nothing FROM nowhere")
-
-    fallback = Fallback(lambda event, failure: effect(event, "fallback"))
-    with guarded(breaks, fallback, retry=ONCE):
-        drain()
-    assert "fallback" in Effect.objects.values_list("phase", flat=True)
-    assert statuses() == {"DONE": 1}
-
-
-@both
-def test_a_transaction_that_the_listener_left_open_does_not_undo_it(outside: bool) -> None:
-    write()
-
-    def leaves_open(event: outbox.Event) -> None:
-        transaction.atomic().__enter__()
-        raise LookupError
-
-    fallback = Fallback(lambda event, failure: effect(event, "fallback"))
-    with guarded(leaves_open, fallback, retry=ONCE):
-        drain()
-    assert [*Effect.objects.values_list("phase", flat=True)] == ["fallback"]
-    assert statuses() == {"DONE": 1}
 
 
 @both
@@ -398,19 +279,6 @@ def test_of_an_atomic_listener_it_commits_with_done(outside: bool) -> None:
     assert [*Effect.objects.values_list("phase", flat=True)] == ["fallback"]
     assert statuses() == {"DONE": 1}
     assert depths == [before + 1]
-
-
-@both
-def test_the_language_of_the_listener_does_not_outlive_both(outside: bool) -> None:
-    write()
-
-    def listen(event: outbox.Event) -> None:
-        translation.activate("de")
-        raise LookupError
-
-    with guarded(listen, Fallback(lambda event, failure: translation.activate("fr")), retry=ONCE):
-        drain()
-    assert translation.get_language() == "en-us"
 
 
 @outside_alone
@@ -450,31 +318,6 @@ def test_each_listener_of_an_event_has_its_own(outside: bool) -> None:
     assert str(row(event_id).last_error).startswith("LookupError: b")
 
 
-@both
-def test_an_event_is_done_when_fallbacks_saved_what_failed(outside: bool) -> None:
-    write()
-    with (
-        guarded(raising(LookupError()), Fallback(), name="a", retry=ONCE),
-        guarded(raising(LookupError()), Fallback(), name="b", retry=TWICE),
-    ):
-        drain(2)
-    assert statuses() == {"DONE": 1}
-
-
-@both
-def test_one_function_may_serve_several_listeners(outside: bool) -> None:
-    write(event_type="order.placed")
-    write(event_type="order.paid")
-    fallback = Fallback()
-    with (
-        guarded(raising(LookupError()), fallback, event_type="order.placed", retry=ONCE),
-        guarded(raising(LookupError()), fallback, event_type="order.paid", retry=ONCE),
-    ):
-        drain()
-    assert [failure.listener for _, failure in fallback.calls] == ["order.placed", "order.paid"]
-    assert statuses() == {"DONE": 2}
-
-
 # -- in a worker -----------------------------------------------------------------------------------
 
 
@@ -489,53 +332,6 @@ def test_n5_in_a_worker(settings: Any) -> None:
     assert sorted(event.event_id for event, _ in fallback.calls) == sorted(ids)
     assert Effect.objects.count() == 10
     assert {failure.attempts for _, failure in fallback.calls} == {3}
-
-
-@outside_alone
-def test_a_worker_closes_what_the_listener_broke_before_it(settings: Any) -> None:
-    settings.OUTBOX = {}
-
-    def breaks(event: outbox.Event) -> None:
-        transaction.atomic().__enter__()
-        effect(event, "listener")
-        raise LookupError
-
-    fallback = Fallback(lambda event, failure: effect(event, "fallback"))
-    with guarded(breaks, fallback, retry=ONCE), outbox.Worker():
-        write()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
-    assert [*Effect.objects.values_list("phase", flat=True)] == ["fallback"]
-
-
-@outside_alone
-def test_the_timeout_counts_for_it_anew(
-    settings: Any, caplog: pytest.LogCaptureFixture, clock: MovedClock
-) -> None:
-    """A plain fallback that hangs is abandoned and reported, as a listener is."""
-    settings.OUTBOX = {"DRAIN_TIMEOUT": 0.5}
-    go_on = threading.Event()
-
-    def reports() -> int:
-        return sum("longer than its timeout" in each.getMessage() for each in caplog.records)
-
-    def hang(event: outbox.Event, failure: outbox.Failure) -> None:
-        clock.advance(6)
-        go_on.wait(60)
-
-    fallback = Fallback(hang)
-    with (
-        caplog.at_level(logging.WARNING, "django_outbox"),
-        guarded(raising(LookupError()), fallback, timeout=5, retry=ONCE),
-        outbox.Worker(),
-    ):
-        try:
-            write()
-            wait_until(lambda: fallback.calls)
-            wait_until(reports, what="a report")
-            wait_until(lambda: statuses() == {"DEAD": 1}, what="DEAD")
-        finally:
-            go_on.set()
-    assert reports() == 1
 
 
 # -- async -----------------------------------------------------------------------------------------
@@ -556,9 +352,7 @@ def plain(event: outbox.Event, failure: outbox.Failure) -> None:
 
 
 @outside_alone
-@pytest.mark.parametrize(
-    "fallback", [nap, plain, functools.partial(nap)], ids=["async", "plain", "partial"]
-)
+@pytest.mark.parametrize("fallback", [functools.partial(nap), plain], ids=["async", "plain"])
 @pytest.mark.parametrize("where", ["worker", "drain"])
 def test_344_of_async_listeners_it_may_be_either(settings: Any, fallback: Any, where: str) -> None:
     settings.OUTBOX = {}
@@ -589,19 +383,6 @@ def test_344_an_async_one_of_a_plain_listener_is_awaited(outside: bool) -> None:
 
 
 @outside_alone
-def test_a_plain_one_that_returns_an_awaitable_is_awaited(settings: Any) -> None:
-    settings.OUTBOX = {}
-
-    def later(event: outbox.Event, failure: outbox.Failure) -> Any:
-        return nap(event, failure)
-
-    with guarded(afails, later, retry=ONCE), outbox.Worker():
-        write()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
-    assert Effect.objects.count() == 1
-
-
-@outside_alone
 def test_an_async_one_past_the_timeout_is_cancelled_and_the_event_dead(settings: Any) -> None:
     settings.OUTBOX = {}
     ends: list[str] = []
@@ -621,41 +402,6 @@ def test_an_async_one_past_the_timeout_is_cancelled_and_the_event_dead(settings:
         wait_until(lambda: statuses() == {"DEAD": 1}, what="DEAD")
     assert ends == ["ListenerTimeout"]
     assert str(row(event_id).last_error).count("ListenerTimeout: ") >= 2
-
-
-@outside_alone
-def test_an_async_listener_that_broke_its_connection_does_not_harm_it(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = {}
-
-    def leaves_open(event: outbox.Event) -> None:
-        transaction.atomic().__enter__()
-        effect(event, "listener")
-
-    async def listen(event: outbox.Event) -> None:
-        await sync_to_async(leaves_open)(event)
-        raise LookupError
-
-    with guarded(listen, nap, retry=ONCE), outbox.Worker():
-        write()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
-    assert [*Effect.objects.values_list("phase", flat=True)] == [PLACED]
-    assert "listener left a transaction open" in caplog.text
-
-
-@outside_alone
-def test_an_async_one_that_raises_outside_exception_ends_nothing(settings: Any) -> None:
-    settings.OUTBOX = {}
-
-    async def ends(event: outbox.Event, failure: outbox.Failure) -> None:
-        raise SystemExit(4)
-
-    with guarded(afails, ends, retry=ONCE), outbox.Worker():
-        write()
-        wait_until(lambda: statuses() == {"DEAD": 1}, what="DEAD")
-        write()
-        wait_until(lambda: statuses() == {"DEAD": 2}, what="the next one DEAD")
 
 
 # -- registration ----------------------------------------------------------------------------------
@@ -699,67 +445,6 @@ def test_343_it_decorates_several_and_holds_for_every_registration() -> None:
     def tell(event: outbox.Event, failure: outbox.Failure) -> None: ...
 
     assert [each.fallback for each in registry.listeners()] == [tell] * 3
-
-
-@registering
-def test_343_a_second_for_one_listener_is_an_error_naming_both() -> None:
-    @outbox.listener(PLACED)
-    def reserve(event: outbox.Event) -> None: ...
-
-    @reserve.fallback
-    def first(event: outbox.Event, failure: outbox.Failure) -> None: ...
-
-    with pytest.raises(outbox.ListenerAlreadyRegistered) as caught:
-
-        @reserve.fallback
-        def second(event: outbox.Event, failure: outbox.Failure) -> None: ...
-
-    for name in ("reserve", "first", "second"):
-        assert f"{name} ({__file__}:" in str(caught.value)
-    assert registry.listeners()[0].fallback is first
-
-
-@registering
-def test_a_function_that_was_wrapped_after_it_listened_has_its_own() -> None:
-    """``functools.wraps`` copies attributes, but the outer function keeps a fallback of its own."""
-
-    @outbox.listener("inner")
-    def inner(event: outbox.Event) -> None: ...
-
-    @outbox.listener("outer")
-    @functools.wraps(inner)
-    def outer(event: outbox.Event) -> None: ...
-
-    @outer.fallback
-    def tell(event: outbox.Event, failure: outbox.Failure) -> None: ...
-
-    assert {each.event_type: each.fallback for each in registry.listeners()} == {
-        "inner": None,
-        "outer": tell,
-    }
-
-
-class Shelf:
-    fallback = "an attribute of the object's own"
-
-    def __call__(self, event: outbox.Event) -> None: ...
-
-    def method(self, event: outbox.Event) -> None: ...
-
-
-@registering
-def test_an_attribute_of_that_name_is_left_alone() -> None:
-    shelf = Shelf()
-    assert outbox.listener(PLACED)(shelf) is shelf
-    assert shelf.fallback == "an attribute of the object's own"
-
-
-@registering
-def test_what_has_no_room_for_it_can_listen_all_the_same() -> None:
-    method = Shelf().method
-    outbox.listener(PLACED)(method)
-    outbox.listener("order.paid")(print)
-    assert len(registry.listeners()) == 2
 
 
 @registering

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,25 +14,15 @@ from unittest.mock import Mock
 import pytest
 from django.db import transaction
 from django.db.models import F
-from django.utils import translation
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests import samples
+from tests.surroundings import both, outside_alone
 from tests.table import PLACED, insert, lease_ends_in, listening, now, row, statuses, write
 from tests.testapp.models import Effect, Order
-from tests.waiting import MovedClock, wait_until
-
-# Runs a test twice: inside a transaction that is rolled back, as in a TestCase, and outside.
-both = pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
-        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
-    ],
-)
-outside_alone = pytest.mark.django_db(transaction=True)
+from tests.waiting import wait_until
 
 ONCE = outbox.Fixed(0, max_attempts=1)
 SOON = outbox.Fixed(0, max_attempts=4)
@@ -131,15 +120,6 @@ def test_an_event_is_dead_only_when_none_can_go_on(outside: bool) -> None:
 
 
 @both
-def test_a_failure_on_record_is_one_though_who_is_left_only_waits(outside: bool) -> None:
-    write()
-    waits = Listener("mail", lambda event: outbox.Defer(600))
-    with registered(Listener("", fails, retry=ONCE), waits):
-        drain()
-    assert statuses() == {"RETRY": 1}
-
-
-@both
 def test_a_dead_event_tells_the_error_of_a_listener_that_died(outside: bool) -> None:
     """``last_error`` is not the later error of a listener that succeeded in the end."""
     (event_id,) = write()
@@ -151,18 +131,6 @@ def test_a_dead_event_tells_the_error_of_a_listener_that_died(outside: bool) -> 
         drain()
     assert statuses() == {"DEAD": 1}
     assert str(row(event_id).last_error) == f"LookupError: no {PLACED}"
-
-
-@both
-def test_a_dead_answer_among_several(outside: bool) -> None:
-    (event_id,) = write()
-    with registered(
-        Listener("", nothing), Listener("mail", lambda event: outbox.Dead("no address"))
-    ):
-        drain()
-    assert statuses() == {"DEAD": 1}
-    assert row(event_id).last_error == "no address"
-    assert row(event_id).attempts == 0
 
 
 @both
@@ -212,45 +180,6 @@ def test_each_policy_sees_its_own_executions_and_the_row_the_most(outside: bool)
 
 
 @both
-def test_each_comes_again_at_its_own_time(outside: bool) -> None:
-    (event_id,) = write()
-    soon = Listener("soon", fails, retry=outbox.Fixed(100, max_attempts=9))
-    late = Listener("late", fails, retry=outbox.Fixed(1000, max_attempts=9))
-    with registered(soon, late):
-        drain()
-        assert (len(soon.seen), len(late.seen)) == (1, 1)
-        assert 90 < lease_ends_in(event_id) < 110  # the earlier of the two
-        outbox.drain(limit=1, at=now() + timedelta(seconds=150))
-        assert (len(soon.seen), len(late.seen)) == (2, 1)
-        outbox.drain(limit=1, at=now() + timedelta(seconds=1200))
-        assert (len(soon.seen), len(late.seen)) == (3, 1)  # the earlier one is due again first
-
-
-@both
-def test_drain_at_follows_the_times_of_each(outside: bool) -> None:
-    write()
-    soon = Listener("soon", fails, retry=outbox.Fixed(100, max_attempts=9))
-    late = Listener("late", fails, retry=outbox.Fixed(250, max_attempts=9))
-    with registered(soon, late):
-        outbox.drain(at=now() + timedelta(seconds=320))
-    assert (len(soon.seen), len(late.seen)) == (4, 2)  # at 0, 100, 200, 300; at 0, 250
-
-
-@both
-def test_a_row_whose_due_time_was_moved_is_run(outside: bool) -> None:
-    """If you make a row due by hand, the listener that is next in line runs now."""
-    (event_id,) = write()
-    soon, late = Listener("soon", fails, retry=FAR), Listener("late", fails)
-    late.options["retry"] = outbox.Fixed(5000, max_attempts=9)
-    with registered(soon, late):
-        drain()
-        OutboxEvent.objects.filter(pk=event_id).update(available_at=now())
-        drain()
-    assert (len(soon.seen), len(late.seen)) == (2, 1)
-    assert 590 < lease_ends_in(event_id) < 610
-
-
-@both
 def test_each_gets_a_payload_of_its_own(outside: bool) -> None:
     """A listener that changes its payload does not affect the next one."""
     write(payload={"lines": [1]})
@@ -259,30 +188,6 @@ def test_each_gets_a_payload_of_its_own(outside: bool) -> None:
     with registered(first, second):
         drain()
     assert [event.payload for event in second.seen] == [{"lines": [1]}]
-
-
-@both
-def test_the_event_says_who_is_called_with_it_and_where_it_comes_from(outside: bool) -> None:
-    write()
-    first, second = Listener("", nothing), Listener("mail", nothing)
-    with registered(first, second):
-        drain()
-    (one,), (other,) = first.seen, second.seen
-    assert (one.listener, other.listener) == (PLACED, f"{PLACED} mail")
-    assert (one.database, other.database) == ("default", "default")
-    assert one.event_id == other.event_id
-
-
-@both
-def test_a_language_that_one_activates_does_not_reach_the_next(outside: bool) -> None:
-    write()
-    languages: list[str] = []
-    with registered(
-        Listener("a", lambda event: translation.activate("de")),
-        Listener("b", lambda event: languages.append(translation.get_language())),
-    ):
-        drain()
-    assert languages == ["en-us"]
 
 
 @pytest.mark.django_db
@@ -314,15 +219,6 @@ def test_293_they_are_called_from_the_most_specific_to_the_least() -> None:
         "order.* orders",
         "* all",
     ]
-
-
-def test_two_listeners_that_progress_could_not_tell_apart_are_refused() -> None:
-    with (
-        listening(nothing, "* y"),
-        pytest.raises(outbox.ListenerAlreadyRegistered),
-        listening(fails, "*", name="y"),
-    ):
-        pass
 
 
 # -- replay ----------------------------------------------------------------------------------------
@@ -363,23 +259,6 @@ def test_a_listener_that_is_added_gets_what_is_pending(outside: bool) -> None:
 
 
 @both
-def test_a_first_listener_that_is_joined_by_others_begins_anew(outside: bool) -> None:
-    """The row's earlier count does not say which listener failed, so it is not used."""
-    (event_id,) = write()
-    alone, new = Listener("", fails_first(9), retry=SOON), Listener("audit", nothing)
-    with registered(alone):
-        drain(2)
-        assert row(event_id).attempts == 2
-        assert row(event_id).progress is None
-    with registered(alone, new):
-        drain()
-        assert statuses() == {"RETRY": 1}
-    assert alone.attempts == [0, 1, 0]
-    assert len(new.seen) == 1
-    assert row(event_id).attempts == 2  # of the row: the highest count so far
-
-
-@both
 def test_a_listener_that_is_removed_is_not_waited_for(outside: bool) -> None:
     write()
     good, gone = Listener("", fails_first(1), retry=SOON), Listener("mail", fails, retry=FAR)
@@ -389,30 +268,6 @@ def test_a_listener_that_is_removed_is_not_waited_for(outside: bool) -> None:
         OutboxEvent.objects.update(available_at=now())
         drain()
     assert (len(good.seen), len(gone.seen)) == (2, 1)
-    assert statuses() == {"DONE": 1}
-
-
-@both
-def test_what_is_left_of_dead_listeners_that_were_removed_kills_nothing(outside: bool) -> None:
-    write()
-    slow, dead = Listener("", fails_first(1), retry=SOON), Listener("mail", fails, retry=ONCE)
-    with registered(slow, dead):
-        drain()
-    with registered(slow):
-        drain()
-    assert statuses() == {"DONE": 1}
-
-
-@both
-def test_a_listener_that_is_renamed_is_a_new_one(outside: bool) -> None:
-    write()
-    slow, before = Listener("", fails_first(1), retry=SOON), Listener("mail", effect)
-    after = Listener("letters", effect)
-    with registered(slow, before):
-        drain()
-    with registered(slow, after):
-        drain()
-    assert (len(before.seen), len(after.seen)) == (1, 1)
     assert statuses() == {"DONE": 1}
 
 
@@ -435,9 +290,6 @@ def test_an_event_whose_last_listener_is_gone_is_unroutable(outside: bool, setti
 @pytest.mark.parametrize(
     "damaged",
     [
-        "",
-        "null",
-        "[]",
         "{",
         '{"order.placed": 1}',
         '{"order.placed": {}}',
@@ -445,7 +297,6 @@ def test_an_event_whose_last_listener_is_gone_is_unroutable(outside: bool, setti
         '{"order.placed": {"state": "done", "at": "x"}}',
         '{"order.placed": {"state": "done", "at": "2026-01-01T00:00:00"}}',
         "\\ud800",
-        "NaN",
     ],
 )
 def test_damaged_progress_has_every_listener_run(damaged: str) -> None:
@@ -457,62 +308,7 @@ def test_damaged_progress_has_every_listener_run(damaged: str) -> None:
     assert statuses() == {"DONE": 1}
 
 
-@pytest.mark.django_db
-def test_progress_that_an_earlier_release_wrote_is_understood() -> None:
-    at = (now() - timedelta(seconds=5)).isoformat()
-    insert(
-        status=Status.RETRY,
-        attempts=2,
-        progress=json.dumps(
-            {
-                PLACED: {"state": "done", "attempts": 0},
-                f"{PLACED} mail": {"state": "due", "attempts": 2, "at": at, "failed": True},
-            }
-        ),
-    )
-    first, second = Listener("", nothing), Listener("mail", nothing)
-    with registered(first, second):
-        drain()
-    assert (first.attempts, second.attempts) == ([], [2])
-    assert statuses() == {"DONE": 1}
-
-
-@pytest.mark.django_db
-def test_progress_keeps_the_line_of_an_error_that_names_it() -> None:
-    (event_id,) = write()
-
-    def wordy(event: outbox.Event) -> None:
-        raise ValueError("☕" * 5000)
-
-    with registered(Listener("", nothing), Listener("mail", wordy, retry=FAR)):
-        drain()
-    entry = progress(event_id)[f"{PLACED} mail"]
-    assert entry["error"] == ("ValueError: " + "☕" * 5000)[:200]
-    assert (entry["attempts"], entry["failed"]) == (1, True)
-    assert "at" in entry
-
-
 # -- in a worker -----------------------------------------------------------------------------------
-
-
-@outside_alone
-def test_29_in_a_worker_with_retries_and_a_replay(settings: Any) -> None:
-    settings.OUTBOX = {}
-    good = Listener("", effect)
-    booked = Listener("book", effect, atomic=True)
-    slow = Listener("slow", fails_first(3), retry=outbox.Fixed(0.02, max_attempts=9))
-    bad = Listener("mail", fails, retry=outbox.Fixed(0.01, max_attempts=2))
-    with registered(good, booked, slow, bad), outbox.Worker():
-        ids = write(20)
-        wait_until(lambda: statuses() == {"DEAD": 20}, what="20 DEAD")
-        bad.work = nothing
-        assert OutboxEvent.objects.dead().replay() == 20
-        wait_until(lambda: statuses() == {"DONE": 20}, what="20 DONE")
-    assert len(good.seen) == len(booked.seen) == 20
-    assert len(slow.seen) == 80
-    assert len(bad.seen) == 60
-    assert Effect.objects.count() == 40
-    assert {row(each).attempts for each in ids} == {0}
 
 
 @outside_alone
@@ -542,33 +338,6 @@ def test_a_stop_starts_no_further_listener_and_keeps_what_is_done(settings: Any)
         drain()
     assert (len(first.seen), len(second.seen)) == (1, 1)
     assert statuses() == {"DONE": 1}
-
-
-@outside_alone
-def test_the_timeout_of_one_is_not_that_of_the_next(
-    settings: Any, caplog: pytest.LogCaptureFixture, clock: MovedClock
-) -> None:
-    settings.OUTBOX = {"LEASE": 6, "DRAIN_TIMEOUT": 0.5}
-    go_on = threading.Event()
-    first = Listener("a", nothing, timeout=5)
-    second = Listener("b", lambda event: go_on.wait(60))
-    with (
-        caplog.at_level(logging.WARNING, "django_outbox"),
-        registered(first, second),
-        outbox.Worker() as worker,
-    ):
-        try:
-            (event_id,) = write()
-            wait_until(lambda: second.seen)
-            for _ in range(3):
-                end = row(event_id).available_at
-                clock.advance(3)
-                wait_until(lambda end=end: row(event_id).available_at > end, what="a renewal")  # type: ignore[misc]
-        finally:
-            go_on.set()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
-        assert worker.id
-    assert "longer than its timeout" not in caplog.text
 
 
 # -- async -----------------------------------------------------------------------------------------
@@ -602,16 +371,6 @@ def test_those_that_are_all_async_occupy_no_thread(settings: Any) -> None:
     assert {title for each in ids for title in states(each)} == {f"{PLACED} a", f"{PLACED} b"}
 
 
-@both
-def test_async_and_plain_ones_share_an_event(outside: bool) -> None:
-    write()
-    first, second = Crowd("a", nothing), Listener("b", nothing)
-    with registered(first, second):
-        drain()
-    assert (len(first.seen), len(second.seen)) == (1, 1)
-    assert statuses() == {"DONE": 1}
-
-
 @outside_alone
 def test_an_async_one_past_its_timeout_is_cancelled_and_the_others_go_on(settings: Any) -> None:
     settings.OUTBOX = {}
@@ -630,22 +389,6 @@ def test_an_async_one_past_its_timeout_is_cancelled_and_the_others_go_on(setting
     assert states(event_id) == {f"{PLACED} a": "dead", f"{PLACED} b": "done"}
     assert "ListenerTimeout" in str(row(event_id).last_error)
     assert len(second.seen) == 1
-
-
-@outside_alone
-def test_a_language_that_an_async_one_activates_does_not_reach_the_next(settings: Any) -> None:
-    settings.OUTBOX = {}
-    languages: list[str | None] = []
-    with (
-        registered(
-            Crowd("a", lambda event: translation.activate("de")),
-            Crowd("b", lambda event: languages.append(translation.get_language())),
-        ),
-        outbox.Worker(),
-    ):
-        write()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
-    assert languages == ["en-us"]
 
 
 # -- the documentation -----------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox import Worker
 from django_outbox.worker import worker as worker_room
@@ -30,11 +29,6 @@ from tests.testapp.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 PORT = ("--health-port", "0")
 QUICK: dict[str, Any] = {"LEASE": 1.5, "DRAIN_TIMEOUT": 1, "POLL_INTERVAL": 0.2, "LOCK_WAIT": 1}
-
-
-@pytest.fixture
-def site(database_env: dict[str, str], tmp_path: Path) -> Site:
-    return Site(database_env, tmp_path)
 
 
 @dataclass(frozen=True)
@@ -112,22 +106,6 @@ def test_a_stopped_process_is_not_live_and_its_supervisor_says_so(site: Site) ->
         assert child.stop() == 0
 
 
-def test_a_process_that_died_is_replaced_and_no_reason_to_restart_the_others(site: Site) -> None:
-    with site.worker(*PORT, "--processes", "2", **QUICK) as child:
-        port = port_of(child)
-        victim = min(workers_show(2))
-        wait_for(port, "/ready", 200)
-        os.kill(victim, signal.SIGKILL)
-        child.says("ended pid=")
-        seen = {ask(port, "/live").code for _ in range(20)}  # type: ignore[union-attr]
-        assert seen == {200}
-        wait_for(port, "/ready", 200)
-        children = [each.pid for each in child.children]
-        assert len(children) == 2
-        assert victim not in children
-        assert child.stop() == 0
-
-
 def test_children_do_not_keep_the_port_of_a_killed_supervisor(site: Site, tmp_path: Path) -> None:
     until = tmp_path / "go on"
     with site.worker(*PORT, "--processes", "2", WORKERS=1, DRAIN_TIMEOUT=60) as child:
@@ -147,27 +125,6 @@ def test_children_do_not_keep_the_port_of_a_killed_supervisor(site: Site, tmp_pa
         wait_until(lambda: not any(map(is_alive, processes)), what="an end of the children")
 
 
-def test_the_standby_of_single_node_is_ready(site: Site) -> None:
-    """The standby polls and takes over; if it were not ready, a rollout would wait for ever."""
-    with site.worker(*PORT, MODE="single_node", **QUICK) as active:
-        wait_for(port_of(active), "/ready", 200)
-        active.says(r"active id=")
-        with site.worker(*PORT, MODE="single_node", **QUICK) as standby:
-            standby.says(r"standing by id=")
-            wait_for(port_of(standby), "/ready", 200)
-            assert standby.stop() == 0
-        assert active.stop() == 0
-
-
-def test_the_heartbeat_file_is_touched_while_the_worker_lives(site: Site, tmp_path: Path) -> None:
-    file = tmp_path / "alive"
-    with site.worker("--heartbeat-file", str(file), **QUICK) as child:
-        workers_show(1)
-        before = file.stat().st_mtime
-        wait_until(lambda: file.stat().st_mtime > before, what="a touch")
-        assert child.stop() == 0
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_port_that_is_taken_is_told(site: Site, processes: int) -> None:
     with socket.socket() as taken:
@@ -178,13 +135,6 @@ def test_a_port_that_is_taken_is_told(site: Site, processes: int) -> None:
             assert child.wait() == 1
             assert f"The health port {port} of 127.0.0.1 cannot be opened" in child.output
             assert "Traceback" not in child.output
-
-
-def test_a_heartbeat_file_that_cannot_be_is_told(site: Site, tmp_path: Path) -> None:
-    with site.worker("--heartbeat-file", str(tmp_path / "no" / "file")) as child:
-        assert child.wait() == 1
-        assert "The heartbeat file" in child.output
-        assert "Traceback" not in child.output
 
 
 # -- the port, in this process ---------------------------------------------------------------------
@@ -236,10 +186,6 @@ def test_the_paths(front: Front, path: str, code: int) -> None:
     assert ask(front.port, path).code == code  # type: ignore[union-attr]
 
 
-def test_head_has_no_body(front: Front) -> None:
-    assert ask(front.port, "/ready", method="HEAD") == Answer(503, {})
-
-
 @pytest.mark.parametrize(
     "sent",
     [b"", b"G", b"nonsense\r\n\r\n", b"GET /live", b"\x16\x03\x01\x02"],
@@ -254,22 +200,6 @@ def test_who_asks_badly_holds_up_nobody_for_long(front: Front, sent: bytes) -> N
         bad.close()
 
 
-def test_a_byte_now_and_then_does_not_hold_the_thread_that_hears_signals(front: Front) -> None:
-    slow = socket.create_connection(("127.0.0.1", front.port))
-    slow.sendall(b"GET /live HTTP/1.1\r\n")  # the request never ends
-    assert ask(front.port, "/live") == Answer(200, {"status": "ok"})
-    slow.close()
-
-
-def test_ipv6() -> None:
-    try:
-        front = Front(Health, host="::1")
-    except ImproperlyConfigured:
-        pytest.skip("no IPv6 here")
-    assert ask(front.port, "/ready", host="::1") == Answer(200, {"status": "ok"})
-    front.close()
-
-
 def test_a_file_is_not_touched_for_the_dead(tmp_path: Path) -> None:
     path = tmp_path / "alive"
     probes = Probes(heartbeat_file=path)
@@ -279,21 +209,6 @@ def test_a_file_is_not_touched_for_the_dead(tmp_path: Path) -> None:
     assert path.stat().st_mtime == 1
     probes.publish(lambda: Health(unready=("x",)))
     assert path.stat().st_mtime > 1
-
-
-def test_a_file_whose_directory_is_gone_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_outbox.worker.probes.TOUCH_INTERVAL", 0)
-    directory = tmp_path / "run"
-    directory.mkdir()
-    probes = Probes(heartbeat_file=directory / "alive")
-    probes.open()
-    (directory / "alive").unlink()
-    directory.rmdir()
-    for _ in range(3):
-        probes.publish(Health)
-    assert caplog.text.count("heartbeat file not touched") == 1
 
 
 # -- what threads report ---------------------------------------------------------------------------
@@ -362,21 +277,6 @@ def test_a_thread_that_has_ended_is_death(worker: Worker, machine: str) -> None:
     assert worker.health().dead == (f"{loop.name} has ended",)
 
 
-@DIES
-def test_a_thread_for_listeners_that_has_ended_is_death(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*args: Any) -> Any:
-        raise SystemExit
-
-    worker.start()
-    ready(worker)
-    monkeypatch.setattr(worker._streams, "next", die)
-    write(1, "nobody.listens")
-    wait_until(lambda: not worker.health().is_live, what="its death")
-    assert re.fullmatch(r"outbox-default-worker-\d ended", worker.health().dead[0])
-
-
 def test_a_step_that_lasts_too_long_is_trouble_and_then_death(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,10 +305,3 @@ def test_a_probe_asks_no_database(worker: Worker, django_assert_num_queries: Any
     ready(worker)
     with django_assert_num_queries(0):
         worker.health()
-
-
-@pytest.mark.parametrize("purge", [True, False])
-def test_a_writer_only_worker_is_ready(settings: Any, purge: bool) -> None:
-    settings.OUTBOX = {"MODE": "writer_only"}
-    with Worker(purge=purge) as worker:
-        ready(worker)

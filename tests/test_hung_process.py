@@ -23,11 +23,6 @@ QUICK: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def site(database_env: dict[str, str], tmp_path: Path) -> Site:
-    return Site(database_env, tmp_path)
-
-
 def hang(times: int = 1) -> str:
     return write(1, "reach.hangs", payload={"times": times})[0]
 
@@ -69,26 +64,6 @@ def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(
     assert statuses() == {"DONE": 3}
 
 
-def test_a_worker_that_hung_exits_1_even_if_its_threads_come_back(
-    site: Site, tmp_path: Path
-) -> None:
-    """A process manager that restarts what failed would not start it again after a 0."""
-    patient, slow = tmp_path / "patient", tmp_path / "slow"
-    retry = {"policy": "fixed", "delay": 600}
-    settings = {"LISTENER_TIMEOUT": 0.5, "DRAIN_TIMEOUT": 100, "RETRY": retry}
-    with site.worker(**{**QUICK, "WORKERS": 2, **settings}) as child:
-        write(1, "reach.patient", payload={"until": str(patient)})
-        wait_until(lambda: Effect.objects.filter(phase="start").exists())
-        ids = write(2, "reach.gated", payload={"until": str(slow)})
-        child.says("only a new process helps threads=2")
-        child.says("worker draining")
-        slow.touch()
-        wait_until(lambda: Effect.objects.filter(phase="end").count() == 2, what="two ends")
-        patient.touch()
-        assert child.wait(60) == 1
-    assert [tried(each) for each in ids] == [["start", "end"], ["start", "end"]]
-
-
 def test_a_supervisor_replaces_a_process_whose_threads_all_hang(site: Site) -> None:
     settings = {**QUICK, "WORKERS": 1, "LISTENER_TIMEOUT": TIMEOUT}
     with site.worker(*PORT, "--processes", "2", **settings) as child:
@@ -109,25 +84,3 @@ def test_a_supervisor_replaces_a_process_whose_threads_all_hang(site: Site) -> N
         assert not any(each.pid == victim and is_alive(each) for each in child.children)
         assert child.stop() == 0
     assert row(event_id).attempts == 1
-
-
-def test_without_a_timeout_a_pool_that_is_stuck_is_live_and_not_ready(
-    site: Site, tmp_path: Path
-) -> None:
-    until = tmp_path / "go on"
-    with site.worker(*PORT, **QUICK, WORKERS=2, STUCK_AFTER=1, DRAIN_TIMEOUT=20) as child:
-        port = port_of(child)
-        wait_for(port, "/ready", 200)
-        ids = write(2, "reach.gated", payload={"until": str(until)})
-        stuck = wait_for(port, "/ready", 503)
-        assert "every thread has been in one call for" in stuck.reasons
-        assert ask(port, "/live").code == 200  # type: ignore[union-attr]
-        child.says("every thread is in a call")
-        until.touch()
-        wait_for(port, "/ready", 200)
-        done(*ids)
-        assert child.stop() == 0
-        lines = [line for line in child.output.splitlines() if "every thread is in a call" in line]
-    assert len(lines) == 1
-    assert all(f"{each} (reach.gated)" in lines[0] for each in ids)
-    assert [row(each).attempts for each in ids] == [0, 0]

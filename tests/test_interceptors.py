@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.core.checks import run_checks
 from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox import hooks
 from django_outbox.listeners import registry
+from tests.surroundings import outside_alone
 from tests.table import PLACED, listening, row, statuses, write
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
-
-# Runs a test twice: inside a transaction that is rolled back, as in a TestCase, and outside.
-both = pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
-        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
-    ],
-)
-outside_alone = pytest.mark.django_db(transaction=True)
 
 ONCE = outbox.Fixed(0, max_attempts=1)
 SESSION: ContextVar[str] = ContextVar("SESSION", default="none")
@@ -107,19 +96,9 @@ def failing_in_its_finally(event: outbox.Event) -> Iterator[None]:
 
 
 @contextmanager
-def exiting(event: outbox.Event) -> Iterator[None]:
-    yield
-    raise SystemExit(5)
-
-
-@contextmanager
 def interrupting(event: outbox.Event) -> Iterator[None]:
     yield
     raise KeyboardInterrupt
-
-
-def no_manager(event: outbox.Event) -> str:
-    return "a str"
 
 
 NUMBER = 5
@@ -147,17 +126,24 @@ async def afails(event: outbox.Event) -> None:
     raise LookupError("sold out")
 
 
-def deliver(listener: Callable[..., Any], where: str, count: int = 1, **options: Any) -> str:
+Written = Sequence[dict[str, Any]]
+
+
+def deliver(
+    listener: Callable[..., Any], where: str, written: Written = ({},), **options: Any
+) -> str:
     """Write events and deliver them to the listener; return the id of the last."""
     with listening(listener, **options):
-        if where == "worker":
-            with outbox.Worker():
-                ids = write(count)
-                wait_until(lambda: settled(count), what="the end of the events")
-        else:
-            ids = write(count)
-            while outbox.drain():
-                pass
+        return deliver_all(where, written)
+
+
+def deliver_all(where: str, written: Written) -> str:
+    ids = [write(**each)[0] for each in written]
+    if where == "worker":
+        with outbox.Worker():
+            wait_until(lambda: settled(len(ids)), what="the end of the events")
+    while outbox.drain():
+        pass
     return ids[-1]
 
 
@@ -174,160 +160,61 @@ either_kind = pytest.mark.parametrize(
 
 # -- the order -------------------------------------------------------------------------------------
 
-
-@outside_alone
-@everywhere
-@either_kind
-def test_213_entered_in_order_and_left_in_reverse(
-    settings: Any, where: str, good: Any, bad: Any
-) -> None:
-    settings.OUTBOX = intercepted("outer", "inner")
-    deliver(good, where)
-    assert trace == [
-        f"outer enters {PLACED}",
-        f"inner enters {PLACED}",
-        f"called {PLACED}",
-        "inner saw nothing",
-        "outer saw nothing",
-    ]
-    assert statuses() == {"DONE": 1}
+ENTERS = f"outer enters {PLACED}"
+CALLED = f"called {PLACED}"
+IN_ORDER = [ENTERS, f"inner enters {PLACED}", CALLED, "inner saw nothing", "outer saw nothing"]
+SEEN = ["swallowed LookupError", "inner saw LookupError", "outer saw LookupError"]
+REFUSED = [ENTERS, "outer saw PermissionError"] * 2
+SOLD_OUT, NO_MOOD = "LookupError: sold out", "PermissionError: not in the mood"
 
 
 @outside_alone
 @everywhere
 @either_kind
-def test_213_they_see_the_error_and_cannot_swallow_it(
-    settings: Any, where: str, good: Any, bad: Any
+@pytest.mark.parametrize(
+    ("names", "fails", "seen", "error"),
+    [
+        (["outer", "inner"], False, IN_ORDER, ""),
+        (["outer", "inner", "swallowing"], True, [*IN_ORDER[:2], *SEEN], SOLD_OUT),
+        (["outer", "refusing", "inner"], False, REFUSED, NO_MOOD),
+        (["outer", "refusing_inside", "inner"], False, REFUSED, NO_MOOD),
+        (["outer", "failing_at_the_end"], False, [ENTERS, CALLED, "outer saw nothing"], ""),
+        (["outer", "failing_in_its_finally"], False, [ENTERS, CALLED, "outer saw nothing"], ""),
+        (["outer", "failing_in_its_finally"], True, [ENTERS, "outer saw LookupError"], SOLD_OUT),
+    ],
+    ids="reverse swallowing refusing inside end finally instead".split(),
+)
+def test_213_222_223_what_they_see_and_what_becomes_of_their_errors(
+    settings: Any,
+    where: str,
+    good: Any,
+    bad: Any,
+    names: list[str],
+    fails: bool,
+    seen: list[str],
+    error: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    settings.OUTBOX = intercepted("outer", "inner", "swallowing")
-    event_id = deliver(bad, where, retry=ONCE)
-    assert trace[2:] == ["swallowed LookupError", "inner saw LookupError", "outer saw LookupError"]
-    assert statuses() == {"DEAD": 1}
-    assert str(row(event_id).last_error).startswith("LookupError: sold out")
-
-
-@outside_alone
-@everywhere
-@either_kind
-def test_an_answer_is_not_theirs_to_see_or_change(
-    settings: Any, where: str, good: Any, bad: Any
-) -> None:
-    settings.OUTBOX = intercepted("outer")
-    answers = [outbox.Dead("refused")]
-    deliver(lambda event: answers[0], where)
-    assert trace == [f"outer enters {PLACED}", "outer saw nothing"]
-    assert statuses() == {"DEAD": 1}
-
-
-@outside_alone
-@everywhere
-@either_kind
-@pytest.mark.parametrize("name", ["refusing", "refusing_inside"])
-def test_222_an_error_on_the_way_in_counts_as_the_listeners(
-    settings: Any, where: str, good: Any, bad: Any, name: str
-) -> None:
-    settings.OUTBOX = intercepted("outer", name, "inner")
-    event_id = deliver(good, where, retry=outbox.Fixed(0, max_attempts=2))
-    assert trace == [f"outer enters {PLACED}", "outer saw PermissionError"] * 2
-    assert statuses() == {"DEAD": 1}
-    assert row(event_id).attempts == 2
-    assert str(row(event_id).last_error).startswith("PermissionError: not in the mood")
-
-
-@outside_alone
-@everywhere
-@either_kind
-def test_what_is_no_context_manager_is_such_an_error_too(
-    settings: Any, where: str, good: Any, bad: Any
-) -> None:
-    settings.OUTBOX = intercepted("no_manager")
-    event_id = deliver(good, where, retry=ONCE)
-    assert trace == []
-    assert "returned 'a str'; expected a context manager" in str(row(event_id).last_error)
-
-
-@outside_alone
-@everywhere
-@either_kind
-@pytest.mark.parametrize("name", ["failing_at_the_end", "failing_in_its_finally"])
-def test_223_an_error_on_the_way_out_is_logged_and_swallowed(
-    settings: Any, where: str, good: Any, bad: Any, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = intercepted("outer", name)
-    with caplog.at_level(logging.ERROR, "django_outbox"):
-        deliver(good, where)
-    assert statuses() == {"DONE": 1}
-    assert trace[-1] == "outer saw nothing"
-    assert "interceptor failed at its end" in caplog.text
-    assert "PermissionError" in caplog.text
-
-
-@outside_alone
-@everywhere
-@either_kind
-def test_223_it_does_not_take_the_place_of_the_listeners(
-    settings: Any, where: str, good: Any, bad: Any
-) -> None:
-    settings.OUTBOX = intercepted("outer", "failing_in_its_finally")
-    event_id = deliver(bad, where, retry=ONCE)
-    assert trace[-1] == "outer saw LookupError"
-    assert str(row(event_id).last_error).startswith("LookupError: sold out")
-    assert "instead of yours" not in str(row(event_id).last_error)
-
-
-@outside_alone
-@either_kind
-def test_what_would_end_a_worker_does_not(settings: Any, good: Any, bad: Any) -> None:
-    settings.OUTBOX = intercepted("exiting")
-    deliver(good, "worker", 3)
-    assert statuses() == {"DONE": 3}
-
-
-@outside_alone
-def test_in_a_drain_what_would_end_the_caller_does_not(settings: Any) -> None:
-    settings.OUTBOX = intercepted("outer", "exiting")
-    write()
-    with listening(note):
-        assert outbox.drain() == 1
-    assert statuses() == {"DONE": 1}
+    """An error on the way in counts as the listener's, one on the way out is only logged."""
+    settings.OUTBOX = intercepted(*names)
+    most = 2 if "refusing" in str(names) else 1
+    event_id = deliver(bad if fails else good, where, retry=outbox.Fixed(0, max_attempts=most))
+    assert trace == [*seen]
+    assert str(row(event_id).last_error or "").startswith(error)
+    assert statuses() == ({"DEAD": 1} if error else {"DONE": 1})
+    assert ("interceptor failed at its end" in caplog.text) is ("failing" in str(names))
 
 
 @outside_alone
 def test_in_a_drain_an_interrupt_ends_the_caller(settings: Any) -> None:
     settings.OUTBOX = intercepted("outer", "interrupting")
-    write()
-    with listening(note), pytest.raises(KeyboardInterrupt):
-        outbox.drain()
+    with pytest.raises(KeyboardInterrupt):
+        deliver(note, "drain")
     assert trace[-1] == "outer saw KeyboardInterrupt"
     assert statuses() == {"NEW": 1}
 
 
 # -- around what -----------------------------------------------------------------------------------
-
-
-@both
-def test_with_several_listeners_once_around_each(outside: bool, settings: Any) -> None:
-    settings.OUTBOX = intercepted("outer")
-    write()
-    with listening(note, name="a"), listening(anote, name="b"):
-        outbox.drain()
-    assert trace == [
-        f"outer enters {PLACED} a",
-        f"called {PLACED} a",
-        "outer saw nothing",
-        f"outer enters {PLACED} b",
-        f"called {PLACED} b",
-        "outer saw nothing",
-    ]
-
-
-@both
-def test_what_nobody_listens_to_is_not_intercepted(outside: bool, settings: Any) -> None:
-    settings.OUTBOX = {**intercepted("outer"), "UNROUTABLE_GRACE": 0}
-    write()
-    outbox.drain()
-    assert trace == []
-    assert statuses() == {"DEAD": 1}
 
 
 @outside_alone
@@ -345,12 +232,7 @@ def test_a_fallback_is_called_within_them_too(
 
     with listening(bad, retry=ONCE):
         registry.fallback(bad, fall_back)
-        write(headers={"session": "s-7"})
-        if where == "drain":
-            outbox.drain()
-        else:
-            with outbox.Worker():
-                wait_until(lambda: settled(1), what="its end")
+        deliver_all(where, [{"headers": {"session": "s-7"}}])
     assert trace == [
         f"outer enters {PLACED}",
         "outer saw LookupError",
@@ -388,66 +270,10 @@ def test_g11_what_one_sets_reaches_the_listener_and_is_gone_afterwards(
 ) -> None:
     settings.OUTBOX = {**intercepted("session"), "WORKERS": 1}
     heard: list[str] = []
-    with listening(lambda event: heard.append(SESSION.get())):
-        write(headers={"session": "s-1"})
-        write(headers={"session": "s-2"})
-        write()
-        if where == "drain":
-            outbox.drain()
-        else:
-            with outbox.Worker():
-                wait_until(lambda: settled(3), what="3 DONE")
+    written = [{"headers": {"session": "s-1"}}, {"headers": {"session": "s-2"}}, {}]
+    deliver(lambda event: heard.append(SESSION.get()), where, written)
     assert heard == ["s-1", "s-2", "unknown"]
     assert SESSION.get() == "none"
-
-
-@outside_alone
-@pytest.mark.parametrize("timeout", [None, 10], ids=["unlimited", "limited"])
-@everywhere
-def test_g11_awaited_listeners_each_have_their_own(
-    settings: Any, where: str, timeout: float | None
-) -> None:
-    """Many of them run at the same time, and part of each runs in a thread."""
-    settings.OUTBOX = {**intercepted("session"), "ASYNC_CONCURRENCY": 20}
-    heard: dict[str, set[str]] = {}
-
-    async def listen(event: outbox.Event) -> None:
-        mine = heard.setdefault(event.headers["session"], set())
-        mine.add(SESSION.get())
-        await asyncio.sleep(0.01)
-        mine.add(SESSION.get())
-        mine.add(await sync_to_async(SESSION.get)())
-
-    with listening(listen, timeout=timeout):
-        for number in range(20):
-            write(headers={"session": f"s-{number}"})
-        if where == "drain":
-            outbox.drain()
-        else:
-            with outbox.Worker():
-                wait_until(lambda: settled(20), what="20 DONE")
-    assert heard == {f"s-{number}": {f"s-{number}"} for number in range(20)}
-
-
-@contextmanager
-def watching(event: outbox.Event) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        trace.append(f"saw {saw(error)}")
-        raise
-
-
-@outside_alone
-@everywhere
-def test_a_listener_past_its_timeout_is_seen_as_that(settings: Any, where: str) -> None:
-    settings.OUTBOX = intercepted("watching")
-
-    async def endless(event: outbox.Event) -> None:
-        await asyncio.Event().wait()
-
-    deliver(endless, where, timeout=0.05, retry=ONCE)
-    assert trace == ["saw ListenerTimeout"]
 
 
 # -- the setting -----------------------------------------------------------------------------------
@@ -477,13 +303,3 @@ def test_a_wrong_path_is_a_check_error(settings: Any, paths: list[str], says: st
     assert error.id == "django_outbox.E002"
     assert says in error.msg
     assert paths[-1] in error.msg
-
-
-@outside_alone
-def test_a_wrong_path_that_nobody_checked_loses_no_event(settings: Any) -> None:
-    settings.OUTBOX = {"INTERCEPTORS": ["nonsense"]}
-    with listening(note), outbox.Worker():
-        (event_id,) = write()
-        wait_until(lambda: row(event_id).attempts or row(event_id).status, what="an attempt")
-    assert "ImproperlyConfigured" in str(row(event_id).last_error)
-    assert statuses() == {"RETRY": 1}

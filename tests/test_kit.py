@@ -35,23 +35,13 @@ from django_outbox.testing import (
 )
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
+from tests.surroundings import both, inside, outside_alone
 from tests.table import PLACED, in_thread, insert, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
 
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# Run each test inside a transaction that is rolled back, as in a TestCase, and outside one.
-both = pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
-        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
-    ],
-)
-inside = pytest.mark.django_db
-outside_alone = pytest.mark.django_db(transaction=True)
 
 
 class Shop(enum.Enum):
@@ -190,25 +180,6 @@ def test_a_failure_lists_what_was_written() -> None:
         ),
         f"  order.paid {paid}: payload={{'cents': 480}}",
     ]
-
-
-@inside
-def test_a_failure_among_captured_events() -> None:
-    place()
-    with capture_events() as events:
-        pass
-    with pytest.raises(AssertionError, match=r"^No event 'order.placed' was written. Nothing was"):
-        assert_event_written(PLACED, among=events)
-    assert_event_written(PLACED)
-
-
-@inside
-def test_a_long_list_is_cut() -> None:
-    for _ in range(25):
-        place()
-    with pytest.raises(AssertionError, match="Written were 25") as failure:
-        assert_event_written("order.paid")
-    assert len(str(failure.value).splitlines()) == 22
 
 
 def test_an_unknown_field_is_named() -> None:
@@ -405,26 +376,6 @@ class InATransactionTestCase(TransactionTestCase):
         assert statuses() == {"DONE": 20}
         assert max(deepest) == 1  # one after another, not nested
 
-    def test_what_is_not_due_waits(self) -> None:
-        with listening(ship), immediate_delivery():
-            place(deliver_after=60)
-            assert shipped() == 0
-            pass_time(61)
-            assert shipped() == 1
-
-    def test_a_rollback_delivers_nothing(self) -> None:
-        undone = pytest.raises(ZeroDivisionError)
-        with listening(ship), immediate_delivery(), undone, transaction.atomic():
-            place()
-            raise ZeroDivisionError
-        assert shipped() == 0
-
-    def test_519_enabled_false_silences_delivery(self) -> None:
-        with listening(ship), immediate_delivery(), override_settings(OUTBOX={"ENABLED": False}):
-            place()
-        assert shipped() == 0
-        assert_event_written(PLACED)
-
     def test_beside_a_worker_it_is_refused(self) -> None:
         refused = pytest.raises(RuntimeError, match="delivers the events of 'default'")
         with running_worker(), refused, immediate_delivery():
@@ -587,24 +538,6 @@ def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(["ERROR *::test_leaks*"])
 
 
-def test_an_embedded_worker_may_stay(project: pytest.Pytester) -> None:
-    """EMBEDDED starts a worker for the whole life of the process, which is not a leak."""
-    project.makepyfile(project_settings=f'{PROJECT}\nOUTBOX = {{"EMBEDDED": True}}')
-    project.makepyfile("""
-        import threading
-        import pytest
-        from django.db import transaction
-        import django_outbox as outbox
-
-        @pytest.mark.django_db(transaction=True)
-        def test_writes():
-            with transaction.atomic():
-                outbox.write("order.placed")
-            assert [each for each in threading.enumerate() if each.name.startswith("outbox-")]
-    """)
-    project.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=1)
-
-
 NOTHING = """
 import sys
 
@@ -618,31 +551,6 @@ def test_without_django_it_costs_nothing(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\n")
     project.makepyfile(NOTHING)
     project.runpytest_subprocess(*PLUGIN, "-p", "no:django").assert_outcomes(passed=1)
-
-
-def test_without_pytest_django_the_rest_works(project: pytest.Pytester) -> None:
-    """Only tests that request ``outbox_worker`` fail, and the error names the missing fixture."""
-    project.makeini("[pytest]\n")
-    project.makepyfile("""
-        import os
-        os.environ["DJANGO_SETTINGS_MODULE"] = "project_settings"
-        import django
-        django.setup()
-        import pytest
-        from django.test import TestCase
-        from django.db import transaction
-        import django_outbox as outbox
-        from django_outbox.testing import capture_events
-
-        def test_events(outbox_events):
-            assert outbox_events == []
-
-        def test_worker(outbox_worker):
-            pass
-    """)
-    done = project.runpytest_subprocess(*PLUGIN, "-p", "no:django")
-    done.assert_outcomes(passed=1, errors=1)
-    done.stdout.fnmatch_lines(["*fixture 'transactional_db' not found*"])
 
 
 def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections import Counter
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from django.db import connection, transaction
 from django.db.models import F
 
 import django_outbox as outbox
 from django_outbox.events import SINGLE_NODE_KEY
-from django_outbox.models import OutboxEvent, OutboxQuerySet, OutboxStream, OutboxWorker
+from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.worker import purger, worker_registry
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, insert, listening, now, purging, rest_of, row, statuses, write
-from tests.test_process import pause
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -31,17 +26,12 @@ DAY = 86400.0
 DONE = {"status": 1, "due": None}
 
 
-@pytest.fixture
-def site(database_env: dict[str, str], tmp_path: Path) -> Site:
-    return Site(database_env, tmp_path)
-
-
 # -- every mode ------------------------------------------------------------------------------------
 
 DELIVERING = ["multi_node", "single_node", "ordered"]
 
 
-@pytest.mark.parametrize("mode", [*DELIVERING, "writer_only"])
+@pytest.mark.parametrize("mode", ["multi_node", "writer_only"])
 def test_the_command_purges_and_ends_well_in_every_mode(site: Site, mode: str) -> None:
     ago = now() - timedelta(days=2)
     (old,) = insert(**DONE, made=2 * DAY + 1, done_at=ago, created_at=ago)
@@ -92,47 +82,6 @@ def test_404_one_works_and_the_other_takes_over_at_once_after_a_clean_stop(site:
     nothing_is_left()
 
 
-def test_404_a_killed_one_is_followed_within_a_lease_and_a_poll(site: Site) -> None:
-    with ExitStack() as stack:
-        first, second = two(stack, site, LEASE=2)
-        first.stop(signal.SIGKILL)
-        waiting = write(5, "reach.noted")
-        wait_until(lambda: active() == second.pid, what="a successor")
-        assert delivered_by(waiting) == {second.pid}
-        second.stop()
-
-
-def test_w3_a_paused_one_is_not_the_active_one_when_it_wakes(site: Site) -> None:
-    with ExitStack() as stack:
-        first, second = two(stack, site, LEASE=1.5, WORKERS=1)
-        slow = write(60, "reach.slow", payload={"seconds": 0.02})
-        wait_until(lambda: Effect.objects.filter(phase="end").count() >= 3, what="a beginning")
-        pause(psutil.Process(first.pid))
-        wait_until(lambda: active() == second.pid, what="a successor")
-        wait_until(lambda: Effect.objects.filter(pid=second.pid).exists(), what="a rescue")
-        first.tell(signal.SIGCONT)
-        assert delivered_by(write(40, "reach.noted")) == {second.pid}
-        assert delivered_by(slow) == {first.pid, second.pid}
-        wait_until(lambda: statuses() == {"DONE": 100}, what="100 DONE")
-        assert active() == second.pid
-        first.says("standing by")
-        assert first.stop() == 0
-        assert second.stop() == 0
-    ends = Counter(Effect.objects.filter(phase="end").values_list("event_id", flat=True))
-    assert sum(ends.values()) - len(ends) <= 1  # the call in flight when it was suspended
-    nothing_is_left()
-
-
-def test_the_active_row_is_no_stream_of_a_user(settings: Any) -> None:
-    settings.OUTBOX = {**SINGLE}
-    with listening(lambda event: None), outbox.Worker():
-        write(3)
-        wait_until(lambda: statuses() == {"DONE": 3}, what="3 DONE")
-        assert OutboxStream.objects.get().key == SINGLE_NODE_KEY
-    stream = OutboxStream.objects.get()
-    assert (stream.locked_by, stream.due_at) == (None, None)
-
-
 # -- writer_only -----------------------------------------------------------------------------------
 
 WRITER = {"MODE": "writer_only", "PURGE_INTERVAL": 0.05, "RETENTION_DONE": DAY}
@@ -175,23 +124,6 @@ def test_458_only_writer_only_purges_by_age_alone(settings: Any) -> None:
     assert len(left) == 2
 
 
-def test_writer_only_keeps_everything_without_a_retention(settings: Any) -> None:
-    settings.OUTBOX = {**WRITER, "RETENTION_DONE": None}
-    insert(3, created_at=now() - timedelta(days=2000))
-    assert sum(OutboxEvent.objects.purge_batches()) == 0
-
-
-def test_j9_in_a_process_of_its_own(site: Site) -> None:
-    """The command runs, purges, delivers nothing and exits with 0."""
-    (old,) = insert(created_at=now() - timedelta(days=2), made=2 * DAY)
-    (young,) = insert(event_type="reach.noted")
-    with site.worker(**WRITER) as child:
-        wait_until(lambda: not OutboxEvent.objects.filter(pk=old).exists(), what="a purge")
-        assert child.stop() == 0
-    assert row(young).status == 0
-    assert not Effect.objects.exists()
-
-
 # -- the purge -------------------------------------------------------------------------------------
 
 PURGING = {"PURGE_INTERVAL": 0.05, "PURGE_BATCH_SIZE": 10, "RETENTION_DONE": 1}
@@ -230,21 +162,6 @@ def test_a_run_is_bounded_in_time(settings: Any, monkeypatch: pytest.MonkeyPatch
     assert left == [35, 35, 25, 15, 5, 0]
     monkeypatch.setattr(purger, "MAX_RUN", 15.0)
     assert 80 < rest_of(run) <= 100  # the rest of the interval, because the run was not cut
-
-
-def test_a_run_that_fails_begins_anew(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.OUTBOX = PURGING
-    monkeypatch.setattr(purger, "MAX_RUN", 0.0)
-    expired(35)
-    run = purging(100)
-    run.run()
-    with monkeypatch.context() as broken:
-        broken.setattr(OutboxQuerySet, "_delete_unlocked", lambda self: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run.step()
-    for _ in range(3):
-        run.run()
-    assert not OutboxEvent.objects.exists()
 
 
 def test_a_stop_ends_a_run(settings: Any) -> None:

@@ -18,6 +18,7 @@ from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql.values import POSTPONED_FOR
 from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
+from tests.surroundings import heard
 from tests.table import insert, keyed, listening, now, row, stream, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,20 +60,6 @@ def noting(*event_types: str, name: str = "") -> Iterator[list[str]]:
         yield got
 
 
-@contextmanager
-def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-
-    def receive(sender: str, signal: Any, **facts: Any) -> None:
-        found.append({"sender": sender, **facts})
-
-    signal.connect(receive)
-    try:
-        yield found
-    finally:
-        signal.disconnect(receive)
-
-
 # -- pause and resume ------------------------------------------------------------------------------
 
 
@@ -92,14 +79,6 @@ def test_a_pause_says_what_since_when_why_and_by_whom() -> None:
         "until": None,
     }
     assert told == [{"sender": "default", **facts}]
-
-
-def test_a_second_pause_changes_nothing() -> None:
-    pause(*TYPE, reason="first")
-    with heard(signals.delivery_paused) as told:
-        assert not pause(*TYPE, reason="second")
-    assert OutboxPause.objects.get().reason == "first"
-    assert told == []
 
 
 @pytest.mark.parametrize(
@@ -133,27 +112,6 @@ def test_the_listener_gets_the_attempts_from_before_the_pause() -> None:
     assert seen == [2]
 
 
-def test_the_clock_of_deferrals_begins_anew() -> None:
-    (event_id,) = insert(event_type=SENT, first_due_at=now() - timedelta(days=3))
-    pause(*TYPE)
-    outbox.drain()
-    resume(*TYPE)
-    first = row(event_id).first_due_at
-    assert first is not None
-    assert (now() - first).total_seconds() < 60
-
-
-def test_what_was_postponed_long_ago_is_postponed_again() -> None:
-    (event_id,) = insert(event_type=SENT)
-    pause(*TYPE)
-    outbox.drain()
-    since = row(event_id).locked_at
-    OutboxEvent.objects.update(available_at=now() - timedelta(seconds=1))
-    assert outbox.drain() == 0
-    assert is_far(event_id)
-    assert row(event_id).locked_at == since
-
-
 def test_a_drain_at_a_later_time_ends_and_delivers_none_of_it() -> None:
     with noting(SENT, OTHER) as got:
         insert(3, due=60, event_type=SENT)
@@ -184,39 +142,7 @@ def test_a_keyed_event_of_a_paused_type_holds_its_stream() -> None:
     assert [each for each in got if each != other] == [*first, held, *behind]
 
 
-def test_a_stream_that_nobody_has_written_to_is_not_made_by_a_resume() -> None:
-    pause("stream", "later")
-    assert resume("stream", "later") == Resumed(pauses=1, events=0, streams=0)
-    assert not OutboxStream.objects.exists()
-
-
-def test_many_paused_streams_keep_no_other_waiting() -> None:
-    with noting(SENT, OTHER) as got:
-        for number in range(30):
-            keyed(f"k{number}", event_type=SENT)
-        (free,) = keyed("free", event_type=OTHER)
-        pause(*TYPE)
-        with transaction.atomic():  # in a transaction, drain claims one event at a time
-            assert outbox.drain() == 1
-        assert got == [free]
-        assert resume(*TYPE).streams == 30
-        assert outbox.drain() == 30
-
-
 # -- a listener ------------------------------------------------------------------------------------
-
-
-def test_the_only_listener_of_an_event_is_paused_as_its_type_would_be() -> None:
-    with noting(SENT, name="mail") as got, noting(OTHER) as others:
-        (event_id,) = insert(event_type=SENT)
-        (free,) = insert(event_type=OTHER)
-        pause("listener", f"{SENT} mail")
-        assert outbox.drain() == 1
-        assert (got, others) == ([], [free])
-        assert is_far(event_id)
-        assert resume("listener", f"{SENT} mail").events == 1
-        assert outbox.drain() == 1
-    assert got == [event_id]
 
 
 def test_of_several_listeners_the_others_run_and_the_paused_one_waits() -> None:
@@ -233,31 +159,6 @@ def test_of_several_listeners_the_others_run_and_the_paused_one_waits() -> None:
         assert outbox.drain() == 1
     assert (mail, stock) == ([event_id], [event_id])
     assert row(event_id).status == Status.DONE
-
-
-def test_a_paused_listener_keeps_no_other_from_its_retries() -> None:
-    calls: list[int] = []
-
-    def fail(event: outbox.Event) -> None:
-        calls.append(event.attempts)
-        raise ValueError("not yet")
-
-    policy = outbox.Fixed(delay=0, max_attempts=3)
-    with noting(SENT, name="mail") as mail, listening(fail, SENT, name="stock", retry=policy):
-        (event_id,) = insert(event_type=SENT)
-        pause("listener", f"{SENT} mail")
-        for _ in range(4):
-            OutboxEvent.objects.update(available_at=now())
-            outbox.drain()
-        assert calls == [0, 1, 2]
-        assert row(event_id).status in (Status.NEW, Status.RETRY)
-        OutboxEvent.objects.update(available_at=now())
-        outbox.drain()
-        assert is_far(event_id)
-        resume("listener", f"{SENT} mail")
-        outbox.drain()
-    assert mail == [event_id]
-    assert row(event_id).status == Status.DEAD  # because one listener failed for good
 
 
 # -- a claim costs the same ------------------------------------------------------------------------

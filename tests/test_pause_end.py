@@ -17,8 +17,9 @@ from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql import dialect_of
 from django_outbox.worker.pauses import KnownPauses, PauseEnds
-from tests.table import insert, keyed, listening, now, row, statuses, stream_due_in, write
-from tests.test_pause import OTHER, SENT, TYPE, asked, heard, is_far, noting
+from tests.surroundings import heard
+from tests.table import insert, listening, now, row, statuses, write
+from tests.test_pause import OTHER, SENT, TYPE, is_far, noting
 from tests.test_queue_status import breaker
 from tests.waiting import wait_until
 
@@ -58,14 +59,6 @@ def test_a_pause_has_the_end_that_was_given() -> None:
     assert [each["until"] for each in told] == [end]
 
 
-def test_a_second_pause_keeps_the_first_end() -> None:
-    pause(*TYPE)
-    end = OutboxPause.objects.get().until
-    assert not OutboxPause.objects.pause(*TYPE, until=now() + timedelta(days=1))
-    assert not OutboxPause.objects.pause(*TYPE)
-    assert OutboxPause.objects.get().until == end
-
-
 def test_an_end_in_the_past_is_refused() -> None:
     end = datetime(2001, 2, 3, 4, 5, tzinfo=timezone.utc)
     with pytest.raises(ValueError, match=r"2001-02-03 04:05:00\+00:00, is not in the future; it"):
@@ -93,18 +86,6 @@ def test_a_drain_ends_a_pause_as_a_resume_does(caplog: pytest.LogCaptureFixture)
     first = row(ids[0]).first_due_at
     assert first is not None
     assert (now() - first).total_seconds() < 60
-
-
-def test_a_stream_behind_a_paused_type_goes_on_in_its_order() -> None:
-    with noting(SENT, OTHER) as got:
-        ids = keyed("k", event_type=SENT) + keyed("k", 2, event_type=OTHER)
-        pause(*TYPE)
-        outbox.drain()
-        assert got == []
-        assert stream_due_in("k") > 60
-        let_end()
-        outbox.drain()
-    assert got == ids
 
 
 def test_a_drain_at_a_later_time_does_not_end_a_pause() -> None:
@@ -139,12 +120,6 @@ def test_it_waits_for_the_first_end() -> None:
     assert not ends.step(connection, monotonic())
 
 
-def test_pauses_without_an_end_are_never_looked_for() -> None:
-    OutboxPause.objects.pause(*TYPE)
-    ends = PauseEnds("default", known())
-    assert asked(lambda: ends.step(connection, monotonic() + 1e6)) == []
-
-
 def test_after_an_error_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     pause("event_type", OTHER)
     pause(*TYPE)
@@ -161,23 +136,6 @@ def test_after_an_error_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) ->
     while ends.step(connection, monotonic()):
         pass
     assert not OutboxPause.objects.exists()
-
-
-def test_an_old_worker_keeps_a_pause_that_a_new_one_ends() -> None:
-    """It knows no end: it postpones until the row is gone, and then nothing."""
-    with noting(SENT) as got:
-        (event_id,) = insert(event_type=SENT)
-        pause(*TYPE)
-        let_end()
-        old = known()
-        assert old.postpone_due(connection, {"default": 10}) == {"default": 10}
-        assert is_far(event_id)
-        assert outbox.drain() == 1
-        insert(event_type=SENT)
-        assert old.postpone_due(connection, {"default": 10}) == {"default": 0}  # reads it again
-        assert old.pauses == frozenset()
-        assert outbox.drain() == 1
-    assert len(got) == 2
 
 
 # -- workers ---------------------------------------------------------------------------------------
@@ -204,18 +162,6 @@ def test_an_idle_worker_ends_a_pause_in_time(settings: Any, kind: str) -> None:
     assert end is not None
     assert done >= end
     assert not OutboxPause.objects.exists()
-
-
-def test_the_next_worker_ends_what_ended_while_none_ran(settings: Any) -> None:
-    settings.OUTBOX = PATIENT
-    with noting(SENT) as got:
-        ids = insert(2, event_type=SENT)
-        pause(*TYPE)
-        outbox.drain()
-        let_end()
-        with outbox.Worker():
-            wait_until(lambda: statuses() == {"DONE": 2}, what="2 DONE")
-    assert sorted(got) == ids
 
 
 @pytest.mark.parametrize("kind", ["event_type", "listener", "stream", "queue"])

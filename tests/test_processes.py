@@ -32,11 +32,6 @@ TWO = ("--processes", "2")
 MANY = 500  # events of which a worker that is told to stop leaves some, however slow the machine
 
 
-@pytest.fixture
-def site(database_env: dict[str, str], tmp_path: Path) -> Site:
-    return Site(database_env, tmp_path)
-
-
 def pids(child: Child) -> set[int]:
     return {each.pid for each in child.children}
 
@@ -123,19 +118,6 @@ def test_444_a_signal_lets_every_process_finish_what_runs(
     nothing_is_left()
 
 
-def test_a_second_signal_is_quick_and_exits_one(site: Site) -> None:
-    with site.worker(*TWO, WORKERS=1, DRAIN_TIMEOUT=300) as child:
-        running(child)
-        write(1, "reach.slow", payload={"seconds": 60})
-        started(1)
-        processes = child.children
-        child.tell(signal.SIGTERM)
-        wait_until(lambda: len(pids(child)) == 1, what="the idle one has ended")
-        child.tell(signal.SIGTERM)
-        assert child.wait() == 1  # long before the drain times out
-        all_gone(processes)
-
-
 def test_38_children_of_a_killed_supervisor_end_by_themselves(site: Site) -> None:
     with site.worker(*TWO, WORKERS=1) as child:
         running(child)
@@ -158,15 +140,6 @@ def test_max_events_recycles(site: Site) -> None:
     ends = Effect.objects.filter(phase="end")
     assert {*ends.values_list("pid", flat=True)} - first
     assert ends.count() == 100
-    nothing_is_left()
-
-
-def test_max_events_ends_a_single_process(site: Site) -> None:
-    write(MANY, "reach.slow", payload={"seconds": 0.05})
-    with site.worker("--max-events", "5", WORKERS=1, COLD_QUEUE_CAPACITY=5) as child:
-        assert child.wait() == 0
-    assert phases()["start"] == phases()["end"]
-    assert 5 <= len(phases()["end"]) < MANY
     nothing_is_left()
 
 
@@ -210,19 +183,4 @@ def test_reload_starts_anew_when_a_file_is_touched(site: Site, watched: Path) ->
         wait_until(lambda: statuses() == {"DONE": 8}, what="8 DONE")
         assert child.stop() == 0
     assert Effect.objects.filter(phase="end").count() == 8
-    nothing_is_left()
-
-
-@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_reload_ends_softly(site: Site, watched: Path, number: int, group: bool) -> None:
-    with reloading(site, watched, WORKERS=1, LEASE=600) as child:
-        workers_show(1)
-        write(MANY, "reach.slow", payload={"seconds": 0.2})
-        started(1)
-        processes = child.children
-        child.tell(number, group=group)
-        assert child.wait() == 0
-        all_gone(processes)
-    assert phases()["start"] == phases()["end"]
-    assert len(phases()["end"]) < MANY
     nothing_is_left()

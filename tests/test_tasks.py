@@ -26,6 +26,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.testing import immediate_delivery, pass_time, running_worker, wait_until
 from tests import samples
 from tests.fleet import Fleet
+from tests.surroundings import both, inside, outside_alone
 from tests.table import claim, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
 
@@ -49,17 +50,6 @@ from django_outbox.contrib.tasks.framework import (
     task_started,
 )
 from tests.testapp import tasks
-
-# Run each test inside a transaction that is rolled back, as in a TestCase, and outside one.
-both = pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(False, marks=pytest.mark.django_db, id="inside"),
-        pytest.param(True, marks=pytest.mark.django_db(transaction=True), id="outside"),
-    ],
-)
-inside = pytest.mark.django_db
-outside_alone = pytest.mark.django_db(transaction=True)
 
 READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
 SUCCESSFUL, FAILED = TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED
@@ -577,6 +567,7 @@ def test_162_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WITHOUT = """
+import sys
 sys.modules["django.tasks"] = sys.modules["django_tasks"] = None
 """
 SETUP = """

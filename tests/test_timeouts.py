@@ -6,12 +6,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.db import connections
 
 import django_outbox as outbox
@@ -21,6 +19,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.testing import pass_time
 from django_outbox.worker.dispatcher import Dispatcher
+from tests.surroundings import heard
 from tests.table import PLACED, in_thread, listening, row, statuses, stream, write
 from tests.testapp.models import Effect
 from tests.waiting import Gate, MovedClock, wait_until
@@ -116,20 +115,6 @@ def ended(**expected: int) -> None:
     wait_until(lambda: statuses() == expected, what=f"{expected}")
 
 
-@contextmanager
-def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-
-    def receiver(**facts: Any) -> None:
-        found.append(facts)
-
-    signal.connect(receiver)
-    try:
-        yield found
-    finally:
-        signal.disconnect(receiver)
-
-
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     texts = [each.getMessage() for each in caplog.records]
     return [each for each in texts if each.startswith("listener runs longer than its timeout")]
@@ -153,16 +138,6 @@ def test_a_listener_past_its_timeout_is_written_off_and_its_event_tried_again(
     assert f"ran longer than {TIMEOUT} s; its thread was written off" in str(found.last_error)
 
 
-def test_the_default_timeout_is_that_of_listeners_without_one(
-    settings: Any, clock: MovedClock
-) -> None:
-    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": TIMEOUT}
-    with hanging(clock, timeout=None) as listener, outbox.Worker(workers=1):
-        (event_id,) = write()
-        ended(DONE=1)
-    assert (row(event_id).attempts, listener.attempts) == (1, [0, 1])
-
-
 def test_a_listeners_own_timeout_comes_before_the_default(settings: Any, clock: MovedClock) -> None:
     """The timeout of one call passes, that of the other call does not."""
     settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": TIMEOUT}
@@ -182,21 +157,6 @@ def test_a_listeners_own_timeout_comes_before_the_default(settings: Any, clock: 
             patient.open.set()
         ended(DONE=2)
     assert (row(event_id).attempts, patient.entered) == (0, [event_id])
-
-
-def test_the_default_timeout_is_that_of_async_listeners_too(
-    settings: Any, clock: MovedClock
-) -> None:
-    settings.OUTBOX = {**SOON, "LISTENER_TIMEOUT": TIMEOUT}
-
-    async def endless(event: outbox.Event) -> None:
-        clock.advance(2 * TIMEOUT)
-        await asyncio.Event().wait()
-
-    with listening(endless, retry=ONCE), outbox.Worker(workers=1):
-        (event_id,) = write()
-        ended(DEAD=1)
-    assert f"ran longer than {TIMEOUT} s; cancelled" in str(row(event_id).last_error)
 
 
 @pytest.mark.parametrize(
@@ -249,20 +209,6 @@ def test_what_a_written_off_call_says_is_ignored(
     assert row(event_id).attempts == 1
     assert [each["outcome"] for each in settled] == ["retry", "done"]
     assert [each["outcome"] for each in decided] == ["retry", "done"]
-
-
-def test_a_transaction_that_a_written_off_listener_left_open_is_undone(clock: MovedClock) -> None:
-    def leave_open(event: outbox.Event) -> None:
-        if not event.attempts:
-            connections["default"].set_autocommit(False)
-            leave(event)
-
-    with hanging(clock, then=leave_open) as listener, outbox.Worker(workers=1):
-        write()
-        ended(DONE=1)
-        listener.wake()
-        wait_until(lambda: listener.first_thread_has_ended, what="the thread's end")
-    assert effects() == []
 
 
 def test_a_thread_that_could_not_be_started_is_started_later(
@@ -358,32 +304,6 @@ def test_the_fallback_of_a_written_off_listener_runs_in_the_thread_that_replaces
     assert failures[0].attempts == 1
 
 
-def test_a_fallback_sees_the_context_that_a_hung_listener_set(clock: MovedClock) -> None:
-    """A fallback in a replacement thread gets the same context as one in the same thread."""
-    said: ContextVar[str] = ContextVar("said", default="nothing")
-    heard_of: list[str] = []
-
-    def fallback(event: outbox.Event, failure: outbox.Failure) -> None:
-        heard_of.append(said.get())
-        said.set("too late")
-
-    with (
-        hanging(
-            clock,
-            first=lambda event: said.set("hello"),
-            then=lambda event: heard_of.append(said.get()),
-            retry=ONCE,
-        ) as listener,
-        outbox.Worker(workers=1),
-    ):
-        registry.fallback(listener, fallback)
-        write()
-        ended(DONE=1)
-        listener.wake()
-        wait_until(lambda: listener.first_thread_has_ended)
-    assert heard_of == ["hello", "hello"]
-
-
 def test_a_fallback_that_hangs_is_written_off_and_the_event_dead(clock: MovedClock) -> None:
     fallback = Hanging(clock)
 
@@ -407,45 +327,7 @@ def test_a_fallback_that_hangs_is_written_off_and_the_event_dead(clock: MovedClo
     assert fallback.attempts == [0]
 
 
-def test_listener_and_fallback_may_both_hang(clock: MovedClock) -> None:
-    fallback = Hanging(clock)
-    with hanging(clock, retry=ONCE) as listener, outbox.Worker(workers=1) as worker:
-        registry.fallback(listener, fallback)
-        try:
-            (event_id,) = write()
-            ended(DEAD=1)
-            assert worker._dispatchers[0]._hanging() == 2
-            write()  # the worker still has one usable thread
-            wait_until(lambda: len(listener.attempts) == 2)
-        finally:
-            fallback.wake()
-    assert str(row(event_id).last_error).count("ListenerTimeout: ") >= 2
-
-
 # -- fan-out ---------------------------------------------------------------------------------------
-
-
-def test_the_others_of_a_fan_out_go_on_in_the_thread_that_replaces_it(clock: MovedClock) -> None:
-    """A hung listener does not hold the others up, and only it is retried."""
-    seen: list[tuple[str, int]] = []
-
-    def note(event: outbox.Event) -> None:
-        seen.append((event.listener.rpartition(" ")[2], event.attempts))
-
-    def last(event: outbox.Event) -> None:
-        note(event)
-
-    with (
-        listening(note, name="a"),
-        hanging(clock, 2, name="b", retry=outbox.Fixed(0), first=note) as hangs,
-        listening(last, name="c"),
-        outbox.Worker(workers=1),
-    ):
-        (event_id,) = write()
-        ended(DONE=1)
-        assert hangs.attempts == [0, 1, 2]
-    assert seen == [("a", 0), ("b", 0), ("c", 0), ("b", 1)]
-    assert row(event_id).attempts == 2
 
 
 def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
@@ -484,29 +366,6 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
     assert len(overdue) == 1
 
 
-def test_a_coroutine_that_blocks_its_thread_is_written_off_a_moment_later(
-    clock: MovedClock,
-) -> None:
-    block = Hanging(clock)
-
-    async def blocks(event: outbox.Event) -> None:
-        block(event)
-
-    with (
-        listening(blocks, name="a", timeout=TIMEOUT, retry=AT_ONCE),
-        listening(lambda event: None, name="b"),
-        outbox.Worker(workers=1),
-    ):
-        try:
-            (event_id,) = write()
-            ended(DONE=1)
-        finally:
-            block.wake()
-        wait_until(lambda: block.first_thread_has_ended)
-    assert block.attempts == [0, 1]
-    assert row(event_id).attempts == 1
-
-
 # -- a call that was written off cannot commit -----------------------------------------------------
 RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, outcome="retry")
 
@@ -541,16 +400,6 @@ def test_a_written_off_event_keeps_its_followers_until_its_retry_is_done(clock: 
     assert [row(each).attempts for each in ids] == [1, 0, 0, 0]
 
 
-def test_no_follower_is_handed_to_a_thread_that_was_written_off(clock: MovedClock) -> None:
-    with hanging(clock, retry=outbox.Fixed(60)) as listener, outbox.Worker(workers=1):
-        put("a", 3)
-        ended(RETRY=1, NEW=2)
-        listener.wake()
-        wait_until(lambda: listener.first_thread_has_ended)
-        assert listener.attempts == [0]
-    assert statuses() == {"RETRY": 1, "NEW": 2}
-
-
 # -- logs and signals ------------------------------------------------------------------------------
 
 
@@ -573,26 +422,6 @@ def test_one_warning_and_one_signal_name_event_listener_and_seconds(
     assert (facts["sender"], facts["event"].event_id) == ("default", event_id)
     assert facts["listener"].title == PLACED
     assert facts["seconds"] >= 2 * TIMEOUT
-
-
-def test_an_async_listener_past_its_timeout_is_told_alike(
-    caplog: pytest.LogCaptureFixture, clock: MovedClock
-) -> None:
-    async def endless(event: outbox.Event) -> None:
-        await sync_to_async(Effect.objects.count)()
-        clock.advance(2 * TIMEOUT)
-        await asyncio.Event().wait()
-
-    with (
-        caplog.at_level(logging.WARNING, "django_outbox"),
-        heard(signals.listener_overdue) as overdue,
-        listening(endless, timeout=TIMEOUT, retry=ONCE),
-        outbox.Worker(workers=1),
-    ):
-        write()
-        ended(DEAD=1)
-    assert len(reports(caplog)) == 1
-    assert [each["listener"].title for each in overdue] == [PLACED]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
@@ -675,45 +504,6 @@ def test_a_pool_that_is_stuck_is_not_ready_and_one_error_names_the_events(
         ended(DONE=2)
     (line,) = [each.getMessage() for each in caplog.records if "every thread" in each.getMessage()]
     assert all(f"{each} ({PLACED})" in line for each in first + second)
-
-
-def test_a_pool_that_works_is_not_stuck(settings: Any, clock: MovedClock) -> None:
-    """The thread is busy for a long time, but each call is short."""
-    settings.OUTBOX = {**SOON, "STUCK_AFTER": TIMEOUT}
-    seen: list[bool] = []
-
-    def call(event: outbox.Event) -> None:
-        clock.advance(TIMEOUT / 2)
-        seen.append(worker.health().is_ready)
-
-    with ExitStack() as stack:
-        for name in "abcdefgh":
-            each = lambda event: call(event)  # noqa: E731, PLW0108 - a listener of its own
-            stack.enter_context(listening(each, name=name))
-        worker = stack.enter_context(outbox.Worker(workers=1))
-        wait_until(lambda: worker.health().is_ready)
-        write(1)
-        ended(DONE=1)
-    assert seen == [True] * 8
-
-
-def test_the_thread_of_a_replacement_keeps_its_own_connections(clock: MovedClock) -> None:
-    """The hung thread uses one database connection, its replacement another."""
-    used: list[int] = []
-
-    def ask(event: outbox.Event) -> None:
-        Effect.objects.count()
-        used.append(id(connections["default"].connection))
-
-    with hanging(clock, first=ask, then=ask) as listener, outbox.Worker(workers=1):
-        write()
-        ended(DONE=1)
-        assert len({*used}) == 2
-        listener.wake()
-        wait_until(lambda: listener.first_thread_has_ended)
-        in_thread(lambda: write(1)).result(20)
-        ended(DONE=2)
-    assert used[1] == used[-1]
 
 
 def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedClock) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
-from django.db import connection
-from django.dispatch import Signal
 
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.worker import connection_cleanup, shedding
+from django_outbox.worker import shedding
 from django_outbox.worker.queues import Held
 from django_outbox.writing.hot_queue import hot_queues
+from tests.surroundings import heard
 from tests.table import (
-    PLACED,
-    end_leases,
     in_thread,
     insert,
     lease_ends_in,
@@ -40,7 +31,6 @@ from tests.table import (
     steal,
     write,
 )
-from tests.test_cycles import no_more_than, resources
 from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -80,21 +70,6 @@ def gated(**options: Any) -> Iterator[Gate]:
             yield gate
         finally:
             gate.open()
-
-
-@contextmanager
-def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
-    """Collect the arguments of each signal sent during the block."""
-    found: list[dict[str, Any]] = []
-
-    def receiver(**facts: Any) -> None:
-        found.append(facts)
-
-    signal.connect(receiver)
-    try:
-        yield found
-    finally:
-        signal.disconnect(receiver)
 
 
 def wait_for_statuses(within: float = 20, **expected: int) -> None:
@@ -179,7 +154,7 @@ def test_22_a_retry_is_on_time_and_not_at_the_poll(settings: Any) -> None:
     assert started[1] - started[0] > 0.2
 
 
-def test_w7_at_most_workers_at_once() -> None:
+def test_w7_229_at_most_workers_at_once() -> None:
     running, most, lock = [0], [0], threading.Lock()
     together = threading.Barrier(3)
 
@@ -200,20 +175,6 @@ def test_w7_at_most_workers_at_once() -> None:
 # -- capacity --------------------------------------------------------------------------------------
 
 
-def test_j16_no_room_no_claim(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 5, "ASYNC_CONCURRENCY": 1}
-    leased: list[int] = []
-    insert(60, due=-1)
-
-    def listener(event: outbox.Event) -> None:
-        leased.append(OutboxEvent.objects.leased().count())
-
-    with listening(listener), outbox.Worker(workers=2):
-        wait_for_statuses(DONE=60)
-    assert len(leased) == 60
-    assert 2 <= max(leased) <= 2 * 5 + 2 + 1  # waiting, running, decided but not yet settled
-
-
 def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 5}
     insert(60, due=-1)
@@ -229,21 +190,6 @@ def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
         gate.open()
         wait_for_statuses(DONE=100)
     assert len(gate.entered) == len(set(gate.entered)) == 100
-
-
-def test_354_a_full_hot_queue_loses_nothing(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "HOT_QUEUE_CAPACITY": 1, "COLD_QUEUE_CAPACITY": 2}
-    seen: list[str] = []
-    with (
-        heard(signals.event_dropped) as dropped,
-        listening(lambda event: seen.append(event.event_id)),
-        outbox.Worker(),
-    ):
-        ids = write(50)
-        ids += [write()[0] for _ in range(100)]
-        wait_for_statuses(DONE=150)
-    assert sorted(seen) == sorted(ids)
-    assert dropped
 
 
 # -- leases ----------------------------------------------------------------------------------------
@@ -268,46 +214,6 @@ def test_w16_what_was_stolen_before_its_start_is_not_run(
     assert row(waiting).locked_by == "thief"
 
 
-def test_12_a_suspect_runs_alone() -> None:
-    """A suspect is claimed and run only while nothing else is in flight."""
-    alone: list[tuple[int, int]] = []
-    running, lock = [0], threading.Lock()
-    suspects = set(insert(2, due=-1, rescues=2, locked_by="lost"))
-    insert(60, due=-1)
-
-    def listener(event: outbox.Event) -> None:
-        with lock:
-            running[0] += 1
-        if event.event_id in suspects:
-            alone.append((running[0], OutboxEvent.objects.leased().count()))
-        time.sleep(0.002)  # the listener's work
-        with lock:
-            running[0] -= 1
-
-    with listening(listener), outbox.Worker(workers=4):
-        wait_for_statuses(DONE=62)
-    assert alone == [(1, 1), (1, 1)]
-
-
-# -- the database refuses --------------------------------------------------------------------------
-
-
-def test_an_error_of_the_database_harms_no_event_after_a_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The error closed the connection, so the check before the next event must not query it."""
-    monkeypatch.setattr(connection_cleanup, "CHECK_AFTER", -1.0)
-
-    def listener(event: outbox.Event) -> None:
-        if event.payload["n"] == 0 and not event.attempts:
-            connection.cursor().execute("SELECT nothing FROM nowhere")
-
-    with listening(listener, retry=AT_ONCE), outbox.Worker(workers=1):
-        write(3)
-        wait_for_statuses(DONE=3)
-    assert sorted(OutboxEvent.objects.values_list("attempts", flat=True)) == [0, 0, 1]
-
-
 # -- stop and start --------------------------------------------------------------------------------
 
 
@@ -320,41 +226,6 @@ def test_444_a_stuck_listener_does_not_hold_stop() -> None:
         assert worker.stop(timeout=0.2) is False  # True if it waited for the listener
         assert row(stuck).locked_by is None  # not the lease of a lost worker
         assert lease_ends_in(stuck) > 0  # it may still run: no other worker claims it before
-
-
-def test_w6_an_async_listener_is_cancelled_and_given_back() -> None:
-    entered: list[str] = []
-
-    async def endless(event: outbox.Event) -> None:
-        entered.append(event.event_id)
-        await asyncio.Event().wait()
-
-    with listening(endless):
-        worker = outbox.Worker(workers=1)
-        worker.start()
-        (event_id,) = write()
-        wait_until(lambda: entered)
-        assert worker.stop(timeout=0.1) is False
-    after = row(event_id)
-    assert (after.status, after.locked_by, after.attempts) == (Status.NEW, None, 0)
-
-
-def test_220_async_listeners_run_side_by_side_beside_the_threads() -> None:
-    started: list[str] = []
-    all_started: list[asyncio.Event] = []
-
-    async def meets_others(event: outbox.Event) -> None:
-        started.append(event.event_id)
-        if not all_started:
-            all_started.append(asyncio.Event())
-        if len(started) == 20:
-            all_started[0].set()
-        await asyncio.wait_for(all_started[0].wait(), 30)
-
-    with listening(meets_others, retry=outbox.Fixed(max_attempts=1)), outbox.Worker(workers=1):
-        write(20)
-        wait_for_statuses(DONE=20)
-    assert len(started) == 20
 
 
 def test_stop_before_start_is_harmless() -> None:
@@ -373,44 +244,6 @@ def test_422_one_worker_per_alias_and_process() -> None:
         with listening(lambda event: None):
             write()
             wait_for_statuses(DONE=1)  # the first still works
-
-
-def test_j12_offers_after_stop_are_refused() -> None:
-    with outbox.Worker():
-        queue = hot_queues.by_alias["default"]
-    event = outbox.Event(event_type=PLACED)
-    assert queue.offer(event) is False
-    assert "default" not in hot_queues.by_alias
-    queue.poll()  # harmless too
-
-
-def test_in_memory_sqlite_is_refused() -> None:
-    script = """
-import django
-from django.conf import settings
-settings.configure(
-    INSTALLED_APPS=["django_outbox"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-)
-django.setup()
-from django_outbox import Worker
-try:
-    Worker().start()
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    inherited = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env=inherited,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout.startswith(ImproperlyConfigured.__name__), done.stderr
-    assert "drain()" in done.stdout
 
 
 def test_411_a_part_that_cannot_start_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,36 +265,6 @@ def test_411_a_part_that_cannot_start_stops_the_others(monkeypatch: pytest.Monke
 
 
 # -- nothing leaks ---------------------------------------------------------------------------------
-
-
-def test_w1_a_hundred_starts_and_stops_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def cycle() -> None:
-        with outbox.Worker(workers=2):
-            wait_until(lambda: len(engine_threads()) >= 6)
-
-    for _ in range(3):
-        cycle()
-    before = resources()
-    for _ in range(100):
-        cycle()
-    wait_until(lambda: no_more_than(before), what=f"no more threads, files, sessions than {before}")
-    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
-
-
-def test_w1_start_and_stop_from_several_threads() -> None:
-    worker = outbox.Worker(workers=2)
-    worker.start()
-    futures = [in_thread(worker.stop) for _ in range(4)]
-    assert [future.result(20) for future in futures] == [True] * 4
-    wait_until(lambda: engine_threads() == [])
-
-
-def test_end_leases_is_what_a_rescue_finds() -> None:
-    """``end_leases``, a tool of the tests, makes a lease end: the next worker claims the event."""
-    (event_id,) = insert(due=30, locked_by="lost")
-    end_leases([event_id])
-    with listening(lambda event: None), outbox.Worker():
-        wait_for_statuses(DONE=1)
 
 
 def test_j4_retries_until_dead() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -15,18 +13,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from django_outbox.contrib.logs import JSONFormatter
-from django_outbox.worker.threads import Loop
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import statuses, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def site(database_env: dict[str, str], tmp_path: Path) -> Site:
-    return Site(database_env, tmp_path)
 
 
 @pytest.fixture
@@ -73,18 +64,6 @@ def settled(text: str) -> float:
     return sum(map(float, counts))
 
 
-def test_432_a_worker_answers_prometheus_on_its_port(
-    site: Site, metrics_env: dict[str, str]
-) -> None:
-    with worker(site, "--metrics-port", "0", env=metrics_env) as child:
-        port = port_of(child)
-        write(7, "reach.noted")
-        wait_until(lambda: settled(scrape(port)) == 7, what="seven deliveries")
-        assert child.stop() == 0
-    assert scrape(port) == ""
-    nothing_is_left()
-
-
 def test_432_one_port_sums_up_several_processes(
     site: Site, metrics_env: dict[str, str], directory: Path
 ) -> None:
@@ -126,19 +105,6 @@ def test_metrics_of_several_processes_need_a_directory(
     assert "PROMETHEUS_MULTIPROC_DIR" in said
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_port_that_is_taken_is_told(
-    site: Site, metrics_env: dict[str, str], directory: Path, processes: str
-) -> None:
-    env = {**metrics_env, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        said = refused(site, "--metrics-port", port, "--processes", processes, env=env)
-    assert f"The metrics port {port} of 127.0.0.1 cannot be opened" in said
-
-
 # -- log lines -------------------------------------------------------------------------------------
 
 
@@ -156,22 +122,3 @@ def test_log_lines_are_json_and_keep_the_payload_to_themselves(site: Site) -> No
     assert (dead["event_id"], dead["event_type"]) == (event_id, "nobody.listens")
     assert (dead["level"], dead["attempt"]) == ("ERROR", 0)
     assert "4111" not in child.output
-
-
-def test_the_lines_of_a_machine_have_its_name_in_the_event() -> None:
-    """Some texts begin with a variable: the outcome of a delivery, or the name of a thread."""
-    lines: list[dict[str, Any]] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(json.loads(JSONFormatter().format(record)))
-
-    logger, keep = logging.getLogger("django_outbox"), Keep()
-    logger.addHandler(keep)
-    try:
-        loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default", lock_wait=1)
-        loop._handle_error(ValueError("no"))
-    finally:
-        logger.removeHandler(keep)
-    assert lines[0]["event"] == "outbox-default-claimer failed"
-    assert (lines[0]["error"], lines[0]["times"]) == ("no", 1)

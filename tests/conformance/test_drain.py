@@ -10,8 +10,8 @@ from django.db import IntegrityError, connection, transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
+from tests.surroundings import both, inside, outside_alone
 from tests.table import in_thread, insert, listening, statuses, write
-from tests.test_drain import both, inside, outside_alone
 from tests.testapp.models import Effect, Order
 
 

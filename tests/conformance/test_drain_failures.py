@@ -11,8 +11,8 @@ import pytest
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from tests.surroundings import outside_alone
 from tests.table import in_thread, listening, row, statuses, write
-from tests.test_drain_failures import outside_alone
 
 
 class Unsteady:

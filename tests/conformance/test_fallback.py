@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.db import connection
 
 import django_outbox as outbox
+from tests.surroundings import both, outside_alone
 from tests.table import in_thread, row, statuses, steal, write
-from tests.test_fallback import ONCE, Fallback, both, drain, effect, guarded, outside_alone, raising
+from tests.test_fallback import ONCE, Fallback, drain, effect, guarded, raising
 from tests.testapp.models import Effect
 
 

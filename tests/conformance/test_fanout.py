@@ -6,8 +6,9 @@ import pytest
 from django.db import connection
 
 import django_outbox as outbox
+from tests.surroundings import both
 from tests.table import PLACED, statuses, write
-from tests.test_fanout import ONCE, Listener, both, drain, effect, leaves_open, registered
+from tests.test_fanout import ONCE, Listener, drain, effect, leaves_open, registered
 from tests.testapp.models import Effect
 
 

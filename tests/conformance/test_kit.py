@@ -6,8 +6,9 @@ from datetime import timedelta
 
 from django_outbox.models import OutboxStream
 from django_outbox.testing import drain, pass_time
+from tests.surroundings import both
 from tests.table import claim, insert, listening, now, row
-from tests.test_kit import both, no_queue_left, place, ship
+from tests.test_kit import no_queue_left, place, ship
 
 __all__ = ["no_queue_left"]  # fixtures
 

@@ -12,13 +12,10 @@ from django_outbox.models import OutboxEvent, OutboxLease
 from django_outbox.worker.single_node import ActiveLease
 from django_outbox.worker.throttle import Throttle
 from tests.table import elsewhere, in_thread, listening, write
-from tests.test_modes import PURGING, expired, site
+from tests.test_modes import PURGING, expired
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-__all__ = ["site"]  # fixtures
 
 
 def test_w3_it_stops_claiming_by_itself_before_others_may_take_over() -> None:

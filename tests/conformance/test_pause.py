@@ -16,8 +16,9 @@ from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql import dialect_of
 from django_outbox.worker.pauses import KnownPauses
 from tests.plans import analyze, explain, statements
+from tests.surroundings import heard
 from tests.table import claim, elsewhere, ids_of, in_thread, insert, keyed, now, row, statuses
-from tests.test_pause import OTHER, SENT, TYPE, heard, is_far, noting, pause, postpone_due, resume
+from tests.test_pause import OTHER, SENT, TYPE, is_far, noting, pause, postpone_due, resume
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

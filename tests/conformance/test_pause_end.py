@@ -14,8 +14,9 @@ from django_outbox import signals
 from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause, pause_queryset
 from django_outbox.worker.pauses import PauseEnds
+from tests.surroundings import heard
 from tests.table import in_thread, insert, keyed, now
-from tests.test_pause import SENT, TYPE, heard
+from tests.test_pause import SENT, TYPE
 from tests.test_pause_end import known, let_end, pause, two_queues
 from tests.test_queue_status import breaker
 

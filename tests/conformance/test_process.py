@@ -13,7 +13,7 @@ from tests.reach.children import Site
 from tests.relay import Relay
 from tests.sessions import terminate_other_sessions
 from tests.table import row, statuses, write
-from tests.test_health import PORT, QUICK, Answer, ask, port_of, site, wait_for
+from tests.test_health import PORT, QUICK, Answer, ask, port_of, wait_for
 from tests.test_process import Workers, effects, quick, wait_until_all_done, workers
 from tests.test_stops_process import LONG, fleet, wait_for_start
 from tests.testapp.models import Effect
@@ -21,7 +21,7 @@ from tests.testapp.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-__all__ = ["fleet", "site", "workers"]  # fixtures
+__all__ = ["fleet", "workers"]  # fixtures
 
 NO_SERVER = pytest.mark.skipif(
     databases.vendor() == "sqlite", reason="SQLite has no server that could go away"

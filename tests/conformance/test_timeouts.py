@@ -15,8 +15,9 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import LeaseKind
+from tests.surroundings import heard
 from tests.table import claim, insert, keyed, listening, now, row, write
-from tests.test_timeouts import RETRY, effects, ended, hanging, heard, leave, soon
+from tests.test_timeouts import RETRY, effects, ended, hanging, leave, soon
 from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -1,0 +1,35 @@
+"""What tests run in: a transaction that is rolled back or none, and receivers of a signal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+inside = pytest.mark.django_db
+outside_alone = pytest.mark.django_db(transaction=True)
+# Run each test inside a transaction that is rolled back, as in a TestCase, and outside one.
+both = pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(False, marks=inside, id="inside"),
+        pytest.param(True, marks=outside_alone, id="outside"),
+    ],
+)
+
+
+@contextmanager
+def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
+    """Collect the arguments of each signal that is sent during the block."""
+    found: list[dict[str, Any]] = []
+
+    def receive(signal: Any, **facts: Any) -> None:
+        found.append(facts)
+
+    signal.connect(receive)
+    try:
+        yield found
+    finally:
+        signal.disconnect(receive)
