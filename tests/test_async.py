@@ -61,30 +61,6 @@ def test_the_slots_are_a_bound(settings: Any) -> None:
     assert crowd.most == 3
 
 
-def test_awaited_listeners_occupy_no_worker_thread(settings: Any) -> None:
-    settings.OUTBOX = {"WORKERS": 1}
-    go_on = threading.Event()
-
-    async def wait_for_it(event: outbox.Event) -> None:
-        while not go_on.is_set():  # noqa: ASYNC110 - a thread ends the wait
-            await asyncio.sleep(0.01)
-
-    plain: list[str] = []
-    with (
-        listening(wait_for_it),
-        listening(lambda event: plain.append(event.event_id), "order.shipped"),
-        outbox.Worker(),
-    ):
-        try:
-            write(20)
-            (other,) = write(event_type="order.shipped")
-            wait_until(lambda: statuses() == {"NEW": 20, "DONE": 1}, what="the plain one DONE")
-            assert plain == [other]
-        finally:
-            go_on.set()
-        all_done(21)
-
-
 def test_g15_many_threads_and_a_loop_in_one_process_run_each_event_once(settings: Any) -> None:
     settings.OUTBOX = {"WORKERS": 32, "ASYNC_CONCURRENCY": 100, "COLD_QUEUE_CAPACITY": 500}
     seen: list[str] = []
@@ -121,32 +97,6 @@ def test_g15_many_threads_and_a_loop_in_one_process_run_each_event_once(settings
         assert len(places) == 20
 
 
-# -- timeouts --------------------------------------------------------------------------------------
-
-
-def test_27_a_timeout_cancels_and_is_retried(settings: Any) -> None:
-    settings.OUTBOX = {}
-    ends: list[str] = []
-
-    async def listener(event: outbox.Event) -> None:
-        if event.attempts:
-            ends.append("done")
-            return
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            ends.append("cancelled")
-            raise
-
-    policy = outbox.Fixed(0.05)
-    with listening(listener, timeout=0.1, retry=policy), outbox.Worker():
-        (event_id,) = write()
-        all_done(1)
-    assert ends == ["cancelled", "done"]
-    assert row(event_id).attempts == 1
-    assert "ListenerTimeout" in str(row(event_id).last_error)
-
-
 # -- errors outside Exception ----------------------------------------------------------------------
 
 
@@ -174,46 +124,6 @@ def test_w6_what_a_listener_raises_is_a_failure_and_ends_nothing(
 
 
 # -- the stop --------------------------------------------------------------------------------------
-
-
-def test_a_stop_waits_for_what_ends_in_time(settings: Any) -> None:
-    settings.OUTBOX = {}
-    crowd = Crowd(11)
-    with listening(crowd):
-        worker = outbox.Worker()
-        worker.start()
-        write(10)
-        wait_until(lambda: crowd.inside == 10)
-        stopping = in_thread(worker.stop)
-        wait_until(lambda: "draining" in str(worker.health().unready), what="the drain")
-        crowd.most = 11  # lets them end
-        assert stopping.result(30)
-    assert len(crowd.seen) == 10
-    assert statuses() == {"DONE": 10}
-
-
-def test_a_stop_cancels_what_does_not_end_in_time_and_releases_it(settings: Any) -> None:
-    settings.OUTBOX = {"ASYNC_CONCURRENCY": 2}
-    started: list[str] = []
-    cancelled: list[str] = []
-
-    async def listener(event: outbox.Event) -> None:
-        started.append(event.event_id)
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(event.event_id)
-            raise
-
-    with listening(listener):
-        worker = outbox.Worker()
-        worker.start()
-        ids = write(5)
-        wait_until(lambda: len(started) == 2)
-        assert not worker.stop(timeout=0.1)
-    assert sorted(cancelled) == sorted(started)
-    assert statuses() == {"NEW": 5}
-    assert {(row(each).locked_by, row(each).attempts) for each in ids} == {(None, 0)}
 
 
 def test_a_listener_that_ignores_its_cancellation_holds_no_stop(settings: Any) -> None:

@@ -15,7 +15,6 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, connections
 
 import django_outbox as outbox
-from django_outbox.listeners import registry
 from django_outbox.models import OutboxAttempt
 from django_outbox.worker.async_connections import DeliveryThread, Slots
 from tests.table import in_thread, listening, row, sessions, statuses, write
@@ -98,20 +97,6 @@ def test_without_the_setting_it_is_twice_the_workers(settings: Any) -> None:
         write(60)
         all_done(120)
     assert gauge.most == 2
-
-
-def test_listeners_of_a_fan_out_wait_each_for_itself(settings: Any) -> None:
-    settings.OUTBOX = {"ASYNC_CONNECTIONS": 3}
-    gauge = Gauge()
-
-    async def second(event: outbox.Event) -> None:
-        await gauge(event)
-
-    with listening(gauge), listening(second, name="second"), outbox.Worker():
-        ids = write(100)
-        all_done(100)
-    none_failed(ids)
-    assert gauge.most == 3
 
 
 def test_those_without_a_database_are_not_throttled(settings: Any) -> None:
@@ -210,86 +195,6 @@ def test_a_stop_ends_the_wait_and_releases_what_waited(settings: Any) -> None:
     assert {row(each).locked_by for each in ids} == {None}
 
 
-def test_a_stop_under_a_blocked_loop_ends_the_wait(settings: Any) -> None:
-    """The loop cannot end the wait, and the interpreter's exit waits for these threads."""
-    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1, "DRAIN_TIMEOUT": 0.2}
-    holder, go_on = Holder(), threading.Event()
-
-    async def block(event: outbox.Event) -> None:
-        go_on.wait(60)
-
-    with listening(holder, ORM), listening(block, PLAIN):
-        worker = outbox.Worker()
-        worker.start()
-        try:
-            write(5, event_type=ORM)
-            wait_until(lambda: len(delivery_threads()) == 5, what="four that wait")
-            write(event_type=PLAIN)
-            wait_until(lambda: worker._event_loops[0]._watch._ran_at is None, what="a block")
-            assert in_thread(worker.stop).result(30) is False  # the loop stays blocked
-            slots = worker._event_loops[0]._connections
-            assert not slots._waiting
-        finally:
-            go_on.set()
-
-
-def test_a_stop_keeps_the_outcome_of_a_listener_whose_connections_are_being_closed(
-    settings: Any,
-) -> None:
-    settings.OUTBOX = {}
-    go_on, left = threading.Event(), []
-
-    async def listener(event: outbox.Event) -> None:
-        await Effect.objects.acount()
-        left.append(asyncio.create_task(sync_to_async(go_on.wait)(30)))
-        await asyncio.sleep(0)
-
-    with listening(listener):
-        worker = outbox.Worker()
-        worker.start()
-        try:
-            write()
-            wait_until(lambda: left, what="the listener")
-            worker.stop(timeout=0.2)
-            assert statuses() == {"DONE": 1}
-        finally:
-            go_on.set()
-
-
-def test_a_task_that_a_listener_left_gets_no_slot_after_its_end(settings: Any) -> None:
-    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
-    holder, left, said = Holder(), [], []
-
-    async def ask() -> None:
-        try:
-            await Effect.objects.acount()
-        except OperationalError as error:
-            said.append(str(error))
-
-    async def leaver(event: outbox.Event) -> None:
-        left.extend([asyncio.create_task(ask()), asyncio.create_task(ask())])
-        while not slots()._waiting:  # noqa: ASYNC110 - the first; the other waits for its thread
-            await asyncio.sleep(0.01)
-
-    worker = outbox.Worker()
-
-    def slots() -> Slots:
-        return worker._event_loops[0]._connections
-
-    with listening(holder, ORM), listening(leaver, PLAIN), listening(Gauge()), worker:
-        try:
-            write(event_type=ORM)
-            assert holder.holding.wait(15)
-            write(event_type=PLAIN)
-            wait_until(lambda: statuses() == {"NEW": 1, "DONE": 1}, what="the leaver's end")
-            wait_until(lambda: len(said) == 2, what="the end of its tasks")
-            assert all("ASYNC_CONNECTIONS" in each for each in said)
-        finally:
-            holder.go_on.set()
-        write(3)
-        all_done(5)
-
-
 def test_a_stop_cancels_the_tasks_that_a_listener_left() -> None:
     """The garbage collector would end them in the context of whatever runs at that moment."""
     left: list[asyncio.Task[Any]] = []
@@ -341,82 +246,7 @@ def test_the_wait_for_a_connection_does_not_count_for_the_timeout(
     none_failed(ids)
 
 
-def test_the_time_after_the_wait_counts(settings: Any, clock: MovedClock) -> None:
-    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1, "LEASE": 3600}
-    holder, cancelled = Holder(), []
-
-    async def listener(event: outbox.Event) -> None:
-        if event.attempts:
-            return
-        await Effect.objects.acount()
-        assert holder.go_on.is_set()
-        clock.advance(2 * TIMEOUT)
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(event.event_id)
-            raise
-
-    with (
-        listening(holder, ORM),
-        listening(listener, timeout=TIMEOUT, retry=outbox.Fixed(0.05)),
-        outbox.Worker(),
-    ):
-        try:
-            write(event_type=ORM)
-            assert holder.holding.wait(15)
-            (event_id,) = write()
-            wait_until(lambda: len(delivery_threads()) == 2, what="one that waits")
-        finally:
-            holder.go_on.set()
-        all_done(2)
-    assert cancelled == [event_id]
-    assert row(event_id).attempts == 1
-    assert "ListenerTimeout" in str(row(event_id).last_error)
-
-
-def test_a_policy_that_retries_timeouts_retries_ours(settings: Any) -> None:
-    settings.OUTBOX = {}
-    policy = outbox.Fixed(0.05, retry_on=(asyncio.TimeoutError,))
-
-    async def listener(event: outbox.Event) -> None:
-        if not event.attempts:
-            await asyncio.Event().wait()
-
-    with listening(listener, timeout=0.1, retry=policy), outbox.Worker():
-        write()
-        all_done(1)
-
-
 # -- the fallback ----------------------------------------------------------------------------------
-
-
-def test_a_fallback_may_connect_after_a_listener_that_waited_in_vain(settings: Any) -> None:
-    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1}
-    holder, gave_up, counted = Holder(), [], []
-
-    async def impatient(event: outbox.Event) -> None:
-        try:
-            await asyncio.wait_for(Effect.objects.acount(), 0.02)
-        except asyncio.TimeoutError:
-            gave_up.append(event.event_id)
-            raise
-
-    def fallback(event: outbox.Event, failure: outbox.Failure) -> None:
-        counted.append(Effect.objects.count())
-
-    once = outbox.Fixed(0, max_attempts=1)
-    with listening(holder, ORM), listening(impatient, PLAIN, retry=once), outbox.Worker():
-        registry.fallback(impatient, fallback)
-        try:
-            write(event_type=ORM)
-            assert holder.holding.wait(15)
-            write(event_type=PLAIN)
-            wait_until(lambda: gave_up, what="a wait in vain")
-        finally:
-            holder.go_on.set()
-        all_done(2)
-    assert counted == [0]
 
 
 OWN = 8  # connections that a worker itself uses, at most

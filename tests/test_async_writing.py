@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,6 @@ from django.db import transaction
 from django.test import AsyncClient, override_settings
 from django.urls import path
 
-import django_outbox as outbox
 from django_outbox import (
     DuplicateEvent,
     Event,
@@ -27,7 +25,6 @@ from django_outbox import (
     write,
     write_many,
 )
-from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.testapp.models import Order
@@ -58,31 +55,6 @@ def test_awrite_writes_in_the_transaction_of_the_sync_code_that_called() -> None
         Order.objects.create(sku="tea")
     row = OutboxEvent.objects.get()
     assert (row.event_id, row.payload, row.tenant_id) == (event_id, '{"n":1}', "t")
-
-
-def test_awrite_many_writes_there_too() -> None:
-    events = [Event(event_type="a"), Event(event_type="b")]
-    with transaction.atomic():
-        assert in_async(lambda: awrite_many(events)) == [each.event_id for each in events]
-    assert stored() == ["a", "b"]
-
-
-def test_what_was_written_is_undone_with_that_transaction() -> None:
-    with pytest.raises(Undone), transaction.atomic():
-        in_async(lambda: awrite("x"))
-        assert stored() == ["x"]
-        raise Undone
-    assert stored() == []
-
-
-def test_many_at_once_are_written_one_by_one() -> None:
-    async def work() -> list[Any]:
-        return await asyncio.gather(*[awrite("x", n) for n in range(20)])
-
-    with transaction.atomic():
-        ids = in_async(work)
-    assert len({*ids}) == 20
-    assert stored() == ["x"] * 20
 
 
 @pytest.mark.parametrize(
@@ -142,24 +114,6 @@ def test_a_unit_of_work_under_sync_to_async_needs_no_twin() -> None:
         in_async(lambda: sync_to_async(unit)(True))
     assert stored() == ["x"]
     assert Order.objects.count() == 1
-
-
-def test_an_async_listener_may_write_with_a_unit_of_work() -> None:
-    @transaction.atomic
-    def unit() -> None:
-        write("followed")
-
-    async def listen(event: Event) -> None:
-        await sync_to_async(unit)()
-
-    outbox.listener("x")(listen)
-    try:
-        with transaction.atomic():
-            write("x")
-        outbox.drain(limit=1)
-    finally:
-        registry.remove(listen)
-    assert stored() == ["x", "followed"]
 
 
 def test_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,21 +25,6 @@ ALIASES = ["default", "other"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 
-def test_max_events_of_once_holds_for_all_databases_together(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for alias in ALIASES:
-        write(alias, 3)
-    once = ["outbox_worker", "--once", "--database", "other", "--database", "default"]
-    with listening(Witness()):
-        call_command(*once, "--max-events", "4")
-        assert "delivered 4" in capsys.readouterr().out
-        assert (statuses("other"), statuses("default")) == ({"DONE": 3}, {"DONE": 1, "NEW": 2})
-        call_command(*once, "--max-events", "4")
-    assert "delivered 2" in capsys.readouterr().out
-    done(3)
-
-
 def test_74_commands_take_a_database(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     settings.OUTBOX = {"RETENTION_DONE": 0.001}
     for alias in ALIASES:
@@ -156,13 +141,6 @@ def test_x7_an_outbox_apart_from_the_business_rows_is_refused_or_named(
     if router is not None:
         routed(settings, router)
     assert routing_checks() == found
-
-
-def test_x7_the_check_says_where_what_is_and_what_to_do(settings: Any) -> None:
-    routed(settings, NoTableElsewhere)
-    (error,) = run_checks(tags=["django_outbox"])
-    assert "The outbox is written on 'other', but the project's models on ['default']" in error.msg
-    assert "Route django_outbox to where the business rows are" in str(error.hint)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from django.db import connection
 
@@ -31,7 +26,7 @@ from django_outbox.worker.queues import Held, Offers
 from django_outbox.worker.ready import Ready
 from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
-from tests.fleet import Fleet, wait_until
+from tests.fleet import wait_until
 from tests.table import in_thread, insert, keyed, listening, row, statuses, stream, write
 from tests.waiting import Gate
 
@@ -107,27 +102,11 @@ def test_the_prefetch_stays_while_nothing_starts_and_where_there_is_no_backlog()
     assert (wait(None), wait(0.01, backlog=False)) == (8, 8)
 
 
-def test_the_prefetch_grows_fast_where_events_start_at_once() -> None:
-    assert Wait()(0.001) == 64
-
-
 def test_the_first_events_say_nothing_for_a_thread_was_free_for_each() -> None:
     wait = Wait()
     wait.load.started, wait.load.longest_wait = 4, 0.0
     wait.prefetch.adapt(backlog=True)
     assert wait.prefetch.size == 8
-
-
-def test_the_prefetch_never_exceeds_the_capacity() -> None:
-    assert Wait(WORKERS=8, COLD_QUEUE_CAPACITY=5).prefetch.size == 5
-
-
-def test_the_prefetch_grows_for_events_of_this_process_too(settings: Any) -> None:
-    settings.OUTBOX = {**SOON_AGAIN, "POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
-    with listening(lambda event: None), outbox.Worker(workers=2) as worker:
-        write(400)
-        wait_until(lambda: statuses() == {"DONE": 400}, what="DONE")
-        assert worker._claimer._intakes["default"].prefetch.size > 4
 
 
 # -- a busy worker ---------------------------------------------------------------------------------
@@ -227,72 +206,6 @@ def test_a_stream_whose_head_waits_too_long_is_left_to_others(settings: Any) -> 
 def row_of(key: str) -> OutboxEvent:
     """Return the first event of a key."""
     return OutboxEvent.objects.filter(key=key).order_by("seq")[0]
-
-
-def test_what_waits_for_the_event_loop_counts_as_waiting(settings: Any) -> None:
-    settings.OUTBOX = {**SOON_AGAIN, "ASYNC_CONCURRENCY": 2, "WORKERS": 1}
-    gate, entered = threading.Event(), list[str]()
-
-    async def slow(event: outbox.Event) -> None:
-        entered.append(event.event_id)
-        while not gate.is_set():  # noqa: ASYNC110 - it is set by another thread
-            await asyncio.sleep(0.01)
-
-    insert(60)
-    with listening(slow), outbox.Worker() as worker:
-        try:
-            wait_until(lambda: len(entered) == 2)
-            wait_until(lambda: leased() == 2, what="the others released")
-            (loop,), intake = worker._event_loops, worker._claimer._intakes["default"]
-            assert loop.waiting <= 2 * intake.prefetch.size
-        finally:
-            gate.set()
-        wait_until(lambda: statuses() == {"DONE": 60}, what="DONE")
-    assert max(Counter(entered).values()) == 1
-
-
-# -- several processes -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database_env, tmp_path, WORKERS=2, **SOON_AGAIN)
-    yield fleet
-    fleet.kill_all()
-
-
-def running(fleet: Fleet, worker: psutil.Popen) -> bool:
-    return bool(fleet.logged(f" {worker.pid} INFO worker started"))
-
-
-def test_a_worker_that_joins_gets_its_share_of_a_backlog_of_slow_listeners(fleet: Fleet) -> None:
-    insert(5000, payload='{"seconds": 0.1}')  # more than they can deliver meanwhile
-    workers = [fleet.start()]
-    wait_until(lambda: len(fleet.starts()) >= 20, what="the first twenty")
-    workers += [fleet.start(), fleet.start()]
-
-    def shares() -> Counter[int]:
-        return Counter(line.pid for line in fleet.lines() if line.phase == "start")
-
-    wait_until(lambda: all(shares()[each.pid] >= 20 for each in workers), what="shares")
-    assert [fleet.end(each) for each in workers] == [0, 0, 0]
-    assert max(Counter(fleet.starts()).values()) == 1
-
-
-def test_a_busy_worker_leaves_new_events_to_an_idle_one(fleet: Fleet) -> None:
-    """Otherwise half of the 60 quick events would wait until the long calls end."""
-    insert(2, payload='{"seconds": 600}')
-    busy = fleet.start()
-    wait_until(lambda: len(fleet.starts()) == 2, what="two long calls")
-    idle = fleet.start()
-    wait_until(lambda: running(fleet, idle), what="the idle worker")
-    for _ in range(30):
-        write(2, payload={"seconds": 0})
-    wait_until(lambda: statuses() == {"DONE": 60, "NEW": 2}, what="60 quick events done")
-    assert {line.pid for line in fleet.lines() if line.phase == "end"} == {idle.pid}
-    busy.kill()
-    busy.wait()
-    assert fleet.end(idle) == 0
 
 
 # -- memory ----------------------------------------------------------------------------------------

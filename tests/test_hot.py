@@ -18,7 +18,7 @@ from django.test import Client
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.models import OutboxEvent, OutboxWorker
-from django_outbox.worker import prefetch, queues, throttle
+from django_outbox.worker import prefetch, queues
 from django_outbox.worker.throttle import ClaimThrottle
 from django_outbox.worker.wakeup import Wakeup
 from tests.table import PLACED, insert, listening, now, statuses, write
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_j3_a_full_hot_queue_is_no_error_and_loses_nothing(
+def test_j3_354_a_full_hot_queue_is_no_error_and_loses_nothing(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.OUTBOX = quiet(
@@ -79,23 +79,6 @@ def test_x6_a_foreign_callback_that_raises_before_ours(settings: Any) -> None:
     assert len({*calls.ids}) == len(calls.ids) == 2
 
 
-def test_446_a_failing_receiver_reaches_nobody(settings: Any) -> None:
-    settings.OUTBOX = quiet()
-
-    def fail(**facts: Any) -> None:
-        raise LookupError("a receiver of somebody else")
-
-    calls = Calls()
-    signals.event_queued.connect(fail)
-    try:
-        with listening(calls), outbox.Worker():
-            ids = write(3)
-            wait_until(settled(3), what="DONE")
-    finally:
-        signals.event_queued.disconnect(fail)
-    assert calls.once_each(ids)
-
-
 @pytest.mark.urls("tests.reach.urls")
 def test_x6_atomic_requests(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.OUTBOX = quiet()
@@ -108,22 +91,6 @@ def test_x6_atomic_requests(settings: Any, monkeypatch: pytest.MonkeyPatch) -> N
         wait_until(settled(1), what="DONE")
     assert calls.ids == answer.json()["ids"]
     assert calls.sources == ["hot"]
-
-
-@pytest.mark.urls("tests.reach.urls")
-def test_x6_without_atomic_requests_a_view_must_open_its_own() -> None:
-    assert Client(raise_request_exception=False).post("/bare").status_code == 500
-    assert not OutboxEvent.objects.exists()
-
-
-def test_x6_durable_blocks(settings: Any) -> None:
-    settings.OUTBOX = quiet()
-    calls = Calls()
-    with listening(calls), resting():
-        with transaction.atomic(durable=True):
-            event_id = outbox.write(PLACED)
-        wait_until(settled(1), what="DONE")
-    assert calls.ids == [event_id]
 
 
 # -- a full queue ----------------------------------------------------------------------------------
@@ -203,45 +170,6 @@ def test_j15_hot_and_cold_share_two_to_one(settings: Any, monkeypatch: pytest.Mo
     assert "ccc" not in runs
 
 
-def test_35_neither_route_waits_for_the_other_when_it_is_alone(settings: Any) -> None:
-    settings.OUTBOX = quiet(FAIRNESS=(1, 50), PROBE_INTERVAL=0.05)
-    calls = Calls()
-    with listening(calls), outbox.Worker():
-        write(30)
-        wait_until(settled(30), what="hot alone")
-        insert(30)
-        wait_until(settled(60), what="cold alone")
-    assert len({*calls.ids}) == len(calls.ids)
-
-
-def test_under_a_steady_load_events_are_claimed_some_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """After a claim of few events the next claim waits briefly, so that it finds more."""
-    monkeypatch.setattr(throttle, "CLAIM_INTERVAL", 2.0)
-    monkeypatch.setattr(throttle, "BURST", 0.0)
-    monkeypatch.setattr(throttle, "GATHER_TIME", 2.0)
-    counts: list[int] = []
-
-    def note(count: int, **more: Any) -> None:
-        if count:
-            counts.append(count)
-
-    signals.events_claimed.connect(note)
-    try:
-        with listening(lambda event: None), outbox.Worker():
-            write()
-            wait_until(lambda: statuses() == {"DONE": 1}, what="the first, at once")
-            for _ in range(4):
-                write()
-                then = time.monotonic() + 0.05  # long enough for a separate claim
-                wait_until(lambda then=then: time.monotonic() > then, what="the next")  # type: ignore[misc]
-            wait_until(lambda: statuses() == {"DONE": 5}, what="the others")
-    finally:
-        signals.events_claimed.disconnect(note)
-    assert counts == [1, 4]
-
-
 # -- polls take turns ------------------------------------------------------------------------------
 
 
@@ -255,13 +183,6 @@ def test_workers_of_one_table_poll_about_one_at_a_time() -> None:
         among_four.count_poll(0.01)
     assert alone.next_poll() < time.monotonic()
     assert 25 < among_four.next_poll() - began < 35  # seconds, for 10 s of polling of its own
-
-
-def test_a_poll_that_waited_for_a_lock_delays_the_next_only_briefly() -> None:
-    throttled = ClaimThrottle()
-    throttled.others = 49
-    throttled.count_poll(60.0)
-    assert throttled.next_poll() <= time.monotonic() + throttle.LONGEST_WAIT
 
 
 def test_the_heartbeat_tells_a_worker_how_many_others_there_are() -> None:

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 import django_outbox as outbox
 from django_outbox.contrib import logs
 from django_outbox.contrib.prometheus.receivers import Receivers
-from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.table import listening, statuses, write
@@ -69,10 +68,6 @@ def test_a_line_break_or_a_quote_in_a_value_makes_no_second_line() -> None:
     assert found["error"] == text
 
 
-def test_a_field_cannot_take_the_place_of_the_level() -> None:
-    assert line("odd level=%s", "DEBUG")["level"] == "WARNING"
-
-
 def test_the_context_and_the_traceback_are_members() -> None:
     try:
         raise LookupError("no such shelf")
@@ -82,10 +77,6 @@ def test_the_context_and_the_traceback_are_members() -> None:
         found = line("delivery failed event_id=%s", "01A", exc_info=error)
     assert found["request"] == "r1"
     assert found["exception"].endswith("LookupError: no such shelf")
-
-
-def test_what_json_does_not_know_is_text() -> None:
-    assert line("hook failed hook=%r", {1, 2}.__class__)["hook"] == "<class 'set'>"
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -165,10 +156,6 @@ def giving_up(event: outbox.Event) -> outbox.Dead:
     return outbox.Dead(SECRET)
 
 
-def forgiven(event: outbox.Event, failure: outbox.Failure) -> None:
-    """Do nothing: the fallback succeeds."""
-
-
 def secretive(count: int = 1) -> None:
     write(
         count,
@@ -206,33 +193,6 @@ def test_435_a_secret_is_in_no_line_and_no_metric(
     assert SECRET not in shown
     assert 'outcome="dead"' in shown
     assert SECRET in (OutboxEvent.objects.get().last_error or "")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_secret_is_in_no_line_of_a_fallback_or_of_a_fan_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    retry = outbox.Fixed(0, max_attempts=1)
-    with caplog.at_level(logging.INFO, "django_outbox"), listening(failing, retry=retry):
-        registry.fallback(failing, forgiven)
-        with listening(giving_up, name="other"):
-            secretive()
-            deliver_all("drain")
-    text = caplog.text
-    assert "fallback succeeded" in text
-    assert "error=LookupError" in text
-    assert "dead event_id" in text
-    assert SECRET not in text
-
-
-@pytest.mark.django_db(transaction=True)
-def test_who_logs_at_debug_sees_the_text(caplog: pytest.LogCaptureFixture) -> None:
-    retry = outbox.Fixed(0, max_attempts=1)
-    with caplog.at_level(logging.DEBUG, "django_outbox"), listening(failing, retry=retry):
-        secretive()
-        deliver_all("drain")
-    told = [each for each in caplog.records if SECRET in each.getMessage()]
-    assert [each.levelname for each in told] == ["DEBUG"]
 
 
 def deliver_all(where: str) -> None:

@@ -13,7 +13,7 @@ from django.db.transaction import TransactionManagementError
 
 import django_outbox as outbox
 from django_outbox import Dead, Defer, Done, RetryAfter, exceptions
-from django_outbox.listeners.outcomes import DONE, UNSETTLED, Decision, Status
+from django_outbox.listeners.outcomes import DONE, UNSETTLED, Status
 from django_outbox.models import OutboxEvent
 from tests.cases import cases
 
@@ -77,15 +77,6 @@ def test_a_reason_is_text(reason: Any) -> None:
     """J22."""
     with pytest.raises(ValueError, match="Dead got the reason"):
         Dead(reason)
-
-
-def test_a_reason_may_be_left_out() -> None:
-    assert Dead().reason == ""
-
-
-def test_a_decision_says_everything_by_keyword() -> None:
-    with pytest.raises(TypeError):
-        Decision(Status.DONE)  # type: ignore[misc]
 
 
 def test_retry_after_keeps_message_and_cause() -> None:

@@ -247,16 +247,3 @@ def test_46_201_nothing_is_sent_when_nobody_listens(
         OutboxEvent.objects.all().delete()
         deed()
     assert [each for each in sent if each in NAMED.values()] == []
-
-
-def test_who_stops_listening_is_told_no_more() -> None:
-    heard: list[Any] = []
-
-    def hears(**kwargs: Any) -> None:
-        heard.append(kwargs["event"].event_type)
-
-    signals.event_written.connect(hears)
-    write(1)
-    signals.event_written.disconnect(hears)
-    write(1)
-    assert heard == [PLACED]
