@@ -13,6 +13,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..conf import current
 from ..inspection.causes import Cause
 from ..inspection.losses import Loss
 from ..inspection.overview import (
@@ -24,7 +25,6 @@ from ..inspection.overview import (
     listeners_of,
 )
 from ..inspection.queues import QueueState
-from ..inspection.relays import RelayState, relay_states
 from ..inspection.workers import WorkerInfo
 from ..models import OutboxPause
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
@@ -54,7 +54,6 @@ def sections(overview: Overview, found: Sequence[Problem], may: Permissions) -> 
         _paused(overview, may).short(MAX_ROWS),
         _blocked(overview).short(MAX_ROWS),
         _queues(overview),
-        _relays(overview),
         _types(overview, needs_attention="types" in bad).short(MAX_TYPES),
     ]
     named = {each.section for each in found}
@@ -228,7 +227,7 @@ def _suspect(each: Loss) -> Cells:
     return event, str(len(each.workers)), _named(workers), state
 
 
-# --- queues, relays, event types ------------------------------------------------------------------
+# --- queues, event types ------------------------------------------------------------------
 
 
 def _queues(overview: Overview) -> Section:
@@ -237,56 +236,29 @@ def _queues(overview: Overview) -> Section:
     is_shown = len(states) >= MIN_QUEUES or late
     return Section(
         name="queues",
-        title=_("Queues"),
+        title=_("Queues and relays"),
         columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
-        rows=[_queue(each) for each in states] if is_shown else [],
-        needs_attention=late,
+        rows=[_queue(each, overview.now) for each in states] if is_shown else [],
+        needs_attention=late or any(each.breaker for each in states),
     )
 
 
-def _queue(each: QueueState) -> Cells:
-    notes = [
+def _queue(each: QueueState, now: datetime) -> Cells:
+    """Return what is due in a queue; that of a relay has where it sends to."""
+    relay = next((found for found in current().relays.values() if found.title == each.name), None)
+    sent_to = relay and f"→ {relay.shown_to} ({relay.backend_name})"
+    name = format_html('{} <span class="outbox-id">{}</span>', each.name, sent_to or "")
+    age = "" if each.oldest_due_age is None else display.duration(each.oldest_due_age)
+    states = [
         _("no live worker serves it") if each.is_unserved else "",
         "" if each.is_configured else _('not in OUTBOX["QUEUES"]'),
         _("paused") if each.is_paused else "",
-        _("circuit breaker open: %s") % each.breaker.reason if each.breaker else "",
     ]
-    return each.name, *_due(each), str(each.workers), ", ".join(filter(None, notes))
-
-
-def _due(each: QueueState) -> tuple[str, str]:
-    """Return how many events of a queue are due, and since when."""
-    age = "" if each.oldest_due_age is None else display.duration(each.oldest_due_age)
-    return f"{each.due}{'+' * each.is_capped}", age
-
-
-def _relays(overview: Overview) -> Section:
-    found = relay_states(overview.queues)
-    heads = [_("relay"), _("event types"), _("sent to")]
-    return Section(
-        name="relays",
-        title=_("Relays"),
-        columns=[*heads, "#" + _("waiting"), _("oldest due"), _("broker")],
-        rows=[_relay(each, overview.now) for each in found],
-        needs_attention=any(each.queue.breaker for each in found),
-    )
-
-
-def _relay(each: RelayState, now: datetime) -> Cells:
-    queue, settings, states = each.queue, each.settings, []
-    if queue.is_paused:
-        states.append(_("paused"))
-    if breaker := queue.breaker:
-        since = display.since(_("away for %s"), breaker.paused_at, now, is_late=True)
-        states.append(format_html("{}: {}", since, each.away_reason))
-    backend = format_html('<span class="outbox-id">{}</span>', settings.backend_name)
-    return (
-        settings.name,
-        ", ".join(settings.EVENTS),
-        format_html("{} {}", settings.shown_to, backend),
-        *_due(queue),
-        format_html_join(", ", "{}", ((each,) for each in states)),
-    )
+    if breaker := each.breaker:
+        since = display.since(_("unavailable for %s"), breaker.paused_at, now, is_late=True)
+        states.append(format_html("{}: {}", since, breaker.reason.removeprefix(f"{each.name}: ")))
+    state = format_html_join(", ", "{}", ((text,) for text in states if text))
+    return name, f"{each.due}{'+' * each.is_capped}", age, str(each.workers), state
 
 
 def _types(overview: Overview, *, needs_attention: bool) -> Section:

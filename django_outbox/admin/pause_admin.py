@@ -47,8 +47,8 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
         help_texts = {
             "name": _(
                 "Of an event type: the type. Of a listener: its event type and name, as "
-                "outbox_status --listeners shows them, with a space between. Of a stream: its key. Of a "
-                "queue: its name."
+                "outbox_status --listeners shows them, with a space between. Of a stream: its "
+                "key. Of a queue: its name."
             )
         }
         widgets = {"reason": forms.Textarea(attrs={"rows": 3, "cols": 60})}
