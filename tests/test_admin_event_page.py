@@ -117,6 +117,14 @@ def test_no_page_shows_a_hidden_value_of_an_error(admin_user: User) -> None:
         assert "HTTPError" in page, url
 
 
+@pytest.mark.parametrize("name", ["payload__startswith", "headers", "result__contains"])
+def test_no_filter_reads_a_long_text(name: str) -> None:
+    make(payload='{"password":"s3cret"}')
+    page = body(visitor("view"), reverse(LIST), **{name: "{"})
+    assert "this filter is not possible" in page
+    assert "outbox-id" not in page
+
+
 @pytest.mark.parametrize("lookup", ["last_error", "last_error__startswith", "last_error__contains"])
 def test_no_filter_guesses_a_hidden_value_of_an_error(lookup: str) -> None:
     make(last_error="HTTPError: password=s3cret", status=Status.DEAD)

@@ -17,7 +17,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from tests.cases import cases
 from tests.table import undone
-from tests.test_admin import EVIL, LIST, PAGE, body, checksum, listed, make, visitor
+from tests.test_admin import LIST, PAGE, body, checksum, listed, make, visitor
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -91,13 +91,6 @@ def test_what_is_not_possible_lists_nothing_and_says_why(query: dict[str, str]) 
     url = reverse("admin:django_outbox_outboxevent_replay_all")
     assert client.post(f"{url}?{urlencode(query)}").status_code == 302
     assert checksum() == before
-
-
-def test_markup_in_a_search_is_escaped() -> None:
-    make()
-    page = body(visitor("view"), reverse(LIST), q=EVIL)
-    assert "<script>alert" not in page
-    assert "<img src=x" not in page
 
 
 @pytest.mark.parametrize("query", [{"q": "17"}, {"q": "17", "state": "dead"}, {"key": "order-1"}])

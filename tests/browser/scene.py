@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from django_outbox.events import LENGTHS
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
@@ -17,6 +18,7 @@ from django_outbox.models import (
     OutboxEvent,
     OutboxPause,
     OutboxStatistics,
+    OutboxStream,
     OutboxWorker,
 )
 from django_outbox.models.statistics import BOUNDS, bucket
@@ -288,3 +290,52 @@ def _row(
             field = f"{name}_{place}"
             setattr(row, field, getattr(row, field) + max(int(count * part), 1))
     return row
+
+
+TEXTS = "payload headers result last_error".split()
+
+
+def evil(text: str) -> None:
+    """Fill every text column of every table with it."""
+    short = dict.fromkeys(("event_type", "aggregate_type", "aggregate_id", "tenant_id"), text)
+    short = {name: each[: LENGTHS[name]] for name, each in short.items()}
+    quoted = json.dumps({text: text})
+    progress = json.dumps({text: {"state": "due", "failed": True, "attempts": 1, "error": text}})
+    clock = now()
+    common = {**short, "locked_at": clock, "key": text, "progress": progress}
+    insert(
+        event_id="<b class=xss>'\"><script>",
+        due=None,
+        done_at=clock,
+        seq=1,
+        attempts=3,
+        status=Status.DEAD,
+        unique_key=text,
+        locked_by=text,
+        **{**common, **dict.fromkeys(TEXTS, text)},
+    )
+    insert(
+        due=60,
+        status=Status.RETRY,
+        seq=2,
+        locked_by=text,
+        **{**common, **dict.fromkeys(TEXTS, quoted), "progress": text},
+    )
+    OutboxStream.objects.create(key=text, seq=2, due_at=clock, locked_by=text, locked_at=clock)
+    for each in OutboxPause.Kind.values:
+        OutboxPause.objects.create(
+            kind=each, name=text, reason=text, paused_by=text, paused_at=clock
+        )
+    running = [{"event_type": text, "event_id": text, "seconds": 312.0}]
+    OutboxWorker.objects.create(
+        id=text,
+        hostname=text,
+        pid=1,
+        started_at=clock,
+        heartbeat_at=clock,
+        info=json.dumps({"mode": text, "held": 1, "running": running}),
+    )
+    started = clock.replace(second=0, microsecond=0)
+    OutboxStatistics.objects.create(
+        span=60, started_at=started, owner=text, event_type=short["event_type"], done=1, dead=1
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,6 @@ from django.urls import reverse
 from selenium.common.exceptions import UnexpectedAlertPresentException
 from selenium.webdriver.common.by import By
 
-from django_outbox.events import LENGTHS
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
     OutboxEvent,
@@ -41,7 +39,6 @@ CORPUS = {
 }
 TRIGGER = "document.querySelectorAll('[onfocus]').forEach(each => each.focus())"
 LAX = "default-src * data: 'unsafe-inline' 'unsafe-eval'"
-TEXTS = "payload headers result last_error".split()
 # Small files of the site of ours, not pages; and what signs the visitor out.
 NO_PAGES = ("/logout/", "/jsi18n/", "/password_change/", "/static/")
 
@@ -124,52 +121,6 @@ def kind(url: str) -> tuple[str, tuple[str, ...]]:
     return parts.path, tuple(sorted(query)[:1])
 
 
-def evil(text: str) -> None:
-    """Fill every text column of every table with it."""
-    short = dict.fromkeys(("event_type", "aggregate_type", "aggregate_id", "tenant_id"), text)
-    short = {name: each[: LENGTHS[name]] for name, each in short.items()}
-    quoted = json.dumps({text: text})
-    progress = json.dumps({text: {"state": "due", "failed": True, "attempts": 1, "error": text}})
-    clock = now()
-    common = {**short, "locked_at": clock, "key": text, "progress": progress}
-    insert(
-        event_id="<b class=xss>'\"><script>",
-        due=None,
-        done_at=clock,
-        seq=1,
-        attempts=3,
-        status=Status.DEAD,
-        unique_key=text,
-        locked_by=text,
-        **{**common, **dict.fromkeys(TEXTS, text)},
-    )
-    insert(
-        due=60,
-        status=Status.RETRY,
-        seq=2,
-        locked_by=text,
-        **{**common, **dict.fromkeys(TEXTS, quoted), "progress": text},
-    )
-    OutboxStream.objects.create(key=text, seq=2, due_at=clock, locked_by=text, locked_at=clock)
-    for each in OutboxPause.Kind.values:
-        OutboxPause.objects.create(
-            kind=each, name=text, reason=text, paused_by=text, paused_at=clock
-        )
-    running = [{"event_type": text, "event_id": text, "seconds": 312.0}]
-    OutboxWorker.objects.create(
-        id=text,
-        hostname=text,
-        pid=1,
-        started_at=clock,
-        heartbeat_at=clock,
-        info=json.dumps({"mode": text, "held": 1, "running": running}),
-    )
-    started = clock.replace(second=0, microsecond=0)
-    OutboxStatistics.objects.create(
-        span=60, started_at=started, owner=text, event_type=short["event_type"], done=1, dead=1
-    )
-
-
 @pytest.mark.parametrize("name", CORPUS)
 @pytest.mark.timeout(300)
 def test_no_page_obeys_a_hostile_text(
@@ -177,7 +128,7 @@ def test_no_page_obeys_a_hostile_text(
 ) -> None:
     """Row: XSS corpus in every text field. Complaints of the console fail it, too."""
     text = CORPUS[name]
-    evil(text)
+    scene.evil(text)
     visited = []
     starts = [reverse(f"admin:{page}") for page in ("index", EVENTS)]
     state = f"{reverse('admin:django_outbox_outboxstream_changelist')}?state=all"
