@@ -47,15 +47,15 @@ Permissions = frozenset[str]  # "pause", "resume"
 def sections(overview: Overview, found: Sequence[Problem], may: Permissions) -> list[Section]:
     """Return the tables with rows: those that a problem names first, then the others."""
     bad = {each.section for each in found if each.is_bad}
-    every = [
-        _dead(overview, may).short(MAX_ROWS),
-        _workers(overview, needs_attention="workers" in bad).short(MAX_ROWS),
-        _suspects(overview).short(MAX_ROWS),
-        _paused(overview, may).short(MAX_ROWS),
-        _blocked(overview).short(MAX_ROWS),
-        _queues(overview),
-        _types(overview, needs_attention="types" in bad).short(MAX_TYPES),
+    bounded = [
+        _dead(overview, may),
+        _workers(overview, needs_attention="workers" in bad),
+        _suspects(overview),
+        _paused(overview, may),
+        _blocked(overview),
+        _types(overview, needs_attention="types" in bad),
     ]
+    every = [*(each.short(MAX_ROWS) for each in bounded), _queues(overview)]
     named = {each.section for each in found}
     shown = [each for each in every if each.rows or each.name in named]
     return sorted(shown, key=lambda each: not each.needs_attention)
