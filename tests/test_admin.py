@@ -203,17 +203,6 @@ def test_a_post_without_a_token_is_refused(verb: str) -> None:
     assert checksum() == before
 
 
-@pytest.mark.parametrize(
-    ("actor", "status"),
-    [("anonymous", 302), ("no permission", 403), ("without view", 403), ("view only", 200)],
-)
-def test_seeing_needs_the_permission_to_view(actor: str, status: int) -> None:
-    event = make()
-    client = ACTORS[actor]("replay")
-    for url in (reverse(LIST), reverse(PAGE, args=[event.pk])):
-        assert client.get(url).status_code == status
-
-
 @pytest.mark.parametrize("actor", ["view only", "edit only", "permitted", "boss"])
 def test_nothing_can_be_added_edited_or_deleted(actor: str, boss: Client) -> None:
     event = make()

@@ -1,4 +1,4 @@
-"""Every page of the admin of events and streams: who may open it, what forged requests do."""
+"""Every page of the admin: who may open it, and what requests without a token do."""
 
 from __future__ import annotations
 
@@ -11,58 +11,74 @@ from django.test import Client
 from django.urls import reverse
 
 from django_outbox.inspection.causes import load_causes
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
 from tests.cases import cases
 from tests.table import undone
 from tests.test_admin import acting_id, checksum, make, traces
 
 pytestmark = pytest.mark.django_db
 
-READ = ("changelist", "change", "history", "groups")
-REPLAY = ("replay", "replay_all", "replay_cause", "run_now", "run_now_all")
-DISCARD = ("discard", "discard_all", "discard_cause", "skip")
-NOBODY = ("add", "delete")  # Django's pages for rows, closed to all
+MODELS = OutboxEvent, OutboxStream, OutboxPause, OutboxStatistics
+LISTED = ("changelist", "change", "history")
+READ = [
+    *(f"{kind}_{page}" for kind in ("event", "stream", "pause") for page in LISTED),
+    "event_groups",
+    "statistics_changelist",
+    "statistics_refresh",
+]
+REPLAY = ["event_replay", "event_replay_all", "event_run_now", "event_run_now_all"]
+DISCARD = ["event_discard", "event_discard_all", "event_skip"]
+BY_CAUSE = {"replay": ["event_replay_cause"], "discard": ["event_discard_cause"]}
+# Django's pages for rows, closed to all.
+CLOSED = ["event_add", "event_delete", "stream_add", "stream_delete", "pause_delete"]
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Yield the name of each page, without that of its model, and its URL."""
-    rows = {OutboxEvent: acting_id(make(key="k", seq=1)), OutboxStream: "k"}
+    """Yield the model and name of each page, and its URL."""
+    event = acting_id(make(key="k", seq=1))
     OutboxStream.objects.create(key="k", seq=1)
+    OutboxPause.objects.pause("stream", "k")
+    pause = OutboxPause.objects.get().pk
+    rows = {OutboxEvent: event, OutboxStream: "k", OutboxPause: pause, OutboxStatistics: ""}
     cause = load_causes("default", limit=1).causes[0].digest
-    for model, object_id in rows.items():
-        prefix = f"{model._meta.app_label}_{model._meta.model_name}_"
+    for model in MODELS:
         for each in site.get_model_admin(model).get_urls():
             if each.name is None:  # Django's old URL of a page, which redirects
                 continue
-            known = {"object_id": object_id, "digest": cause}
+            known = {"object_id": rows[model], "digest": cause}
             takes = [value for name, value in known.items() if name in each.pattern.converters]
-            yield each.name.removeprefix(prefix), reverse(f"admin:{each.name}", args=takes)
+            name = each.name.removeprefix("django_outbox_outbox")
+            yield name, reverse(f"admin:{each.name}", args=takes)
 
 
 def person(*codenames: str) -> Client:
     """Return a client that checks CSRF tokens, logged in as staff with these permissions.
 
-    With any of them, the user may view events and streams, too.
+    With any of them, the user may view events, streams and pauses, too.
     """
     user = User.objects.create_user(f"person-{User.objects.count()}", is_staff=True)
-    views = ["view_outboxevent", "view_outboxstream"] if codenames else []
-    wanted = [f"{each}_outboxevent" for each in codenames if each != "view"]
-    user.user_permissions.set(Permission.objects.filter(codename__in=[*views, *wanted]))
+    views = [f"view_outbox{each}" for each in ("event", "stream", "pause")] if codenames else []
+    user.user_permissions.set(Permission.objects.filter(codename__in=[*views, *codenames]))
     client = Client(enforce_csrf_checks=True)
     client.force_login(user)
     return client
 
 
-def unknown_name() -> Client:
-    return Client(enforce_csrf_checks=True)
+def customer() -> Client:
+    client = person("view_outboxevent")
+    User.objects.update(is_staff=False)
+    return client
 
 
-ACTORS: dict[str, tuple[Callable[[], Client], tuple[str, ...] | None]] = {
-    "anonymous": (unknown_name, None),
-    "staff without rights": (person, ()),
-    "view": (lambda: person("view"), READ),
-    "replay": (lambda: person("view", "replay"), (*READ, *REPLAY)),
-    "discard": (lambda: person("view", "discard"), (*READ, *DISCARD)),
+ACTORS: dict[str, tuple[Callable[[], Client], list[str] | None]] = {
+    "anonymous": (lambda: Client(enforce_csrf_checks=True), None),
+    "customer": (customer, None),
+    "staff without rights": (person, []),
+    "view": (lambda: person("view_outboxevent"), READ),
+    "replay": (lambda: person("replay_outboxevent"), [*READ, *REPLAY, *BY_CAUSE["replay"]]),
+    "discard": (lambda: person("discard_outboxevent"), [*READ, *DISCARD, *BY_CAUSE["discard"]]),
+    "pause": (lambda: person("pause_outboxpause"), [*READ, "pause_add"]),
+    "resume": (lambda: person("resume_outboxpause"), READ),
 }
 
 
@@ -72,8 +88,9 @@ def test_each_page_opens_only_with_its_permission(actor: str) -> None:
     """By GET nothing changes; a POST without a token changes nothing either."""
     make_client, opened = ACTORS[actor]
     found = list(pages())
-    names = {name for name, _url in found}
-    assert names == {*READ, *REPLAY, *DISCARD, *NOBODY}
+    by_cause = [each for pages in BY_CAUSE.values() for each in pages]
+    every = {*READ, *REPLAY, *DISCARD, *by_cause, *CLOSED, "pause_add"}
+    assert {name for name, _url in found} == every
     before, client = checksum(), make_client()
     for name, url in found:
         expected = 302 if opened is None else 200 if name in opened else 403
@@ -82,3 +99,4 @@ def test_each_page_opens_only_with_its_permission(actor: str) -> None:
         refused = client.post(url, {**data, "outbox_event": "event-0000", "progress": "x"})
         assert refused.status_code == 403, url
     assert (checksum(), traces()) == (before, [])
+    assert OutboxPause.objects.exists()
