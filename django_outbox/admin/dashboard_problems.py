@@ -11,9 +11,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..conf import current
+from ..inspection.counts import MAX_DEAD_SHARE, Rates
 from ..inspection.losses import Loss
 from ..inspection.overview import MAX_BLOCKED_COUNTED, Overview
-from ..inspection.rates import MAX_DEAD_SHARE, Rates
 from . import dashboard_links as links
 from . import display
 from .charts import Chart, format_seconds

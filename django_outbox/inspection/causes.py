@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import connections
 from django.db.models import Count, Max, Min
@@ -56,6 +56,19 @@ class Cause:
     def title(self) -> str:
         """Return the normalised error, such as ``ValueError: order # is unknown``."""
         return ": ".join(filter(None, (self.error, self.message)))
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values, as reports show them."""
+        return {
+            "count": self.count,
+            "title": self.title,
+            "event_types": self.types,
+            "listeners": sorted(self.listeners),
+            "first": self.oldest,
+            "last": self.newest,
+            "event_id": self.newest_id,
+            "cause": self.digest,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

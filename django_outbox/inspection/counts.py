@@ -1,23 +1,30 @@
-"""Numbers of events by status: counted if an index allows it, otherwise estimated."""
+"""Numbers of events by status, and of those that ended lately.
+
+All are counted as far as an index allows it; otherwise they are estimated.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet, Sum
 
 from ..listeners.outcomes import UNSETTLED, Status
-from ..models import OutboxEvent, OutboxQuerySet, OutboxStream
+from ..models import OutboxEvent, OutboxQuerySet, OutboxStatistics, OutboxStream
 from ..models.fields import IsIndexed
 from ..sql import dialect_of
 
 MAX_EXACT_COUNT: Final = 100_000  # events; a table up to this size is counted in full
 MAX_PENDING: Final = 100_000  # pending events with a key, and as many without, that an index counts
-MAX_DEAD: Final = 10_000  # dead events that an index finds, at most
+PERIOD: Final = 300  # seconds
+SPAN: Final = 60  # seconds that a row of statistics covers
+MAX_DEAD_SHARE: Final = 0.1  # of the events that ended
+COUNT_LIMIT: Final = 10_000  # leased and blocked rows that are counted
 MAX_STREAMS: Final = 1000  # streams whose events are counted if partial indexes are not supported
 
 
@@ -26,7 +33,6 @@ class Counts:
     """Numbers of events, by the name of their status."""
 
     numbers: dict[str, int]
-    dead: tuple[str, ...]  # ids, newest first, MAX_DEAD at most
     at_least: tuple[str, ...] = ()  # statuses whose count stopped at a limit
     estimated: tuple[str, ...] = ()  # statuses estimated from the database's statistics
 
@@ -35,27 +41,22 @@ def counts(alias: str) -> Counts:
     """Count events at a cost that does not grow with the table."""
     connection = connections[alias]
     dialect = dialect_of(connection)
-    dead = tuple(dialect.dead(connection, span=(None, None), most=MAX_DEAD + 1))
     rows, newest = dialect.estimated_rows(connection), dict[str, int]()
     if rows <= MAX_EXACT_COUNT:
         newest = OutboxEvent.objects.using(alias).newest(MAX_EXACT_COUNT + 1).counts_by_status()
         if sum(newest.values()) <= MAX_EXACT_COUNT:
-            return Counts(numbers=newest, dead=dead[:MAX_DEAD])
+            return Counts(numbers=newest)
     pending, capped = _pending(alias)
     numbers = {each.name: pending[each] for each in Status}
-    numbers["DEAD"] = min(len(dead), MAX_DEAD)
+    numbers["DEAD"] = dialect.count_dead(connection)
     at_least = [each.name for each in Status if each in capped]
-    if len(dead) > MAX_DEAD:
-        at_least.append("DEAD")
     estimated = ["DONE"]
     if newest:  # there are more rows than the statistics say
         numbers["DONE"] = newest["DONE"]
         at_least, estimated = [*at_least, "DONE"], []
     else:
         numbers["DONE"] = max(rows - sum(numbers.values()), 0)
-    return Counts(
-        numbers=numbers, dead=dead[:MAX_DEAD], at_least=(*at_least,), estimated=(*estimated,)
-    )
+    return Counts(numbers=numbers, at_least=(*at_least,), estimated=(*estimated,))
 
 
 def _pending(alias: str) -> tuple[Counter[Status], set[Status]]:
@@ -91,3 +92,44 @@ def _pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
         keys = streams.order_by("due_at").values_list("pk", flat=True)[:MAX_STREAMS]
         keyed = events.filter(IsIndexed("status"), key__in=[*keys])
     yield keyed.order_by("key", "seq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Counts of the last ``PERIOD`` seconds, of all event types and workers."""
+
+    done: int = 0
+    retry: int = 0  # executions that failed and will be repeated
+    dead: int = 0
+    rescued: int = 0  # events that lost workers had leased
+
+    @property
+    def dead_share(self) -> float:
+        """Return which share of the events that ended are dead, from 0 to 1."""
+        return self.dead / (self.done + self.dead) if self.dead else 0.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Return whether executions fail, and no event is done."""
+        return bool(self.retry) and not self.done
+
+
+def minutes(alias: str, since: datetime) -> list[dict[str, Any]]:
+    """Return the counts of each minute since then, of all event types and workers."""
+    rows: Any = OutboxStatistics.objects.using(alias).since(since, span=SPAN).values("started_at")
+    sums = {name: Sum(name) for name in Rates.__dataclass_fields__}
+    return [*rows.annotate(**sums).order_by("started_at")]
+
+
+def rates(points: Sequence[dict[str, Any]], now: datetime) -> Rates:
+    """Return the rates of the last minutes from the counts of ``minutes``."""
+    since = now - timedelta(seconds=PERIOD)
+    recent = [each for each in points if each["started_at"] >= since]
+    return Rates(
+        **{name: sum(each[name] for each in recent) for name in Rates.__dataclass_fields__}
+    )
+
+
+def capped_count(rows: QuerySet[Any]) -> int:
+    """Count rows, at most ``COUNT_LIMIT``."""
+    return rows[:COUNT_LIMIT].count()

@@ -11,7 +11,7 @@ from django.db.models import BigIntegerField, ExpressionWrapper, OuterRef, Subqu
 
 from ..listeners.outcomes import UNSETTLED, Status
 from ..models import OutboxAttempt, OutboxEvent
-from .rates import PERIOD
+from .counts import PERIOD
 
 MAX_ENTRIES: Final = 10_000  # newest entries of the history that are searched
 MAX_LOSSES: Final = 200  # leases of lost workers that are read

@@ -9,20 +9,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections
-from django.db.models import Sum
 
 from ..conf import current
 from ..events import GLOBAL, stored_instant
-from ..listeners.outcomes import UNSETTLED, Status
 from ..listeners.registry import ANY, listeners, qualified_name, route
 from ..models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
-from ..models.statistics import StatisticsQuerySet
-from ..models.stream_queryset import LONG_TEXTS
 from ..sql import dialect_of
 from .causes import Causes, load_causes
+from .counts import SPAN, Rates, minutes, rates
 from .losses import Loss, losses, suspects
-from .queues import QueueState, queue_states, unserved_queues
-from .rates import PERIOD, SPAN, Rates
+from .queues import QueueState, lag, queue_states, unserved_queues
 from .workers import WorkerInfo, clock_and_workers, missing
 
 MAX_EVENTS: Final = 10_000  # events counted, those due first
@@ -60,6 +56,7 @@ class BlockedStream:
     key: str
     due_at: datetime | None  # the next try
     head: OutboxEvent | None  # None: it was settled between two queries
+    backlog: int  # events that wait in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +92,7 @@ class Overview:
     @property
     def lag(self) -> float:
         """Return the seconds that the oldest due event or stream has waited."""
-        return max((each.oldest_due_age or 0.0 for each in self.queues), default=0.0)
+        return lag(self.queues)
 
     @property
     def unserved_queues(self) -> Sequence[QueueState]:
@@ -123,11 +120,9 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
     ``causes`` that were read lately are counted anew, unless some of their events are gone.
     """
     now, known = clock_and_workers(alias)
-    hour = OutboxStatistics.objects.using(alias).since(
-        now - timedelta(minutes=MINUTES + 1), span=SPAN
-    )
-    points = _points(hour)
-    lately = _rates(points, now - timedelta(seconds=PERIOD))
+    hour = now - timedelta(minutes=MINUTES + 1)
+    points = minutes(alias, hour)
+    lately = rates(points, now)
     lost = missing(known)
     found = losses(alias, now) if lost or lately.rescued else []
     pauses = [*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]]
@@ -141,9 +136,9 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
         backlog=backlog(alias),
         rates=lately,
         points=points,
-        types=hour.by_type(MAX_TYPES),
+        types=OutboxStatistics.objects.using(alias).since(hour, span=SPAN).by_type(MAX_TYPES),
         causes=_causes(alias, causes),
-        blocked=_blocked(alias),
+        blocked=blocked_streams(alias),
         pauses=pauses,
     )
 
@@ -155,19 +150,6 @@ def _causes(alias: str, known: Causes | None) -> Causes:
         if total >= known.total:
             return replace(known, total=total)
     return load_causes(alias, limit=MAX_CAUSES)
-
-
-def _points(hour: StatisticsQuerySet) -> list[dict[str, Any]]:
-    rows: Any = hour.values("started_at")
-    sums = {name: Sum(name) for name in Rates.__dataclass_fields__}
-    return [*rows.annotate(**sums).order_by("started_at")]
-
-
-def _rates(points: Sequence[dict[str, Any]], since: datetime) -> Rates:
-    recent = [each for each in points if each["started_at"] >= since]
-    return Rates(
-        **{name: sum(each[name] for each in recent) for name in Rates.__dataclass_fields__}
-    )
 
 
 def backlog(alias: str) -> BacklogByType:
@@ -183,19 +165,16 @@ def backlog(alias: str) -> BacklogByType:
     return BacklogByType(by_type=dict(by_type), is_whole=counted < MAX_EVENTS)
 
 
-def _blocked(alias: str) -> BlockedStreams:
+def blocked_streams(alias: str) -> BlockedStreams:
     """Count blocked streams, and read the heads of those that are tried next."""
-    blocked = OutboxStream.objects.using(alias).blocked().order_by("due_at", "pk")
-    streams = [*blocked.values_list("key", "due_at")[:MAX_BLOCKED_COUNTED]]
-    keys = [key for key, _due_at in streams[:MAX_BLOCKED_SHOWN]]
-    statuses = [*UNSETTLED, Status.DEAD] if current().ON_DEAD == "block" else UNSETTLED
-    connection = connections[alias]
-    heads = dialect_of(connection).heads(connection, keys=keys, statuses=statuses) if keys else {}
-    events = OutboxEvent.objects.using(alias).defer(*LONG_TEXTS).in_bulk([*heads.values()])
+    rows = OutboxStream.objects.using(alias)
+    blocked = rows.blocked().order_by("due_at", "pk").values_list("key", "due_at")
+    streams = [*blocked[:MAX_BLOCKED_COUNTED]]
+    summaries = rows.summaries([key for key, _ in streams[:MAX_BLOCKED_SHOWN]])
     return BlockedStreams(
         streams=[
-            BlockedStream(key=key, due_at=due_at, head=events.get(heads.get(key, "")))
-            for key, due_at in streams[:MAX_BLOCKED_SHOWN]
+            BlockedStream(key=key, due_at=due_at, head=found.head, backlog=found.backlog)
+            for (key, due_at), found in zip(streams, summaries.values(), strict=False)
         ],
         count=len(streams),
     )

@@ -1,21 +1,28 @@
-"""The queues of a database: what is due in each, which workers serve it, and whether it is open."""
+"""The queues and relays of a database: what is due, which workers serve it, whether it is open."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from django.db import connections
+from django.db.models.functions import Substr
 
 from ..conf import current
-from ..models import OutboxPause
+from ..listeners.outcomes import UNSETTLED
+from ..models import OutboxEvent, OutboxPause
 from ..queue_settings import DEFAULT_QUEUE
+from ..relay_settings import RelaySettings
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
 from .workers import WorkerInfo
 
 COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams
+HELD_LIMIT: Final = 1000  # messages of a relay that are read, and counted
+REASON_LENGTH: Final = 200  # characters
 MAX_QUEUES: Final = 32  # queues that are listed, the configured ones first
 
 
@@ -105,6 +112,11 @@ def queue_states(
     return states
 
 
+def lag(states: Sequence[QueueState]) -> float:
+    """Return the seconds that the oldest due event or stream has waited."""
+    return max((each.oldest_due_age or 0.0 for each in states), default=0.0)
+
+
 def unserved_queues(states: Sequence[QueueState]) -> list[QueueState]:
     """Return the queues with due events that no live worker delivers.
 
@@ -113,3 +125,57 @@ def unserved_queues(states: Sequence[QueueState]) -> list[QueueState]:
     late = [each for each in states if each.is_unserved and each.due]
     has_default = any(each.name == DEFAULT_QUEUE and not each.is_unserved for each in states)
     return [each for each in late if each.is_configured or not has_default]
+
+
+# -- relays ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The messages of a relay that were refused or deferred and wait for their next attempt."""
+
+    count: int  # at most HELD_LIMIT
+    age: float  # seconds since the oldest was first due
+    reason: str  # the most frequent one
+
+
+def held_messages(alias: str, settings: RelaySettings, now: datetime) -> Held | None:
+    """Return what waits for another attempt of a relay, and why; None if nothing does."""
+    rows = OutboxEvent.objects.using(alias).filter(
+        queue=settings.title, status__in=UNSETTLED, last_error__isnull=False
+    )
+    texts = rows.order_by("available_at").annotate(text=Substr("last_error", 1, REASON_LENGTH))
+    found = list(texts.values_list("first_due_at", "created_at", "text")[:HELD_LIMIT])
+    if not found:
+        return None
+    reasons = Counter(text.partition("\n")[0] for *_, text in found)
+    oldest = min(due or created for due, created, _ in found)
+    return Held(
+        count=len(found),
+        age=max((now - oldest).total_seconds(), 0.0),
+        reason=reasons.most_common(1)[0][0],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayState:
+    """A relay and its queue."""
+
+    settings: RelaySettings
+    queue: QueueState
+
+    @property
+    def away_reason(self) -> str:
+        """Why its broker is away, without the relay's own name; empty if it is not."""
+        breaker = self.queue.breaker
+        return breaker.reason.removeprefix(f"{self.settings.title}: ") if breaker else ""
+
+
+def relay_states(queues: Sequence[QueueState]) -> list[RelayState]:
+    """Return the relays in the order of the settings, from the states of all queues."""
+    by_name = {each.name: each for each in queues}
+    return [
+        RelayState(settings=each, queue=by_name[each.title])
+        for each in current().relays.values()
+        if each.title in by_name
+    ]

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
-
-from django.db.models import QuerySet
-from django.db.models.functions import Substr
 
 from ..conf import current
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import age
-from ..models.stream_queryset import StreamSummary
 from ..queue_settings import DEFAULT_QUEUE
-from .counts import counts
-from .error_texts import error_class
-from .queues import queue_states
-from .rates import MAX_DEAD_SHARE, PERIOD, Rates, rates
+from .causes import load_causes
+from .counts import MAX_DEAD_SHARE, PERIOD, Rates, capped_count, counts, minutes, rates
+from .overview import BlockedStream, blocked_streams
+from .queues import lag, queue_states
 from .workers import WorkerInfo, clock_and_workers, missing
 
-COUNT_LIMIT: Final = 10_000  # due, leased and blocked rows that are counted
-MAX_BLOCKED_SHOWN: Final = 20  # blocked streams that are listed
-MAX_LAG: Final = 60.0  # seconds
+MAX_CAUSES: Final = 20  # causes of dead events that are listed
 MAX_PAUSES: Final = 100  # pauses that are listed
-ERROR_LENGTH: Final = 200  # characters of an error
+MAX_LAG: Final = 60.0  # seconds
 
 Report = dict[str, Any]
 
@@ -52,7 +45,8 @@ def status(alias: str) -> Report:
     """
     events, streams = OutboxEvent.objects.using(alias), OutboxStream.objects.using(alias)
     now, known = clock_and_workers(alias)
-    found, queues = counts(alias), queue_states(alias, known)
+    found, queues, blocked = counts(alias), queue_states(alias, known), blocked_streams(alias)
+    points = minutes(alias, now - timedelta(seconds=PERIOD))
     pauses = OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]
     lost = missing(known)
     shown = [each for each in known if each.is_newly_lost or not each.is_silent or each in lost]
@@ -61,15 +55,15 @@ def status(alias: str) -> Report:
         "at_least": [*found.at_least],
         "estimated": [*found.estimated],
         "due": sum(each.due for each in queues),
-        "oldest_due_age": max((each.oldest_due_age or 0.0 for each in queues), default=0.0),
+        "oldest_due_age": lag(queues),
         "leased": capped_count(events.leased()) + capped_count(streams.leased()),
-        "blocked": capped_count(streams.blocked()),
-        "rates": {"seconds": PERIOD, **asdict(rates(alias, now))},
+        "blocked": blocked.count,
+        "rates": {"seconds": PERIOD, **asdict(rates(points, now))},
         "queues": [each.as_row() for each in queues],
-        "blocked_streams": _blocked_streams(alias, now),
+        "blocked_streams": [_stream(each, now) for each in blocked.streams],
         "pauses": [_pause(each, now) for each in pauses],
         "workers": [_worker(each) for each in shown],
-        "dead": _dead(events.filter(pk__in=found.dead)),
+        "causes": [each.as_row() for each in load_causes(alias, MAX_CAUSES).causes],
     }
 
 
@@ -138,25 +132,6 @@ def _unserved_queues(queues: list[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def capped_count(rows: QuerySet[Any]) -> int:
-    """Count rows, at most ``COUNT_LIMIT``."""
-    return rows[:COUNT_LIMIT].count()
-
-
-def _dead(rows: QuerySet[OutboxEvent]) -> list[dict[str, Any]]:
-    """Count dead events by event type and error class."""
-    errors = rows.annotate(line=Substr("last_error", 1, ERROR_LENGTH)).values_list(
-        "event_type", "line"
-    )
-    found = Counter((event_type, error_class(line)) for event_type, line in errors)
-    return [
-        {"event_type": event_type, "error": error, "count": count}
-        for (event_type, error), count in sorted(
-            found.items(), key=lambda each: (-each[1], each[0])
-        )
-    ]
-
-
 def _pause(each: OutboxPause, now: datetime) -> dict[str, Any]:
     names = ("kind", "name", "until", "reason")
     return {**{name: getattr(each, name) for name in names}, "age": _age(each.paused_at, now)}
@@ -174,24 +149,16 @@ def _worker(each: WorkerInfo) -> dict[str, Any]:
     }
 
 
-def _blocked_streams(alias: str, now: datetime) -> list[dict[str, Any]]:
-    """Return the blocked streams that are tried next, each with its head."""
-    streams = OutboxStream.objects.using(alias)
-    blocked = list(streams.blocked().order_by("due_at", "pk")[:MAX_BLOCKED_SHOWN])
-    summaries = streams.summaries([each.key for each in blocked])
-    return [_stream(each, summaries[each.key], now) for each in blocked]
-
-
-def _stream(stream: OutboxStream, summary: StreamSummary, now: datetime) -> dict[str, Any]:
-    head = summary.head
+def _stream(each: BlockedStream, now: datetime) -> dict[str, Any]:
+    head = each.head
     return {
-        "key": stream.key,
+        "key": each.key,
         "event_id": head and head.event_id,
         "event_type": head and head.event_type,
         "status": head and Status(head.status).name,
         "age": _age(head.first_due_at, now) if head else None,
-        "next_try": stream.due_at,
-        "backlog": summary.backlog,
+        "next_try": each.due_at,
+        "backlog": each.backlog,
     }
 
 

@@ -15,7 +15,7 @@ from ..conf import current
 from ..models import OutboxWorker
 from ..models.fields import DatabaseNow, age
 from ..sql import dialect_of
-from .rates import PERIOD
+from .counts import PERIOD
 
 MAX_WORKERS: Final = 1000  # those with the latest heartbeats
 
@@ -45,12 +45,6 @@ class WorkerInfo:
     def serves(self, queue: str) -> bool:
         """Return whether it serves a queue."""
         return self.queues is None or queue in self.queues
-
-
-def workers(alias: str, now: datetime) -> list[WorkerInfo]:
-    """Return the workers of a database, the oldest first; ``now`` is the database's clock."""
-    rows = OutboxWorker.objects.using(alias).order_by("-heartbeat_at", "pk")[:MAX_WORKERS]
-    return _oldest_first(_worker_info(row, age(row.heartbeat_at, now)) for row in rows)
 
 
 def clock_and_workers(alias: str) -> tuple[datetime, list[WorkerInfo]]:

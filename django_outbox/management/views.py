@@ -8,16 +8,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from django.db import connections
-
 from ..conf import current
 from ..inspection.listeners import describe_listeners, unrouted_types
-from ..inspection.queues import queue_states
-from ..inspection.relays import held_messages, relay_states
+from ..inspection.queues import held_messages, queue_states, relay_states
 from ..inspection.status import Limits, status, violations
-from ..inspection.workers import workers
+from ..inspection.workers import clock_and_workers
 from ..relays.relay import Relay
-from ..sql import dialect_of
 from .command import in_thread
 
 Row = dict[str, Any]
@@ -78,9 +74,9 @@ def relays_view(timeout: float, *, asks_brokers: bool) -> View:
 
 
 def _relay_rows(alias: str) -> Row:
-    now = dialect_of(connections[alias]).clock(connections[alias])
+    now, known = clock_and_workers(alias)
     rows = []
-    for each in relay_states(queue_states(alias, workers(alias, now))):
+    for each in relay_states(queue_states(alias, known)):
         queue, held = each.queue, held_messages(alias, each.settings, now)
         rows.append(
             {

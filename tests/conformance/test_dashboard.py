@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from django_outbox.inspection.overview import load_overview
-from django_outbox.inspection.rates import rates
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxStream
 from django_outbox.models.statistics import SPANS
@@ -46,8 +45,5 @@ def test_41_every_look_uses_an_index() -> None:
     )
     for model in (OutboxEvent, OutboxStream, OutboxStatistics):
         analyze(model)
-    works: dict[str, Callable[[], object]] = {
-        "overview": lambda: load_overview("default"),
-        "rates": lambda: rates("default", clock),
-    }
+    works: dict[str, Callable[[], object]] = {"overview": lambda: load_overview("default")}
     assert large_steps(works) == {}

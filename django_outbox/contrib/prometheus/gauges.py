@@ -12,12 +12,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ...conf import current
-from ...inspection.counts import counts
-from ...inspection.queues import queue_states
-from ...inspection.status import capped_count
-from ...inspection.workers import workers
+from ...inspection.counts import capped_count, counts
+from ...inspection.queues import lag, queue_states
+from ...inspection.workers import clock_and_workers
 from ...models import OutboxEvent, OutboxStream, missing_table
-from ...sql import dialect_of
 from .metrics import BACKLOG_GAUGES
 
 logger = logging.getLogger("django_outbox")
@@ -76,18 +74,18 @@ class BacklogCollector(Collector):
 
 def query_samples(alias: str) -> Iterator[Sample]:
     """Query the backlog, at a cost that does not grow with the table."""
-    events, streams = OutboxEvent.objects.using(alias), OutboxStream.objects.using(alias)
+    streams = OutboxStream.objects.using(alias)
+    _, known = clock_and_workers(alias)
+    queues = queue_states(alias, known)
     for status, count in counts(alias).numbers.items():
         yield "events", (status,), count
-    yield "due", (), 0 if current().MODE == "writer_only" else capped_count(events.due())
-    yield "lag", (), events.oldest_pending_age() or 0.0
-    for state in ("due", "leased", "blocked"):
-        yield "streams", (state,), capped_count(getattr(streams, state)())
-    connection = connections[alias]
-    now = dialect_of(connection).clock(connection)
-    known = workers(alias, now)
+    yield "due", (), sum(each.events for each in queues)
+    yield "lag", (), lag(queues)
+    yield "streams", ("due",), sum(each.streams for each in queues)
+    yield "streams", ("leased",), capped_count(streams.leased())
+    yield "streams", ("blocked",), capped_count(streams.blocked())
     yield "workers", (), sum(not each.is_silent for each in known)
-    for queue in queue_states(alias, known):
+    for queue in queues:
         yield "queue_due", (queue.name,), queue.due
         yield "queue_oldest", (queue.name,), queue.oldest_due_age or 0.0
         yield "queue_workers", (queue.name,), queue.workers

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
-from ...inspection.causes import MAX_TEXTS, Cause, Causes, load_causes
+from ...inspection.causes import MAX_TEXTS, Causes, load_causes
 from ...models import OutboxEvent, OutboxQuerySet
 from ...sql import dialect_of
 from .. import arguments as cli
@@ -71,7 +71,7 @@ class Command(OutboxCommand):
         limit = options["limit"] if options["cause"] is None else MAX_TEXTS
         found = load_causes(rows.db, limit, rows=some)
         causes = [each for each in found.causes if options["cause"] in (None, each.digest)]
-        listed = [*map(_row, causes)]
+        listed = [each.as_row() for each in causes]
         self.print(options["format"], listed, _lines(listed, found))
 
     def _show(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
@@ -118,7 +118,7 @@ class Command(OutboxCommand):
 def _lines(rows: list[dict[str, Any]], found: Causes) -> Iterator[str]:
     if not rows:
         yield "No event is dead."
-    yield from table(rows, ("count", "title", "event_types", "last", "event_id", "cause"))
+    yield from table(rows)
     if found.others:
         yield f"further causes: {found.others}; show more with --limit"
     if not found.is_exact:
@@ -126,20 +126,6 @@ def _lines(rows: list[dict[str, Any]], found: Causes) -> Iterator[str]:
             f"not counted: {found.unread} of {found.total} dead events, because their errors "
             f"have more than {MAX_TEXTS} different texts; the counts are at least so many"
         )
-
-
-def _row(cause: Cause) -> dict[str, Any]:
-    return {
-        "cause": cause.digest,
-        "title": cause.title,
-        "example": cause.example,
-        "count": cause.count,
-        "event_types": cause.types,
-        "listeners": sorted(cause.listeners),
-        "first": cause.oldest,
-        "last": cause.newest,
-        "event_id": cause.newest_id,
-    }
 
 
 def _columns_of(event: OutboxEvent) -> dict[str, Any]:

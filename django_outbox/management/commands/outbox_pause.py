@@ -13,7 +13,7 @@ from django.utils.dateparse import parse_time
 from django.utils.timezone import localtime, make_aware
 
 from ... import doorbell
-from ...inspection.pauses import PausedBacklog, backlogs, unknown_name
+from ...inspection.pauses import unknown_name
 from ...models import OutboxPause
 from ...models.pause_queryset import pause_error, until_error
 from ...sql import dialect_of
@@ -28,6 +28,7 @@ KINDS: Final = {
     "queue": ("--queue", "NAME", "what waits in this queue"),
     "breaker": ("--breaker", "QUEUE", "with --end: the open circuit breaker of this queue"),
 }
+COLUMNS: Final = ("kind", "name", "paused_at", "until", "paused_by", "reason")
 TIME_OF_DAY: Final = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
 
 Names = list[tuple[str, str]]  # kind and name of pauses
@@ -59,10 +60,10 @@ class Command(OutboxCommand):
     help = (
         "Keeps the events of a type, for a listener, of a stream or in a queue waiting until you "
         "end the pause, or until the time you give. Nothing is lost, and no attempt is counted. "
-        "Without a name it lists what is paused, and how much waits."
+        "Without a name it lists what is paused."
     )
     examples = {
-        "": "what is paused, and how much waits",
+        "": "what is paused, since when, until when and why",
         '--event-type order.placed --reason "carrier down"': "hold one event type back",
         "--queue webhooks --until 09:00": "hold a queue back until nine in the morning",
         '--listener "order.placed mail"': "hold back what one of its listeners gets",
@@ -90,8 +91,7 @@ class Command(OutboxCommand):
             self._pause(alias, names, options)
         else:
             pauses = list(OutboxPause.objects.using(alias).order_by("paused_at", "pk"))
-            found = backlogs(alias, pauses)
-            rows = [_row(each, found[each.pk]) for each in pauses]
+            rows = [{name: getattr(each, name) for name in COLUMNS} for each in pauses]
             self.print(options["format"], rows, table(rows) if rows else ["Nothing is paused."])
 
     def _pause(self, alias: str, names: Names, options: dict[str, Any]) -> None:
@@ -173,13 +173,3 @@ def next_time(at: time, now: datetime) -> datetime:
 
 def _until(instant: datetime | None) -> str:
     return "" if instant is None else f" until {cell(instant)}"
-
-
-def _row(pause: OutboxPause, found: PausedBacklog) -> dict[str, Any]:
-    names = ("kind", "name", "paused_at", "until", "paused_by", "reason")
-    return {
-        **{name: getattr(pause, name) for name in names},
-        "events": found.events,
-        "streams": found.streams,
-        "complete": found.is_all,
-    }
