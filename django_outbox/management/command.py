@@ -93,8 +93,12 @@ def table(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> Itera
     """Yield the rows of a report as lines, under the names of their keys, or of ``names``."""
     if rows:
         keys = names or [*rows[0]]
-        titles = [key.replace("_", " ").upper() for key in keys]
-        yield from columns([titles, *([cell(row[key]) for key in keys] for row in rows)])
+        lines = [[key.replace("_", " ").upper() for key in keys]]
+        lines += [[cell(row[key]) for key in keys] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+            yield "  ".join(cells).rstrip()
 
 
 def cell(value: Any) -> str:
@@ -110,14 +114,6 @@ def cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))
     return "-" if value is None else " ".join(str(value).split()) or "-"
-
-
-def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows of text as lines, with columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
 
 
 def in_thread(name: str, call: Callable[[], T]) -> Future[T]:

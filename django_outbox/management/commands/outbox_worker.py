@@ -26,6 +26,7 @@ from .. import arguments as cli
 from ..command import OutboxCommand
 
 LOOPBACK: Final = "127.0.0.1"
+PORT: Final = "[ADDRESS:]PORT"
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -48,17 +49,9 @@ VALUES: Final[cli.Values] = {
     "--processes": (cli.positive_int, "N", "worker processes under a supervisor"),
     "--poll-interval": (cli.positive_duration, "DURATION", "longest time between polls"),
     "--drain-timeout": (cli.duration, "DURATION", "how long a stop waits for running listeners"),
-    "--max-events": (
-        cli.non_negative_int,
-        "N",
-        "end after about N events (0: never); with --once no event more is delivered",
-    ),
-    "--health-port": (host_and_port, "[ADDRESS:]PORT", "answer /live and /ready there"),
-    "--metrics-port": (
-        host_and_port,
-        "[ADDRESS:]PORT",
-        "answer Prometheus there; needs the app django_outbox.contrib.prometheus",
-    ),
+    "--max-events": (cli.non_negative_int, "N", "end after about N events; exactly with --once"),
+    "--health-port": (host_and_port, PORT, "answer /live and /ready there"),
+    "--metrics-port": (host_and_port, PORT, "answer Prometheus there; needs contrib.prometheus"),
     "--heartbeat-file": (Path, "PATH", "touched about once a second while the worker lives"),
 }
 FLAGS: Final = {
@@ -83,9 +76,7 @@ class Command(OutboxCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         cli.add_databases(parser, "serve")
         cli.add_many(parser, "--queue", "queues", "NAME", "serve only this queue (default: all)")
-        cli.add_many(
-            parser, "--exclude-queue", "excluded_queues", "NAME", "do not serve this queue"
-        )
+        cli.add_many(parser, "--exclude-queue", "excluded_queues", "NAME", "not this queue")
         cli.add_values(parser, VALUES)
         text = "json: log one JSON object a line on standard error, whatever LOGGING says"
         parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
