@@ -331,7 +331,7 @@ def test_41_it_costs_few_queries(
     boss: Client, setting: str, django_assert_max_num_queries: Any
 ) -> None:
     getattr(scene, setting)()
-    with django_assert_max_num_queries(16):
+    with django_assert_max_num_queries(17):
         body(boss)
 
 

@@ -45,6 +45,11 @@ class QueueState:
         return self.events + self.streams
 
     @property
+    def away_reason(self) -> str:
+        """Return why its breaker is open, without the queue's own name; empty if it is not."""
+        return self.breaker.reason.removeprefix(f"{self.name}: ") if self.breaker else ""
+
+    @property
     def is_capped(self) -> bool:
         """Return whether more may be due than was counted."""
         return COUNT_LIMIT in (self.events, self.streams)
@@ -155,27 +160,3 @@ def held_messages(alias: str, settings: RelaySettings, now: datetime) -> Held | 
         age=max((now - oldest).total_seconds(), 0.0),
         reason=reasons.most_common(1)[0][0],
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayState:
-    """A relay and its queue."""
-
-    settings: RelaySettings
-    queue: QueueState
-
-    @property
-    def away_reason(self) -> str:
-        """Why its broker is away, without the relay's own name; empty if it is not."""
-        breaker = self.queue.breaker
-        return breaker.reason.removeprefix(f"{self.settings.title}: ") if breaker else ""
-
-
-def relay_states(queues: Sequence[QueueState]) -> list[RelayState]:
-    """Return the relays in the order of the settings, from the states of all queues."""
-    by_name = {each.name: each for each in queues}
-    return [
-        RelayState(settings=each, queue=by_name[each.title])
-        for each in current().relays.values()
-        if each.title in by_name
-    ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..conf import current
 from ..inspection.listeners import describe_listeners, unrouted_types
-from ..inspection.queues import held_messages, queue_states, relay_states
+from ..inspection.queues import held_messages, queue_states
 from ..inspection.status import Limits, status, violations
 from ..inspection.workers import clock_and_workers
 from ..relays.relay import Relay
@@ -75,12 +75,12 @@ def relays_view(timeout: float, *, asks_brokers: bool) -> View:
 
 def _relay_rows(alias: str) -> Row:
     now, known = clock_and_workers(alias)
-    rows = []
-    for each in relay_states(queue_states(alias, known)):
-        queue, held = each.queue, held_messages(alias, each.settings, now)
+    queues, rows = {each.name: each for each in queue_states(alias, known)}, []
+    for each in [each for each in current().relays.values() if each.title in queues]:
+        queue, held = queues[each.title], held_messages(alias, each, now)
         rows.append(
             {
-                "relay": each.settings.name,
+                "relay": each.name,
                 "due": queue.due,
                 "oldest_due_age": queue.oldest_due_age,
                 "workers": queue.workers,
@@ -88,7 +88,7 @@ def _relay_rows(alias: str) -> Row:
                 "away_since": queue.breaker and queue.breaker.paused_at,
                 "held": held.count if held else 0,
                 "held_age": held and held.age,
-                "reason": each.away_reason or (held.reason if held else ""),
+                "reason": queue.away_reason or (held.reason if held else ""),
             }
         )
     return {"waiting": rows}
