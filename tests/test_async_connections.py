@@ -195,6 +195,29 @@ def test_a_stop_ends_the_wait_and_releases_what_waited(settings: Any) -> None:
     assert {row(each).locked_by for each in ids} == {None}
 
 
+def test_a_stop_under_a_blocked_loop_ends_the_wait(settings: Any) -> None:
+    """The loop cannot end the wait, and the interpreter's exit waits for these threads."""
+    settings.OUTBOX = {"ASYNC_CONNECTIONS": 1, "DRAIN_TIMEOUT": 0.2}
+    holder, go_on = Holder(), threading.Event()
+
+    async def block(event: outbox.Event) -> None:
+        go_on.wait(60)
+
+    with listening(holder, ORM), listening(block, PLAIN):
+        worker = outbox.Worker()
+        worker.start()
+        try:
+            write(5, event_type=ORM)
+            wait_until(lambda: len(delivery_threads()) == 5, what="four that wait")
+            write(event_type=PLAIN)
+            wait_until(lambda: worker._event_loops[0]._watch._ran_at is None, what="a block")
+            assert in_thread(worker.stop).result(30) is False  # the loop stays blocked
+            slots = worker._event_loops[0]._connections
+            assert not slots._waiting
+        finally:
+            go_on.set()
+
+
 def test_a_stop_cancels_the_tasks_that_a_listener_left() -> None:
     """The garbage collector would end them in the context of whatever runs at that moment."""
     left: list[asyncio.Task[Any]] = []

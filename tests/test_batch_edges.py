@@ -6,19 +6,22 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
 
 import django_outbox as outbox
+from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.signals import events_claimed
 from django_outbox.worker.drain import _Drain
-from tests.table import PLACED, keyed, listening, write
+from tests.table import PLACED, insert, keyed, listening, now, row, write
 from tests.test_batches import (
     FAR,
+    Batched,
     Bulk,
     all_are,
     attempts,
@@ -60,6 +63,22 @@ def test_what_follows_in_a_key_counts_towards_the_bytes(run: str, settings: Any)
 
 
 # -- answers ---------------------------------------------------------------------------------------
+
+
+@outside
+def test_a_backlog_of_two_listeners_comes_in_whole_batches() -> None:
+    """Each lane is filled, though the events of the other listener are claimed with its own."""
+    one, two = Bulk(), Bulk()
+    for _ in range(40):
+        insert(5, event_type="one")
+        insert(5, event_type="two")
+    with (
+        listening(one, "one", batch=100, within=1.0),
+        listening(two, "two", batch=100, within=1.0),
+        working(),
+    ):
+        wait_until(all_are(Status.DONE))
+    assert one.sizes == two.sizes == [100, 100]
 
 
 @outside
@@ -141,6 +160,30 @@ def test_what_a_stop_leaves_of_a_batch_counts_no_attempt(monkeypatch: pytest.Mon
 
 
 @outside
+def test_half_of_a_batch_is_called_without_what_another_worker_has_by_now(settings: Any) -> None:
+    """Its lease is not renewed, and has ended once all the others have been renewed twice."""
+    settings.OUTBOX = {"LEASE": 1.0}
+    ids = write(8)
+    lost, kept, bad = ids[4:7]
+
+    def work(events: list[outbox.Event]) -> None:
+        if len(bulk.batches) == 1:
+            until = now() + timedelta(seconds=2.0)
+            hour = now() + timedelta(hours=1)
+            OutboxEvent.objects.filter(pk=lost).update(locked_by="thief", available_at=hour)
+            wait_until(lambda: OutboxEvent.objects.filter(pk=kept, available_at__gt=until).exists())
+        if bad in ids_of(events):
+            raise LookupError(bad)
+
+    bulk = Bulk(work)
+    with listening(bulk, batch=8, within=1.0, retry=FAR):
+        deliver("worker", lambda: [*statuses().values()].count(Status.NEW) == 1)
+    assert bulk.sizes[0] == 8
+    assert lost not in bulk.ids[8:]
+    assert {statuses()[each] for each in ids if each not in (lost, bad)} == {Status.DONE}
+
+
+@outside
 def test_a_second_call_that_hangs_fails_alone(clock: MovedClock) -> None:
     """The thread that replaces it goes on with the other half."""
     ids = write(8)
@@ -174,6 +217,21 @@ failing.batch = True  # type: ignore[attr-defined]
 
 
 # -- keys ------------------------------------------------------------------------------------------
+
+
+@outside
+@everywhere
+def test_a_payload_that_does_not_fit_blocks_its_key(run: str, settings: Any) -> None:
+    settings.OUTBOX = {"ON_DEAD": "block"}
+    kind = "batch.typed"
+    (first,) = keyed("a", 1, event_type=kind, payload='{"number": 1}')
+    (bad,) = keyed("a", 1, event_type=kind, payload='{"number": "two"}')
+    (last,) = keyed("a", 1, event_type=kind, payload='{"number": 3}')
+    bulk = Bulk()
+    with listening(bulk, Batched, batch=5, per_key=5):
+        deliver(run, lambda: statuses()[bad] == Status.DEAD)
+    assert bulk.ids == [first]
+    assert statuses()[last] == Status.NEW
 
 
 @outside
@@ -308,6 +366,36 @@ def test_an_awaited_batch_is_handed_back_at_a_stop(settings: Any) -> None:
     assert {*statuses().values()} == {Status.NEW}
     assert {*attempts().values()} == {0}
     assert not OutboxEvent.objects.filter(locked_by__isnull=False).exists()
+
+
+@outside
+def test_an_awaited_fallback_that_cannot_be_called_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from django_outbox.worker import event_loop
+
+    async def unable(fallback: Any) -> None:
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr(event_loop, "acall_fallback", unable)
+
+    async def work(events: list[outbox.Event]) -> list[Exception]:
+        return [outbox.Unrecoverable("no")] * len(events)
+
+    async def instead(event: outbox.Event, failure: outbox.Failure) -> None:
+        pass
+
+    ids = write(3)
+    with listening(work, batch=3):
+        registry.fallback(work, instead)
+        with working():
+            wait_until(
+                lambda: (
+                    all(row(each).locked_by is None for each in ids)
+                    and row(ids[0]).available_at > now() + timedelta(seconds=1)
+                )
+            )
+    assert {*attempts().values()} == {0}
 
 
 @outside

@@ -183,16 +183,17 @@ def test_a_full_batch_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 @outside
 @everywhere
 def test_each_event_gets_its_own_answer(run: str) -> None:
-    ids = write(5)
-    answers = [None, outbox.Done(), outbox.Defer(600), outbox.Dead("no"), ValueError("bad")]
+    ids = write(6)
+    answers = [None, outbox.Done(), outbox.Defer(600), outbox.Dead("no"), ValueError("bad"), 5]
     bulk = Bulk(lambda events: [answers[ids.index(each.event_id)] for each in events])
-    with listening(bulk, batch=5, retry=FAR):
+    with listening(bulk, batch=6, retry=FAR):
         deliver(run, lambda: [*statuses().values()].count(Status.NEW) == 1)
     found = [row(each) for each in ids]
-    assert [each.status for each in found] == [1, 1, 0, 3, 2]
-    assert [each.attempts for each in found] == [0, 0, 0, 0, 1]
+    assert [each.status for each in found] == [1, 1, 0, 3, 2, 2]
+    assert [each.attempts for each in found] == [0, 0, 0, 0, 1, 1]
     assert found[3].last_error == "no"
     assert (found[4].last_error or "").startswith("ValueError: bad")
+    assert "answered int" in (found[5].last_error or "")
 
 
 @outside

@@ -101,6 +101,10 @@ def interrupting(event: outbox.Event) -> Iterator[None]:
     raise KeyboardInterrupt
 
 
+def no_manager(event: outbox.Event) -> str:
+    return "a str"
+
+
 NUMBER = 5
 
 
@@ -165,6 +169,7 @@ CALLED = f"called {PLACED}"
 IN_ORDER = [ENTERS, f"inner enters {PLACED}", CALLED, "inner saw nothing", "outer saw nothing"]
 SEEN = ["swallowed LookupError", "inner saw LookupError", "outer saw LookupError"]
 REFUSED = [ENTERS, "outer saw PermissionError"] * 2
+REFUSED_TYPE = [ENTERS, "outer saw TypeError"]
 SOLD_OUT, NO_MOOD = "LookupError: sold out", "PermissionError: not in the mood"
 
 
@@ -178,11 +183,12 @@ SOLD_OUT, NO_MOOD = "LookupError: sold out", "PermissionError: not in the mood"
         (["outer", "inner", "swallowing"], True, [*IN_ORDER[:2], *SEEN], SOLD_OUT),
         (["outer", "refusing", "inner"], False, REFUSED, NO_MOOD),
         (["outer", "refusing_inside", "inner"], False, REFUSED, NO_MOOD),
+        (["outer", "no_manager"], False, REFUSED_TYPE, "TypeError: The interceptor"),
         (["outer", "failing_at_the_end"], False, [ENTERS, CALLED, "outer saw nothing"], ""),
         (["outer", "failing_in_its_finally"], False, [ENTERS, CALLED, "outer saw nothing"], ""),
         (["outer", "failing_in_its_finally"], True, [ENTERS, "outer saw LookupError"], SOLD_OUT),
     ],
-    ids="reverse swallowing refusing inside end finally instead".split(),
+    ids="reverse swallowing refusing inside manager end finally instead".split(),
 )
 def test_213_222_223_what_they_see_and_what_becomes_of_their_errors(
     settings: Any,

@@ -176,6 +176,20 @@ def test_without_an_idle_thread_it_leaves_memory_with_its_progress() -> None:
 # -- keys ------------------------------------------------------------------------------------------
 
 
+def test_a_retry_waits_in_the_queue_of_its_listener() -> None:
+    calls = []
+
+    def fail(event: outbox.Event) -> None:
+        calls.append(event.attempts)
+        raise outbox.RetryAfter(60)
+
+    local = Seen()
+    with both(local, fail), outbox.Worker():
+        (event_id,) = write()
+        wait_until(lambda: row(event_id).status == 2)
+    assert (row(event_id).queue, local.ids, calls) == ("hooks", [event_id], [0])
+
+
 def test_the_events_of_a_key_stay_in_order_across_queues() -> None:
     order: dict[str, list[int]] = {}
 

@@ -330,6 +330,21 @@ def test_a_fallback_that_hangs_is_written_off_and_the_event_dead(clock: MovedClo
 # -- fan-out ---------------------------------------------------------------------------------------
 
 
+def test_listener_and_fallback_may_both_hang(clock: MovedClock) -> None:
+    fallback = Hanging(clock)
+    with hanging(clock, retry=ONCE) as listener, outbox.Worker(workers=1) as worker:
+        registry.fallback(listener, fallback)
+        try:
+            (event_id,) = write()
+            ended(DEAD=1)
+            assert worker._dispatchers[0]._hanging() == 2
+            write()  # the worker still has one usable thread
+            wait_until(lambda: len(listener.attempts) == 2)
+        finally:
+            fallback.wake()
+    assert str(row(event_id).last_error).count("ListenerTimeout: ") >= 2
+
+
 def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
     clock: MovedClock, rounds: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

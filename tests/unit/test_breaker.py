@@ -58,15 +58,19 @@ def breaker(held: Held, dialect: Any) -> Breaker:
         ("failed failed done failed", False),
         ("failed failed deferred failed", False),
         ("failed failed lost failed", True),
+        ("failed failed later failed", False),
         ("lost lost lost", False),
         ("away", True),
     ],
 )
 def test_failures_in_a_row_trip_it_and_what_was_lost_is_neither(
-    outcomes: str, trips: bool, breaker: Breaker
+    outcomes: str, trips: bool, breaker: Breaker, clock: Clock
 ) -> None:
     for each in outcomes.split():
-        breaker.record(LISTENER, OUTCOMES[each])
+        if each == "later":
+            clock.advance(61)
+        else:
+            breaker.record(LISTENER, OUTCOMES[each])
     assert breaker.is_tripped is trips
 
 
