@@ -267,6 +267,51 @@ SURVIVORS = (
         edits=[("worker/stream.py", " or stream.handed_out[-1:] != [lease]", "")],
         test="tests/unit/test_start_order.py::test_a_batch_takes_them_one_behind_the_other",
     ),
+    Survivor(
+        name="a header that commands the broker, sent",
+        edits=[
+            (
+                "relays/envelope.py",
+                "if commands is None or not commands.fullmatch(name)",
+                "if commands is None or name",
+            )
+        ],
+        test="tests/test_relay_headers.py::test_commands_are_left_out_and_all_else_is_sent",
+    ),
+    Survivor(
+        name="a password that is sent to a NATS server without TLS",
+        edits=[("relays/nats_connection.py", "if self.needs_tls:", "if False:")],
+        test="tests/test_relay_nats.py::test_nothing_is_sent_without_the_tls_that_was_asked_for",
+    ),
+    Survivor(
+        name="a refused message that counts for the breaker of its relay",
+        edits=[
+            (
+                "worker/broker_breaker.py",
+                "return bool(decision.unavailable)",
+                "return decision.outcome != 'done'",
+            )
+        ],
+        test="tests/test_relay_core.py"
+        "::test_a_refusal_is_the_messages_own_and_what_is_behind_it_goes_at_once",
+    ),
+    Survivor(
+        name="a check that is believed though the broker takes messages",
+        edits=[
+            (
+                "worker/broker_breaker.py",
+                "self._is_doubtful = isinstance(error, CheckFailed)",
+                "self._is_doubtful = False",
+            )
+        ],
+        test="tests/test_relay_core.py"
+        "::test_a_check_that_fails_although_the_broker_takes_messages_ends_in_a_probe",
+    ),
+    Survivor(
+        name="a part of a secret in what is said about a relay",
+        edits=[("redaction.py", "PART: Final = 6 ", "PART: Final = 60 ")],
+        test="tests/test_relay_secrets.py::test_what_is_hidden",
+    ),
 )
 
 
