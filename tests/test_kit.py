@@ -488,11 +488,6 @@ def test_without_a_database(outbox_events):
 """
 
 
-def test_the_fixtures(project: pytest.Pytester) -> None:
-    project.makepyfile(FIXTURES)
-    project.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=4)
-
-
 LEAKS = """
 import threading, time
 import pytest
@@ -530,10 +525,10 @@ def test_a_thread_of_somebody_else():
 """
 
 
-def test_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
-    project.makepyfile(LEAKS)
+def test_the_fixtures_work_and_a_leaked_worker_fails_its_test(project: pytest.Pytester) -> None:
+    project.makepyfile(test_fixtures=FIXTURES, test_leaks=LEAKS)
     done = project.runpytest_subprocess(*PLUGIN, "-rA")
-    done.assert_outcomes(passed=6, errors=1)
+    done.assert_outcomes(passed=10, errors=1)
     done.stdout.fnmatch_lines(["A worker or a thread of it is still running: outbox-default-*"])
     done.stdout.fnmatch_lines(["ERROR *::test_leaks*"])
 
@@ -551,22 +546,6 @@ def test_without_django_it_costs_nothing(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\n")
     project.makepyfile(NOTHING)
     project.runpytest_subprocess(*PLUGIN, "-p", "no:django").assert_outcomes(passed=1)
-
-
-def test_it_loads_by_itself(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest finds the plugin by the entry point in pyproject.toml, as in an installed package."""
-    declared = declared_entry_points()
-    info = project.mkdir("site") / "declared-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1\n")
-    lines = [f"{name} = {value}" for name, value in declared.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines]))
-    path = os.pathsep.join([str(info.parent), os.environ["PYTHONPATH"]])
-    monkeypatch.setenv("PYTHONPATH", path)
-    project.makepyfile("def test_it(outbox_events): assert outbox_events == []")
-    done = project.runpytest_subprocess("--trace-config")
-    done.assert_outcomes(passed=1)
-    done.stdout.fnmatch_lines([f"*django_outbox*{ROOT}/django_outbox/pytest_plugin.py*"])
 
 
 # Runs every sample of the how-to as a project's own test suite.
@@ -596,14 +575,6 @@ class Order(models.Model):
 class Stock(models.Model):
     sku = models.CharField(max_length=20)
 """
-
-
-def declared_entry_points() -> dict[str, str]:
-    text = (ROOT / "pyproject.toml").read_text()
-    section = text.partition("[project.entry-points.pytest11]\n")[2].partition("\n\n")[0]
-    pairs = [line.partition(" = ")[::2] for line in section.splitlines()]
-    assert pairs, "no entry point"
-    return {name: value.strip('"') for name, value in pairs}
 
 
 @pytest.fixture(autouse=True)
