@@ -233,6 +233,14 @@ def test_a_worker_refuses_queues_that_are_not_configured(given: Any) -> None:
 # -- rows in a wrong queue -------------------------------------------------------------------------
 
 
+def test_a_dedicated_worker_corrects_rows_of_other_queues_and_keeps_their_attempts() -> None:
+    with listening(Seen(), "hook.sent", queue="hooks"), outbox.Worker(queues=["default"]):
+        ids = insert(20, event_type="hook.sent", attempts=3, status=2)
+        wait_until(lambda: queues() == {"hooks": 20})
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+    assert {(row(each).attempts, row(each).status) for each in ids} == {(3, 2)}
+
+
 def test_rows_of_a_queue_that_is_not_configured_are_delivered_by_default(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +308,20 @@ def test_what_a_worker_has_ready_is_released_when_its_queue_is_paused() -> None:
         wait_until(lambda: statuses() == {"DONE": 6 + POLLS})
     assert Counter(gate.entered) == Counter(ids)
     assert {*OutboxEvent.objects.values_list("attempts", "rescues")} == {(0, 0)}
+
+
+def test_a_shared_event_does_not_wait_for_a_paused_queue_with_its_other_listener() -> None:
+    """The pause comes when its row waits in that queue already."""
+    local = Seen()
+    pause()
+    with both(local, Seen()):
+        ids = insert(700, queue="hooks")
+        with outbox.Worker():
+            wait_until(lambda: len(local.ids) == 700)
+            wait_until(lambda: queues() == {"hooks": 700})
+        assert Counter(local.ids) == Counter(ids)
+        OutboxPause.objects.all().resume()
+        assert outbox.drain() == 700
 
 
 # -- rates -----------------------------------------------------------------------------------------
