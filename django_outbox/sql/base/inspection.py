@@ -164,15 +164,6 @@ class Inspection(EventLeases):
             cursor.execute(" UNION ALL ".join(selects), [])
             return sum(count for (count,) in cursor.fetchall())
 
-    def lately_dead(
-        self, connection: BaseDatabaseWrapper, *, most: int, scan: int
-    ) -> tuple[list[str], bool]:
-        """Return the ids of the newest dead events, and whether all events were searched.
-
-        If no index finds those with a key, search only the newest ``scan`` of all events.
-        """
-        return self.dead(connection, span=(None, None), most=most), True
-
     def backlog_by_type(
         self, connection: BaseDatabaseWrapper, *, most: int
     ) -> list[tuple[str, str, int, Any]]:

@@ -174,30 +174,6 @@ class MySQLUpkeep(Upkeep, Inspection):
         ids = ids[:most] or [""]
         return condition(f"event_id IN ({marks(ids)})", ids), most, next_id
 
-    def lately_dead(
-        self, connection: BaseDatabaseWrapper, *, most: int, scan: int
-    ) -> tuple[list[str], bool]:
-        # Those with a key are in the index among all that are done: 1 s for half a million.
-        by_death = self._by_death(connection)
-        by_id = f"{self._event(connection)} FORCE INDEX (PRIMARY)"
-        unkeyed = (
-            f"SELECT event_id, 1 FROM {by_death} WHERE {self._deaths(connection)[0]} "
-            f"ORDER BY event_id DESC LIMIT {int(most)}"
-        )
-        keyed = (
-            f"SELECT event_id, 1 FROM (SELECT event_id, status, `key` FROM {by_id} "
-            f"ORDER BY event_id DESC LIMIT {int(scan)}) newest "
-            f"WHERE status = 3 AND `key` IS NOT NULL LIMIT {int(most)}"
-        )
-        beyond = (
-            f"SELECT event_id, 0 FROM {by_id} ORDER BY event_id DESC LIMIT 1 OFFSET {int(scan)}"
-        )
-        with connection.cursor() as cursor:
-            cursor.execute(f"({unkeyed}) UNION ALL ({keyed}) UNION ALL ({beyond})", [])
-            found = cursor.fetchall()
-        ids = {event_id for event_id, is_dead in found if is_dead}
-        return sorted(ids, reverse=True)[:most], all(is_dead for _, is_dead in found)
-
     def _masked_line(self, text: str) -> str:
         return f"REGEXP_REPLACE(SUBSTRING_INDEX({text}, '\n', 1), '{ID_PATTERN}', '0')"
 
