@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -22,7 +21,6 @@ from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, Outbo
 from tests.cases import cases
 from tests.samples import DOCS
 from tests.table import insert, keyed, now, row, statuses
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -230,30 +228,6 @@ def test_465_an_interruption_says_how_to_go_on(
     (late,) = dead(1, ago=-1)  # died after the interrupt
     assert replay(*filters, *shlex.split(found[2])) == "replayed 4"
     assert left() == {*ids[:2], late}
-
-
-def test_465_ctrl_c_in_a_process(database_env: dict[str, str]) -> None:
-    """Ctrl-C ends the command cleanly at any moment, and the next call replays the rest."""
-    dead(6000)
-    command = [sys.executable, "-m", "django", "outbox_replay", "--all"]
-    process = subprocess.Popen(
-        command,
-        env=database_env,
-        cwd=DOCS.parent,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    wait_until(lambda: len(left()) < 6000, what="the first batch")
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 130, said
-    assert "replayed" in said
-    assert "interrupted" in said
-    assert "Traceback" not in said
-    rest = len(left())
-    assert 0 < rest < 6000
-    assert replay("--all") == f"replayed {rest}"
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
