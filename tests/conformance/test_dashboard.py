@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from django_outbox.inspection.overview import load_overview
+from django_outbox.inspection.overview import backlog
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxStream
 from django_outbox.models.statistics import SPANS
@@ -45,5 +45,11 @@ def test_41_every_look_uses_an_index() -> None:
     )
     for model in (OutboxEvent, OutboxStream, OutboxStatistics):
         analyze(model)
-    works: dict[str, Callable[[], object]] = {"overview": lambda: load_overview("default")}
+    an_hour_ago = clock - timedelta(hours=1)
+    works: dict[str, Callable[[], object]] = {
+        "backlog": lambda: backlog("default"),
+        "blocked": lambda: [*OutboxStream.objects.blocked().order_by("due_at", "pk")[:5]],
+        "types": lambda: OutboxStatistics.objects.since(an_hour_ago, span=60).by_type(5),
+        "minutes": lambda: OutboxStatistics.objects.since(an_hour_ago, span=60).over_time(),
+    }
     assert large_steps(works) == {}
