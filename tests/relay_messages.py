@@ -11,7 +11,11 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
+from django.db import transaction
+
+import django_outbox as outbox
 from django_outbox.events.ids import new_id
+from django_outbox.models import OutboxEvent
 from django_outbox.relays import Backend, Message, Outcome
 from django_outbox.relays.relay import Session
 
@@ -37,6 +41,46 @@ def message(to: str = "order.placed", **given: Any) -> Message:
 
 def messages(count: int, to: str = "order.placed", **given: Any) -> list[Message]:
     return [message(to, **given) for _ in range(count)]
+
+
+def numbered(number: int = 0, **given: Any) -> Message:
+    """Return a message to ``orders`` that its body and its id number."""
+    event_id = f"e{number}"
+    own = {"event_id": event_id, "headers": {"event-id": event_id}, "body": b'{"n":%d}' % number}
+    return message(**{"to": "orders", **own, **given})
+
+
+class Client:
+    """A backend, opened as a relay does."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.session = backend, Session(backend)
+        self.session.open()
+
+    def publish(self, batch: Sequence[Message], within: float = 20.0) -> list[Outcome]:
+        return publish(self.session, batch, within)
+
+    def check(self) -> None:
+        self.session.run(self.backend.check, timeout=10)
+
+    def close(self) -> None:
+        self.session.retire()
+
+
+def use_relay(settings: Any, backend: str, to: str, options: Any, **own: Any) -> None:
+    """Configure a relay of the events ``order.*``."""
+    relay = {"BACKEND": f"django_outbox.relays.{backend}", "TO": to, "OPTIONS": options, **own}
+    settings.OUTBOX = {
+        "RELAYS": {"orders": {"EVENTS": ["order.*"], **relay}},
+        "RETRY": {"policy": "fixed", "delay": 3600},
+    }
+
+
+def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
+    given = {"headers": {"trace": "t1"}, "aggregate_id": "7", **fields}
+    with transaction.atomic():
+        event_id = outbox.write(event_type, {"sku": "teapot", "name": "Kännchen"}, **given)
+    return OutboxEvent.objects.get(pk=event_id)
 
 
 @contextmanager

@@ -10,30 +10,27 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
-from django_outbox.listeners import registry
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
-from django_outbox.relays.registration import relays
 from tests import brokers, mock_kafka, samples
 from tests.mock_kafka import MockCluster
+from tests.relay_adapters import create, records
+from tests.relay_messages import Client, use_relay, write
+from tests.relay_messages import numbered as message
 from tests.waiting import wait_until
 
 PAGE = "how-to/relay-to-kafka.md"
 WHY = "confluent-kafka is not installed; it has no wheel for Python 3.15 yet"
 confluent = pytest.importorskip("confluent_kafka", reason=WHY)
 if confluent:  # after the skip
-    from confluent_kafka.admin import AdminClient, NewTopic
-
     from django_outbox.relays.kafka import Kafka, Refused
 
 on_the_table = pytest.mark.django_db(transaction=True)
@@ -58,98 +55,35 @@ def mock() -> Iterator[MockCluster]:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Kafka]]:
+def opened() -> Iterator[Callable[..., Client]]:
     """Yield a function that makes and opens a backend; close all of them at the end."""
-    made: list[Kafka] = []
+    made: list[Client] = []
 
-    def opened(servers: str, **options: Any) -> Kafka:
+    def opened(servers: str, **options: Any) -> Client:
         backend = Kafka(**{"bootstrap.servers": servers, **options})
-        made.append(backend)
-        backend.open()
-        return backend
+        made.append(Client(backend))
+        return made[-1]
 
     yield opened
     for each in made:
         each.close()
 
 
-def message(number: int = 0, **given: Any) -> Message:
-    fields = {
-        "to": "orders",
-        "body": b'{"n":%d}' % number,
-        "content_type": "application/json",
-        "headers": {"event-id": f"e{number}"},
-        "event_id": f"e{number}",
-        "event_type": "order.placed",
-        "key": None,
-        "group": f"g{number}",
-        "event": outbox.Event(event_type="order.placed"),
-        **given,
-    }
-    return Message(**fields)
-
-
 def messages(count: int, **given: Any) -> list[Message]:
     return [message(number, **given) for number in range(count)]
-
-
-def within(seconds: float) -> float:
-    return time.monotonic() + seconds
-
-
-def create(servers: str, topic: str, partitions: int = 1) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    for done in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
-        done.result(20)
-
-
-def records(servers: str, topic: str = "orders") -> list[Any]:
-    """Return what a topic holds, partition by partition."""
-    # Without its own limit a fetch waits half a second for more records, at each end.
-    options = {"group.id": "test", "enable.partition.eof": True, "fetch.wait.max.ms": 20}
-    consumer = confluent.Consumer({"bootstrap.servers": servers, "log_level": 0, **options})
-    found: list[Any] = []
-    try:
-        partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
-        for number in sorted(partitions):
-            consumer.assign([confluent.TopicPartition(topic, number, 0)])
-            while (each := wait_until(lambda: consumer.poll(0.1))).error() is None:
-                found.append(each)
-            assert each.error().code() == confluent.KafkaError._PARTITION_EOF, each.error()
-    finally:
-        consumer.close()
-    return found
 
 
 def bodies(servers: str, topic: str = "orders") -> list[bytes]:
     return [each.value() for each in records(servers, topic)]
 
 
-def headers(record: Any) -> dict[str, str]:
-    return {name: value.decode() for name, value in record.headers()}
-
-
 # -- a batch ---------------------------------------------------------------------------------------
-
-
-def test_a_batch_on_a_real_broker(broker: Any, opened: Any) -> None:
-    create(broker.url, "orders", partitions=3)
-    backend = opened(broker.url)
-    assert backend.publish(messages(500), within(10)) == [None] * 500
-    found = records(broker.url)
-    assert sorted(each.value() for each in found) == sorted(each.body for each in messages(500))
-    assert len({each.partition() for each in found}) == 3
-    for each in found:
-        number = json.loads(each.value())["n"]
-        assert each.key() == b"g%d" % number
-        assert headers(each) == {"event-id": f"e{number}"}
-    backend.check()
 
 
 def test_a_group_goes_to_one_partition_in_order(broker: Any, opened: Any) -> None:
     create(broker.url, "orders", partitions=3)
     batch = [message(n, group=f"g{n % 10}") for n in range(300)]
-    assert opened(broker.url).publish(batch, within(10)) == [None] * 300
+    assert opened(broker.url).publish(batch, 10) == [None] * 300
     found = records(broker.url)
     for n in range(10):
         own = [each for each in found if each.key() == b"g%d" % n]
@@ -158,7 +92,7 @@ def test_a_group_goes_to_one_partition_in_order(broker: Any, opened: Any) -> Non
 
 
 def test_an_event_without_a_group_has_no_key(broker: Any, opened: Any) -> None:
-    assert opened(broker.url).publish([message(group=None)], within(10)) == [None]
+    assert opened(broker.url).publish([message(group=None)], 10) == [None]
     assert [each.key() for each in records(broker.url)] == [None]
 
 
@@ -172,7 +106,7 @@ def test_what_cannot_succeed_fails_before_it_is_sent(broker: Any, opened: Any) -
     }
     batch = [message(n, **wrong.get(n, {})) for n in range(10)]
     backend = opened(broker.url, **{"message.max.bytes": 1000})
-    outcomes = backend.publish(batch, within(10))
+    outcomes = backend.publish(batch, 10)
     assert outcomes[::2] == [None] * 5
     assert {type(each) for each in outcomes[1::2]} == {Unrecoverable}
     assert "'not a topic' is not a name of a Kafka topic; expected 1 to 249" in str(outcomes[1])
@@ -185,7 +119,7 @@ def test_half_a_batch_refused_by_the_mock(mock: Any, opened: Any) -> None:
     mock.fail_topic("missing", mock_kafka.UNKNOWN_TOPIC)
     batch = [message(n, to="missing" if n % 2 else "orders") for n in range(500)]
     backend = opened(mock.servers)
-    outcomes = backend.publish(batch, within(10))
+    outcomes = backend.publish(batch, 10)
     assert outcomes[::2] == [None] * 250
     assert {type(each) for each in outcomes[1::2]} == {Refused}
     assert "The topic 'missing' does not exist" in str(outcomes[1])
@@ -200,19 +134,19 @@ def test_a_topic_that_the_mock_forgets_is_asked_for_again(
     mock.fail_topic("orders", error)
     backend = opened(mock.servers)
     for _ in range(2):
-        [outcome] = backend.publish([message()], within(10))
+        [outcome] = backend.publish([message()], 10)
         assert isinstance(outcome, Refused)
     mock.fail_topic("orders", 0)
-    assert backend.publish([message()], within(10)) == [None]
+    assert backend.publish([message()], 10) == [None]
 
 
 def test_a_topic_that_the_mock_forbids_once(mock: Any, opened: Any) -> None:
     backend = opened(mock.servers)
     mock.answer(mock_kafka.PRODUCE, mock_kafka.TOPIC_FORBIDDEN)
-    outcomes = backend.publish(messages(3), within(10))
+    outcomes = backend.publish(messages(3), 10)
     assert {type(each) for each in outcomes} == {Refused}
     assert "authorization failed" in str(outcomes[0])
-    assert backend.publish(messages(3), within(10)) == [None] * 3
+    assert backend.publish(messages(3), 10) == [None] * 3
 
 
 def test_only_the_message_that_is_too_large_for_the_topic_is_dead(mock: Any, opened: Any) -> None:
@@ -222,67 +156,19 @@ def test_only_the_message_that_is_too_large_for_the_topic_is_dead(mock: Any, ope
     # Of 4: all, the second half goes first and is taken, the first half is refused, then its
     # second message is taken and its first refused.
     mock.answer(mock_kafka.PRODUCE, too_large, 0, too_large, 0, too_large)
-    outcomes = backend.publish(messages(4), within(10))
+    outcomes = backend.publish(messages(4), 10)
     assert isinstance(outcomes[0], Unrecoverable)
     assert outcomes[1:] == [None] * 3
     assert sorted(bodies(mock.servers)) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
-    assert backend.publish([message(0)], within(10)) == [None]
-
-
-def test_two_threads_publish_at_a_time(broker: Any, opened: Any) -> None:
-    backend, outcomes = opened(broker.url), list[Any]()
-    threads = [
-        threading.Thread(
-            target=lambda name: outcomes.extend(
-                backend.publish(messages(500, to=name), within(20))
-            ),
-            args=(name,),
-        )
-        for name in ("first", "second")
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert outcomes == [None] * 1000
-    assert [len(records(broker.url, name)) for name in ("first", "second")] == [500, 500]
+    assert backend.publish([message(0)], 10) == [None]
 
 
 def test_a_queue_of_the_client_that_is_full_is_waited_for(broker: Any, opened: Any) -> None:
     backend = opened(broker.url, **{"queue.buffering.max.messages": 20})
-    assert backend.publish(messages(500), within(20)) == [None] * 500
+    assert backend.publish(messages(500), 20) == [None] * 500
 
 
 # -- outages ---------------------------------------------------------------------------------------
-
-
-def test_a_real_broker_that_is_away(broker: Any, opened: Any) -> None:
-    backend = opened(broker.url, timeout=2)
-    assert backend.publish(messages(3), within(2)) == [None] * 3
-    broker.kill()
-    with pytest.raises(BrokerUnavailable, match=rf"Kafka at 127.0.0.1:{broker.port} is not avail"):
-        backend.publish(messages(3), within(1))
-    with pytest.raises(BrokerUnavailable):
-        backend.check()
-    with pytest.raises(BrokerUnavailable, match="refused"):
-        opened(broker.url, timeout=1)
-    backend.close()
-    broker.restart()
-    again = opened(broker.url)
-    assert again.publish(messages(3), within(10)) == [None] * 3
-
-
-def test_a_real_broker_that_does_not_answer(broker: Any, opened: Any) -> None:
-    backend = opened(broker.url)
-    assert backend.publish(messages(1, to="before"), within(10)) == [None]
-    broker.pause()
-    with pytest.raises(BrokerUnavailable):
-        backend.publish(messages(500), within(0.5))
-    broker.resume()
-    with pytest.raises(BrokerUnavailable):  # a new one has to be made
-        backend.publish(messages(1), within(10))
-    backend.close()
-    assert opened(broker.url).publish(messages(1, to="after"), within(10)) == [None]
 
 
 def test_nothing_is_sent_after_the_deadline_on_a_real_broker(broker: Any, opened: Any) -> None:
@@ -291,11 +177,11 @@ def test_nothing_is_sent_after_the_deadline_on_a_real_broker(broker: Any, opened
     backend = opened(broker.url)
     broker.kill()
     with pytest.raises(BrokerUnavailable):
-        backend.publish(messages(500), within(0.5))
+        backend.publish(messages(500), 0.5)
     broker.restart()
     create(broker.url, "orders")
-    backend._producer.list_topics(timeout=20)  # the client is connected again
-    backend._producer.flush(2)
+    backend.backend._producer.list_topics(timeout=20)  # the client is connected again
+    backend.backend._producer.flush(2)
     assert records(broker.url) == []
 
 
@@ -315,14 +201,14 @@ def test_what_the_mock_confirmed_before_a_broker_went_down_is_confirmed(
 ) -> None:
     """One topic answers after a second, the other would after five; in between all is down."""
     backend, outcomes = opened(mocks.servers), list[Any]()
-    assert backend.publish([message(), message(to="parcels")], within(10)) == [None] * 2
+    assert backend.publish([message(), message(to="parcels")], 10) == [None] * 2
     mocks.delay(1000, 1)
     mocks.delay(5000, 2)
     batch = [message(), message(to="parcels")]
-    thread = threading.Thread(target=lambda: outcomes.extend(backend.publish(batch, within(3))))
+    thread = threading.Thread(target=lambda: outcomes.extend(backend.publish(batch, 3)))
     thread.start()
-    wait_until(lambda: len(backend._producer) == 2)
-    wait_until(lambda: len(backend._producer) == 1)
+    wait_until(lambda: len(backend.backend._producer) == 2)
+    wait_until(lambda: len(backend.backend._producer) == 1)
     mocks.down()
     thread.join()
     assert outcomes[0] is None
@@ -332,47 +218,37 @@ def test_what_the_mock_confirmed_before_a_broker_went_down_is_confirmed(
 def test_what_one_broker_of_the_mock_does_not_confirm_is_not_known(mocks: Any, opened: Any) -> None:
     """The cluster is there, and so is the connection."""
     backend = opened(mocks.servers)
-    assert backend.publish([message(), message(to="parcels")], within(10)) == [None] * 2
+    assert backend.publish([message(), message(to="parcels")], 10) == [None] * 2
     mocks.delay(5000, 2)
-    outcomes = backend.publish([message(), message(to="parcels")], within(1))
+    outcomes = backend.publish([message(), message(to="parcels")], 1)
     assert outcomes[0] is None
     assert isinstance(outcomes[1], Unconfirmed)
 
 
-def test_a_mock_that_is_slow(mock: Any, opened: Any) -> None:
-    backend = opened(mock.servers)
-    backend.publish([message()], within(10))
-    mock.delay(3000)
-    with pytest.raises(BrokerUnavailable):
-        backend.publish(messages(10), within(0.5))
-    backend.close()
-    mock.delay(0)
-
-
 def test_replicas_missing_in_the_mock_are_waited_for(mock: Any, opened: Any) -> None:
     backend = opened(mock.servers)
-    backend.publish([message()], within(10))
+    backend.publish([message()], 10)
     mock.answer(mock_kafka.PRODUCE, *[mock_kafka.NOT_ENOUGH_REPLICAS] * 2)
-    assert backend.publish(messages(5), within(10)) == [None] * 5
+    assert backend.publish(messages(5), 10) == [None] * 5
     mock.answer(mock_kafka.PRODUCE, *[mock_kafka.NOT_ENOUGH_REPLICAS] * 200)
     with pytest.raises(BrokerUnavailable, match="confirmed nothing before the deadline"):
-        backend.publish(messages(5), within(0.7))
+        backend.publish(messages(5), 0.7)
 
 
 def test_a_fatal_error_of_the_producer_in_the_mock(
     mock: Any, opened: Any, capfd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = opened(mock.servers, **{"enable.gapless.guarantee": True})
-    backend.publish([message()], within(10))
+    backend.publish([message()], 10)
     mock.answer(mock_kafka.PRODUCE, mock_kafka.MESSAGE_TOO_LARGE)
     with caplog.at_level(logging.INFO), pytest.raises(BrokerUnavailable):
-        backend.publish(messages(5), within(5))
+        backend.publish(messages(5), 5)
     with pytest.raises(BrokerUnavailable, match="The Kafka producer has failed"):
-        backend.publish(messages(5), within(5))
+        backend.publish(messages(5), 5)
     with pytest.raises(BrokerUnavailable):
         backend.check()
     backend.close()
-    assert opened(mock.servers).publish(messages(5), within(10)) == [None] * 5
+    assert opened(mock.servers).publish(messages(5), 10) == [None] * 5
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
 
@@ -381,21 +257,7 @@ def test_an_idempotent_write_that_the_mock_forbids(mock: Any, opened: Any) -> No
     mock.answer(mock_kafka.INIT_PRODUCER_ID, *[mock_kafka.CLUSTER_FORBIDDEN] * 5)
     backend = opened(mock.servers)
     with pytest.raises(BrokerUnavailable, match=r"[Cc]luster authorization failed"):
-        backend.publish(messages(5), within(10))
-
-
-def test_an_outage_is_not_logged_by_the_client(
-    broker: Any, opened: Any, caplog: pytest.LogCaptureFixture, capfd: Any
-) -> None:
-    backend = opened(broker.url)
-    with caplog.at_level(logging.INFO):
-        broker.kill()
-        with pytest.raises(BrokerUnavailable):
-            backend.publish(messages(3), within(1))
-        with pytest.raises(BrokerUnavailable):
-            opened(broker.url, timeout=1)
-    assert caplog.records == []
-    assert capfd.readouterr() == ("", "")
+        backend.publish(messages(5), 10)
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -441,164 +303,24 @@ def test_options_of_librdkafka_are_passed_on(mock: Any, opened: Any, capfd: Any)
     Kafka(**{"bootstrap.servers": "127.0.0.1:1", "timeout": 0.05})
     Kafka(**{"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 50})
     own = {"enable.idempotence": False, "acks": "1", "delivery.timeout.ms": 3000, "linger.ms": 0}
-    assert opened(mock.servers, **own).publish([message()], within(10)) == [None]
+    assert opened(mock.servers, **own).publish([message()], 10) == [None]
     lines = logging.getLogger("tests.kafka")
     opened(mock.servers, debug="broker", logger=lines)
     assert capfd.readouterr() == ("", "")
-
-
-# -- by settings -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def relay(settings: Any, broker: brokers.Tansu) -> Iterator[Callable[..., None]]:
-    """Yield a function that configures a relay to the real broker."""
-
-    def relay(**own: Any) -> None:
-        settings.OUTBOX = {
-            "RELAYS": {
-                "orders": {
-                    "BACKEND": "django_outbox.relays.kafka.Kafka",
-                    "EVENTS": ["order.*"],
-                    "TO": "orders",
-                    "OPTIONS": {"bootstrap.servers": broker.url, "timeout": 2},
-                    **own,
-                }
-            },
-            "RETRY": {"policy": "fixed", "delay": 3600},
-        }
-
-    yield relay
-    for each in relays():
-        each.close()
-        registry.remove(each)
-
-
-def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
-    given = {
-        "payload": {"sku": "teapot", "name": "Kännchen", "n": 1.10},
-        "aggregate_type": "shop.Order",
-        "aggregate_id": "7",
-        "headers": {"trace": "t1"},
-        **fields,
-    }
-    with transaction.atomic():
-        event_id = outbox.write(event_type, given.pop("payload"), **given)
-    return OutboxEvent.objects.get(pk=event_id)
-
-
-@on_the_table
-def test_plain_records(relay: Any, broker: Any) -> None:
-    relay()
-    row = write(key="order-7", tenant_id="acme")
-    assert outbox.drain() == 1
-    [record] = records(broker.url)
-    assert record.value() == row.payload.encode()
-    assert record.key() == b"order-7"
-    assert headers(record) == {
-        "trace": "t1",
-        "event-id": row.pk,
-        "event-type": "order.placed",
-        "occurred-at": row.occurred_at.isoformat(),
-        "aggregate-type": "shop.Order",
-        "aggregate-id": "7",
-        "tenant-id": "acme",
-        "event-key": "order-7",
-    }
-    row.refresh_from_db()
-    assert (row.status, row.attempts) == (OutboxEvent.Status.DONE, 0)
-
-
-@on_the_table
-def test_cloud_events(relay: Any, broker: Any) -> None:
-    relay(FORMAT="cloudevents", SOURCE="/shop")
-    row = write()
-    assert outbox.drain() == 1
-    [record] = records(broker.url)
-    found = headers(record)
-    assert found.pop("ce_time")[:19] == row.occurred_at.isoformat()[:19]
-    assert found == {
-        "content-type": "application/json",
-        "trace": "t1",
-        "ce_specversion": "1.0",
-        "ce_id": row.pk,
-        "ce_source": "/shop",
-        "ce_type": "order.placed",
-        "ce_subject": "7",
-        "ce_partitionkey": "7",
-        "ce_trace": "t1",
-    }
-    assert (record.value(), record.key()) == (row.payload.encode(), b"7")
-
-
-@on_the_table
-def test_structured_cloud_events(relay: Any, broker: Any) -> None:
-    relay(FORMAT="cloudevents-structured")
-    row = write()
-    assert outbox.drain() == 1
-    [record] = records(broker.url)
-    found = headers(record)
-    assert found == {"content-type": "application/cloudevents+json; charset=utf-8", "trace": "t1"}
-    assert json.loads(record.value())["id"] == row.pk
-    assert f'"data":{row.payload}}}' in record.value().decode()
-    assert record.key() == b"7"
-
-
-@on_the_table
-def test_the_topic_comes_from_to(relay: Any, broker: Any) -> None:
-    relay(TO="{tenant_id}.{event_type}")
-    good, lacking = write(tenant_id="acme"), write()
-    wrong = write(tenant_id="acme and sons")
-    outbox.drain()
-    assert bodies(broker.url, "acme.order.placed") == [good.payload.encode()]
-    for each in (lacking, wrong):
-        each.refresh_from_db()
-        assert each.status == OutboxEvent.Status.DEAD
-    assert "not a name of a Kafka topic" in wrong.last_error
-
-
-@on_the_table
-def test_an_outage_costs_no_attempts(relay: Any, broker: Any) -> None:
-    relay()
-    write()
-    outbox.drain()
-    broker.kill()
-    rows = [write() for _ in range(20)]
-    with outbox.Worker():
-        wait_until(lambda: OutboxPause.objects.filter(kind="breaker").exists())
-        broker.restart()
-        wait_until(lambda: not OutboxEvent.objects.exclude(status=OutboxEvent.Status.DONE).exists())
-    for row in rows:
-        row.refresh_from_db()
-        assert row.attempts == 0
-    found = [headers(each)["event-id"] for each in records(broker.url)]
-    assert sorted(found) == sorted(row.pk for row in rows)  # what was before died with the broker
-
-
-@on_the_table
-def test_events_of_a_key_keep_their_order(relay: Any, broker: Any) -> None:
-    create(broker.url, "orders", partitions=3)
-    relay()
-    rows = [write(key=f"k{n % 5}") for n in range(50)]
-    with outbox.Worker():
-        wait_until(lambda: not OutboxEvent.objects.exclude(status=OutboxEvent.Status.DONE).exists())
-    found = records(broker.url)
-    assert len(found) == 50
-    for n in range(5):
-        own = [headers(each)["event-id"] for each in found if each.key() == b"k%d" % n]
-        assert own == [row.pk for row in rows[n::5]]
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
 @on_the_table
-def test_the_samples_of_the_page(relay: Any, broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_samples_of_the_page(
+    settings: Any, broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the real broker; the secured settings are read, and accepted by the client."""
     monkeypatch.setenv("KAFKA_PASSWORD", "not-in-use")
     with samples.modules(PAGE) as made:
         own = made["settings"].OUTBOX["RELAYS"]["orders"]
-        relay(**{**own, "OPTIONS": {"bootstrap.servers": broker.url}})
+        use_relay(settings, "kafka.Kafka", own["TO"], {"bootstrap.servers": broker.url})
         create(broker.url, "shop.orders")
         write(), write()
         outbox.drain()

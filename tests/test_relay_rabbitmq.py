@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.core.checks import run_checks
-from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent
-from django_outbox.relays import BrokerUnavailable, Unconfirmed
+from django_outbox.relays import BrokerUnavailable
 from django_outbox.signals import breaker_opened
 from tests import brokers, samples
-from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
+from tests.relay_messages import Proxy, kinds, message, messages, opened, publish, use_relay, write
 from tests.waiting import wait_until
 
 aio_pika = pytest.importorskip("aio_pika")
 
-from django_outbox.relays.rabbitmq import RabbitMQ, RefusedMessage, UnroutableMessage  # noqa: E402
+from django_outbox.relays.rabbitmq import RabbitMQ, RefusedMessage  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
@@ -38,17 +32,6 @@ FULL = {"x-max-length": 10, "x-overflow": "reject-publish"}
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.RabbitMQ]:
     broker = brokers.RabbitMQ(tmp_path_factory.mktemp("rabbitmq"), max_message_size=LARGEST)
-    try:
-        broker.start()
-        yield broker
-    finally:
-        broker.stop()
-
-
-@pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[brokers.RabbitMQ]:
-    """Yield a broker that the test may restart."""
-    broker = brokers.RabbitMQ(tmp_path)
     try:
         broker.start()
         yield broker
@@ -119,31 +102,11 @@ def ids(found: list[Any]) -> list[str]:
 
 @pytest.fixture
 def relay(settings: Any, consumer: Consumer) -> Callable[..., None]:
-    def configure(**given: Any) -> None:
-        options = {"url": consumer.url, "exchange": consumer.name, **given.pop("OPTIONS", {})}
-        settings.OUTBOX = {
-            "RELAYS": {
-                "orders": {
-                    "BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ",
-                    "EVENTS": ["order.*"],
-                    "OPTIONS": options,
-                    **given,
-                }
-            },
-            "RETRY": {"policy": "fixed", "delay": 3600},
-        }
+    def configure(exchange: str = consumer.name, **own: Any) -> None:
+        options = {"url": consumer.url, "exchange": exchange}
+        use_relay(settings, "rabbitmq.RabbitMQ", "{event_type}", options, **own)
 
     return configure
-
-
-def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
-    given = {"headers": {"trace": "t1"}, "aggregate_id": "7", "tenant_id": "acme", **fields}
-    with transaction.atomic():
-        event_id = outbox.write(event_type, {"sku": "teapot", "name": "Kännchen"}, **given)
-    return OutboxEvent.objects.get(pk=event_id)
-
-
-TEXT = json.dumps({"sku": "teapot", "name": "Kännchen"}, ensure_ascii=False, separators=(",", ":"))
 
 
 def expect_properties(found: Any, row: OutboxEvent) -> None:
@@ -158,11 +121,11 @@ def expect_properties(found: Any, row: OutboxEvent) -> None:
 @stored
 def test_an_event_becomes_a_persistent_message(relay: Any, consumer: Consumer) -> None:
     relay()
-    row = write()
+    row = write(tenant_id="acme")
     assert outbox.drain() == 1
     (found,) = consumer.read()
     expect_properties(found, row)
-    assert found.body == TEXT.encode()
+    assert found.body == row.payload.encode()
     assert found.content_type == "application/json"
     assert dict(found.headers) == {
         "trace": "t1",
@@ -175,62 +138,11 @@ def test_an_event_becomes_a_persistent_message(relay: Any, consumer: Consumer) -
 
 
 @stored
-def test_cloudevents_have_the_prefix_of_the_amqp_binding(relay: Any, consumer: Consumer) -> None:
-    relay(FORMAT="cloudevents", SOURCE="/shop")
-    row = write()
-    assert outbox.drain() == 1
-    (found,) = consumer.read()
-    expect_properties(found, row)
-    assert (found.body, found.content_type) == (TEXT.encode(), "application/json")
-    attributes = {
-        name.removeprefix("cloudEvents:"): value
-        for name, value in found.headers.items()
-        if name.startswith("cloudEvents:")
-    }
-    assert attributes == {
-        "specversion": "1.0",
-        "id": row.pk,
-        "source": "/shop",
-        "type": "order.placed",
-        "time": row.occurred_at.isoformat().replace("+00:00", "Z"),
-        "subject": "7",
-        "partitionkey": "7",
-        "tenantid": "acme",
-        "trace": "t1",
-    }
-
-
-@stored
-def test_structured_cloudevents(relay: Any, consumer: Consumer) -> None:
-    relay(FORMAT="cloudevents-structured")
-    row = write()
-    assert outbox.drain() == 1
-    (found,) = consumer.read()
-    expect_properties(found, row)
-    assert found.content_type == "application/cloudevents+json; charset=utf-8"
-    body = json.loads(found.body)
-    assert (body["id"], body["data"]) == (row.pk, json.loads(TEXT))
-    assert f'"data":{TEXT}'.encode() in found.body
-
-
-@stored
-def test_an_unroutable_event_is_tried_again(relay: Any, consumer: Consumer) -> None:
-    """Without `mandatory` the broker confirms what no queue takes, and drops it."""
-    relay(TO="{headers[key]}", OPTIONS={"exchange": f"{consumer.name}-unbound"})
-    row = write(headers={"key": "nobody.listens"})
-    assert outbox.drain() == 1
-    row.refresh_from_db()
-    assert (row.status, row.attempts) == (OutboxEvent.Status.RETRY, 1)
-    assert "UnroutableMessage: unroutable: no queue is bound to the exchange" in row.last_error
-    assert "for the key 'nobody.listens'" in row.last_error
-
-
-@stored
 def test_the_message_behind_eight_unroutable_ones_goes_at_once(
     relay: Any, consumer: Consumer, settings: Any
 ) -> None:
     narrow = Consumer(consumer.url, key="order.placed")
-    relay(TO="{headers[key]}", OPTIONS={"exchange": narrow.name}, BATCH=1)
+    relay(TO="{headers[key]}", exchange=narrow.name, BATCH=1)
     rows = [write(headers={"key": "nobody.listens"}) for _ in range(8)]
     rows.append(write(headers={"key": "order.placed"}))
     opened = list[Any]()
@@ -261,56 +173,6 @@ def test_headers_of_an_event_command_no_broker(relay: Any, consumer: Consumer) -
 
 
 @stored
-def test_an_outage_costs_no_attempt(relay: Any) -> None:
-    relay(OPTIONS={"url": f"amqp://guest:secret@127.0.0.1:{brokers.free_port()}/"})
-    row = write()
-    outbox.drain()
-    row.refresh_from_db()
-    assert (row.attempts, row.status) == (0, OutboxEvent.Status.NEW)
-    assert "secret" not in (row.last_error or "")
-
-
-@stored
-def test_a_killed_broker_comes_back_with_its_messages(
-    settings: Any, own_broker: brokers.RabbitMQ, caplog: pytest.LogCaptureFixture
-) -> None:
-    consumer = Consumer(own_broker.url)
-    with opened(consumer.backend()) as session:
-        first = messages(20)
-        assert publish(session, first) == [None] * 20
-        own_broker.pause()  # so that the kill comes before any answer
-        outcome: list[Any] = []
-
-        def send() -> None:
-            try:
-                publish(session, messages(500))
-            except BrokerUnavailable as error:
-                outcome.append(error)
-
-        caplog.clear()
-        thread = threading.Thread(target=send)
-        thread.start()
-        own_broker.kill()
-        thread.join(20)
-        assert "RabbitMQ at amqp://127.0.0.1:" in str(outcome[0])
-        with pytest.raises(BrokerUnavailable, match=r"cannot be reached|broke"):
-            publish(session, messages(1))
-        with pytest.raises(BrokerUnavailable):
-            session.run(session.backend.check, timeout=10)
-    with pytest.raises(BrokerUnavailable, match="cannot be reached"), opened(consumer.backend()):
-        pass
-    assert not caplog.records, "the client logs by itself"
-    own_broker.restart()
-    with opened(consumer.backend()) as session:
-        session.run(session.backend.check, timeout=10)
-        last = message()
-        assert publish(session, [last]) == [None]
-    found = consumer.read(21)  # those confirmed before the kill are all there, in order
-    assert ids(found[:20]) == [each.event_id for each in first]
-    assert found[20].message_id == last.event_id
-
-
-@stored
 def test_the_consumer_of_the_page_handles_a_repeat_once(consumer: Consumer) -> None:
     kombu = pytest.importorskip("kombu")
     repeated = message()
@@ -330,36 +192,7 @@ def test_the_consumer_of_the_page_handles_a_repeat_once(consumer: Consumer) -> N
 # --- confirmations --------------------------------------------------------------------------------
 
 
-def test_500_messages_are_confirmed_in_order(consumer: Consumer) -> None:
-    batch = messages(500)
-    with opened(consumer.backend()) as session:
-        assert publish(session, batch) == [None] * 500
-    assert ids(consumer.read(500)) == [each.event_id for each in batch]
-
-
-def test_two_threads_publish_at_a_time(consumer: Consumer) -> None:
-    batches = [messages(300), messages(300)]
-    found: list[Any] = [None, None]
-    with opened(consumer.backend()) as session:
-
-        def send(index: int) -> None:
-            found[index] = publish(session, batches[index])
-
-        threads = [threading.Thread(target=send, args=(index,)) for index in (0, 1)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join(30)
-    assert found == [[None] * 300] * 2
-    read = ids(consumer.read(600))
-    for batch in batches:
-        mine = [each.event_id for each in batch]
-        assert [each for each in read if each in mine] == mine
-
-
-def test_a_connection_that_is_cut_in_mid_batch(
-    broker: brokers.RabbitMQ, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_connection_that_is_cut_in_mid_batch(broker: brokers.RabbitMQ) -> None:
     """What was confirmed before stays confirmed; the rest may be there or not."""
     consumer, proxy = Consumer(broker.url), Proxy(broker.port)
     url = broker.url.replace(str(broker.port), str(proxy.port))
@@ -376,23 +209,9 @@ def test_a_connection_that_is_cut_in_mid_batch(
     confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
     count = wait_until(consumer.count)
     assert confirmed <= {*ids(consumer.read(count))}
-    assert not caplog.records, "the client logs by itself"
 
 
 # --- refusals -------------------------------------------------------------------------------------
-
-
-def test_messages_that_no_queue_takes_fail_alone(broker: brokers.RabbitMQ) -> None:
-    consumer = Consumer(broker.url, key="order.#")
-    batch = [message(("order.placed", "invoice.sent")[n % 2]) for n in range(500)]
-    with opened(consumer.backend()) as session:
-        outcomes = publish(session, batch)
-        assert outcomes[::2] == [None] * 250
-        assert kinds(outcomes[1::2]) == {"UnroutableMessage": 250}
-        assert isinstance(outcomes[1], UnroutableMessage)
-        assert "'invoice.sent'" in str(outcomes[1])
-        assert publish(session, messages(1)) == [None]  # on the same connection
-    assert ids(consumer.read(251))[:250] == [each.event_id for each in batch[::2]]
 
 
 def test_a_queue_that_is_full_refuses(broker: brokers.RabbitMQ) -> None:
@@ -453,28 +272,6 @@ def test_the_longest_names_pass(consumer: Consumer) -> None:
 
 
 # --- a broker that takes nothing ------------------------------------------------------------------
-
-
-def sent_one(session: Any) -> bool:
-    """Send a message by a connection that the broker may be about to close."""
-    try:
-        return publish(session, messages(1)) == [None]
-    except BrokerUnavailable:
-        return False
-
-
-def test_a_broker_that_does_not_answer(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
-    """Nothing leaves once publish has returned: what is left in the buffers is dropped."""
-    with opened(consumer.backend()) as session:
-        broker.pause()
-        try:
-            outcomes = publish(session, messages(500, body=b"x" * 100_000), within=1)
-        finally:
-            broker.resume()
-        assert kinds(outcomes) == {"Unconfirmed": 500}
-        assert isinstance(outcomes[0], Unconfirmed)
-        wait_until(lambda: sent_one(session), what="a new connection")
-    assert 1 <= consumer.count() < 400
 
 
 def test_a_memory_alarm(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
@@ -613,24 +410,3 @@ def test_arguments_of_the_client_replace_the_url(broker: brokers.RabbitMQ) -> No
     with opened(RabbitMQ(**options)) as session:
         assert "shop" in broker.control("list_connections", "client_properties")
         session.run(session.backend.check, timeout=10)
-
-
-def test_a_check_names_options_that_are_wrong(settings: Any) -> None:
-    settings.OUTBOX = {
-        "RELAYS": {
-            "orders": {
-                "BACKEND": "django_outbox.relays.rabbitmq.RabbitMQ",
-                "EVENTS": ["order.*"],
-                "OPTIONS": {"routing": "x"},
-            }
-        }
-    }
-    assert any("unknown option 'routing'" in each.msg for each in run_checks())
-
-
-def test_others_who_use_the_client_keep_its_log(
-    consumer: Consumer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with opened(consumer.backend()):
-        logging.getLogger("aiormq.connection").warning("mine")
-    assert [each.message for each in caplog.records] == ["mine"]

@@ -228,7 +228,7 @@ class SNS(_Client):
 
 
 def _settled(outcomes: list[Outcome]) -> list[Outcome]:
-    """Return the outcomes of a batch; raise ``BrokerUnavailable`` if it is that for all of them.
+    """Return the outcomes of a batch.
 
     What was not sent because others waited for an answer in vain was not sent for the same reason.
     """
@@ -236,8 +236,6 @@ def _settled(outcomes: list[Outcome]) -> list[Outcome]:
     if away and None not in outcomes:
         reason = BrokerUnavailable(str(away[0]))
         outcomes = [reason if each is NOT_SENT else each for each in outcomes]
-    if away and all(isinstance(each, BrokerUnavailable) for each in outcomes):
-        raise BrokerUnavailable(str(outcomes[0]))
     return outcomes
 
 

@@ -21,23 +21,10 @@ MAX_ATTRIBUTES: Final = 10  # of a message to SQS; SNS with raw delivery to SQS 
 REST: Final = "headers"  # the attribute with the other headers, as a JSON object
 # What a consumer needs most; with more than ten headers these are attributes of their own.
 FIRST: Final = (
-    "event-id",
-    "event-type",
-    "ce-id",
-    "ce-type",
-    "ce-source",
-    "ce-specversion",
-    "content-type",
-    "event-key",
-    "ce-partitionkey",
-    "occurred-at",
-    "ce-time",
-    "aggregate-id",
-    "ce-subject",
-    "aggregate-type",
-    "tenant-id",
-    "ce-tenantid",
-)
+    "event-id event-type ce-id ce-type ce-source ce-specversion content-type event-key "
+    "ce-partitionkey occurred-at ce-time aggregate-id ce-subject aggregate-type tenant-id "
+    "ce-tenantid"
+).split()
 QUEUE: Final = re.compile(r"https?://\S+|[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 ARN: Final = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}(\.fifo)?")
 DESTINATIONS: Final = {
@@ -52,60 +39,25 @@ GROUP: Final = re.compile(r"[!-~]{1,128}")  # also of deduplication ids
 # XML's characters; other text is refused.
 UNSENDABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+# Codes without "Exception" at their end, which some of them have.
 CONTENTS: Final = frozenset(
     (
-        "BatchRequestTooLong",
-        "BatchRequestTooLongException",
-        "InvalidMessageContents",
-        "InvalidParameter",
-        "InvalidParameterException",
-        "InvalidParameterValue",
-        "InvalidParameterValueException",
-        "MissingParameter",
-        "ValidationError",
-        "ValidationException",
-    )
+        "BatchRequestTooLong InvalidMessageContents InvalidParameter InvalidParameterValue "
+        "MissingParameter ValidationError Validation"
+    ).split()
 )
 THROTTLING: Final = frozenset(
-    (
-        "KmsThrottled",
-        "KMSThrottling",
-        "KMSThrottlingException",
-        "OverLimit",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "Throttled",
-        "ThrottledException",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequestsException",
-    )
+    "KmsThrottled KMSThrottling OverLimit RequestThrottled Throttled Throttling "
+    "TooManyRequests".split()
 )
-DENIED: Final = frozenset(
-    ("AccessDenied", "AccessDeniedException", "AuthorizationError", "AuthorizationErrorException")
-)
+DENIED: Final = frozenset(("AccessDenied", "AuthorizationError"))
 # The credentials are at fault, so AWS takes nothing at all until they are replaced.
 CREDENTIALS: Final = frozenset(
     (
-        "AuthFailure",
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "IncompleteSignature",
-        "InvalidAccessKeyId",
-        "InvalidClientTokenId",
-        "InvalidSecurity",
-        "InvalidSecurityException",
-        "MissingAuthenticationToken",
-        "OptInRequired",
-        "RequestExpired",
-        "SignatureDoesNotMatch",
-        "UnrecognizedClientException",
-        "RequestTimeTooSkewed",
-        "IncompleteSignatureException",
-        "InvalidSignature",
-        "InvalidSignatureException",
-        "MissingAuthenticationTokenException",
-    )
+        "AuthFailure ExpiredToken IncompleteSignature InvalidAccessKeyId InvalidClientTokenId "
+        "InvalidSecurity MissingAuthenticationToken OptInRequired RequestExpired "
+        "SignatureDoesNotMatch UnrecognizedClient RequestTimeTooSkewed InvalidSignature"
+    ).split()
 )
 
 
@@ -200,19 +152,23 @@ def grouped(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 def is_about_contents(code: str) -> bool:
     """Return whether an error is about what a message contains, so that it can never be sent."""
-    return code.rpartition(".")[2] in CONTENTS
+    return _short(code) in CONTENTS
 
 
 def is_throttling(code: str) -> bool:
     """Return whether AWS asks to send more slowly."""
-    return code.rpartition(".")[2] in THROTTLING
+    return _short(code) in THROTTLING
 
 
 def is_denied(code: str) -> bool:
     """Return whether the credentials are valid, but do not allow the call."""
-    return code.rpartition(".")[2] in DENIED
+    return _short(code) in DENIED
 
 
 def is_away(code: str, status: int) -> bool:
     """Return whether AWS takes nothing at all at present."""
-    return status >= 500 or code.rpartition(".")[2] in CREDENTIALS
+    return status >= 500 or _short(code) in CREDENTIALS
+
+
+def _short(code: str) -> str:
+    return code.rpartition(".")[2].removesuffix("Exception")

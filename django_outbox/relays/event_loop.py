@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
 
 from ..log import report_quietly
 
-THREAD_NAME: Final = "outbox-relay"
+SETTLE: Final = 0.1  # seconds for tasks to see that their connection has ended
 
 
 class EventLoopThread:
@@ -20,7 +20,7 @@ class EventLoopThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(report_quietly)
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name=THREAD_NAME, daemon=True
+            target=self._loop.run_forever, name="outbox-relay", daemon=True
         )
         self._thread.start()
 
@@ -53,3 +53,16 @@ async def _cancel_others() -> None:
         each.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     loop.call_soon(loop.stop)
+
+
+async def late(
+    tasks: Sequence[asyncio.Future[Any]], ended: asyncio.Future[Any], timeout: float
+) -> list[asyncio.Future[Any]]:
+    """Wait for tasks; return those not done in time, or when their connection ended."""
+    everything = asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.wait(
+        (everything, ended), timeout=max(timeout, 0), return_when=asyncio.FIRST_COMPLETED
+    )
+    if not everything.done() and ended.done():
+        await asyncio.wait((everything,), timeout=SETTLE)
+    return [each for each in tasks if not each.done()]

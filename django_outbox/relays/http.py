@@ -43,8 +43,9 @@ from .http_messages import (
     signature_of,
     target_of,
 )
-from .http_network import AddressRefused, CheckedNetwork, Connections, UnknownHost
+from .http_network import AddressRefused, CheckedNetwork, UnknownHost
 
+KEEP_ALIVE: Final = 4.0  # seconds; many servers close an idle connection after 5
 CONNECT_TIMEOUT: Final = 5.0  # seconds; less than the timeout of a relay, so that the two differ
 ANSWER_TIMEOUT: Final = 2.0  # seconds for the body of an answer, which is read to be shown only
 MAX_ANSWER: Final = 65_536  # bytes of it that are read; a longer one costs the connection
@@ -114,7 +115,13 @@ class Webhook(Backend):
         self._only = self._only_target()
         self._network = CheckedNetwork(allow_private=self._allow_private, threads=self._concurrency)
         self._tls = _tls_context(self._verify)
-        self._connections = Connections(self._network, self._tls, max_idle=self._concurrency)
+        self._connections = httpcore.AsyncConnectionPool(
+            ssl_context=self._tls,
+            max_connections=None,  # the semaphores below limit them
+            max_keepalive_connections=self._concurrency,
+            keepalive_expiry=KEEP_ALIVE,
+            network_backend=self._network,
+        )
         self._answered: dict[str, float] = {}  # time.monotonic of a host's latest answer
         self._slots = asyncio.Semaphore(self._concurrency)
         # Of hosts that have requests at present; their tasks hold them.
@@ -142,10 +149,7 @@ class Webhook(Backend):
                 each.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         late = WebhookError("The receiver did not answer before the deadline.")
-        outcomes = [late if isinstance(each, asyncio.CancelledError) else each for each in ended]
-        if all(isinstance(each, BrokerUnavailable) for each in outcomes):
-            raise BrokerUnavailable(str(outcomes[0]))
-        return outcomes
+        return [late if isinstance(each, asyncio.CancelledError) else each for each in ended]
 
     async def check(self) -> None:
         """Connect to the host, if all messages go to one; otherwise no host speaks for the others.
@@ -270,13 +274,12 @@ class Webhook(Backend):
             content=body,
             extensions={"timeout": {"connect": min(CONNECT_TIMEOUT, remaining / 2)}},
         )
-        async with self._connections.connection(target.url) as connection:
-            answer = connection.handle_async_request(request)
-            response = await asyncio.wait_for(answer, remaining)
-            try:
-                text = await _beginning(response, min(ANSWER_TIMEOUT, deadline - monotonic()))
-            finally:
-                await response.aclose()
+        answer = self._connections.handle_async_request(request)
+        response = await asyncio.wait_for(answer, remaining)
+        try:
+            text = await _beginning(response, min(ANSWER_TIMEOUT, deadline - monotonic()))
+        finally:
+            await response.aclose()
         return self._judged(response, text, target)
 
     def _judged(self, response: Any, text: str, target: Target) -> Outcome:

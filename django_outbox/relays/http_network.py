@@ -8,42 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
 import httpcore
-import httpx
 
 from ..exceptions import Unrecoverable
 
-DEFAULT: Final = {"http": 80, "https": 443}  # ports
-KEEP_ALIVE: Final = 4.0  # seconds; many servers close an idle connection after 5
 MAX_ADDRESSES: Final = 3  # of a name that are tried, one after the other
 # IANA's special-purpose registries, as of 2026. The standard library's `is_global` differs between
 # the supported versions of Python.
 SPECIAL_IPV4: Final = tuple(
-    IPv4Network(each)
-    for each in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
-        "168.63.129.16/32",  # the metadata service inside Azure
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 "
+            "192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 "
+            "198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4 "
+            "168.63.129.16/32"  # the metadata service inside Azure
+        ).split(),
     )
 )
 GLOBAL_UNICAST: Final = IPv6Network("2000::/3")  # all that is public is in it, but for NAT64
@@ -137,53 +122,6 @@ class CheckedNetwork:
             raise httpcore.ConnectError(f"the name was not resolved: {error.strerror}") from None
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"the name was not resolved: {error}") from None
-
-
-class Connections:
-    """Connections to receivers; idle ones are kept for a few seconds. Used on one event loop.
-
-    Callers limit how many there are at a time. httpcore's own pool asks every connection for its
-    state at each request, which costs more than the requests themselves.
-    """
-
-    def __init__(self, network: CheckedNetwork, tls: ssl.SSLContext, *, max_idle: int) -> None:
-        self._network, self._tls, self._max_idle = network, tls, max_idle
-        self._idle: list[tuple[str, Any]] = []  # by origin, the one used last at the end
-
-    @asynccontextmanager
-    async def connection(self, url: httpx.URL) -> AsyncIterator[Any]:
-        """Lend a connection to a URL's host; it connects when it is used."""
-        origin = f"{url.scheme}://{url.netloc.decode()}"
-        lent = await self._take(origin) or httpcore.AsyncHTTPConnection(
-            origin=httpcore.Origin(url.raw_scheme, url.raw_host, url.port or DEFAULT[url.scheme]),
-            ssl_context=self._tls,
-            keepalive_expiry=KEEP_ALIVE,
-            network_backend=self._network,
-        )
-        try:
-            yield lent
-        finally:
-            if lent.is_idle() and not lent.is_closed():
-                self._idle.append((origin, lent))
-            else:
-                await lent.aclose()
-            if len(self._idle) > self._max_idle:
-                await self._idle.pop(0)[1].aclose()
-
-    async def aclose(self) -> None:
-        """Close the idle connections."""
-        while self._idle:
-            await self._idle.pop()[1].aclose()
-
-    async def _take(self, origin: str) -> Any:
-        for at in range(len(self._idle) - 1, -1, -1):
-            if self._idle[at][0] == origin:
-                _, found = self._idle.pop(at)
-                if not found.has_expired():
-                    return found
-                await found.aclose()
-                return await self._take(origin)
-        return None
 
 
 def _addresses(host: str, port: int) -> list[str]:

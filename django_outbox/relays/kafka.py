@@ -257,13 +257,10 @@ class Kafka(Backend):
         away = ""  # what to say of the cluster, if it is taken for away
         if self._faulty_at >= began or all(report is not None for report in found):
             away = self._away(began, "it confirmed nothing before the deadline")
-        outcomes = [
+        return [
             self._outcome(message, report, away)
             for message, report in zip(messages, found, strict=True)
         ]
-        if outcomes and all(isinstance(each, BrokerUnavailable) for each in outcomes):
-            raise BrokerUnavailable(str(outcomes[0]))
-        return outcomes
 
     def _outcome(self, message: Message, report: Any, away: str) -> Outcome:
         """Return the outcome of a message: ``report`` is None, an exception or a ``KafkaError``."""

@@ -25,6 +25,7 @@ import nats.errors
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Unconfirmed
+from .event_loop import late
 from .nats_connection import DEFAULT_SERVER, FAULTS, Connection
 
 OPEN_TIMEOUT: Final = 8.0  # seconds for all servers
@@ -132,15 +133,11 @@ class JetStream(Backend):
             silence = self._silence()
             for index, each in pending.items():
                 outcomes[index] = each.answer.result() if each.answer.done() else silence
-            if any(each is silence for each in outcomes) and self._connection.has_unsent():
-                self._connection.cut()  # nothing may leave any more
         finally:
             for each in pending.values():
                 del self._waiting[each.token]
                 each.answer.cancel()
         await self._tell_apart(outcomes, deadline)
-        if all(isinstance(each, BrokerUnavailable) for each in outcomes):
-            raise BrokerUnavailable(str(outcomes[0]))
         return outcomes
 
     async def check(self) -> None:
@@ -180,13 +177,7 @@ class JetStream(Backend):
         """Send messages and wait for the answers; no longer than the connection lives."""
         sending = asyncio.ensure_future(self._send(pending))
         answers = [each.answer for each in pending]
-        everything = asyncio.gather(sending, *answers, return_exceptions=True)
-        lost = self._connection.lost
-        await asyncio.wait(
-            (everything, lost),
-            timeout=max(deadline - monotonic(), 0),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        await late([sending, *answers], self._connection.lost, deadline - monotonic())
         sending.cancel()
         await asyncio.wait((sending,), timeout=SETTLE)
 

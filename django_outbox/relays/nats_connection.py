@@ -1,4 +1,4 @@
-"""A connection to NATS that does not reconnect by itself, and that can be cut off.
+"""A connection to NATS that does not reconnect by itself.
 
 A NATS server says first whether it has TLS. If it has none, the client goes on without, even to a
 ``tls://`` URL, and sends the password. This connection does not.
@@ -43,11 +43,15 @@ class _Client(Client):  # type: ignore[misc]
 
     needs_tls = False
 
+    @property
+    def writer(self) -> Any:
+        return getattr(self._transport, "_io_writer", None)
+
     def _connect_command(self) -> bytes:
-        if self.needs_tls:
-            writer = getattr(self._transport, "_io_writer", None)
-            if writer is None or writer.get_extra_info("ssl_object") is None:
-                raise NoTLS("the server offers no TLS, so nothing was sent to it")
+        if self.needs_tls and (
+            self.writer is None or self.writer.get_extra_info("ssl_object") is None
+        ):
+            raise NoTLS("the server offers no TLS, so nothing was sent to it")
         return bytes(CONNECT(self))
 
 
@@ -99,7 +103,7 @@ class Connection:
                     **self._options,
                 )
             except FAULTS:
-                self.cut()
+                await self.close()
                 if index == len(self._servers):
                     raise
             else:
@@ -110,36 +114,19 @@ class Connection:
             return False
         return server.startswith("tls://") or any(map(self._options.get, TLS_OPTIONS))
 
-    def has_unsent(self) -> bool:
-        """Return whether some of what was published has not been handed to the kernel."""
-        transport = self._transport()
-        buffered = transport.get_write_buffer_size() if transport is not None else 0
-        return bool(self._client.pending_data_size or buffered)
-
-    def cut(self) -> None:
-        """End the connection at once; what it has not sent yet is dropped."""
-        self._client._pending, self._client._pending_data_size = [], 0
-        transport = self._transport()
-        if transport is not None:
-            transport.abort()
-
     async def close(self) -> None:
-        """Close the connection; cut it off if the server does not take what is unsent."""
+        """Close the connection; abort it if the server does not take what is unsent."""
         if self._client is None:
             return
         # Not wait_for: the client swallows a cancellation while it flushes.
         closing = asyncio.ensure_future(self._client.close())
         await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT)
-        self.cut()
-        await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT)
+        if not closing.done() and (writer := self._client.writer) is not None:
+            writer.transport.abort()
+            await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT)
         if closing.done():
             with suppress(Exception):  # it is of no use any more
                 closing.result()
-
-    def _transport(self) -> Any:
-        # The client's own ``close`` first sends what is pending, however long that takes.
-        writer = getattr(self._client._transport, "_io_writer", None)
-        return None if writer is None else writer.transport
 
     async def _note(self, error: Exception) -> None:
         self.last_error = str(error)

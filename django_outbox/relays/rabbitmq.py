@@ -36,6 +36,7 @@ from pamqp.exceptions import PAMQPException
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Unconfirmed
+from .event_loop import late
 from .rabbitmq_connection import Address, Connection
 
 PERSISTENT: Final = 2  # the delivery mode
@@ -45,7 +46,6 @@ NAME: Final = 128  # bytes, at most, of a header's name
 HEADER_ROOM: Final = 4096  # bytes of a header frame for all that is not the event's headers
 OPEN_TIMEOUT: Final = 5.0  # seconds
 PROBE_TIMEOUT: Final = 5.0  # seconds that the broker may take to answer a check
-SETTLE: Final = 0.1  # seconds for tasks to see that their channel has closed
 # What a connection that breaks, or is refused, raises.
 BROKEN: Final = (AMQPError, PAMQPException, OSError, RuntimeError)
 
@@ -115,8 +115,6 @@ class RabbitMQ(Backend):
         found = await self._send_apart([messages[index] for index in sent], deadline)
         for index, outcome in zip(sent, found, strict=True):
             outcomes[index] = outcome
-        if all(isinstance(each, BrokerUnavailable) for each in outcomes):
-            raise BrokerUnavailable(str(outcomes[0]))
         return outcomes
 
     async def check(self) -> None:
@@ -129,7 +127,7 @@ class RabbitMQ(Backend):
         try:
             await asyncio.wait_for(self._probe(connection), PROBE_TIMEOUT)
         except asyncio.TimeoutError as error:
-            await connection.cut_off()
+            await connection.abort()
             raise BrokerUnavailable(self._reason(error, connection)) from error
         except BROKEN as error:
             raise BrokerUnavailable(self._reason(error)) from error
@@ -169,13 +167,18 @@ class RabbitMQ(Backend):
         closed = asyncio.shield(connection.channel.closed())
         underlay = await connection.channel.get_underlay_channel()
         tasks = [asyncio.ensure_future(self._publish(underlay, each)) for each in messages]
-        late = await _late(tasks, closed, deadline - monotonic())
+        waiting = await late(tasks, closed, deadline - monotonic())
         is_lost = not connection.is_open
-        if late and not is_lost:
-            await connection.cut_off()  # what they have not sent must not leave any more
-        await _cancel([*late, closed])
+        if waiting and not is_lost:
+            await connection.abort()
+        for each in (*waiting, closed):
+            each.cancel()
+        await asyncio.wait((*waiting, closed))
         outcomes = self._outcomes(tasks, self._lost() if is_lost else self._late(connection))
-        await self._give_back(connection)
+        if connection.is_open:
+            self._free.append(connection)
+        else:
+            await connection.close()
         return outcomes
 
     async def _connection(self) -> Connection:
@@ -191,12 +194,6 @@ class RabbitMQ(Backend):
             await connection.close()
             raise
         return connection
-
-    async def _give_back(self, connection: Connection) -> None:
-        if connection.is_open:
-            self._free.append(connection)
-        else:
-            await connection.close()
 
     async def _open(self, connection: Connection) -> None:
         await connection.open()
@@ -338,21 +335,3 @@ def _is_of_all(error: AMQPChannelError) -> bool:
     if isinstance(error, ChannelAccessRefused):
         return "access to topic '" not in str(error)  # that is about one routing key
     return isinstance(error, ChannelNotFoundEntity)
-
-
-async def _late(tasks: Sequence[Any], closed: Any, timeout: float) -> list[Any]:
-    """Wait for tasks; return those that have not ended in time, or when their channel closed."""
-    everything = asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.wait(
-        (everything, closed), timeout=max(timeout, 0), return_when=asyncio.FIRST_COMPLETED
-    )
-    if not everything.done() and closed.done():
-        await asyncio.wait((everything,), timeout=SETTLE)
-    return [each for each in tasks if not each.done()]
-
-
-async def _cancel(tasks: Sequence[Any]) -> None:
-    for each in tasks:
-        each.cancel()
-    if tasks:
-        await asyncio.wait(tasks)

@@ -1,11 +1,8 @@
-"""Connections to RabbitMQ that can be cut off, and that leave the log to the relay."""
+"""Connections to RabbitMQ that can be aborted."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
-import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,22 +13,12 @@ from aiormq.connection import TCPTransportFactory, TLSTransportFactory
 from aiormq.exceptions import AMQPError
 from pamqp.exceptions import PAMQPException
 
-from .event_loop import THREAD_NAME
-
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 # Arguments of aio_pika.connect that say where to connect to, instead of a URL; and how.
 PLACE: Final = ("host", "port", "login", "password", "virtualhost", "ssl", "ssl_options")
 MANNER: Final = ("ssl_context", "client_properties")
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
-LOGGERS: Final = (
-    "aiormq.connection",
-    "aiormq.channel",
-    "aio_pika.connection",
-    "aio_pika.channel",
-    "asyncio",
-)
-FAILED_SEND: Final = "socket.send() raised exception."  # the client writes on for a moment
 
 
 class Address:
@@ -64,7 +51,7 @@ class Connection:
         self._client: Any = None
         self._transports = _Transports()
         self.channel: Any = None
-        self.was_blocked = False  # when it was cut off
+        self.was_blocked = False  # when it was aborted
 
     @property
     def is_open(self) -> bool:
@@ -76,7 +63,6 @@ class Connection:
         return int(self._client.transport.connection.connection_tune.frame_max)
 
     async def open(self) -> None:
-        _silence_client()
         address = self._address
         self._client = aio_pika.Connection(address.url, ssl_context=address.ssl_context)
         self._client.kwargs |= {
@@ -91,20 +77,20 @@ class Connection:
         await channel.initialize()
         return channel
 
-    async def cut_off(self) -> None:
-        """End the connection at once; what it has not sent yet is dropped."""
+    async def abort(self) -> None:
+        """End the connection without its closing handshake."""
         self.was_blocked = await self._is_blocked()
-        self._transports.cut()
+        self._transports.abort()
 
     async def close(self) -> None:
-        """Close the connection; cut it off if the broker does not answer."""
+        """Close the connection; abort it if the broker does not answer."""
         try:
-            if self._client is not None and not self._transports.is_cut:
+            if self._client is not None and not self._transports.is_aborted:
                 await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
         except (AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError):
             pass
         finally:
-            self._transports.cut()
+            self._transports.abort()
 
     async def _is_blocked(self) -> bool:
         """Return whether the broker has said that it takes no messages for now."""
@@ -121,39 +107,15 @@ class _Transports(aiormq.TransportFactory):  # type: ignore[misc]
     """Opens the client's transport, and keeps hold of it: the client closes it in order only."""
 
     def __init__(self) -> None:
-        self.is_cut = False
-        self._writer: Any = None  # asyncio's, which complains of a transport that nothing closed
+        self.is_aborted = False
+        self._writer: Any = None
 
     async def create(self, url: Any, **kwargs: Any) -> Any:
         factory = TLSTransportFactory() if url.scheme == "amqps" else TCPTransportFactory()
         reader, self._writer = await factory.create(url, **kwargs)
         return reader, self._writer
 
-    def cut(self) -> None:
-        """Drop what the process and its kernel have not sent, and close the socket."""
-        if self._writer is None or self.is_cut:
-            return
-        self.is_cut = True
-        transport = self._writer.transport
-        if not transport.is_closing():
-            now = struct.pack("ii", 1, 0)  # linger for 0 seconds
-            found = transport.get_extra_info("socket")
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
-        transport.abort()
-
-
-class _OfOthers(logging.Filter):
-    """Lets through what other users of the client in this process log, and of asyncio all else."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_ours = record.threadName == THREAD_NAME
-        return not is_ours or (record.name == "asyncio" and record.msg != FAILED_SEND)
-
-
-_OF_OTHERS: Final = _OfOthers()
-
-
-def _silence_client() -> None:
-    """Keep the client from logging each lost connection with a traceback: the relay reports it."""
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(_OF_OTHERS)  # once: a filter is not added twice
+    def abort(self) -> None:
+        if self._writer is not None:
+            self.is_aborted = True
+            self._writer.transport.abort()

@@ -198,9 +198,7 @@ class Relay:
 
     def _exchange(self, messages: Sequence[Message]) -> list[Outcome]:
         with self._open_session() as session:
-            # A lease is renewed every third of LEASE, so half of it lies inside the lease.
-            deadline = monotonic() + min(session.backend.timeout, current().LEASE / 2)
-            answers = heard(session.publish(messages, deadline))
+            answers = heard(session.publish(messages, monotonic() + session.backend.timeout))
             away = [each for each in answers if isinstance(each, BrokerUnavailable)]
             if away or any(isinstance(each, Unconfirmed) for each in answers):
                 session.failed = True  # nothing that is still in it may be sent later
@@ -215,7 +213,10 @@ class Relay:
                 if session is not None and session.is_ours:
                     session.retire()
                 self._session = None
-                session = Session(self.new_backend())
+                backend = self.new_backend()
+                # A lease is renewed every third of LEASE, so half of it lies inside the lease.
+                backend.timeout = min(backend.timeout, current().LEASE / 2)
+                session = Session(backend)
                 session.open()
                 self._session = session
             session.enter()
@@ -271,6 +272,8 @@ class Session:
         timeout = deadline - monotonic() + OVERTIME
         found = self.run(self.backend.publish, messages, deadline, timeout=timeout)
         outcomes = [None] * len(messages) if found is None else [*found]
+        if outcomes and all(isinstance(each, BrokerUnavailable) for each in outcomes):
+            raise BrokerUnavailable(str(outcomes[0]))
         if len(outcomes) == len(messages):
             return outcomes
         error = TypeError(

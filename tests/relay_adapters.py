@@ -1,0 +1,250 @@
+"""What differs between brokers for the contract of relays: where messages go, and how to read them.
+
+Kafka's is Tansu, a real broker that speaks its protocol and keeps its records in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests import brokers
+from tests.waiting import wait_until
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A message as a consumer gets it."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    content_type: str | None
+
+
+class Adapter:
+    """A running broker, the settings of a relay to it, and a consumer."""
+
+    backend: ClassVar[str]
+    client: ClassVar[str]  # the module of the client
+    wrong_option: ClassVar[dict[str, Any]]
+    prefix: ClassVar[str] = "ce-"  # of CloudEvents attributes
+    refused: ClassVar[str]  # the class of the outcome for ``refusing``
+    is_logged: ClassVar[bool] = False  # whether the client itself logs an outage
+    broker: Any
+
+    def __init__(self, directory: Path) -> None:
+        pytest.importorskip(self.client)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Return the OPTIONS of a relay that sends to ``name``."""
+        raise NotImplementedError
+
+    def prepare(self, name: str) -> None:
+        """Make what messages to ``name`` are stored in."""
+
+    def refusing(self, name: str) -> str:
+        """Return TO of messages that the broker refuses."""
+        raise NotImplementedError
+
+    def impossible(self, name: str) -> dict[str, Any]:
+        """Return what makes a message one that cannot be sent."""
+        raise NotImplementedError
+
+    def stored(self, name: str) -> list[Stored]:
+        raise NotImplementedError
+
+
+class Redis(Adapter):
+    backend = "redis.Stream"
+    client, refused, wrong_option = "redis", "Refused", {"nope": 1}
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.broker = brokers.Redis(directory)
+
+    def options(self, name: str) -> dict[str, Any]:
+        return {"url": self.broker.url}
+
+    def refusing(self, name: str) -> str:
+        with self._connected() as client:
+            client.set(f"{name}-text", "not a stream")
+        return f"{name}-text"
+
+    def impossible(self, name: str) -> dict[str, Any]:
+        return {"headers": {"name": "\ud800"}}
+
+    def stored(self, name: str) -> list[Stored]:
+        with self._connected() as client:
+            entries = [fields for _, fields in client.xrange(name)]
+        found = []
+        for each in entries:
+            headers = {key.decode(): value.decode() for key, value in each.items()}
+            body = headers.pop("payload").encode()
+            found.append(
+                Stored(body=body, headers=headers, content_type=headers.get("content-type"))
+            )
+        return found
+
+    def _connected(self) -> Any:
+        import redis
+
+        return redis.Redis.from_url(self.broker.url)
+
+
+class RabbitMQ(Adapter):
+    backend = "rabbitmq.RabbitMQ"
+    client, refused, wrong_option = "aio_pika", "UnroutableMessage", {"routing": "x"}
+    prefix, is_logged = "cloudEvents:", True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.broker = brokers.RabbitMQ(directory)
+
+    def options(self, name: str) -> dict[str, Any]:
+        return {"url": self.broker.url, "exchange": name}
+
+    def prepare(self, name: str) -> None:
+        async def work(channel: Any) -> None:
+            exchange = await channel.declare_exchange(name, "topic", durable=True)
+            queue = await channel.declare_queue(name, durable=True)
+            await queue.bind(exchange, name)
+
+        self._run(work)
+
+    def refusing(self, name: str) -> str:
+        return "nobody.listens"
+
+    def impossible(self, name: str) -> dict[str, Any]:
+        return {"headers": {"ä" * 65: "x"}}
+
+    def stored(self, name: str) -> list[Stored]:
+        async def work(channel: Any) -> Any:
+            queue = await channel.declare_queue(name, passive=True)
+            count = queue.declaration_result.message_count
+            return [await queue.get(no_ack=True, timeout=20) for _ in range(count)]
+
+        return [
+            Stored(body=each.body, headers=each.headers, content_type=each.content_type)
+            for each in self._run(work)
+        ]
+
+    def _run(self, work: Any) -> Any:
+        import aio_pika
+
+        async def connected() -> Any:
+            async with await aio_pika.connect(self.broker.url) as connection:
+                return await work(await connection.channel())
+
+        return asyncio.run(connected())
+
+
+class Nats(Adapter):
+    backend = "nats.JetStream"
+    client, refused, wrong_option = "nats", "NoStream", {"subject": "x"}
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.broker = brokers.Nats(directory)
+
+    def options(self, name: str) -> dict[str, Any]:
+        return {"servers": self.broker.url}
+
+    def prepare(self, name: str) -> None:
+        self._run(lambda context: context.add_stream(name=name, subjects=[name]))
+
+    def refusing(self, name: str) -> str:
+        return "nobody.listens"
+
+    def impossible(self, name: str) -> dict[str, Any]:
+        return {"headers": {"trace": "a\r\nNats-Rollup: all"}}
+
+    def stored(self, name: str) -> list[Stored]:
+        async def work(context: Any) -> Any:
+            count = (await context.stream_info(name)).state.messages
+            subscription = await context.pull_subscribe(name, stream=name)
+            found: list[Any] = []
+            while len(found) < count:
+                found += await subscription.fetch(count - len(found), timeout=20)
+            return found
+
+        return [
+            Stored(body=each.data, headers=each.headers, content_type=each.headers["content-type"])
+            for each in self._run(work)
+        ]
+
+    def _run(self, work: Any) -> Any:
+        import nats
+
+        async def connected() -> Any:
+            client = await nats.connect(self.broker.url)
+            try:
+                return await work(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(connected())
+
+
+class Kafka(Adapter):
+    backend = "kafka.Kafka"
+    client, refused, wrong_option = "confluent_kafka", "", {"acks_": "all"}
+    prefix = "ce_"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.broker = brokers.Tansu(directory)
+
+    def options(self, name: str) -> dict[str, Any]:
+        return {"bootstrap.servers": self.broker.url}
+
+    def prepare(self, name: str) -> None:
+        create(self.broker.url, name)
+
+    def impossible(self, name: str) -> dict[str, Any]:
+        return {"to": "not a topic"}
+
+    def stored(self, name: str) -> list[Stored]:
+        found = []
+        for each in records(self.broker.url, name):
+            headers = {key: value.decode() for key, value in each.headers()}
+            found.append(
+                Stored(body=each.value(), headers=headers, content_type=headers.get("content-type"))
+            )
+        return found
+
+
+def create(servers: str, topic: str, partitions: int = 1) -> None:
+    """Create a topic of Kafka."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    for done in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
+        done.result(20)
+
+
+def records(servers: str, topic: str = "orders") -> list[Any]:
+    """Return what a topic of Kafka holds, partition by partition."""
+    import confluent_kafka as confluent
+
+    # Without its own limit a fetch waits half a second for more records, at each end.
+    options = {"group.id": "test", "enable.partition.eof": True, "fetch.wait.max.ms": 20}
+    consumer = confluent.Consumer({"bootstrap.servers": servers, "log_level": 0, **options})
+    found: list[Any] = []
+    try:
+        partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+        for number in sorted(partitions):
+            consumer.assign([confluent.TopicPartition(topic, number, 0)])
+            while (each := wait_until(lambda: consumer.poll(0.1))).error() is None:
+                found.append(each)
+            assert each.error().code() == confluent.KafkaError._PARTITION_EOF, each.error()
+    finally:
+        consumer.close()
+    return found
+
+
+ADAPTERS = {"redis": Redis, "rabbitmq": RabbitMQ, "nats": Nats, "kafka": Kafka}

@@ -1,0 +1,331 @@
+"""What relays promise whatever the broker, on real ones that stall, die and come back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.checks import run_checks
+from django.utils.module_loading import import_string
+
+import django_outbox as outbox
+from django_outbox.exceptions import Unrecoverable
+from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.relays import BrokerUnavailable
+from django_outbox.relays.relay import Session
+from tests import relay_messages
+from tests.relay_adapters import ADAPTERS, Adapter
+from tests.relay_messages import kinds, message, messages, opened, publish, use_relay
+from tests.waiting import wait_until
+
+on_the_table = pytest.mark.django_db(transaction=True)
+
+Status = OutboxEvent.Status
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def adapter(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapter]:
+    made = ADAPTERS[request.param](tmp_path_factory.mktemp(request.param))
+    try:
+        made.broker.start()
+        yield made
+    finally:
+        made.broker.stop()
+
+
+@pytest.fixture(params=ADAPTERS)
+def own(request: Any, tmp_path: Any) -> Iterator[Adapter]:
+    """Yield a broker that the test may kill."""
+    made = ADAPTERS[request.param](tmp_path)
+    try:
+        made.broker.start()
+        yield made
+    finally:
+        made.broker.stop()
+
+
+def named(adapter: Adapter) -> str:
+    """Return a new stream, topic or queue."""
+    found = f"test-{uuid4()}"
+    adapter.prepare(found)
+    return found
+
+
+@pytest.fixture
+def name(adapter: Adapter) -> str:
+    return named(adapter)
+
+
+@contextmanager
+def connected(adapter: Adapter, name: str, **options: Any) -> Iterator[Session]:
+    backend = import_string(f"django_outbox.relays.{adapter.backend}")(
+        **{**adapter.options(name), **options}
+    )
+    backend.to = name
+    with opened(backend) as session:
+        yield session
+
+
+@contextmanager
+def killed(adapter: Adapter) -> Iterator[None]:
+    adapter.broker.kill()
+    try:
+        yield
+    finally:
+        adapter.broker.restart()
+
+
+def check(session: Session) -> None:
+    session.run(session.backend.check, timeout=10)
+
+
+# --- a batch --------------------------------------------------------------------------------------
+
+
+def test_500_messages_are_confirmed_and_stored_in_order(adapter: Adapter, name: str) -> None:
+    batch = [message(name, body=b'{"n":%d}' % n) for n in range(500)]
+    with connected(adapter, name) as session:
+        check(session)
+        assert publish(session, batch) == [None] * 500
+    assert [each.body for each in adapter.stored(name)] == [each.body for each in batch]
+
+
+def test_two_threads_publish_at_a_time(adapter: Adapter, name: str) -> None:
+    batches = [[message(name, body=b"%d-%d" % (at, n)) for n in range(300)] for at in (0, 1)]
+    found: dict[int, Any] = {}
+    with connected(adapter, name) as session:
+        threads = [
+            threading.Thread(target=lambda at=at: found.update({at: publish(session, batches[at])}))
+            for at in (0, 1)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(60)
+    assert found == {0: [None] * 300, 1: [None] * 300}
+    bodies = [each.body for each in adapter.stored(name)]
+    for batch in batches:
+        mine = [each.body for each in batch]
+        assert [each for each in bodies if each in {*mine}] == mine
+
+
+def test_what_cannot_be_sent_fails_alone(adapter: Adapter, name: str) -> None:
+    bad = message(**{"to": name, **adapter.impossible(name)})
+    with connected(adapter, name) as session:
+        outcomes = publish(session, [message(name), bad, message(name)])
+        assert publish(session, [message(name)]) == [None]
+    assert isinstance(outcomes[1], Unrecoverable)
+    assert (outcomes[0], outcomes[2], len(adapter.stored(name))) == (None, None, 3)
+
+
+def test_what_the_broker_refuses_fails_alone(adapter: Adapter, name: str) -> None:
+    if not adapter.refused:
+        pytest.skip("a test on librdkafka's mock cluster has it refuse")
+    refusing = adapter.refusing(name)
+    batch = [message((name, refusing)[n % 2]) for n in range(500)]
+    with connected(adapter, name) as session:
+        outcomes = publish(session, batch)
+        assert publish(session, [message(name)]) == [None]
+    assert outcomes[::2] == [None] * 250
+    assert kinds(outcomes[1::2]) == {adapter.refused: 250}
+    assert refusing in str(outcomes[1])
+    assert len(adapter.stored(name)) == 251
+
+
+# --- outages --------------------------------------------------------------------------------------
+
+
+def test_a_killed_broker_comes_back(
+    own: Adapter, caplog: pytest.LogCaptureFixture, capfd: Any
+) -> None:
+    adapter, name, address = own, named(own), f"127.0.0.1:{own.broker.port}"
+    with connected(adapter, name, timeout=2) as session:
+        assert publish(session, messages(20, name)) == [None] * 20
+        capfd.readouterr()
+        with killed(adapter), caplog.at_level(logging.INFO):
+            with pytest.raises(BrokerUnavailable, match=address):
+                publish(session, messages(3, name), within=2)
+            with pytest.raises(BrokerUnavailable):
+                check(session)
+            with (
+                pytest.raises(BrokerUnavailable, match=r"refused|reached"),
+                connected(adapter, name, timeout=1),
+            ):
+                pass
+            if not adapter.is_logged:
+                assert (caplog.records, capfd.readouterr()) == ([], ("", ""))
+    with connected(adapter, name) as session:
+        check(session)
+        last = message(name, body=b"last")
+        assert publish(session, [last]) == [None]
+    assert adapter.stored(name)[-1].body == b"last"
+
+
+def test_a_broker_that_does_not_answer(adapter: Adapter, name: str) -> None:
+    with connected(adapter, name, timeout=1) as session:
+        assert publish(session, messages(1, name)) == [None]
+        adapter.broker.pause()
+        try:
+            outcomes = publish(session, messages(300, name, body=b"x" * 90_000), within=1)
+        except BrokerUnavailable:
+            outcomes = []
+        finally:
+            adapter.broker.resume()
+    assert {*kinds(outcomes)} <= {"Unconfirmed"}
+    with connected(adapter, name) as session:
+        assert publish(session, messages(1, name)) == [None]
+
+
+def configure(settings: Any, adapter: Adapter, name: str, **own: Any) -> None:
+    options = {"timeout": 5, **adapter.options(name)}
+    use_relay(settings, adapter.backend, **{"to": name, "options": options, **own})
+
+
+@pytest.fixture
+def relay(settings: Any, adapter: Adapter, name: str) -> Callable[..., None]:
+    """Return a function that configures a relay to the broker."""
+    return partial(configure, settings, adapter, name)
+
+
+write = partial(relay_messages.write, tenant_id="acme")
+
+
+def expect_done(rows: list[OutboxEvent]) -> None:
+    for row in rows:
+        row.refresh_from_db()
+    assert {(row.status, row.attempts) for row in rows} == {(Status.DONE, 0)}
+
+
+def ids(adapter: Adapter, name: str) -> list[str]:
+    return [each.headers["event-id"] for each in adapter.stored(name)]
+
+
+@on_the_table
+def test_an_outage_costs_no_attempts(settings: Any, own: Adapter) -> None:
+    adapter, name = own, named(own)
+    configure(settings, adapter, name)
+    first = write()
+    outbox.drain()
+    expect_done([first])
+    with outbox.Worker():
+        with killed(adapter):
+            rows = [write() for _ in range(20)]
+            wait_until(OutboxPause.objects.filter(kind="breaker").exists)
+        wait_until(lambda: not OutboxEvent.objects.exclude(status=Status.DONE).exists())
+    expect_done(rows)
+    assert {*ids(adapter, name)} >= {row.pk for row in rows}
+
+
+@on_the_table
+def test_events_of_a_key_keep_their_order(relay: Any, adapter: Adapter, name: str) -> None:
+    relay()
+    rows = [write(key=f"k{n % 5}") for n in range(50)]
+    with outbox.Worker():
+        wait_until(lambda: not OutboxEvent.objects.exclude(status=Status.DONE).exists())
+    found = ids(adapter, name)
+    assert len(found) == 50
+    for n in range(5):
+        expected = [row.pk for row in rows[n::5]]
+        assert [each for each in found if each in expected] == expected
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+@on_the_table
+def test_a_plain_message(relay: Any, adapter: Adapter, name: str) -> None:
+    relay()
+    row = write(aggregate_type="shop.Order", key="order-7")
+    outbox.drain()
+    (found,) = adapter.stored(name)
+    expect_done([row])
+    assert found.body == row.payload.encode()
+    expected = {
+        "trace": "t1",
+        "event-id": row.pk,
+        "event-type": "order.placed",
+        "occurred-at": row.occurred_at.isoformat(),
+        "aggregate-type": "shop.Order",
+        "aggregate-id": "7",
+        "tenant-id": "acme",
+        "event-key": "order-7",
+    }
+    others = {"content-type": "application/json", "Nats-Msg-Id": row.pk}
+    assert expected.items() <= found.headers.items() <= {**expected, **others}.items()
+
+
+@on_the_table
+def test_a_cloudevent_in_headers(relay: Any, adapter: Adapter, name: str) -> None:
+    relay(FORMAT="cloudevents", SOURCE="/shop")
+    row = write()
+    outbox.drain()
+    (found,) = adapter.stored(name)
+    assert (found.body, found.content_type) == (row.payload.encode(), "application/json")
+    length = len(adapter.prefix)
+    attributes = {
+        each[length:]: value
+        for each, value in found.headers.items()
+        if each.startswith(adapter.prefix)
+    }
+    attributes.pop("datacontenttype", None)  # NATS has no property for it
+    assert attributes == {
+        "specversion": "1.0",
+        "id": row.pk,
+        "source": "/shop",
+        "type": "order.placed",
+        "time": row.occurred_at.isoformat().replace("+00:00", "Z"),
+        "subject": "7",
+        "partitionkey": "7",
+        "tenantid": "acme",
+        "trace": "t1",
+    }
+
+
+@on_the_table
+def test_a_structured_cloudevent(relay: Any, adapter: Adapter, name: str) -> None:
+    relay(FORMAT="cloudevents-structured")
+    row = write()
+    outbox.drain()
+    (found,) = adapter.stored(name)
+    assert found.content_type == "application/cloudevents+json; charset=utf-8"
+    assert json.loads(found.body)["id"] == row.pk
+    assert f'"data":{row.payload}}}'.encode() in found.body
+
+
+@on_the_table
+def test_a_refused_event_follows_the_retry_policy(relay: Any, adapter: Adapter, name: str) -> None:
+    if not adapter.refused:
+        pytest.skip("a test on librdkafka's mock cluster has it refuse")
+    relay(to="{headers[to]}")
+    refusing = adapter.refusing(name)
+    refused, good = write(headers={"to": refusing}), write(headers={"to": name})
+    outbox.drain()
+    refused.refresh_from_db()
+    expect_done([good])
+    assert (refused.status, refused.attempts) == (Status.RETRY, 1)
+    assert adapter.refused in refused.last_error
+    assert refusing in refused.last_error
+
+
+@on_the_table
+def test_an_event_without_what_to_names_is_dead(relay: Any, adapter: Adapter, name: str) -> None:
+    relay(to="{headers[to]}")
+    lacking, good = write(), write(headers={"to": name})
+    outbox.drain()
+    expect_done([good])
+    lacking.refresh_from_db()
+    assert lacking.status == Status.DEAD
+
+
+def test_wrong_options_are_found_without_connecting(relay: Any, adapter: Adapter) -> None:
+    relay(options={**adapter.options("x"), **adapter.wrong_option})
+    found = [each.msg for each in run_checks() if each.id == "django_outbox.E029"]
+    assert len(found) == 1
+    assert next(iter(adapter.wrong_option)) in found[0]
