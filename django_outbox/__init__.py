@@ -33,42 +33,21 @@ if TYPE_CHECKING:
     from .writing.write import awrite, awrite_many, write, write_many
 
 # Imported at first use (PEP 562), because ``import django_outbox`` must work before apps load.
-_MODULES: dict[str, str | None] = {
-    "inbox": None,  # a module, not a name in one
-    "drain": "worker.drain",
-    "Worker": "worker.worker",
-    "GLOBAL": "events",
-    "Event": "events",
-    "event": "events.typed",
-    "BrokerUnavailable": "exceptions",
-    "DuplicateEvent": "exceptions",
-    "InvalidEvent": "exceptions",
-    "ListenerAlreadyRegistered": "exceptions",
-    "ListenerTimeout": "exceptions",
-    "NoActiveTransaction": "exceptions",
-    "OutboxError": "exceptions",
-    "PayloadError": "exceptions",
-    "PayloadTooLarge": "exceptions",
-    "RetryAfter": "exceptions",
-    "UnroutableEvent": "exceptions",
-    "Unrecoverable": "exceptions",
-    "Dead": "listeners.outcomes",
-    "Defer": "listeners.outcomes",
-    "Done": "listeners.outcomes",
-    "Failure": "listeners.outcomes",
-    "ANY": "listeners.registry",
-    "listener": "listeners.registry",
-    "Exponential": "listeners.retry",
-    "Fixed": "listeners.retry",
-    "Jittered": "listeners.retry",
-    "Linear": "listeners.retry",
-    "RetryPolicy": "listeners.retry",
-    "awrite": "writing.write",
-    "awrite_many": "writing.write",
-    "write": "writing.write",
-    "write_many": "writing.write",
-    "OutboxSignal": "writing.signal_bridge",
+_MODULES = {
+    "worker.drain": "drain",
+    "worker.worker": "Worker",
+    "events": "GLOBAL Event",
+    "events.typed": "event",
+    "exceptions": "BrokerUnavailable DuplicateEvent InvalidEvent ListenerAlreadyRegistered "
+    "ListenerTimeout NoActiveTransaction OutboxError PayloadError PayloadTooLarge RetryAfter "
+    "UnroutableEvent Unrecoverable",
+    "listeners.outcomes": "Dead Defer Done Failure",
+    "listeners.registry": "ANY listener",
+    "listeners.retry": "Exponential Fixed Jittered Linear RetryPolicy",
+    "writing.write": "awrite awrite_many write write_many",
+    "writing.signal_bridge": "OutboxSignal",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "ANY",
@@ -109,13 +88,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    path = _MODULES[name]
-    module = import_module(f"{__name__}.{path or name}")
-    value = module if path is None else getattr(module, name)
+    module = import_module(f"{__name__}.{_MODULE_OF.get(name, name)}")
+    value = getattr(module, name) if name in _MODULE_OF else module  # inbox is a module
     globals()[name] = value
     return value
 

@@ -327,15 +327,10 @@ CHAPTERS: dict[str, list[Entry]] = {
         of_contrib("logs", "remember", stable=False),
         of_contrib("logs", "restore", stable=False),
     ],
-    "locale": [
-        of_contrib("locale", "remember", stable=False, see=CONTEXT),
-        of_contrib("locale", "restore", stable=False),
-    ],
     "opentelemetry": [
         of_contrib("opentelemetry", "remember", stable=False, see=TRACE),
         of_contrib("opentelemetry", "remember_baggage", stable=False),
         of_contrib("opentelemetry", "restore", stable=False),
-        of_contrib("opentelemetry", "restore_telling_errors", stable=False),
     ],
     "prometheus": [
         of_contrib("prometheus", "serve", stable=False, see="[Monitor](../how-to/monitor.md)")

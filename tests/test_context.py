@@ -1,4 +1,4 @@
-"""Context that travels with an event: log context, language, time zone."""
+"""The context of log lines, which travels with an event."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.utils import timezone, translation
 from django.utils.module_loading import import_string
 
 import django_outbox as outbox
-from django_outbox.contrib import locale, logs
+from django_outbox.contrib import logs
 from django_outbox.listeners import registry
 from tests import samples
 from tests.table import PLACED, listening, statuses, write
@@ -24,11 +23,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LOGS = "django_outbox.contrib.logs"
-LOCALE = "django_outbox.contrib.locale"
-BOTH = {
-    "CONTEXT_PROVIDERS": [f"{LOGS}.remember", f"{LOCALE}.remember"],
-    "INTERCEPTORS": [f"{LOGS}.restore", f"{LOCALE}.restore"],
-}
+BOTH = {"CONTEXT_PROVIDERS": [f"{LOGS}.remember"], "INTERCEPTORS": [f"{LOGS}.restore"]}
 everywhere = pytest.mark.parametrize("where", ["drain", "worker"])
 
 logger = logging.getLogger("tests.shop")
@@ -144,7 +139,7 @@ def test_what_a_listener_writes_carries_the_context_on(settings: Any, lines: lis
         listening(lambda event: logger.info("%s", sorted(event.headers)), "order.paid"),
     ):
         outbox.drain()
-    assert lines[0].startswith("['language', 'log.session', 'timezone'] [session=s-7 event_id=")
+    assert lines[0].startswith("['log.session'] [session=s-7 event_id=")
     assert "event_type=order.paid" in lines[0]
 
 
@@ -156,13 +151,6 @@ def test_contexts_nest_and_end(lines: list[str]) -> None:
         logger.info("outside")
     assert lines == ["inside [a=1 b=3]", "outside [a=1 b=2]"]
     assert logs.remember() == {}
-
-
-def test_a_record_has_its_context_as_values_too(lines: list[str]) -> None:
-    record = logging.LogRecord("x", logging.INFO, __file__, 1, "message", None, None)
-    with logs.context(a=1):
-        assert logs.ContextFilter().filter(record)
-    assert record.__dict__["outbox_context"] == {"a": "1"}
 
 
 @everywhere
@@ -214,68 +202,6 @@ with logs.context(a=1):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout == b"True\n"
-
-
-# -- language and time zone ------------------------------------------------------------------------
-
-
-@everywhere
-@pytest.mark.parametrize("kind", ["plain", "async"])
-def test_language_and_time_zone_are_those_of_the_writer(
-    settings: Any, where: str, kind: str
-) -> None:
-    settings.OUTBOX = {**BOTH, "WORKERS": 1}
-    seen: list[tuple[str | None, str]] = []
-
-    def look(event: outbox.Event) -> None:
-        seen.append((translation.get_language(), timezone.get_current_timezone_name()))
-
-    async def alook(event: outbox.Event) -> None:
-        await asyncio.sleep(0)
-        look(event)
-
-    with translation.override("de"), timezone.override("America/Lima"):
-        write()
-    with translation.override("fr"):
-        write()
-    with listening(alook if kind == "async" else look):
-        deliver(where, 2)
-    assert {*seen} == {("de", "America/Lima"), ("fr", "Asia/Kathmandu")}
-    assert (translation.get_language(), timezone.get_current_timezone_name()) == (
-        "en-us",
-        "Asia/Kathmandu",
-    )
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"language": "klingon", "timezone": "Mars/Olympus"},
-        {"language": "", "timezone": ""},
-        {"language": "../etc", "timezone": "../../etc/passwd"},
-        {"timezone": "/etc/localtime"},
-        {},
-    ],
-    ids=["unknown", "empty", "path", "absolute", "none"],
-)
-def test_what_nobody_here_knows_is_left_as_it_is(settings: Any, headers: dict[str, str]) -> None:
-    settings.OUTBOX = {"INTERCEPTORS": BOTH["INTERCEPTORS"]}
-    seen: list[tuple[str | None, str]] = []
-    write(headers=headers)
-    with listening(
-        lambda event: seen.append(
-            (translation.get_language(), timezone.get_current_timezone_name())
-        )
-    ):
-        outbox.drain()
-    assert seen == [("en-us", "Asia/Kathmandu")]
-
-
-def test_a_time_zone_without_a_name_and_no_language_are_not_remembered() -> None:
-    with timezone.override(timezone.get_fixed_timezone(90)), translation.override(None):
-        assert locale.remember() == {}
-    with timezone.override("America/Lima"):
-        assert locale.remember() == {"language": "en-us", "timezone": "America/Lima"}
 
 
 # -- the documentation -----------------------------------------------------------------------------

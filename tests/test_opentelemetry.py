@@ -193,21 +193,6 @@ def test_47_a_secret_in_an_error_stays_out_of_the_span(
     assert SECRET not in span.to_json()
 
 
-def test_who_asks_for_messages_gets_them(traced: Traced, settings: Any) -> None:
-    settings.OUTBOX = {**BOTH, "INTERCEPTORS": [f"{HERE}.restore_telling_errors"]}
-
-    def fails(event: outbox.Event) -> None:
-        raise LookupError("no such shelf")
-
-    write(1)
-    with listening(fails, retry=outbox.Fixed(0, max_attempts=1)):
-        deliver("drain", "DEAD")
-    [span] = traced.deliveries()
-    assert span.status.description == "no such shelf"
-    [event] = span.events
-    assert (event.attributes or {})["exception.message"] == "no such shelf"
-
-
 @everywhere
 def test_an_event_that_a_listener_writes_is_linked_to_the_delivery(
     traced: Traced, where: str
@@ -340,4 +325,3 @@ def test_the_samples_of_the_how_to() -> None:
         exec(code, names)
         for paths in names["OUTBOX"].values():
             assert all(callable(import_string(path)) for path in paths)
-    assert callable(import_string(f"{HERE}.restore_telling_errors"))

@@ -39,11 +39,11 @@ BREAKS: list[tuple[Rule, Break]] = [
     ),
     (
         code.types_and_runtime_have_the_same_names,
-        ("django_outbox/__init__.py", '"drain": "worker.drain"', '"drain": "worker.main"'),
+        ("django_outbox/__init__.py", '"worker.drain": "drain"', '"worker.main": "drain"'),
     ),
     (
         code.types_and_runtime_have_the_same_names,
-        ("django_outbox/__init__.py", '    "drain": "worker.drain",\n', ""),
+        ("django_outbox/__init__.py", '    "worker.drain": "drain",\n', ""),
     ),
     (
         code.types_and_runtime_have_the_same_names,

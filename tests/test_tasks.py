@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,11 +169,6 @@ def test_what_django_refuses() -> None:
         task()(any)
     with pytest.raises(InvalidTask, match="first argument of 'context'"):
         task(takes_context=True)(tasks.add.func)
-
-
-def test_a_task_works_without_a_backend_too() -> None:
-    assert tasks.add.call(1, 2) == 3
-    assert tasks.add_later.call(1, 2) == 3
 
 
 @inside
@@ -620,69 +614,7 @@ except ImportError as error:
     assert said_by(WITHOUT + SETUP + script) == f"{fault} {hint}"
 
 
-@pytest.mark.skipif(VERSION >= (6,), reason="Django 6 has tasks of its own")
-def test_the_errors_of_django_tasks_have_two_names() -> None:
-    """The release of django-tasks after 0.12 uses the names of Django 6."""
-    script = """
-from django_tasks import exceptions
-for name in ("InvalidTask", "InvalidTaskBackend"):
-    for old, new in ((f"{name}Error", name), (name, f"{name}Error")):
-        if hasattr(exceptions, old):
-            setattr(exceptions, new, getattr(exceptions, old))
-            delattr(exceptions, old)
-            break
-from django_outbox.contrib.tasks.framework import InvalidTask, InvalidTaskBackend
-print(InvalidTask is getattr(exceptions, "InvalidTask", None)
-      or InvalidTask is getattr(exceptions, "InvalidTaskError", None))
-"""
-    assert said_by(SETUP + script) == "True\n"
-
-
 # -- the settings ----------------------------------------------------------------------------------
-
-
-def test_a_backend_whose_app_is_not_installed_is_an_error_of_the_checks() -> None:
-    """Tasks can still be declared: a traceback at import would hide the message of the check."""
-    script = """
-    from django.conf import settings
-    settings.configure(
-        INSTALLED_APPS=["django.contrib.contenttypes"] + TASKS_APP,
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        TASKS={"mail": {"BACKEND": "django_outbox.contrib.tasks.OutboxBackend",
-                        "OPTIONS": {"retry": {"policy": "fixed"}}}},
-    )
-    import django
-    django.setup()
-    from django.core.checks import run_checks
-    from django.core.exceptions import ImproperlyConfigured
-    from django_outbox.contrib.tasks.framework import task
-
-    @task(backend="mail")
-    async def greet(name): ...
-
-    for each in run_checks():
-        print(each.id, each.level, each.msg, each.hint)
-    for call in (lambda: greet.enqueue("you"), lambda: greet.get_result("17")):
-        try:
-            call()
-        except ImproperlyConfigured as error:
-            print(error)
-    """
-    script = script.replace("TASKS_APP", "[]" if VERSION >= (6,) else "['django_tasks']")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=Path(__file__).parent.parent,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    fault = (
-        "TASKS['mail'] names the outbox, but the app \"django_outbox\" is missing. "
-        'Add "django_outbox" to INSTALLED_APPS and run migrate.\n'
-    )
-    assert done.stdout == f"django_outbox.E053 40 {fault}{fault * 2}", done.stderr
 
 
 def test_an_installed_backend_has_nothing_to_say() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,42 +20,12 @@ from ..models import OutboxEvent
 from . import batches, deploying, pooling, queues, relays, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
-DELIVERY_SETTINGS = (
-    "EMBEDDED",
-    "WORKERS",
-    "PROCESSES",
-    "ASYNC_CONCURRENCY",
-    "ASYNC_CONNECTIONS",
-    "QUEUES",
-    "RELAYS",
-    "LISTENER_TIMEOUT",
-    "STUCK_AFTER",
-    "HOT_QUEUE_CAPACITY",
-    "COLD_QUEUE_CAPACITY",
-    "PREFETCH_BYTES",
-    "BATCH_BYTES",
-    "FAIRNESS",
-    "MAX_ATTEMPTS",
-    "RETRY",
-    "POLL_INTERVAL",
-    "POLL_BATCH_SIZE",
-    "PROBE_INTERVAL",
-    "SKIP_RECENT",
-    "LEASE",
-    "MAX_RESCUES",
-    "UNROUTABLE",
-    "UNROUTABLE_GRACE",
-    "DOORBELL",
-    "DOORBELL_INTERVAL",
-    "DEFER_LIMIT",
-    "INTERCEPTORS",
-    "ORDERING",
-    "ON_DEAD",
-    "STOP_ON_FIRST_FAILURE",
-    "DRAIN_TIMEOUT",
-    "RETENTION_DEAD",
-    "RETENTION_UNIQUE",
-)
+# What a process uses that only writes, or only purges; the other settings are of delivery.
+WRITING_SETTINGS = (
+    "MODE ENABLED LOCK_WAIT RETENTION_DONE RETENTION_INBOX PURGE_BATCH_SIZE PURGE_INTERVAL "
+    "MAX_PAYLOAD_BYTES SERIALIZER WRITER_HOOKS CONTEXT_PROVIDERS SIGNAL_BRIDGE LISTENER_MODULE "
+    "TABLE_PREFIX SCHEMA METRICS_NAMESPACE REDACT"
+).split()
 
 TASKS_BACKEND = "django_outbox.contrib.tasks.OutboxBackend"
 
@@ -102,18 +72,17 @@ def _conflicts(settings: Settings) -> Iterator[CheckMessage]:
         )
 
 
-def _changed(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Return which of these settings are not at their default."""
-    default = Settings()
-    return [name for name in names if getattr(settings, name) != getattr(default, name)]
-
-
 @register("django_outbox")
 def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
     """Report W006 settings and listeners without effect: MODE "writer_only" delivers nothing."""
     if conf.problems() or conf.current().MODE != "writer_only":
         return []
-    without_effect = _changed(conf.current(), DELIVERY_SETTINGS)
+    settings, default = conf.current(), Settings()
+    without_effect = [
+        name
+        for name in conf.RULES
+        if name not in WRITING_SETTINGS and getattr(settings, name) != getattr(default, name)
+    ]
     without_effect += [each.where for each in registry.listeners() if each.check is None]
     if not without_effect:
         return []

@@ -1,1 +1,1 @@
-"""Optional integrations: logging, locale, OpenTelemetry, Prometheus and Django tasks."""
+"""Optional integrations: logging, OpenTelemetry, Prometheus and Django tasks."""

@@ -1,8 +1,8 @@
 """OpenTelemetry tracing: each delivery of an event is linked to the span that wrote it.
 
-Add ``remember`` (and ``remember_baggage``) to ``OUTBOX["CONTEXT_PROVIDERS"]``, and ``restore`` (or
-``restore_telling_errors``) to ``OUTBOX["INTERCEPTORS"]``. Only listeners get spans: a worker's loop
-never ends, so its span would not end either.
+Add ``remember`` (and ``remember_baggage``) to ``OUTBOX["CONTEXT_PROVIDERS"]``, and ``restore`` to
+``OUTBOX["INTERCEPTORS"]``. Only listeners get spans: a worker's loop never ends, so its span would
+not end either.
 """
 
 from __future__ import annotations
@@ -82,28 +82,7 @@ def restore(event: Event | list[Event]) -> Iterator[None]:
             raise
 
 
-@contextmanager
-def restore_telling_errors(event: Event | list[Event]) -> Iterator[None]:
-    """Do as ``restore``, and add an error's message and traceback to the span.
-
-    Example::
-
-        event = outbox.Event(event_type="order.placed", payload={"order": 7})
-        with opentelemetry.restore_telling_errors(event):
-            pass  # the listener is called here
-    """
-    with _delivery_span(event) as span:
-        try:
-            yield
-        except BaseException as error:
-            span.set_status(Status(StatusCode.ERROR, str(error)))
-            span.set_attribute("error.type", _class_name(error))
-            span.record_exception(error)
-            raise
-
-
-for _each in (restore, restore_telling_errors):
-    vars(_each)["batch"] = True
+vars(restore)["batch"] = True
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from django.dispatch import Signal
 
 import django_outbox as outbox
 from django_outbox import relays, signals, testing
-from django_outbox.contrib import locale, logs, opentelemetry
+from django_outbox.contrib import logs, opentelemetry
 from tests import api_reference
 from tests.api_entries import CHAPTERS
 from tests.rules import Rule, Text
@@ -51,7 +51,7 @@ def public_names_have_an_entry(root: Path) -> Iterator[str]:
         listed = {name for path, _, name in paths if path == module} - {"signals"}
         for name in sorted(public ^ listed):
             yield f"{LIST}: {module}:{name} is either not public or has no entry; add or remove it"
-    for module in (locale, logs, opentelemetry):
+    for module in (logs, opentelemetry):
         for name, value in vars(module).items():
             own = name[0] != "_" and getattr(value, "__module__", "") == module.__name__
             if own and f"{module.__name__}:{name}" not in {entry.path for entry in ENTRIES}:
