@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox import Event, InvalidEvent, hooks, write, write_many
+from django_outbox import Event, InvalidEvent, write, write_many
 from django_outbox.models import OutboxEvent
 from tests.table import listening
 
@@ -98,14 +98,6 @@ def test_the_callers_headers_win(settings: Any) -> None:
     assert headers_of(ready) == {"tenant": "own", "by": "tenant", "of": "a class"}
 
 
-def test_the_callers_event_stays_as_it_is(settings: Any) -> None:
-    use(settings, tenant)
-    event = Event(event_type="x")
-    with transaction.atomic():
-        write(event)
-    assert event.headers == {}
-
-
 def test_one_call_serves_all_events_of_a_write(settings: Any) -> None:
     use(settings, tenant)
     with transaction.atomic():
@@ -186,14 +178,3 @@ def test_the_listener_reads_what_held_at_the_write(settings: Any) -> None:
     with listening(hear, "x"):
         assert outbox.drain() == 1
     assert heard == [{"session": "at the write", "by": "session"}]
-
-
-def test_the_setting_is_read_anew_when_it_changes(settings: Any) -> None:
-    assert hooks.context_providers() == ()
-    use(settings, tenant)
-    assert hooks.context_providers() == (tenant,)
-    with transaction.atomic():
-        assert headers_of(write("x"))["tenant"] == "t-1"
-    settings.OUTBOX = {}
-    with transaction.atomic():
-        assert headers_of(write("x")) == {}

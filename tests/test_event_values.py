@@ -21,9 +21,8 @@ from django_outbox.exceptions import DuplicateEvent, InvalidEvent, PayloadError
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Failure
 from django_outbox.models import OutboxEvent
-from django_outbox.testing import make_event
 from tests.cases import cases
-from tests.table import PLACED, keyed, listening, row, statuses, write
+from tests.table import PLACED, listening, row, statuses, write
 from tests.test_hot import quiet, resting
 from tests.testapp.models import Order
 from tests.waiting import wait_until
@@ -172,14 +171,6 @@ def test_only_a_shallow_copy_shares_the_payload() -> None:
     assert event.payload == {"lines": []}
 
 
-def test_events_with_equal_ids_hash_equal_and_may_differ() -> None:
-    event = fresh()
-    other = dataclasses.replace(event, payload=2)
-    assert hash(other) == hash(event)
-    assert other != event
-    assert hash(fresh()) != hash(event)
-
-
 @copies
 def test_a_copy_keeps_the_exact_text(twin: Twin) -> None:
     """The text given to ``from_json`` is stored unchanged, also when a copy is written."""
@@ -226,13 +217,6 @@ def test_a_typed_payload_is_copied(twin: Twin) -> None:
 
 
 @copies
-def test_an_event_of_the_test_kit_is_copied(twin: Twin) -> None:
-    assert twin(make_event(Typed("tea"))).payload == Typed("tea")
-    assert twin(make_event(PLACED, [1])).payload == [1]
-    assert make_event(Typed("tea")).payload_as(Typed) == Typed("tea")
-
-
-@copies
 def test_a_copy_is_read_by_the_serializer_of_its_process(settings: Any, twin: Twin) -> None:
     settings.OUTBOX = {"SERIALIZER": f"{__name__}.Tagged"}
     event = undecoded()
@@ -260,17 +244,6 @@ def test_of_two_copies_the_second_is_a_duplicate(twin: Twin) -> None:
                 outbox.write(pair[1])
             Order.objects.create(sku="goes on")
     assert statuses() == {"NEW": 2}
-
-
-@copies
-def test_a_fresh_copy_is_written_like_the_event(twin: Twin) -> None:
-    event = fresh(deliver_after=90)
-    with transaction.atomic():
-        outbox.write(twin(event))
-    found = row(event.event_id)
-    assert json.loads(found.payload) == FIELDS["payload"]
-    assert found.deliver_at is not None
-    assert found.deliver_at - found.created_at == timedelta(seconds=90)
 
 
 # -- replace ---------------------------------------------------------------------------------------
@@ -305,17 +278,6 @@ def test_replace_of_a_delivered_event_is_a_new_one(made: Made, twin: Twin) -> No
     assert set(CARRIED) | set(NOT_CARRIED) == {
         each.name for each in dataclasses.fields(Event) if each.name[0] != "_"
     }
-
-
-def test_a_key_carries_over() -> None:
-    got: list[Event] = []
-    (event_id,) = keyed("k", attempts=3)
-    with listening(got.append):
-        outbox.drain()
-    other = dataclasses.replace(got[0], event_type="order.forwarded")
-    assert (got[0].event_id, got[0].key, got[0].attempts) == (event_id, "k", 3)
-    assert got[0].seq is not None
-    assert (other.key, other.seq, other.attempts) == ("k", None, 0)
 
 
 @delivered
@@ -384,14 +346,6 @@ def test_a_change_is_respected(made: Made) -> None:
     assert dataclasses.replace(event, available_at=later).available_at == later
     with pytest.raises(InvalidEvent, match="event_type"):
         dataclasses.replace(event, event_type="")
-
-
-def test_what_a_listener_changed_in_the_payload_is_written() -> None:
-    event = cold(payload={"a": 1})
-    event.payload["b"] = 2
-    with transaction.atomic():
-        event_id = outbox.write(dataclasses.replace(event, event_type="y"))
-    assert json.loads(row(str(event_id)).payload) == {"a": 1, "b": 2}
 
 
 def test_a_typed_payload_is_forwarded() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.test import TestCase, override_settings
+from django.test import TestCase
 
 import django_outbox as outbox
-from django_outbox import DuplicateEvent, Event, InvalidEvent, hooks, signals, write, write_many
+from django_outbox import DuplicateEvent, Event, InvalidEvent, signals, write, write_many
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.testapp.models import Order
@@ -198,20 +198,6 @@ def test_the_writes_of_a_transaction_are_told_of_together_at_its_end(settings: A
         ("after_write", "b c"),
         ("after_commit", "a b c"),
     ]
-
-
-def test_nothing_written_is_nothing_told(settings: Any) -> None:
-    use(settings, Telling)
-    with transaction.atomic():
-        assert write_many([]) == []
-    assert heard == []
-
-
-def test_hooks_are_called_in_the_order_of_the_setting(settings: Any) -> None:
-    use(settings, Ends, Telling)
-    with transaction.atomic():
-        write("x")
-    assert heard[2:] == [("committed", "x"), ("after_commit", "x")]
 
 
 @pytest.mark.parametrize("hook", [OnlyWritten, OnlyCommitted, OnlyRolledBack, Stamping])
@@ -459,17 +445,6 @@ def test_an_undone_savepoint_is_told_of_at_once_and_takes_only_its_own_along(set
     assert stored() == ["before", "kept", "after"]
 
 
-def test_set_rollback_in_an_inner_block_undoes_that_block(settings: Any) -> None:
-    use(settings, Ends)
-    with transaction.atomic():
-        write("kept")
-        with transaction.atomic():
-            write("undone")
-            transaction.set_rollback(True)
-        assert heard == [("rolled back", "undone")]
-    assert heard[1:] == [("committed", "kept")]
-
-
 def test_savepoints_that_were_kept_are_undone_with_the_whole(settings: Any) -> None:
     use(settings, Ends)
     with undone():
@@ -569,18 +544,6 @@ def test_a_failing_callback_after_ours_changes_nothing(settings: Any) -> None:
     assert stored() == ["x", "y"]
 
 
-def test_a_head_that_was_undone_is_replaced(settings: Any) -> None:
-    use(settings, Ends)
-    with pytest.raises(Undone), transaction.atomic():
-        with undone():
-            write("undone")
-        assert heard == [("rolled back", "undone")]
-        transaction.on_commit(failing)
-        write("x")
-    gc.collect()
-    assert heard == [("rolled back", "undone")]
-
-
 def test_a_rollback_is_seen_behind_somebodys_callback(settings: Any) -> None:
     use(settings, Ends)
     with undone():
@@ -603,17 +566,6 @@ def test_somebodys_callback_runs_once_and_as_robustly_as_before(
         write("x")
     assert heard == (["first", ("committed", "x")] if robust else ["first"])
     assert ("failing" in caplog.text) is robust
-
-
-def test_a_robust_head_that_fails_is_logged_by_its_own_name(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    use(settings, Ends)
-    with transaction.atomic():
-        transaction.on_commit(failing, robust=True)
-        write("x")
-    assert heard == [("committed", "x")]
-    assert "Error calling failing in on_commit()" in caplog.text
 
 
 def test_without_hooks_somebodys_callback_is_left_alone(settings: Any) -> None:
@@ -643,17 +595,6 @@ def test_a_captured_block_already_begun_is_not_shifted(
     assert heard[1:] == ["somebody's", ("committed", "y")]
 
 
-def test_a_captured_block_that_was_run_hides_no_rollback_after_it(
-    settings: Any, django_capture_on_commit_callbacks: Any
-) -> None:
-    use(settings, Ends)
-    with undone():
-        with django_capture_on_commit_callbacks(execute=True):
-            write("x")
-        write("y")
-    assert heard == [("committed", "x"), ("rolled back", "y")]
-
-
 class InATestCase(TestCase):
     """Run by the tests below; Django rolls back when each test ends."""
 
@@ -673,11 +614,6 @@ class InATestCase(TestCase):
         with transaction.atomic():
             write("x")
         heard.append("the end of the test")
-
-    def test_captured_and_not_executed(self) -> None:
-        with self.captureOnCommitCallbacks() as captured, transaction.atomic():
-            write("x")
-        captured[0]()
 
     def test_somebodys_failure(self) -> None:
         with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
@@ -711,12 +647,6 @@ def test_a_captured_block_of_a_testcase_is_told_as_a_commit(settings: Any) -> No
         ("committed", "x y"),
         ("committed", "z"),
     ]
-
-
-def test_a_captured_callback_may_be_called_by_hand(settings: Any) -> None:
-    use(settings, Ends)
-    run("test_captured_and_not_executed")
-    assert heard == [("committed", "x")]
 
 
 def test_what_a_testcase_undoes_is_told_as_a_rollback_when_it_is_over(settings: Any) -> None:
@@ -769,13 +699,6 @@ def test_queries_on_the_alias_are_refused_inside_after_rollback(
 
 
 # --- settings -------------------------------------------------------------------------------------
-
-
-def test_hooks_change_with_the_setting() -> None:
-    assert hooks.writer_hooks() is None
-    with override_settings(OUTBOX={"WRITER_HOOKS": ["tests.test_hooks.Telling"]}):
-        assert hooks.writer_hooks() is not None
-    assert hooks.writer_hooks() is None
 
 
 def test_one_instance_of_a_hook_serves_all_writes(settings: Any) -> None:

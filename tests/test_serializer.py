@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox import Event, InvalidEvent, PayloadTooLarge, event, hooks, write
+from django_outbox import Event, InvalidEvent, event, hooks, write
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.table import insert, listening, row
@@ -139,11 +139,6 @@ def test_a_worker_delivers_hot_and_cold_by_the_same_serializer(settings: Any) ->
     assert {source for source, _ in got} == {"hot", "cold"}  # a poll may find it first
 
 
-def test_headers_do_not_go_through_it(settings: Any) -> None:
-    use(settings, "Shouting")
-    assert write_one(1, headers={"a": "b"}).headers == '{"a":"b"}'
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -162,12 +157,6 @@ def test_what_it_cannot_write_is_invalid_before_any_sql(
         assert len(sent) == 0
         Order.objects.create(sku="goes on")
     assert Order.objects.exists()
-
-
-def test_what_it_writes_is_limited_like_any_text(settings: Any) -> None:
-    use(settings, "Sets", MAX_PAYLOAD_BYTES=10)
-    with transaction.atomic(), pytest.raises(PayloadTooLarge):
-        write("x", {1, 2, 3})
 
 
 def test_what_it_cannot_read_is_dead(settings: Any) -> None:

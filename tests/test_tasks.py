@@ -17,7 +17,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django import VERSION
 from django.db import transaction
-from django.test import TestCase, override_settings
+from django.test import TestCase
 from django.utils import timezone
 
 import django_outbox as outbox
@@ -148,13 +148,6 @@ def test_on_another_database() -> None:
 # -- what the backend supports ---------------------------------------------------------------------
 
 
-def test_the_flags() -> None:
-    backend = task_backends["default"]
-    assert isinstance(backend, OutboxBackend)
-    assert backend.supports_defer and backend.supports_async_task and backend.supports_get_result
-    assert not backend.supports_priority
-
-
 def test_what_django_refuses() -> None:
     with pytest.raises(InvalidTask, match="does not support setting priority"):
         tasks.add.using(priority=5)
@@ -169,15 +162,6 @@ def test_what_django_refuses() -> None:
         task()(any)
     with pytest.raises(InvalidTask, match="first argument of 'context'"):
         task(takes_context=True)(tasks.add.func)
-
-
-@inside
-def test_validated_again_when_enqueued() -> None:
-    mail = tasks.add.using(queue_name="mail")
-    fewer = {"default": {"BACKEND": f"{OutboxBackend.__module__}.OutboxBackend"}}
-    refused = pytest.raises(InvalidTask, match="Queue 'mail' is not valid")
-    with override_settings(TASKS=fewer), refused:
-        mail.enqueue(1)
 
 
 OPTIONS = {
@@ -337,13 +321,6 @@ def test_results_by_id() -> None:
         plain = str(outbox.write("order.placed"))
     with pytest.raises(TaskResultDoesNotExist):
         tasks.add.get_result(plain)
-
-
-@inside
-def test_a_result_belongs_to_its_backend() -> None:
-    result = tasks.add.enqueue(1)
-    with pytest.raises(TaskResultDoesNotExist):
-        task_backends["free"].get_result(result.id)
 
 
 @both
@@ -615,10 +592,6 @@ except ImportError as error:
 
 
 # -- the settings ----------------------------------------------------------------------------------
-
-
-def test_an_installed_backend_has_nothing_to_say() -> None:
-    assert [*task_backends["default"].check()] == []
 
 
 @both

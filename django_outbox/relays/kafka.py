@@ -150,22 +150,10 @@ class Kafka(Backend):
             found[index] = error
 
         wrong = {topic for topic in {each.to for each in messages} if not _is_topic(topic)}
-        produce = self._producer.produce
         for index, message in enumerate(messages):
             if message.to in wrong:
                 found[index] = _invalid_topic(message.to)
-                continue
-            try:
-                produce(
-                    message.to,
-                    message.body,
-                    message.group,
-                    headers=_headers(message),
-                    on_delivery=partial(report, index),
-                )
-            except BufferError:
-                self._produce_later(message, partial(report, index), deadline)
-            except (KafkaException, UnicodeError) as error:
+            elif error := self._enqueue(message, partial(report, index), deadline):
                 found[index] = _refused_by_client(error, message)
         self._await_reports(found, deadline)
         return found[:]  # a report that comes later is of no use any more
@@ -186,10 +174,9 @@ class Kafka(Backend):
                 half = len(shared) // 2
                 parts += [shared[:half], shared[half:]]
 
-    def _produce_later(self, message: Message, report: Any, deadline: float) -> None:
-        """Wait until the client's queue, which is full, has room for a message."""
-        while monotonic() < deadline:
-            self._flush(WAIT)
+    def _enqueue(self, message: Message, report: Any, deadline: float) -> Exception | None:
+        """Hand a message to the client, once its queue has room; return why that failed."""
+        while True:
             try:
                 self._producer.produce(
                     message.to,
@@ -198,12 +185,13 @@ class Kafka(Backend):
                     headers=_headers(message),
                     on_delivery=report,
                 )
-                return
             except BufferError:
-                continue
+                if monotonic() < deadline:
+                    self._flush(WAIT)
+                    continue
             except (KafkaException, UnicodeError) as error:
-                report(_refused_by_client(error, message))
-                return
+                return error
+            return None
 
     def _await_reports(self, found: Sequence[Any], deadline: float) -> None:
         """Wait until all messages are reported; at the deadline, purge the others.

@@ -17,7 +17,10 @@ VAGUE = set(
     "utils util helpers helper common manager managers service services handlers jobs".split()
 )
 # Modules outside ``sql`` that run SQL of their own: the check of SQLite's journal mode.
-WITH_SQL = {"django_outbox/checks/databases.py", "django_outbox/relays/redis.py"}  # Redis, too, executes
+WITH_SQL = {
+    "django_outbox/checks/databases.py",
+    "django_outbox/relays/redis.py",
+}  # Redis, too, executes
 SQL = re.compile(r"\.execute\(|RawSQL|\.raw\(|\.extra\(")
 FILE = re.compile(r"`([a-z_]+/(?:[a-z_]+/)*(?:[a-z_]+\.py)?)`")
 
