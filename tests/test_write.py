@@ -177,6 +177,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     **{
         str(fields): (lambda fields=fields: write(**{"event_type": "x", **fields}), InvalidEvent)
         for fields, _ in REFUSED
+        if fields != {"aggregate_type": None}  # as if it were left out
     },
     "payload: lone surrogate": (lambda: write("x", ["\ud800"]), InvalidEvent),
     "payload: nesting 101": (lambda: write("x", nested(101)), InvalidEvent),
