@@ -17,6 +17,8 @@ from django.db.models.functions import Coalesce
 import django_outbox as outbox
 from django_outbox.events import least_id, new_id
 from django_outbox.listeners import registry
+from django_outbox.listeners.error_texts import normalised
+from django_outbox.listeners.history import Entry, entries, with_entries
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import FULL, LIGHT, TAIL, Branch, Claim, Claimed, StreamClaim
@@ -53,6 +55,8 @@ def insert(
         return new_id() if made is None else made_at + new_id()[10:]
 
     at = None if due is None else clock + timedelta(seconds=due)
+    if columns.get("last_error") is not None:  # as a settle does
+        columns = {"cause": normalised(columns["last_error"]), **columns}
     given = {
         "event_type": PLACED,
         "payload": "{}",
@@ -147,6 +151,23 @@ def undone() -> Iterator[None]:
 
 def row(event_id: str) -> OutboxEvent:
     return OutboxEvent.objects.get(pk=event_id)
+
+
+def history(event_id: str) -> list[Entry]:
+    """Return the history of an event, the oldest entry first."""
+    return entries(row(event_id).history)
+
+
+def histories() -> list[Entry]:
+    """Return the histories of all events, in the order of their ids."""
+    texts = OutboxEvent.objects.order_by("pk").values_list("history", flat=True)
+    return [entry for text in texts for entry in entries(text)]
+
+
+def note(event_id: str, *new: Entry) -> None:
+    """Add entries to the history of an event."""
+    text = with_entries(row(event_id).history, new)
+    OutboxEvent.objects.filter(pk=event_id).update(history=text)
 
 
 def statuses() -> dict[str, int]:

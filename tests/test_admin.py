@@ -25,8 +25,9 @@ from django_outbox.admin import bulk_actions, changelist, display, list_filters
 from django_outbox.admin.event_admin import OutboxEventAdmin
 from django_outbox.events import least_id
 from django_outbox.listeners import registry
+from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxAttempt, OutboxEvent
+from django_outbox.models import OutboxEvent
 from tests import table
 from tests.browser import scene
 from tests.cases import cases
@@ -59,7 +60,10 @@ def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
         "attempts": 3 if status in (Status.DEAD, Status.RETRY) else 0,
         "last_error": "ValueError: no\nTraceback" if status == Status.DEAD else None,
     }
-    return OutboxEvent.objects.create(status=status, **{**values, **fields})
+    values |= fields
+    return OutboxEvent.objects.create(
+        status=status, cause=normalised(values["last_error"]) or None, **values
+    )
 
 
 def visitor(*codenames: str, is_staff: bool = True, **options: Any) -> Client:
@@ -410,7 +414,7 @@ def test_events_replayed_together_share_an_entry_and_one_has_its_own() -> None:
     ids = ", ".join(each.pk for each in events)
     assert shared_trace() == ("3 events", CHANGE, f"Replayed. 3 events: {ids}")
     for event in events:  # who replayed it is in its history
-        assert OutboxAttempt.objects.of(event.pk)[0].by == User.objects.get().username
+        assert table.history(event.pk)[-1].by == User.objects.get().username
     single = make()
     act(client, "replay", single)
     assert LogEntry.objects.get(object_id=single.pk).get_change_message() == "Replayed."

@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_outbox.admin import bulk_actions, error_groups
-from django_outbox.inspection import causes
 from django_outbox.inspection.causes import load_causes
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
@@ -58,7 +57,7 @@ def refused(count: int, host: str, **fields: Any) -> list[OutboxEvent]:
 def test_causes_are_listed_largest_first_with_their_types_inside() -> None:
     clock = now()
     refused(2, "a.example", done_at=clock - timedelta(hours=3))
-    refused(1, "a.example", done_at=clock - timedelta(hours=1), event_type="parcel.requested")
+    refused(1, "a.example", done_at=clock - timedelta(minutes=30), event_type="parcel.requested")
     refused(1, "b.example")
     make(last_error=None)
     make(Status.RETRY, last_error="OSError: a.example refused order 1, 1 s")
@@ -69,7 +68,7 @@ def test_causes_are_listed_largest_first_with_their_types_inside() -> None:
         "OSError",
         "a.example refused order #",
         "Newest: a.example refused order 0, 0 s",
-        "1 h ago",
+        "30 min ago",
         "3 h ago",
         "order.placed</a> 2",
         "parcel.requested</a> 1",
@@ -89,7 +88,7 @@ def test_the_events_of_a_cause_are_listed() -> None:
     query = {"state": "dead", "cause": digests()[0]}
     assert listed(client, **query) == [each.pk for each in reversed(these)]
     page = body(client, reverse("admin:django_outbox_outboxevent_changelist"), **query)
-    assert "one cause: at most 1000 of the newest 10000 dead events" in page
+    assert "one cause: at most 1000 of its newest events" in page
     assert "all that match" not in page  # "Replay" of the cause itself is exact
     answer = client.get(reverse("admin:django_outbox_outboxevent_replay_all"), query)
     assert answer.url.startswith(reverse(GROUPS))
@@ -177,16 +176,9 @@ def test_a_page_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_groups, "MAX_CAUSES", 3)
     page = body(client, reverse(GROUPS))
     assert len(rows_of(page)) == 3
-    assert "There are 5 further causes with fewer events." in page
+    assert "There are 5 further causes." in page
     assert "and 4 more types" in rows_of(page)[0]
     assert rows_of(page)[0].startswith("16<")
-    monkeypatch.setattr(causes, "MAX_TEXTS", 3)
-    page = body(client, reverse(GROUPS))
-    assert "44 events are dead." in page
-    assert "the 3 most frequent texts, of 21 events, were counted" in page
-    assert rows_of(page)[0].startswith("at least 8<")
-    asked = client.get(url("replay_cause", digests()[0])).content.decode()
-    assert "There are too many to count; the action applies to all of them." in asked
 
 
 def test_few_queries_show_many_causes() -> None:

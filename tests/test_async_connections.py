@@ -15,9 +15,8 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, connections
 
 import django_outbox as outbox
-from django_outbox.models import OutboxAttempt
 from django_outbox.worker.async_connections import DeliveryThread, Slots
-from tests.table import in_thread, listening, row, sessions, statuses, write
+from tests.table import history, in_thread, listening, row, sessions, statuses, write
 from tests.testapp.models import Effect
 from tests.waiting import MovedClock, wait_until
 
@@ -74,7 +73,7 @@ def all_done(count: int, *, within: float = 60) -> None:
 
 
 def none_failed(ids: list[str]) -> None:
-    assert [each.error for each in OutboxAttempt.objects.filter(event_id__in=ids)] == []
+    assert [each.error for event_id in ids for each in history(event_id)] == []
     assert {row(each).attempts for each in ids} == {0}
 
 

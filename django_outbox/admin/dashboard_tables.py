@@ -95,7 +95,7 @@ def _cause(cause: Cause, now: datetime, may: Permissions) -> Cells:
     return (
         link,
         _named(links.events(each, state="dead") for each in types),
-        f"{cause.count}{'+' * cause.is_bounded}",
+        str(cause.count),
         display.since(_("%s ago"), cause.newest, now),
         button,
     )
@@ -214,7 +214,7 @@ def _suspects(overview: Overview) -> Section:
     return Section(
         name="suspects",
         title=_("Events of lost workers"),
-        columns=[_("event"), "#" + _("lost workers"), _("workers"), _("state")],
+        columns=[_("event"), "#" + _("lost workers"), _("workers")],
         rows=[_suspect(each) for each in found],
         needs_attention=bool(overview.suspects),
     )
@@ -222,9 +222,8 @@ def _suspects(overview: Overview) -> Section:
 
 def _suspect(each: Loss) -> Cells:
     workers = (f"{links.worker_name(name)} {links.time_of_day(at)}" for name, at in each.workers)
-    state = _("not settled since then") if each.is_open else _("settled since then")
     event = links.event(each.event_id, each.event_type)
-    return event, str(len(each.workers)), _named(workers), state
+    return event, str(len(each.workers)), _named(workers)
 
 
 # --- queues, event types ------------------------------------------------------------------

@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..inspection import causes
 from ..inspection.causes import Cause
-from ..inspection.error_texts import error_class
+from ..listeners.error_texts import error_class
 from ..models import OutboxEvent
 from ..sql import dialect_of
 from . import bulk_actions, display, redaction
@@ -93,7 +93,6 @@ class CausesAdmin(ConfirmationAdmin):
             "title": gettext("Dead events by cause"),
             "lines": [self._line(request, each, now) for each in found.causes],
             "found": found,
-            "max_texts": causes.MAX_TEXTS,
         }
         return self.render_page(request, "groups.html", REPLAY, context)
 
@@ -122,14 +121,11 @@ class CausesAdmin(ConfirmationAdmin):
         newest = [*cause.newest_ids.values()][:EVENTS_SHOWN]
         events = OutboxEvent.objects.using(self.alias).filter(pk__in=newest).order_by("-pk")
         error, message = shown_title(cause)
-        is_all = not cause.is_bounded
         filters = [f"{error}: {message}", *(f"{k}: {n}" for k, n in cause.types.items())]
-        progress = bulk_actions.begin(
-            self.alias, total=cause.count, is_all=is_all, about=filters[:1]
-        )
+        progress = bulk_actions.begin(self.alias, total=cause.count, is_all=True, about=filters[:1])
         return {
             "question": action.question % cause.count,
-            "is_all": is_all,
+            "is_all": True,
             "events": events.defer(*LONG_TEXTS),
             "further": cause.count - len(newest),
             "filters": filters,
@@ -175,7 +171,7 @@ class CausesAdmin(ConfirmationAdmin):
 
 
 class CauseFilter(admin.SimpleListFilter):
-    """Filter by the digest of a cause, among the newest dead events.
+    """Filter by the digest of a cause.
 
     Links elsewhere set it; the list only shows it, to take it away.
     """
@@ -195,10 +191,7 @@ class CauseFilter(admin.SimpleListFilter):
         remove = changelist.get_query_string(remove=[self.parameter_name])
         yield {"selected": False, "query_string": remove, "display": _("All")}
         here = changelist.get_query_string({self.parameter_name: chosen})
-        text = gettext("one cause: at most %(listed)d of the newest %(searched)d dead events") % {
-            "listed": causes.MAX_LISTED,
-            "searched": causes.MAX_SEARCHED,
-        }
+        text = gettext("one cause: at most %d of its newest events") % causes.MAX_LISTED
         yield {"selected": True, "query_string": here, "display": text}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:

@@ -13,9 +13,9 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from ..conf import current
+from ..listeners.history import Entry, entries
 from ..listeners.outcomes import Status
-from ..models import OutboxAttempt, OutboxEvent, OutboxStream, OutboxWorker
-from ..models.attempts import HISTORY_LENGTH
+from ..models import OutboxEvent, OutboxStream, OutboxWorker
 from . import display, redaction
 
 MAX_LOG_ENTRIES = 20  # newest entries of the admin's log that are shown
@@ -27,8 +27,8 @@ Step = tuple[datetime, str]
 
 def timeline(event: Any) -> SafeString:
     """Return a table of the event's known times and the users' actions on it, in order."""
-    history = [*OutboxAttempt.objects.using(event._state.db).of(event.pk)[:HISTORY_LENGTH]]
-    died = any(each.kind == OutboxAttempt.Kind.DEAD for each in history[:1])  # the history says so
+    history = entries(event.history)
+    died = any(each.kind == "dead" for each in history[-1:])  # the history says so
     found = [*_steps(event, died=died), *map(_entry, history), *_actions(event)]
     steps = sorted((each for each in found if each[0] is not None), key=lambda each: each[0])
     rows = format_html_join(
@@ -39,14 +39,14 @@ def timeline(event: Any) -> SafeString:
     return format_html('<table class="outbox-timeline">{}</table>', rows)
 
 
-def _entry(entry: OutboxAttempt) -> Step:
+def _entry(entry: Entry) -> Step:
     """Return an entry of the history: what happened, where, and the error."""
-    kinds, error = OutboxAttempt.Kind, redaction.hide_in_text(entry.error.partition("\n")[0])
-    if entry.kind == kinds.REPLAYED:
+    if entry.kind == "replayed":
         return entry.at, _("replayed by %s") % entry.by if entry.by else _("replayed")
-    if entry.kind == kinds.LOST:
+    if entry.kind == "lost":
         return entry.at, _("worker lost: %s") % entry.by
-    what = _("died at attempt %d") if entry.kind == kinds.DEAD else _("attempt %d failed")
+    error = redaction.hide_in_text(entry.error)
+    what = _("died at attempt %d") if entry.kind == "dead" else _("attempt %d failed")
     where = [entry.listener, entry.by]
     if entry.milliseconds is not None:
         where.insert(1, _("%s s") % f"{entry.milliseconds / 1000:.3g}")

@@ -18,9 +18,17 @@ from .member import Member
 
 
 def settle_together(
-    listener: Listener, ends: Sequence[tuple[Member, Decision]], *, alias: str, settings: Settings
+    listener: Listener,
+    ends: Sequence[tuple[Member, Decision]],
+    *,
+    alias: str,
+    settings: Settings,
+    seconds: float,
 ) -> bool:
-    """Write decisions on the listener's connection; return whether all rows were ours, as read."""
+    """Write decisions on the listener's connection; return whether all rows were ours, as read.
+
+    ``seconds``: how long the call took.
+    """
     connection = connections[alias]
     dialect = dialect_of(connection)
     plain: dict[tuple[LeaseKind, int], list[tuple[str, Decision]]] = {}
@@ -28,8 +36,11 @@ def settle_together(
         lease, fan_out = member.lease, member.fan_out
         attempts = lease.attempts
         if fan_out is None:
+            failure = lease.failure(
+                decision, listener=listener.title, number=member.attempts + 1, seconds=seconds
+            )
             group = plain.setdefault((lease.kind, attempts), [])
-            group.append((lease.event_id, decision))
+            group.append((lease.event_id, lease.recorded(decision, failure)))
         elif not dialect.keep_progress(
             connection,
             me=lease.owner,

@@ -348,7 +348,10 @@ class Batch:
             for member, answer, decision in verdicts
             if decision is not None and not self._needs_fallback(answer, decision)
         ]
-        if not settle_together(self._listener, ends, alias=self._alias, settings=self._settings):
+        seconds = (monotonic() - call.lease.called_at) / len(call.part)
+        if not settle_together(
+            self._listener, ends, alias=self._alias, settings=self._settings, seconds=seconds
+        ):
             return False
         written = {
             id(member): WRITTEN if decision is DONE else replace(decision, written=True)

@@ -178,6 +178,13 @@ class Call(Invocation):
             decision, listener=self.listener.title, number=self.attempts + 1, seconds=seconds
         )
 
+    def _recorded(self, decision: Decision) -> Decision:
+        """Return a decision that is committed before it is announced, with its history."""
+        listener, number = self.listener.title, self.attempts + 1
+        seconds = monotonic() - self.lease.called_at
+        failure = self.lease.failure(decision, listener=listener, number=number, seconds=seconds)
+        return self.lease.recorded(decision, failure)
+
     # -- how to call -------------------------------------------------------------------------------
 
     def _execute(self, call: Any, *args: Any) -> tuple[Any, Decision]:
@@ -270,7 +277,7 @@ class Call(Invocation):
             )
         settled = settle_within(
             connection,
-            [(event_id, decision)],
+            [(event_id, self._recorded(decision))],
             me=self.lease.owner,
             kind=self.lease.kind,
             delete_done=self.settings.RETENTION_DONE == 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -12,9 +13,11 @@ import msgspec
 from .. import hooks
 from ..clocks import monotonic
 from ..events import Event, event_from_row, stored_instant
-from ..listeners.outcomes import LOST, Decision, Status
+from ..listeners.error_texts import normalised
+from ..listeners.history import Entry, first_line, with_entries
+from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
-from ..sql.values import TAIL, Attempt, LeaseKind
+from ..sql.values import TAIL, LeaseKind
 from .timeouts import TimedCall
 
 HOT_COLUMNS = {  # column: attribute of a hot event, so that its claim need not read the column
@@ -57,7 +60,6 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     started_at: float = 0.0  # monotonic; 0: not started. Owner: the thread that took it
     turned_away: bool = False  # by the thread that took it, because its queue was closed
     refused: bool = False  # the database has refused its decision; no thread waits for it
-    history_refused: bool = False  # and its history, also as shortened
     decided: bool = False  # without a start: too many workers were lost with it
     waited: float = 0.0  # seconds from its claim to its start
     duration: float = 0.0  # seconds in listeners
@@ -67,7 +69,8 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener
     connection_wait: float = 0.0  # seconds that its listeners waited for a database connection
     connection_wait_since: float = 0.0  # monotonic; 0: no listener waits for one
-    failures: list[Attempt] | None = None  # its calls that failed, until they are in its history
+    history: str | None = None  # as it is stored
+    failures: list[Entry] | None = None  # its calls that failed, until they are in its history
     _event: Event | None = None
 
     @property
@@ -104,25 +107,48 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         """The worker that it was claimed from; empty if none had leased it."""
         return self.row[self.positions["previous_owner"]] or ""
 
+    def failure(
+        self, decision: Decision, *, listener: str, number: int, seconds: float
+    ) -> Entry | None:
+        """Return the entry of a call in the history: its ``number``; None if it did not fail."""
+        if decision.error is None or decision is LOST or decision.outcome == "deferred":
+            return None
+        return Entry(
+            at=self.database_now,
+            kind="dead" if decision.status is Status.DEAD else "failed",
+            number=number,
+            by=self.owner,
+            listener=listener,
+            milliseconds=round(1000 * seconds),
+            error=first_line(decision.error),
+        )
+
     def note_failure(
         self, decision: Decision, *, listener: str, number: int, seconds: float
     ) -> None:
-        """Note a call that failed, for the history of the event: its ``number``, its duration."""
-        if decision.error is None or decision is LOST or decision.outcome == "deferred":
-            return
-        kind = "dead" if decision.status is Status.DEAD else "failed"
-        self.failures = self.failures or []
-        self.failures.append(
-            Attempt(
-                self.event_id,
-                kind,
-                number,
-                self.owner,
-                listener,
-                round(1000 * seconds),
-                decision.error,
-            )
-        )
+        """Note a call that failed, for the history of the event."""
+        entry = self.failure(decision, listener=listener, number=number, seconds=seconds)
+        if entry is not None:
+            self.failures = [*(self.failures or ()), entry]
+
+    def recorded(self, decision: Decision, failure: Entry | None = None) -> Decision:
+        """Return a decision with what the row tells of it: the error's cause, and the history.
+
+        ``failure`` is not noted yet: an atomic listener commits it.
+        """
+        if decision is DONE or decision is LOST or decision.cause or decision.history:
+            return decision
+        found = [*(self.failures or ()), *([] if failure is None else [failure])]
+        if not found and decision.status is Status.DEAD:  # no call was the reason
+            number, error = self.attempts + decision.spent, first_line(decision.error)
+            found = [
+                Entry(at=self.database_now, kind="dead", number=number, by=self.owner, error=error)
+            ]
+        if not found and decision.error is None:
+            return decision
+        cause = None if decision.error is None else normalised(decision.error)
+        history = with_entries(self.history, found) if found else None
+        return replace(decision, cause=cause, history=history)
 
     @property
     def clock(self) -> float:
@@ -211,6 +237,7 @@ def lease_from_row(
         progress=row[positions["progress"]],
         progress_in_row=row[positions["progress"]],
         queue_in_row=row[positions["queue"]],
+        history=row[positions["history"]],
         key=row[positions["key"]] if "key" in positions else None,
         deadline=deadline,
         claimed_at=monotonic() if claimed_at is None else claimed_at,

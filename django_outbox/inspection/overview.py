@@ -124,7 +124,7 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
     points = minutes(alias, hour)
     lately = rates(points, now)
     lost = missing(known)
-    found = losses(alias, now) if lost or lately.rescued else []
+    found = losses(alias) if lost or lately.rescued else []
     pauses = [*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]]
     return Overview(
         now=now,

@@ -113,6 +113,8 @@ class Decision:
     spent: int = 0  # attempts that this delivery cost
     error: str | None = None  # None keeps the row's error
     kind: str = ""  # what logs may show of the error: its class, or our own text
+    cause: str | None = None  # the error without ids and numbers; None keeps the row's cause
+    history: str | None = None  # JSON in ASCII; None keeps the row's history
     progress: str | None = None  # fan-out: JSON per listener; None keeps the row's progress
     attempts: int | None = None  # of the row when it was leased; None: it is written in any case
     queue: str | None = None  # where the row waits from now on; None keeps its queue
@@ -123,9 +125,9 @@ class Decision:
 
     def shortened(self) -> Decision:
         """Return the decision as any database can store it."""
-        error = self.error and in_ascii(self.error)
+        error, cause = self.error and in_ascii(self.error), self.cause and in_ascii(self.cause)
         progress = self.progress and json.dumps(json.loads(self.progress))  # escapes in ASCII
-        return replace(self, error=error, progress=progress)
+        return replace(self, error=error, cause=cause, progress=progress)
 
 
 DONE = Decision(status=Status.DONE)

@@ -9,9 +9,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import index_name, table_name
 from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS, event_label
+from ..listeners.error_texts import LENGTH as CAUSE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
-from .acknowledgements import OutboxAcknowledgement
-from .attempts import OutboxAttempt
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from .inbox_queryset import InboxQuerySet
@@ -20,8 +19,6 @@ from .statistics import OutboxStatistics, write_statistics
 from .stream_queryset import StreamQuerySet
 
 __all__ = [
-    "OutboxAcknowledgement",
-    "OutboxAttempt",
     "OutboxEvent",
     "OutboxInbox",
     "OutboxLease",
@@ -71,6 +68,8 @@ class OutboxEvent(models.Model):
     available_at = UTCDateTimeField(_("due at"), null=True, blank=True)
     done_at = UTCDateTimeField(_("done at"), null=True, blank=True)
     last_error = ExactTextField(_("last error"), null=True, blank=True)
+    cause = ExactCharField(_("cause"), max_length=CAUSE_LENGTH, null=True, blank=True)
+    history = ExactTextField(_("history"), null=True, blank=True)  # JSON; see listeners.history
     result = ExactTextField(_("result"), null=True, blank=True)
     locked_by = ExactCharField(_("locked by"), max_length=128, null=True, blank=True)
     locked_at = UTCDateTimeField(_("locked at"), null=True, blank=True)
@@ -124,6 +123,12 @@ class OutboxEvent(models.Model):
                 plain_fields=None,
                 name=index_name("outbox_event_dead"),
             ),
+            PendingIndex(  # for admin and commands only
+                fields=["event_id"],
+                where=Q(rescues__gte=1),
+                plain_fields=("rescues",),
+                name=index_name("outbox_event_lost"),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -134,7 +139,7 @@ def missing_table(alias: str | None) -> str | None:
     """Return what to do about a missing table; None if all exist or the database is down."""
     connection = connections[alias or router.db_for_write(OutboxEvent)]
     try:
-        needed = OutboxEvent, OutboxPause, OutboxLease, OutboxAttempt  # those that workers need
+        needed = OutboxEvent, OutboxPause, OutboxLease  # those that workers need
         missing = [each._meta.db_table for each in needed if not _has_table(connection, each)]
         if not missing:
             return None

@@ -15,8 +15,7 @@ from ..conf import Settings, current
 from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from ..sql import dialect_of
-from .attempts import OutboxAttempt
-from .fields import DatabaseNow, IsDead, IsIndexed, age
+from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
 from .pause_queryset import LEASED, POSTPONED, paused_condition
 from .queryset import TableQuerySet
 from .replay import Spacing, replay_rows
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .stream_queryset import StreamQuerySet
 
 CLAIM_ORDER: Final = ("available_at", "event_id")  # as in the index of due events
+SKIPPED: Final = "Skipped: its followers may go on."
 BATCH_SIZE: Final = 500  # events per transaction: limits how long rows stay locked
 
 
@@ -82,6 +82,10 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def dead(self) -> OutboxQuerySet:
         """Return dead events, oldest first."""
         return self.filter(IsDead("status")).order_by("done_at", "event_id")
+
+    def rescued(self) -> OutboxQuerySet:
+        """Return pending events that workers were lost with since they were last settled."""
+        return self.pending().filter(IsRescued("rescues"))
 
     def postponed(self) -> OutboxQuerySet:
         """Return events without a key that a worker has postponed because they are paused."""
@@ -277,17 +281,15 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             announce(events_discarded, sender=self._write_alias(), count=count)
         return count
 
-    def _forget(self, ids: Sequence[str]) -> None:
-        OutboxAttempt.objects.using(self._write_alias()).forget(ids)
-
     def _mark_dead(self) -> int:
         free = self._streams(self._keys()).filter(locked_by=None).values_list("pk", flat=True)
         return self.filter(key__in=[*free]).update(
             status=Status.DEAD,
             done_at=DatabaseNow(),
             deliver_at=None,
+            cause=SKIPPED,
             last_error=Concat(
-                Value("Skipped: its followers may go on. "),
+                Value(f"{SKIPPED} "),
                 Substr(Coalesce("last_error", Value("")), 1, 3900),
                 output_field=models.TextField(),
             ),

@@ -7,8 +7,6 @@ from typing import Any
 
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-from django.db.migrations.operations import AddField, AddIndex
 from django.db.models import F, Func, Index, Lookup, Q, Value
 from django.db.models.functions import StrIndex
 from django.db.models.lookups import Exact
@@ -133,6 +131,14 @@ class IsDead(IsIndexed):
         return f"{sql} = 3", params
 
 
+class IsRescued(IsIndexed):
+    """The condition of events that workers were lost with, word for word as in their index."""
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        sql, params = self.process_lhs(compiler, connection)
+        return f"{sql} >= 1", params
+
+
 class PendingIndex(Index):
     """An index that is partial if the database supports it, and plain otherwise.
 
@@ -175,49 +181,6 @@ class PendingIndex(Index):
         if self.plain_fields is None and not partial:
             return _no_op_statement(schema_editor)
         return super().remove_sql(model, schema_editor, **options)
-
-
-class AddColumn(AddField):
-    """Adds a column with a constant default, without copying the table on SQLite either.
-
-    Django copies it there for every column that is not nullable. That took minutes for ten million
-    rows, and blocked every writer meanwhile.
-    """
-
-    def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
-    ) -> None:
-        alias, model = (
-            schema_editor.connection.alias,
-            to_state.apps.get_model(app_label, self.model_name),
-        )
-        if schema_editor.connection.vendor != "sqlite":
-            super().database_forwards(app_label, schema_editor, from_state, to_state)
-        elif self.allow_migrate_model(alias, model):
-            field = model._meta.get_field(self.name)
-            BaseDatabaseSchemaEditor.add_field(schema_editor, model, field)
-
-
-class AddIndexConcurrently(AddIndex):
-    """Adds an index; on PostgreSQL without blocking writers. It needs a migration not atomic.
-
-    An attempt that was interrupted leaves an invalid index there, which is dropped first.
-    """
-
-    atomic = False
-
-    def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
-    ) -> None:
-        model = to_state.apps.get_model(app_label, self.model_name)
-        connection = schema_editor.connection
-        if not self.allow_migrate_model(connection.alias, model):
-            return
-        if connection.vendor != "postgresql" or connection.in_atomic_block:
-            super().database_forwards(app_label, schema_editor, from_state, to_state)
-            return
-        schema_editor.remove_index(model, self.index, concurrently=True)
-        schema_editor.add_index(model, self.index, concurrently=True)
 
 
 def _no_op_statement(schema_editor: Any) -> str:

@@ -15,7 +15,7 @@ from django.db import connections
 from ..conf import DAY, current
 from ..events import least_id
 from ..sql import dialect_of
-from . import OutboxAttempt, OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
+from . import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
 from .retention import Batch, ages, scan
 
 USUAL_SETTLE_TIME: Final = timedelta(hours=1)  # from an event's id until its end, as a rule
@@ -60,23 +60,6 @@ def scan_streams(alias: str, *, after: str, most: int) -> Batch | None:
     settings, every = current(), OutboxStream.objects.using(alias).streams_only()
     size = min(settings.PURGE_BATCH_SIZE, most)
     return next(scan(every, every.expired_condition(settings), after=after, size=size), None)
-
-
-def scan_attempts(alias: str, *, after: str, most: int) -> Batch | None:
-    """Purge the history of events that are gone, and the oldest entries of long histories.
-
-    Read the next entries by primary key, at most ``most``.
-    """
-    attempts = OutboxAttempt.objects.using(alias)
-    rows = attempts.filter(pk__gt=int(after or 0)).order_by("pk")
-    found = [*rows.values_list("pk", "event_id")[:most]]
-    if not found:
-        return None
-    ids = {event_id for _, event_id in found}
-    events = OutboxEvent.objects.using(alias).filter(pk__in=ids)
-    gone = ids - {*events.values_list("pk", flat=True)}
-    deleted = attempts.forget(gone) + attempts.trim(ids - gone)
-    return Batch(last=str(found[-1][0]), rows=len(found), deleted=deleted)
 
 
 def purge_inbox(alias: str) -> Iterator[int]:

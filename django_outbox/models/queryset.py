@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -83,8 +82,4 @@ class TableQuerySet(models.QuerySet[M]):
         connection = self._connection()
         with transaction.atomic(using=connection.alias):
             ids = self.lock_unlocked()
-            self._forget(ids)
             return dialect_of(connection).delete(connection, self.table, ids=ids)
-
-    def _forget(self, ids: Sequence[Any]) -> None:
-        """Delete what other tables have of rows that are about to be deleted; here nothing."""

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Concat, Length, Substr
 
+from ..listeners.history import Entry, addition
 from ..listeners.outcomes import Status
 from ..listeners.progress import progress_after_replay
 from ..queue_settings import is_rate, per_second
-from .attempts import OutboxAttempt
-from .fields import DatabaseNow, UTCDateTimeField
+from .fields import DatabaseNow, ExactTextField, UTCDateTimeField
 
 if TYPE_CHECKING:
     from .event_queryset import OutboxQuerySet
 
 
+BY: Final = 255  # characters of who replayed
 EVENTS_PER_STATEMENT: Final = 100  # events that get due times of their own in one statement
 
 
@@ -54,16 +56,19 @@ def replay_rows(rows: OutboxQuerySet, *, by: str, spacing: Spacing | None = None
     with transaction.atomic(using=alias):
         progress = dict(_locked(rows).values_list("pk", "progress"))
         times: dict[str, datetime] = {}
+        if not progress:
+            return 0
+        now = rows._clock()
         if spacing is not None:
             ids = sorted(progress)
-            times = dict(zip(ids, spacing.take(len(ids), rows._clock()), strict=True))
+            times = dict(zip(ids, spacing.take(len(ids), now), strict=True))
+        replayed = Entry(at=now, kind="replayed", by=by[:BY])
         for pk, text in progress.items():
             if text is not None:
                 due = Value(times[pk], UTCDateTimeField()) if times else DatabaseNow()
-                _reset(rows.filter(pk=pk), due, progress=progress_after_replay(text))
+                _reset(rows.filter(pk=pk), due, replayed, progress=progress_after_replay(text))
         for ids, due in _due_times(sorted(progress), times):
-            _reset(rows.filter(pk__in=ids, progress=None), due)
-        OutboxAttempt.objects.using(alias).note_replays([*progress], by=by)
+            _reset(rows.filter(pk__in=ids, progress=None), due, replayed)
     return len(progress)
 
 
@@ -83,9 +88,12 @@ def _due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[
         yield some, Case(*(When(pk=pk, then=Value(times[pk], field)) for pk in some))
 
 
-def _reset(rows: OutboxQuerySet, due: Any, **values: str | None) -> int:
+def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry, **values: str | None) -> int:
     """Make dead events new and due at the time of an expression; those with a key, no earlier."""
     without_key, is_now = Q(key=None), isinstance(due, DatabaseNow)
+    alone, added = addition(replayed)
+    shorter = Substr("history", 1, Length("history") - 1)
+    longer = Concat(shorter, Value(added), output_field=ExactTextField())
     return rows.update(
         status=Status.NEW,
         attempts=0,
@@ -95,6 +103,10 @@ def _reset(rows: OutboxQuerySet, due: Any, **values: str | None) -> int:
         first_due_at=due,
         done_at=None,
         last_error=None,
+        cause=None,
+        history=Case(
+            When(history=None, then=Value(alone)), default=longer, output_field=ExactTextField()
+        ),
         locked_by=None,
         locked_at=None,
         **values,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
 
 MAX_BACKLOG: Final = 1000  # events of one stream that a backlog counts, at most
-LONG_TEXTS: Final = ("payload", "headers", "result", "progress")  # long texts, not shown in lists
+LONG_TEXTS: Final = ("payload", "headers", "result", "progress", "history")  # not shown in lists
 HEADS_PER_QUERY: Final = 40  # streams per query for their first events
 MAX_SEARCHED: Final = 1000  # streams that oldest_head_age searches, oldest due first, at most
 IDLE_BEFORE_PURGE: Final = DAY  # seconds; no writer is still adding an event then

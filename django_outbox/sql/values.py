@@ -13,7 +13,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import stored_instant
 from ..listeners.outcomes import Decision
-from ..log import in_ascii
 
 Row = tuple[Any, ...]
 
@@ -21,14 +20,9 @@ SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
 AsRead = tuple[int, str | None]  # attempts and progress of a row when it was leased
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
-LIGHT = ("event_id", "attempts", "rescues", "progress", "queue", *INSTANTS)
+LIGHT = ("event_id", "attempts", "rescues", "progress", "queue", "history", *INSTANTS)
 FULL = (
-    "event_id",
-    "attempts",
-    "rescues",
-    "progress",
-    "queue",
-    *INSTANTS,
+    *LIGHT,
     "event_type",
     "aggregate_type",
     "aggregate_id",
@@ -40,7 +34,10 @@ FULL = (
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
 KEYED = (*FULL, "key", "seq", "status")
 # Columns of a settle's VALUES: the id, and attributes of the decision.
-SETTLED = ("event_id", "status", "spent", "delay", "error", "progress", "queue", "attempts")
+SETTLED = (
+    *("event_id", "status", "spent", "delay", "error", "cause", "history", "progress"),
+    *("queue", "attempts"),
+)
 TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
 
 
@@ -55,10 +52,6 @@ class RescueState(Enum):
     LOST = "(rescues = 0 AND locked_by <> %s)"
     SUSPECT = "(rescues > 1 OR (rescues = 1 AND locked_by <> %s))"
 
-
-# Numbers and ids in the text of an error, with the letters that may belong to a hexadecimal id. It
-# depends on no locale, and an alternation would take PostgreSQL twice as long.
-ID_PATTERN = "[0-9a-f]*[0-9][0-9a-fA-Zx]*"
 
 Pauses = frozenset[tuple[str, str]]  # kind and name of each
 CLOSING_KINDS = ("queue", "breaker")  # kinds of pauses that close a queue to claims
@@ -269,23 +262,6 @@ def plain(value: Any) -> Any:
 def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
     """Return a row of a settle's VALUES, in the order of ``SETTLED``."""
     return (event_id, *[plain(getattr(decision, name)) for name in SETTLED[1:]])
-
-
-class Attempt(NamedTuple):
-    """An entry in the history of an event: a failed call, or a lost worker."""
-
-    event_id: str
-    kind: str  # failed, dead or lost
-    number: int  # of the call, or of the lost worker
-    by: str  # the worker
-    listener: str = ""  # its title; "" if none was called
-    milliseconds: int | None = None  # in the listener
-    error: str = ""
-
-    def shortened(self) -> Attempt:
-        """Return the entry as any database can store it."""
-        by, listener, error = map(in_ascii, (self.by, self.listener, self.error))
-        return self._replace(by=by, listener=listener, error=error)
 
 
 def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:

@@ -21,14 +21,7 @@ from django.db import connections
 from ..clocks import monotonic
 from ..conf import DAY
 from ..log import first_line
-from ..models.purging import (
-    purge_events,
-    purge_inbox,
-    purge_statistics,
-    scan_attempts,
-    scan_events,
-    scan_streams,
-)
+from ..models.purging import purge_events, purge_inbox, purge_statistics, scan_events, scan_streams
 from ..models.retention import Batch
 from ..signals import announce, events_purged
 from ..sql import dialect_of
@@ -42,11 +35,7 @@ logger = logging.getLogger("django_outbox")
 MAX_RUN = 15.0  # seconds for one table in a run; after a pause of at most as long it continues
 SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
 SCAN_RATE = 1000  # rows that a full scan reads per second
-SCANS: dict[str, Callable[..., Batch | None]] = {
-    "events": scan_events,
-    "streams": scan_streams,
-    "attempts": scan_attempts,
-}
+SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
 
 
 @dataclass(slots=True)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..delivery.lease import Lease
+from ..listeners.history import Entry, with_entries
 from ..log import first_line
 from ..signals import announce, event_rescued
 from ..sql import dialect_of
 from ..sql.base.transactions import all_or_nothing
-from ..sql.halving import in_halves
-from ..sql.values import Attempt
 
 logger = logging.getLogger("django_outbox")
 
 
 def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
     """Report events that were claimed from lost workers, and add them to their history."""
+    alike: defaultdict[tuple[object, ...], list[Lease]] = defaultdict(list)
     for lease in leases:
         logger.warning(
             "rescued event_id=%s event_type=%s rescues=%d",
@@ -28,21 +29,23 @@ def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> 
             lease.rescues,
         )
         announce(event_rescued, sender=connection.alias, event=lease.event, rescues=lease.rescues)
-    if not leases:
-        return
+        alike[lease.kind, lease.rescues, lease.previous_owner].append(lease)
+    for some in alike.values():
+        _note(connection, some)
 
-    def note(some: list[Attempt]) -> None:
-        with all_or_nothing(connection):
-            dialect_of(connection).note_attempts(connection, some)
 
-    lost = [Attempt(each.event_id, "lost", each.rescues, each.previous_owner) for each in leases]
-    missing, problem = len(lost), None
+def _note(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
+    """Add the same lost worker to the history of each event; they are delivered in any case."""
+    first, ids = leases[0], [each.event_id for each in leases]
+    lost = Entry(at=first.database_now, kind="lost", number=first.rescues, by=first.previous_owner)
     try:
-        for part in in_halves(connection, lost, note, shorter=[Attempt.shortened]):
-            missing -= len(part.rows) * part.is_written
-            problem = part.error or problem
-    except Exception as error:  # noqa: BLE001 - the events are to be delivered all the same
-        problem = error
-    if missing and problem is not None:
-        reason = first_line(problem)
-        logger.warning("rescues missing in the history count=%d error=%s", missing, reason)
+        with all_or_nothing(connection):
+            dialect_of(connection).add_to_history(
+                connection, me=first.owner, ids=ids, entry=lost, kind=first.kind
+            )
+    except Exception as error:  # noqa: BLE001
+        reason = first_line(error)
+        logger.warning("rescues missing in the history count=%d error=%s", len(ids), reason)
+        return
+    for each in leases:
+        each.history = with_entries(each.history, [lost])

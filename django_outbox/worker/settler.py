@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from ..sql import dialect_of
 from ..sql.base.dialect import Dialect
 from ..sql.base.transactions import all_or_nothing
 from ..sql.halving import Part, answers, in_halves, in_turn, without
-from ..sql.values import Attempt, LeaseKind
+from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
 from .pools import Pools
 from .queues import Decisions, Held
@@ -162,9 +162,6 @@ class Settler:
         if self._accepted_step < self._steps - 1:
             self._unsettled = rest + rows  # so that others are tried first
             raise error
-        if rows[0][1].written:  # only the history lacks them
-            self._finish(rows)
-            return
         self._unsettled, self._refused = rest, self._refused + rows
         self._retry_at = monotonic() + self._retry_pause
         log_refused(rows, error)
@@ -219,7 +216,7 @@ def settle(
 ) -> Iterator[Part]:
     """Write decisions of one kind as ``in_halves`` does; results are those of ``write``."""
     write_some = partial(write, connection=connection, me=me, settings=settings)
-    for each in in_halves(connection, part, write_some, shorter=[_shortened, _shortened]):
+    for each in in_halves(connection, part, write_some, shorter=[_shortened]):
         if each.is_written and each.error is not None:
             logger.error(
                 "settle rejected by the database, error text stored as ASCII event_id=%s",
@@ -229,48 +226,25 @@ def settle(
 
 
 def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
-    """Write decisions and, in the same transaction, the failures; return how many were refused.
+    """Write decisions, with the causes and the histories; return how many were refused.
 
     Refused are those whose rows have another owner.
     """
-    refused = _write_with_history(batch, connection=connection, me=me, settings=settings)
-    if refused > 0:  # this worker was considered lost, and they run again
-        logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))
-        announce(lease_lost, sender=connection.alias, count=refused)
-    return refused
-
-
-def _write_with_history(
-    batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings
-) -> int:
-    """Do what ``write`` does, without a report.
-
-    If some are refused, nothing tells which, so they are written one by one: the history has no
-    failures of executions that did not count.
-    """
-    dialect, first = dialect_of(connection), batch[0][1]
-    attempts = [] if first is DONE else [one for each in batch for one in _failures(*each, me=me)]
-    try:
-        with nullcontext() if first is DONE else all_or_nothing(connection):
-            if first.written:
-                _note(connection, batch, attempts)
-                return sum(decision is LOST for _, decision in batch)
-            refused = len(batch) - dialect.settle_all(
+    if batch[0][1].written:  # by atomic listeners, with their changes
+        refused = sum(decision is LOST for _, decision in batch)
+    else:
+        decisions = [_fenced(dialect_of(connection), *each) for each in batch]
+        with nullcontext() if batch[0][1] is DONE else all_or_nothing(connection):
+            refused = len(batch) - dialect_of(connection).settle_all(
                 connection,
                 me=me,
-                decisions=[_fenced(dialect, *each) for each in batch],
+                decisions=decisions,
                 kind=batch[0][0].kind,
                 delete_done=settings.RETENTION_DONE == 0,
             )
-            if refused and attempts and len(batch) > 1:
-                raise _Refused
-            if not refused:
-                _note(connection, batch, attempts)
-    except _Refused:
-        return sum(
-            _write_with_history([each], connection=connection, me=me, settings=settings)
-            for each in batch
-        )
+    if refused > 0:  # this worker was considered lost, and they run again
+        logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))
+        announce(lease_lost, sender=connection.alias, count=refused)
     return refused
 
 
@@ -280,42 +254,14 @@ def _fenced(dialect: Dialect, lease: Lease, decision: Decision) -> tuple[str, De
     If a settle's answer is lost, it is repeated. This worker still holds the event's stream, or may
     have leased the event anew.
     """
+    decision = lease.recorded(decision)
     if decision.spent and (dialect.reads_what_it_claims or lease.kind is LeaseKind.STREAM):
         decision = replace(decision, attempts=lease.attempts)
     return lease.event_id, decision
 
 
-def _note(connection: BaseDatabaseWrapper, batch: Settled, attempts: Sequence[Attempt]) -> None:
-    """Add entries to the history; if those of one event are refused, it is settled without."""
-    try:
-        dialect_of(connection).note_attempts(connection, attempts)
-    except Exception:
-        batch[0][0].history_refused = batch[0][0].refused and len(batch) == 1
-        raise
-
-
-class _Refused(Exception):
-    """Some decisions of a batch were refused: it is rolled back."""
-
-
-def _failures(lease: Lease, decision: Decision, *, me: str) -> Sequence[Attempt]:
-    """Return what the history is to tell: the calls that failed, or of what else the event died."""
-    if decision is LOST or lease.history_refused:
-        return ()
-    if lease.failures or decision.status is not Status.DEAD:
-        return lease.failures or ()
-    number = lease.attempts + decision.spent
-    return (Attempt(lease.event_id, "dead", number, me, error=decision.error or ""),)
-
-
 def _shortened(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
-    """Return a decision as any database can store it; the thread that waits for it goes on.
-
-    The second time it is without its history, if that was refused.
-    """
+    """Return a decision as any database can store it; the thread that waits for it goes on."""
     lease, decision = each
     lease.refused = True
-    if decision is DONE:
-        return each
-    lease.failures = [one.shortened() for one in lease.failures or ()]
-    return lease, decision.shortened()
+    return each if decision is DONE else (lease, lease.recorded(decision).shortened())

@@ -12,9 +12,9 @@ from typing import Any
 
 from django_outbox.events import LENGTHS
 from django_outbox.listeners import registry
+from django_outbox.listeners.history import Entry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import (
-    OutboxAttempt,
     OutboxEvent,
     OutboxPause,
     OutboxStatistics,
@@ -22,7 +22,7 @@ from django_outbox.models import (
     OutboxWorker,
 )
 from django_outbox.models.statistics import BOUNDS, bucket
-from tests.table import insert, keyed, now
+from tests.table import insert, keyed, note, now
 
 TYPES = {  # deliveries a minute, seconds they wait, seconds they run
     "order.placed": (42, 0.006, 0.02),
@@ -163,13 +163,8 @@ def the_drill() -> str:
     )
     (poison,) = insert(due=20, event_type="order.placed", locked_by="w", locked_at=clock)
     for number, host in enumerate(HOSTS[1:], start=1):
-        OutboxAttempt.objects.create(
-            event_id=poison,
-            at=clock - timedelta(seconds=90 - number),
-            kind="lost",
-            number=number,
-            by=f"{host}-4000-7f3a",
-        )
+        at = clock - timedelta(seconds=90 - number)
+        note(poison, Entry(at=at, kind="lost", number=number, by=f"{host}-4000-7f3a"))
     OutboxEvent.objects.filter(pk=poison).update(rescues=2)
     _worker(HOSTS[0], 4000, held=1, age=3)
     _worker(HOSTS[1], 4000, held=1, age=95)
@@ -197,18 +192,20 @@ def a_refused_parcel() -> list[str]:
         done_at=died,
         last_error=REFUSED,
     )
-    OutboxAttempt.objects.bulk_create(
-        OutboxAttempt(
-            event_id=ids[0],
-            at=died - timedelta(seconds=1.6 - 0.2 * number**1.5),
-            kind="dead" if number == 4 else "failed",
-            number=number,
-            milliseconds=8 * number,
-            by="worker-1.shop.internal-4002-7f3a",
-            listener="parcel.requested",
-            error=REFUSED,
-        )
-        for number in range(1, 5)
+    note(
+        ids[0],
+        *(
+            Entry(
+                at=died - timedelta(seconds=1.6 - 0.2 * number**1.5),
+                kind="dead" if number == 4 else "failed",
+                number=number,
+                milliseconds=8 * number,
+                by="worker-1.shop.internal-4002-7f3a",
+                listener="parcel.requested",
+                error=REFUSED.partition("\n")[0],
+            )
+            for number in range(1, 5)
+        ),
     )
     return ids
 

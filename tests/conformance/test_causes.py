@@ -1,9 +1,8 @@
-"""Causes of dead events: which errors are the same, their counts, and acknowledged ones."""
+"""Causes of dead events: which errors are the same, and their counts."""
 
 from __future__ import annotations
 
 import json
-import re
 from datetime import timedelta
 from typing import Any
 
@@ -13,12 +12,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox.inspection import causes
 from django_outbox.inspection.causes import find_cause, load_causes, newest_of_cause, only_of_cause
-from django_outbox.inspection.error_texts import IDS, READ_LENGTH, normalised
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxAcknowledgement, OutboxEvent
-from django_outbox.sql import dialect_of
-from tests.cases import cases
-from tests.table import insert, now, undone
+from django_outbox.models import OutboxEvent
+from tests.table import insert, now
 
 pytestmark = pytest.mark.django_db
 
@@ -68,26 +64,6 @@ OTHERS = {
 }
 
 
-@cases("text", [each for pair in {**SAME, **OTHERS}.values() for each in pair])
-@undone()
-def test_the_database_reads_the_first_line_without_ids(text: str) -> None:
-    """What it returns has the same cause; so texts that differ in numbers alone are one group."""
-    dead(1, text)
-    dialect = dialect_of(connection)
-    [(event_type, line, count, pk, *_times)] = dialect.dead_texts(
-        connection, length=READ_LENGTH, most=9
-    )
-    assert (event_type, count) == ("order.placed", 1)
-    first = text[:READ_LENGTH].partition("\n")[0]
-    assert line == (
-        re.sub("[0-9]", "0", first) if connection.vendor == "sqlite" else IDS.sub("0", first)
-    )
-    assert normalised(line) == normalised(text)
-    assert dialect.dead_lines(connection, span=(None, None), length=READ_LENGTH, most=9) == [
-        (pk, line)
-    ]
-
-
 def dead(count: int = 1, error: str | None = "ValueError: no", **columns: Any) -> list[str]:
     given = {"due": None, "status": Status.DEAD, "done_at": now(), "last_error": error}
     return insert(count, **{**given, **columns})
@@ -103,7 +79,7 @@ def test_causes_are_counted_with_their_types_largest_first() -> None:
     dead(1, None)
     insert(3, last_error="KeyError: 'sku'")  # waits
     found = load_causes("default", limit=2)
-    assert (found.others, found.total, found.counted, found.is_exact) == (1, 7, 7, True)
+    assert (found.others, found.total) == (1, 7)
     first, second = found.causes
     assert (first.error, first.message) == ("ValueError", "order # is unknown")
     assert (first.title, first.count) == ("ValueError: order # is unknown", 5)
@@ -111,7 +87,7 @@ def test_causes_are_counted_with_their_types_largest_first() -> None:
     assert first.example == "ValueError: order 19 is unknown"  # the newest
     assert first.oldest is not None and abs(first.oldest - old) < timedelta(seconds=1)
     assert first.newest is not None and abs(first.newest - clock) < timedelta(seconds=1)
-    assert (second.count, second.is_bounded, second.acknowledged) == (1, False, None)
+    assert second.count == 1
     [nameless] = [each for each in load_causes("default", limit=9).causes if not each.title]
     assert (nameless.count, nameless.example) == (1, "")
     of_rows = load_causes("default", limit=9, rows=OutboxEvent.objects.filter(pk=other))
@@ -137,55 +113,30 @@ def test_a_digest_finds_the_cause_and_its_events_only(monkeypatch: pytest.Monkey
     assert only_of_cause("default", cause.digest, [*others, *reversed(ids), *waits]) == ids
     assert find_cause("default", "0" * 16) is None
     assert newest_of_cause("default", cause.digest, span=(None, None)) == ids[::-1]
-    monkeypatch.setattr(causes, "MAX_SEARCHED", 3)
-    assert newest_of_cause("default", cause.digest, span=(None, ids[3])) == [ids[3], ids[2], ids[1]]
+    assert newest_of_cause("default", cause.digest, span=(ids[1], ids[3])) == ids[3:0:-1]
     monkeypatch.setattr(causes, "MAX_LISTED", 2)
     assert newest_of_cause("default", cause.digest, span=(None, ids[3])) == [ids[3], ids[2]]
 
 
-def test_counts_say_that_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The most frequent texts are read; all dead events are counted."""
-    monkeypatch.setattr(causes, "MAX_TEXTS", 2)
-    for letter, count in ("a", 1), ("b", 3), ("c", 2), ("d", 1):
-        dead(count, f"ValueError: {letter}")
-    found = load_causes("default", limit=9)
-    assert (found.is_exact, found.total, found.counted, found.unread) == (False, 7, 5, 2)
-    assert [(each.message, each.count) for each in found.causes] == [("b", 3), ("c", 2)]
-    assert all(each.is_bounded for each in found.causes)
-    rows = OutboxEvent.objects.exclude(last_error="ValueError: b")
-    found = load_causes("default", limit=9, rows=rows)
-    assert (found.is_exact, found.total, found.counted) == (False, 4, 3)
-    again = find_cause("default", found.causes[0].digest)
-    assert again is not None and again.is_bounded
+def test_causes_of_the_last_hour_come_first() -> None:
+    hour = timedelta(hours=1)
+    dead(3, "ValueError: a", done_at=now() - 2 * hour)
+    dead(2, "ValueError: b", done_at=now() - hour / 2)
+    dead(1, "ValueError: c")
+    dead(1, "ValueError: c", key="k", seq=1)
+    dead(2, "ValueError: c", done_at=now() - 2 * hour)
+    for rows in (None, OutboxEvent.objects.all()):
+        found = load_causes("default", limit=9, rows=rows).causes
+        assert [(each.message, each.count, each.lately) for each in found] == [
+            ("c", 4, 2),
+            ("b", 2, 2),
+            ("a", 3, 0),
+        ]
 
 
-def test_an_acknowledged_cause_comes_last_until_its_time() -> None:
-    dead(3, "ValueError: a")
-    dead(1, "ValueError: b")
-    first = load_causes("default", limit=1).causes[0]
-    until = now() + timedelta(hours=1)
-    known = OutboxAcknowledgement.objects
-    known.acknowledge("gone", until=now() - timedelta(hours=1))
-    known.acknowledge(first.digest, until=until - timedelta(minutes=1), by="bob")
-    known.acknowledge(first.digest, until=until, by="ada" * 100)
-    found = load_causes("default", limit=9).causes
-    assert [each.message for each in found] == ["b", "a"]
-    assert found[0].acknowledged is None
-    assert found[1].acknowledged is not None
-    assert (found[1].acknowledged.until, found[1].acknowledged.by[:6]) == (until, "adaada")
-    assert [*known.values_list("pk", flat=True)] == [first.digest]  # ended ones are deleted
-    known.update(until=now() - timedelta(seconds=1))
-    found = load_causes("default", limit=9).causes
-    assert [(each.message, each.acknowledged) for each in found] == [("a", None), ("b", None)]
-
-
-def test_the_number_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_queries_is_bounded() -> None:
     for n in range(30):
         dead(1, f"ValueError: {chr(97 + n % 26)}", event_type=f"type.{n}")
     with CaptureQueriesContext(connection) as captured:
         load_causes("default", limit=20)
     assert len(captured) == 3
-    monkeypatch.setattr(causes, "MAX_TEXTS", 2)
-    with CaptureQueriesContext(connection) as captured:
-        load_causes("default", limit=20)
-    assert len(captured) == 4

@@ -18,8 +18,6 @@ from django.db import connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from django_outbox.models import (
-    OutboxAcknowledgement,
-    OutboxAttempt,
     OutboxEvent,
     OutboxInbox,
     OutboxLease,
@@ -33,9 +31,15 @@ from tests.plans import analyze
 from tests.table import insert
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST = [OutboxEvent, OutboxInbox, OutboxStream, OutboxWorker]
-LATER = [OutboxAcknowledgement, OutboxAttempt, OutboxLease, OutboxPause, OutboxStatistics]
-MODELS = [*FIRST, *LATER]
+MODELS = [
+    OutboxEvent,
+    OutboxInbox,
+    OutboxLease,
+    OutboxPause,
+    OutboxStatistics,
+    OutboxStream,
+    OutboxWorker,
+]
 SECONDS = 100  # far more than a busy machine needs
 
 vendor = databases.vendor()
@@ -52,13 +56,13 @@ def test_no_migration_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No changes detected" in capsys.readouterr().out
 
 
-def test_there_is_one_first_migration_with_every_table_of_then() -> None:
+def test_one_migration_has_every_table() -> None:
     loader = MigrationLoader(None)
     names = [name for app, name in loader.disk_migrations if app == "django_outbox"]
-    assert "0001_initial" in names
+    assert names == ["0001_initial"]
     state = loader.project_state([("django_outbox", "0001_initial")])
     assert {model for app, model in state.models if app == "django_outbox"} == {
-        model._meta.model_name for model in FIRST
+        model._meta.model_name for model in MODELS
     }
 
 
@@ -93,15 +97,6 @@ def test_the_database_fills_what_a_row_begins_with() -> None:
     assert row.queue == "default"
 
 
-@pytest.mark.django_db
-def test_what_version_0_1_writes_waits_in_the_queue_default() -> None:
-    """Its statements do not name the column."""
-    key = connection.ops.quote_name("key")
-    with connection.cursor() as cursor:
-        cursor.execute(f"INSERT INTO outbox_stream ({key}, seq) VALUES ('a', 1)")
-    assert OutboxStream.objects.get().queue == "default"
-
-
 def constraints(table: str) -> dict[str, dict[str, Any]]:
     with connection.cursor() as cursor:
         found = connection.introspection.get_constraints(cursor, table)
@@ -126,6 +121,7 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
         "outbox_event_unique": ["unique_key"],
         # Few rows are dead: 60,000 updates took equally long with and without this index.
         **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["event_id"]}),
+        "outbox_event_lost": ["rescues"] if connection.vendor == "mysql" else ["event_id"],
     }
     assert [name for name, each in found.items() if each["unique"]] == ["outbox_event_unique"]
     of_streams = {
@@ -156,6 +152,7 @@ def test_indexes_are_partial_where_the_database_can() -> None:
             "key": "status",
             "unique": "unique_key",
             "dead": "status",
+            "lost": "rescues",
         },
         "outbox_stream": {"queue": "due_at", "due": "due_at"},
     }
@@ -323,81 +320,6 @@ def test_migrations_run_forwards_and_backwards(scratch: Scratch) -> None:
 
     scratch.manage("migrate", "--verbosity=0")
     assert scratch.run(WRITE_AND_DRAIN) == WORKS
-
-
-OLD_ROWS = """
-    import json
-    from django.db import connection
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO outbox_event (event_id, event_type, payload, occurred_at, created_at) "
-            "VALUES ('1', 'x', 'null', '2030-01-01 00:00:00', '2030-01-01 00:00:00')"
-        )
-        key = connection.ops.quote_name("key")
-        cursor.execute(f"INSERT INTO outbox_stream ({key}, seq) VALUES ('a', 7)")
-    print(1)
-"""
-QUEUES = """
-    import json
-    from django_outbox.models import OutboxEvent, OutboxStream
-    print(json.dumps([
-        [*OutboxEvent.objects.values_list("event_id", "payload", "queue")],
-        [*OutboxStream.objects.values_list("key", "seq", "queue")],
-    ]))
-"""
-BEFORE_QUEUES = ("migrate", "django_outbox", "0005_lease", "--verbosity=0")
-
-
-def test_rows_of_version_0_1_get_the_queue_default(scratch: Scratch) -> None:
-    scratch.manage(*BEFORE_QUEUES)
-    scratch.run(OLD_ROWS)
-    for _ in range(2):
-        scratch.manage("migrate", "--verbosity=0")
-        assert scratch.run(QUEUES) == [[["1", "null", "default"]], [["a", 7, "default"]]]
-        scratch.manage(*BEFORE_QUEUES)
-
-
-INTERRUPT = """
-    from django.db import OperationalError, connection, connections
-    from django_outbox.conf import index_name
-    writer = connections.create_connection("default")
-    writer.set_autocommit(False)
-    with writer.cursor() as cursor, connection.cursor() as other:
-        cursor.execute("UPDATE outbox_event SET payload = payload")
-        other.execute("SET statement_timeout = 500")
-        try:
-            other.execute(
-                f"CREATE INDEX CONCURRENTLY {index_name('outbox_event_queue')} "
-                "ON outbox_event (queue, available_at, event_id) WHERE available_at IS NOT NULL"
-            )
-        except OperationalError as error:
-            assert "statement timeout" in str(error)
-    writer.close()
-    print(1)
-"""
-VALID = """
-    import json
-    from django.db import connection
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT indexrelid::regclass::text, indisvalid FROM pg_index "
-            "WHERE indexrelid::regclass::text LIKE '%%_queue_%%' ORDER BY 1"
-        )
-        found = [(name.rpartition("_")[0], valid) for name, valid in cursor.fetchall()]
-    print(json.dumps(found))
-"""
-
-
-@only_postgres
-def test_an_interrupted_index_is_built_again(scratch: Scratch) -> None:
-    """CREATE INDEX CONCURRENTLY leaves an invalid index, which the next migrate replaces."""
-    scratch.manage(*BEFORE_QUEUES)
-    scratch.run(OLD_ROWS)
-    scratch.manage("migrate", "django_outbox", "0006_queues", "--verbosity=0")
-    scratch.run(INTERRUPT)
-    assert scratch.run(VALID) == [["outbox_event_queue", False]]
-    scratch.manage("migrate", "--verbosity=0")
-    assert scratch.run(VALID) == [["outbox_event_queue", True], ["outbox_stream_queue", True]]
 
 
 def test_migrating_and_checking_warn_of_nothing(scratch: Scratch) -> None:

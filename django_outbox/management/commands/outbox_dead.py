@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
-from ...inspection.causes import MAX_TEXTS, Causes, load_causes
+from ...inspection.causes import MAX_GROUPS, Causes, load_causes
 from ...models import OutboxEvent, OutboxQuerySet
 from ...sql import dialect_of
 from .. import arguments as cli
@@ -68,7 +68,7 @@ class Command(OutboxCommand):
     def _list(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Print the causes of the dead events, the most frequent first."""
         some = cli.filtered(rows, options, now) if cli.is_filtered(options) else None
-        limit = options["limit"] if options["cause"] is None else MAX_TEXTS
+        limit = options["limit"] if options["cause"] is None else MAX_GROUPS
         found = load_causes(rows.db, limit, rows=some)
         causes = [each for each in found.causes if options["cause"] in (None, each.digest)]
         listed = [each.as_row() for each in causes]
@@ -121,11 +121,6 @@ def _lines(rows: list[dict[str, Any]], found: Causes) -> Iterator[str]:
     yield from table(rows)
     if found.others:
         yield f"further causes: {found.others}; show more with --limit"
-    if not found.is_exact:
-        yield (
-            f"not counted: {found.unread} of {found.total} dead events, because their errors "
-            f"have more than {MAX_TEXTS} different texts; the counts are at least so many"
-        )
 
 
 def _columns_of(event: OutboxEvent) -> dict[str, Any]:

@@ -219,6 +219,10 @@ class EventLeases(Statements):
             ),
         )
 
+    def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:
+        """Return the event table for an UPDATE by id, with an index hint if it needs one."""
+        return self._event(connection)
+
     def _events_by_due(self, connection: BaseDatabaseWrapper) -> str:
         """Return the event table for a SELECT by due time, with an index hint if it needs one."""
         return self._event(connection)

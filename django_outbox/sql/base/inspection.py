@@ -13,7 +13,7 @@ from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
 from ...events import stored_instant
-from ..values import SQL
+from ..values import SQL, to_database
 from .claim import EventLeases
 
 # SQLite uses a partial index only if a query repeats its condition word for word.
@@ -75,17 +75,17 @@ class Inspection(EventLeases):
         """Return the ids of the newest dead events within a span of ids, both ends included."""
         return [each for (each,) in self._newest_dead(connection, "event_id", span, most)]
 
-    def dead_lines(
+    def dead_of_cause(
         self,
         connection: BaseDatabaseWrapper,
+        cause: str | None,
         *,
         span: tuple[str | None, str | None],
-        length: int,
         most: int,
-    ) -> list[tuple[str, str | None]]:
-        """Return what ``dead`` does, each with the first line of its error, its ids as ``0``."""
-        line = self._masked_line(f"SUBSTR(last_error, 1, {int(length)})")
-        return self._newest_dead(connection, f"event_id, {line}", span, most)
+    ) -> list[str]:
+        """Return what ``dead`` does, of those with this cause."""
+        where = ("cause IS NULL", []) if cause is None else ("cause = %s", [cause])
+        return [each for (each,) in self._newest_dead(connection, "event_id", span, most, where)]
 
     def _newest_dead(
         self,
@@ -93,8 +93,9 @@ class Inspection(EventLeases):
         columns: str,
         span: tuple[str | None, str | None],
         most: int,
+        where: SQL = ("1 = 1", []),
     ) -> list[Any]:
-        sql, params = self._dead_select(connection, columns, span, most)
+        sql, params = self._dead_select(connection, columns, span, most, where)
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             return sorted(cursor.fetchall(), key=lambda row: row[0], reverse=True)[:most]
@@ -122,37 +123,41 @@ class Inspection(EventLeases):
         columns: str,
         span: tuple[str | None, str | None],
         most: int,
+        where: SQL = ("1 = 1", []),
     ) -> SQL:
         """Return the SELECT of the newest dead events, ``most`` from each part of their index."""
         bounds = zip((">=", "<="), span, strict=True)
         given = [(f"event_id {sign} %s", each) for sign, each in bounds if each is not None]
         selects = [
             f"SELECT * FROM (SELECT {columns} FROM {self._by_death(connection)} "
-            f"WHERE {' AND '.join([each, *(sql for sql, _ in given)])} "
+            f"WHERE {' AND '.join([each, where[0], *(sql for sql, _ in given)])} "
             f"ORDER BY event_id DESC LIMIT {int(most)}) dead"
             for each in self._deaths(connection)
         ]
-        return " UNION ALL ".join(selects), [each for _, each in given] * len(selects)
+        params = [*where[1], *(each for _, each in given)]
+        return " UNION ALL ".join(selects), params * len(selects)
 
-    def dead_texts(
-        self, connection: BaseDatabaseWrapper, *, length: int, most: int
+    def dead_causes(
+        self, connection: BaseDatabaseWrapper, *, since: datetime, most: int
     ) -> list[tuple[Any, ...]]:
-        """Group dead events by type and first line of their error, in which an id is ``0``.
+        """Group dead events by type and cause.
 
-        Return type, line, count, newest id, first and last death, at most ``most``, the largest
-        first. A group may occur twice.
+        Return type, cause, count, newest id, first and last death, and how many died ``since``, of
+        at most ``most`` groups, those with the most deaths since then first. A group may occur
+        twice.
         """
-        line = self._masked_line(f"SUBSTR(last_error, 1, {int(length)})")
         selects = [
-            f"SELECT * FROM (SELECT event_type, {line} AS line, COUNT(*) AS events, "
-            "MAX(event_id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest "
-            f"FROM {self._by_death(connection)} WHERE {each} GROUP BY 1, 2 "
-            f"ORDER BY events DESC, newest_id DESC LIMIT {int(most)}) dead"
+            "SELECT * FROM (SELECT event_type, cause, COUNT(*) AS events, "
+            "MAX(event_id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest, "
+            "SUM(CASE WHEN done_at >= %s THEN 1 ELSE 0 END) AS lately "
+            f"FROM {self._by_death(connection)} WHERE {each} GROUP BY event_type, cause "
+            f"ORDER BY lately DESC, events DESC LIMIT {int(most)}) dead"
             for each in self._deaths(connection)
         ]
         with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(selects), [])
-            return sorted(cursor.fetchall(), key=lambda row: row[2], reverse=True)[:most]
+            given = [to_database(since, connection)] * len(selects)
+            cursor.execute(" UNION ALL ".join(selects), given)
+            return sorted(cursor.fetchall(), key=lambda row: (row[6], row[2]), reverse=True)[:most]
 
     def count_dead(self, connection: BaseDatabaseWrapper) -> int:
         """Count all dead events."""
@@ -231,16 +236,6 @@ class Inspection(EventLeases):
 
     def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
         return ["status = 3"]
-
-    def _masked_line(self, text: str) -> str:
-        """Return the expression of a text's first line, with ``0`` in place of ids and numbers.
-
-        This one replaces digits only: as many rows are grouped by ids with letters as have them.
-        """
-        line = f"SUBSTR({text}, 1, INSTR({text} || '\n', '\n') - 1)"
-        for digit in "123456789":
-            line = f"REPLACE({line}, '{digit}', '0')"
-        return line
 
     def _conditions(self, statuses: Sequence[int]) -> list[str]:
         return [f"status IN ({', '.join(str(int(each)) for each in statuses)}) AND {INDEXED}"]

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ...listeners.history import Entry, addition
 from ...listeners.outcomes import DONE, Decision, Status
-from ..values import AsRead, Attempt, LeaseKind
+from ..values import AsRead, LeaseKind
 from .claim import EventLeases
 
 
 class Settling(EventLeases):
+    deleted_by_id = "FROM {0}"  # what a DELETE by primary key deletes
+    joined = "{} || {}"  # SQL for two texts as one
     rows_per_settle = 500
-    rows_per_note = 500
     # A claim returns rows as they are then. SQLite's may return one as it was a millisecond before.
     reads_what_it_claims = True
 
@@ -54,7 +56,6 @@ class Settling(EventLeases):
             count += self.settle(connection, me=me, decisions=some, kind=kind, as_read=as_read)
         return count
 
-    @abstractmethod
     def settle_done(
         self,
         connection: BaseDatabaseWrapper,
@@ -65,8 +66,18 @@ class Settling(EventLeases):
         as_read: AsRead | None = None,
     ) -> int:
         """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing."""
+        (one_of, given), (fence, params) = (
+            self._one_of(ids),
+            self._fence(connection, me, kind, as_read),
+        )
+        return self._run(
+            connection,
+            f"""UPDATE {self._event_by_id(connection)} SET status = 1, done_at = {self.now},
+                available_at = NULL, locked_by = NULL, locked_at = NULL
+            WHERE {one_of} AND {fence}""",
+            [*given, *params],
+        )
 
-    @abstractmethod
     def delete_done(
         self,
         connection: BaseDatabaseWrapper,
@@ -77,6 +88,16 @@ class Settling(EventLeases):
         as_read: AsRead | None = None,
     ) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
+        (one_of, given), (fence, params) = (
+            self._one_of(ids),
+            self._fence(connection, me, kind, as_read),
+        )
+        return self._run(
+            connection,
+            f"""DELETE {self.deleted_by_id.format(self._event(connection))}
+            WHERE {one_of} AND {fence} AND unique_key IS NULL""",
+            [*given, *params],
+        )
 
     @abstractmethod
     def settle(
@@ -90,20 +111,26 @@ class Settling(EventLeases):
     ) -> int:
         """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
 
-    def note_attempts(self, connection: BaseDatabaseWrapper, attempts: Sequence[Attempt]) -> None:
-        """Add entries to the history of events."""
-        columns = ", ".join(map(connection.ops.quote_name, (*Attempt._fields, "at")))
-        row = f"({', '.join(['%s'] * len(Attempt._fields))}, {self.now})"
-        for start in range(0, len(attempts), self.rows_per_note):
-            some = attempts[start : start + self.rows_per_note]
-            self._run(
-                connection,
-                f"INSERT INTO {self._table(connection, 'outbox_attempt')} ({columns}) "
-                f"VALUES {', '.join([row] * len(some))}",
-                [value for each in some for value in each],
-            )
+    def add_to_history(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        entry: Entry,
+        kind: LeaseKind = LeaseKind.ROW,
+    ) -> int:
+        """Add an entry to the history of rows; return how many ``me`` still held."""
+        (one_of, given), (fence, params) = self._one_of(ids), self._fence(connection, me, kind)
+        longer = self.joined.format("SUBSTR(history, 1, LENGTH(history) - 1)", "%s")
+        return self._run(
+            connection,
+            f"""UPDATE {self._event_by_id(connection)} SET
+                history = CASE WHEN history IS NULL THEN %s ELSE {longer} END
+            WHERE {one_of} AND {fence}""",
+            [*addition(entry), *given, *params],
+        )
 
-    @abstractmethod
     def keep_progress(
         self,
         connection: BaseDatabaseWrapper,
@@ -115,6 +142,14 @@ class Settling(EventLeases):
         kind: LeaseKind = LeaseKind.ROW,
     ) -> bool:
         """Write a fan-out's progress; return whether ``me`` still held the row, and as read."""
+        fence, params = self._fence(connection, me, kind, as_read)
+        written = self._run(
+            connection,
+            f"""UPDATE {self._event_by_id(connection)} SET progress = %s
+            WHERE event_id = %s AND {fence}""",
+            [progress, event_id, *params],
+        )
+        return written == 1
 
     @contextmanager
     def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:

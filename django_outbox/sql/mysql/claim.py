@@ -213,6 +213,9 @@ class MySQLEventLeases(EventLeases):
             cursor.execute(" UNION ALL ".join(selects), params)
             return sorted({row[0] for row in cursor.fetchall()})
 
+    def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:
+        return f"{self._event(connection)} FORCE INDEX (PRIMARY)"
+
     def _events_by_due(self, connection: BaseDatabaseWrapper) -> str:
         return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_queue')})"
 

@@ -16,44 +16,10 @@ from ..values import AsRead, LeaseKind, marks, plain
 
 class MySQLSettling(Settling):
     rows_per_settle = 100  # a CASE with a branch per row makes the cost quadratic
+    deleted_by_id = "{0} FROM {0} FORCE INDEX (PRIMARY)"
+    joined = "CONCAT({}, {})"
 
     # FORCE INDEX: the optimizer would scan a small table, and so wait for all locked rows.
-
-    def settle_done(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
-    ) -> int:
-        fence, params = self._fence(connection, me, kind, as_read)
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET status = 1,
-                done_at = {self.now}, available_at = NULL, locked_by = NULL, locked_at = NULL
-            WHERE event_id IN ({marks(ids)}) AND {fence}""",
-            [*ids, *params],
-        )
-
-    def delete_done(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        ids: Sequence[str],
-        kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
-    ) -> int:
-        event = self._event(connection)
-        fence, params = self._fence(connection, me, kind, as_read)
-        return self._run(
-            connection,
-            f"""DELETE {event} FROM {event} FORCE INDEX (PRIMARY)
-            WHERE event_id IN ({marks(ids)}) AND {fence} AND unique_key IS NULL""",
-            [*ids, *params],
-        )
 
     def settle(
         self,
@@ -72,52 +38,34 @@ class MySQLSettling(Settling):
         ended = [event_id for event_id, decision in decisions if decision.delay is None]
         end = f"CASE WHEN event_id IN ({marks(ended)}) THEN {self.now} END" if ended else "NULL"
 
-        def each(name: str) -> list[Any]:
-            pairs = [(event_id, plain(getattr(decision, name))) for event_id, decision in decisions]
-            return [value for pair in pairs for value in pair]
+        def each(*names: str) -> list[Any]:
+            return [
+                value
+                for name in names
+                for event_id, decision in decisions
+                for value in (event_id, plain(getattr(decision, name)))
+            ]
 
         return self._run(
             connection,
-            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET
+            f"""UPDATE {self._event_by_id(connection)} SET
                 status = {case}, attempts = attempts + {case}, rescues = 0,
                 {kind.value} = {times}, done_at = {end},
-                last_error = COALESCE({case}, last_error), progress = COALESCE({case}, progress),
+                last_error = COALESCE({case}, last_error), cause = COALESCE({case}, cause),
+                history = COALESCE({case}, history), progress = COALESCE({case}, progress),
                 queue = COALESCE({case}, queue),
                 locked_by = NULL, locked_at = NULL
             WHERE event_id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
             AND {fence}""",
             [
-                *each("status"),
-                *each("spent"),
-                *each("delay"),
+                *each("status", "spent", "delay"),
                 *ended,
-                *each("error"),
-                *each("progress"),
-                *each("queue"),
+                *each("error", "cause", "history", "progress", "queue"),
                 *ids,
                 *each("attempts"),
                 *params,
             ],
         )
-
-    def keep_progress(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        event_id: str,
-        progress: str,
-        as_read: AsRead,
-        kind: LeaseKind = LeaseKind.ROW,
-    ) -> bool:
-        fence, params = self._fence(connection, me, kind, as_read)
-        written = self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET progress = %s
-            WHERE event_id = %s AND {fence}""",
-            [progress, event_id, *params],
-        )
-        return written == 1
 
     @contextmanager
     def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:

@@ -13,7 +13,7 @@ from django.db.models.expressions import RawSQL
 from ...conf import index_name, table_name
 from ..base.inspection import Inspection, condition
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import ID_PATTERN, POSTPONED_FOR, marks
+from ..values import POSTPONED_FOR, marks
 from .claim import ALL, skip_locked
 
 ALWAYS = {
@@ -173,9 +173,6 @@ class MySQLUpkeep(Upkeep, Inspection):
         next_id = ids[most] if len(ids) > most else None
         ids = ids[:most] or [""]
         return condition(f"event_id IN ({marks(ids)})", ids), most, next_id
-
-    def _masked_line(self, text: str) -> str:
-        return f"REGEXP_REPLACE(SUBSTRING_INDEX({text}, '\n', 1), '{ID_PATTERN}', '0')"
 
     def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
         # Those without a key are adjacent in the index, newest last; all others there are read.

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.transactions import single_transaction
 from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import ID_PATTERN, POSTPONED_FOR
+from ..values import POSTPONED_FOR
 
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
 PREPARE_AFTER = 3  # executions before a statement is prepared
@@ -66,9 +66,6 @@ class PostgresUpkeep(Upkeep):
             cursor.execute(set_it, [name, str(int(seconds * 1000))])
             yield
             cursor.execute(set_it, [name, before])
-
-    def _masked_line(self, text: str) -> str:
-        return f"REGEXP_REPLACE(SPLIT_PART({text}, '\n', 1), '{ID_PATTERN}', '0', 'g')"
 
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"

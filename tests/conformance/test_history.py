@@ -1,24 +1,35 @@
-"""History of attempts: failures, lost workers and replays, whatever became of the event since."""
+"""History of events: failures, lost workers and replays, whatever became of the event since."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, DataError, connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 import django_outbox as outbox
 from django_outbox.conf import current
 from django_outbox.delivery.lease import lease_from_row
 from django_outbox.listeners import registry
+from django_outbox.listeners.history import LENGTH
 from django_outbox.listeners.outcomes import Decision, Status
-from django_outbox.models import OutboxAttempt, OutboxEvent, OutboxStream
-from django_outbox.models.attempts import ENTRIES_PER_DELETE, HISTORY_LENGTH
-from django_outbox.models.purging import scan_attempts
+from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL
 from django_outbox.worker import settler
-from tests.table import claimed, insert, keyed, listening, now, row, statuses, steal, write
+from tests.table import (
+    claimed,
+    histories,
+    history,
+    insert,
+    keyed,
+    listening,
+    now,
+    row,
+    statuses,
+    steal,
+    write,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,11 +40,6 @@ TWICE = outbox.Fixed(delay=0, max_attempts=2)
 @pytest.fixture(autouse=True)
 def quick(settings: Any) -> None:
     settings.OUTBOX = {"WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2}
-
-
-def history(event_id: str) -> list[OutboxAttempt]:
-    """Return the entries of an event, oldest first."""
-    return [*OutboxAttempt.objects.of(event_id)][::-1]
 
 
 def kinds(event_id: str) -> list[tuple[str, int]]:
@@ -69,7 +75,7 @@ def test_each_failure_has_an_entry(key: str | None, by_drain: bool) -> None:
         assert entry.by
         assert entry.milliseconds is not None
         assert 0 <= entry.milliseconds < 20_000
-        assert entry.error.startswith("ValueError: no order.placed\nTraceback")
+        assert entry.error == "ValueError: no order.placed"
 
 
 def test_what_is_delivered_has_none() -> None:
@@ -77,7 +83,7 @@ def test_what_is_delivered_has_none() -> None:
         write(3)
         write(2, "order.late")
         deliver(until={"DONE": 3, "NEW": 2}, by_drain=False)
-    assert not OutboxAttempt.objects.exists()
+    assert histories() == []
 
 
 def test_each_listener_of_a_shared_event_has_its_own() -> None:
@@ -144,7 +150,7 @@ def test_events_are_rescued_although_their_history_cannot_be_written(
     def refuse(*args: Any) -> None:
         raise DatabaseError("no room")
 
-    monkeypatch.setattr(type(dialect_of(connection)), "note_attempts", refuse)
+    monkeypatch.setattr(type(dialect_of(connection)), "add_to_history", refuse)
     insert(2, locked_by="lost", locked_at=now())
     with listening(lambda event: None):
         deliver(until={"DONE": 2}, by_drain=False)
@@ -206,89 +212,68 @@ def test_some_of_one_settle_are_refused() -> None:
     assert statuses() == {"RETRY": 4, "NEW": 1}
 
 
-def test_an_error_that_the_database_rejects_is_kept_in_ascii(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As by a table whose character set has no such letters."""
-    note = type(dialect_of(connection)).note_attempts
-
-    def reject(self: Any, on: Any, attempts: Any) -> None:
-        if not all(each.error.isascii() for each in attempts):
-            raise DataError("Incorrect string value")
-        note(self, on, attempts)
-
-    def fail_oddly(event: outbox.Event) -> None:
-        raise ValueError("größer" if event.payload["n"] == 1 else "large")
-
-    monkeypatch.setattr(type(dialect_of(connection)), "note_attempts", reject)
-    with listening(fail_oddly, retry=TWICE):
-        ids = write(3)
-        deliver(until={"DEAD": 3}, by_drain=False)
-    for event_id, text in zip(ids, ("large", "gr??er", "large"), strict=True):
-        assert kinds(event_id) == [("failed", 1), ("dead", 2)]
-        assert all(each.error.startswith(f"ValueError: {text}") for each in history(event_id))
+# -- what is kept ----------------------------------------------------------------------------------
 
 
-# -- purge -----------------------------------------------------------------------------------------
+def test_the_newest_ten_are_kept() -> None:
+    with listening(fail, retry=outbox.Fixed(delay=0, max_attempts=LENGTH + 3)):
+        (event_id,) = write()
+        deliver(until={"DEAD": 1}, by_drain=False)
+        first = LENGTH + 3 - 9
+        assert [number for _, number in kinds(event_id)] == [*range(first, LENGTH + 4)]
+        assert OutboxEvent.objects.dead().replay(by="ada") == 1
+        deliver(until={"DEAD": 1}, by_drain=False)
+    assert [number for _, number in kinds(event_id)] == [*range(first, LENGTH + 4)]
 
 
-@pytest.fixture
-def ended(settings: Any) -> list[str]:
-    """Three dead events with a history, of which the retention has passed."""
-    settings.OUTBOX = {"RETENTION_DEAD": 0}
-    ids = insert(3, due=None, status=3, done_at=now())
-    OutboxAttempt.objects.bulk_create(
-        OutboxAttempt(event_id=each, at=now(), kind="dead", number=1) for each in ids
-    )
-    return ids
+def test_the_first_line_of_an_error_is_kept_in_ascii() -> None:
+    def fail_at_length(event: outbox.Event) -> None:
+        raise ValueError("größer " + "x" * 5000 + "\nline two")
+
+    with listening(fail_at_length, retry=TWICE):
+        (event_id,) = write()
+        deliver(until={"DEAD": 1}, by_drain=True)
+    first, second = history(event_id)
+    assert first.error == second.error == ("ValueError: größer " + "x" * 5000)[:300]
+    assert (row(event_id).history or "").isascii()
 
 
-def test_it_is_purged_with_its_event(ended: list[str]) -> None:
-    [other] = insert(1)
-    OutboxAttempt.objects.create(event_id=other, at=now(), kind="failed", number=1)
-    assert OutboxEvent.objects.purge() == 3
-    assert [each.event_id for each in OutboxAttempt.objects.all()] == [other]
+@pytest.mark.parametrize("damaged", ["", "[", "{}", '[{"at": 1}]', "null", '["x"]'])
+def test_a_damaged_history_begins_anew(damaged: str) -> None:
+    [event_id] = insert(1, history=damaged)
+    with listening(fail, retry=TWICE):
+        deliver(until={"DEAD": 1}, by_drain=True)
+    assert kinds(event_id) == [("failed", 1), ("dead", 2)]
 
 
-def test_the_scan_finds_what_has_no_event(ended: list[str]) -> None:
-    OutboxEvent.objects.filter(pk=ended[1]).delete()
-    first = scan_attempts("default", after="", most=2)
-    assert first is not None
-    assert (first.rows, first.deleted) == (2, 1)
-    second = scan_attempts("default", after=first.last, most=2)
-    assert second is not None
-    assert (second.rows, second.deleted) == (1, 0)
-    assert scan_attempts("default", after=second.last, most=2) is None
-    assert {each.event_id for each in OutboxAttempt.objects.all()} == {ended[0], ended[2]}
+@pytest.mark.parametrize("size", [None, 2], ids=["alone", "in a batch"])
+def test_what_an_atomic_listener_answers_is_committed_with_it(size: int | None) -> None:
+    """Its decision is written in its own transaction, and so is the history."""
+    options: dict[str, Any] = {} if size is None else {"batch": size}
+
+    def give_up(given: Any) -> Any:
+        return outbox.Dead("over 17") if size is None else [outbox.Dead("over 17")] * len(given)
+
+    with listening(give_up, atomic=True, **options):
+        ids = write(2)
+        deliver(until={"DEAD": 2}, by_drain=True)
+    for event_id in ids:
+        [entry] = history(event_id)
+        assert (entry.kind, entry.number, entry.listener) == ("dead", 1, "order.placed")
+        assert entry.milliseconds is not None
+        assert (entry.error, row(event_id).cause) == ("over 17", "over #")
 
 
-def test_the_scan_keeps_the_newest() -> None:
-    [long, short] = insert(2)
-    OutboxAttempt.objects.bulk_create(
-        OutboxAttempt(event_id=each, at=now(), kind="failed", number=number)
-        for number in range(1, HISTORY_LENGTH + 6)
-        for each in ((long, short) if number < 3 else (long,))
-    )
-    batch = scan_attempts("default", after="", most=1000)
-    assert batch is not None
-    assert (batch.rows, batch.deleted) == (HISTORY_LENGTH + 7, 5)
-    assert [number for _, number in kinds(long)] == [*range(6, HISTORY_LENGTH + 6)]
-    assert kinds(short) == [("failed", 1), ("failed", 2)]
+def test_the_cause_is_written_with_the_error_and_cleared_by_a_replay() -> None:
+    with listening(fail_at_17, retry=TWICE):
+        (event_id,) = write()
+        outbox.drain()
+        assert row(event_id).cause == "ValueError: order # is unknown"
+        deliver(until={"DEAD": 1}, by_drain=True)
+    assert row(event_id).cause == "ValueError: order # is unknown"
+    OutboxEvent.objects.dead().replay()
+    assert row(event_id).cause is None
 
 
-def test_a_long_history_is_deleted_in_several_statements() -> None:
-    [event_id] = insert(1)
-    OutboxAttempt.objects.bulk_create(
-        OutboxAttempt(event_id=event_id, at=now(), kind="failed", number=1)
-        for _ in range(2 * ENTRIES_PER_DELETE + 1)
-    )
-    sizes: list[int] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        sizes.append(len(params or ()))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        assert OutboxAttempt.objects.forget([event_id]) == 2 * ENTRIES_PER_DELETE + 1
-    assert max(sizes) == ENTRIES_PER_DELETE
-    assert kinds(event_id) == []
+def fail_at_17(event: outbox.Event) -> None:
+    raise ValueError("order 17 is unknown")

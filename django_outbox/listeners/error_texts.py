@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ..sql.values import ID_PATTERN
+READ_LENGTH: Final = 500  # characters of an error that are read
+LENGTH: Final = 200  # characters of a normalised error, at most; of the column ``cause``
 
-READ_LENGTH: Final = 200  # characters of an error that are read
-LENGTH: Final = 120  # characters of a normalised error, at most
-
-IDS: Final = re.compile(ID_PATTERN, re.ASCII)
+# Numbers and ids, with the letters that may belong to a hexadecimal id.
+IDS: Final = re.compile("[0-9a-f]*[0-9][0-9a-fA-Zx]*", re.ASCII)
 # A quoted text; an apostrophe inside a word does not end it, the end of the text does.
 QUOTED: Final = re.compile(
     r"""(?<!\w)[bBrRuU]?(?:'([^']*(?:'(?=\w)[^']*)*)(?:'|\Z)|"([^"]*(?:"(?=\w)[^"]*)*)(?:"|\Z))"""
@@ -31,7 +30,7 @@ def normalised(text: str | None) -> str:
     """Return the first line of an error with ``#`` in place of numbers, ids and quoted values.
 
     Equal results mean the same cause. Quoted names, such as of an attribute or a host, stay, and
-    so do quoted sentences. It does not matter whether a database has replaced ids by ``0`` before.
+    so do quoted sentences.
 
     Example::
 
