@@ -183,18 +183,6 @@ def test_488_slow_rings_come_seldom(
     assert Slow.rings == 3
 
 
-def test_488_rings_that_wait_take_a_twentieth_of_the_time(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
-) -> None:
-    settings.OUTBOX = {"DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": 0.06}
-    monkeypatch.setattr(doorbell, "BURST", 10.0)
-    notifier = doorbell._notifier("default")
-    assert notifier is not None
-    before = time.monotonic()
-    write()
-    assert before + 0.2 <= notifier._spent_until <= time.monotonic() + MAX_INTERVALS * 0.06
-
-
 def test_488_commits_that_come_close_together_ring_each(
     settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
 ) -> None:
@@ -439,17 +427,6 @@ def test_19_a_directory_that_others_could_use_is_refused(
     assert len(failures(caplog)) == 1
     with listening(lambda event: None), outbox.Worker():
         wait_until(lambda: statuses() == {"DONE": 6}, what="the probe delivers")
-
-
-def test_a_given_directory_keeps_its_mode(settings: Any, bells: Path) -> None:
-    bells.chmod(0o755)
-    settings.OUTBOX = {"DOORBELL": local(bells), **FAR}
-    with listening(lambda event: None), outbox.Worker():
-        wait_until(lambda: [*bells.iterdir()], what="a socket")
-        insert()
-        doorbell.ring(connection)
-        wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery")
-    assert stat.S_IMODE(bells.stat().st_mode) == 0o755
 
 
 def test_19_a_killed_workers_socket_is_removed_by_the_next_ring(

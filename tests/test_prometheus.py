@@ -266,13 +266,6 @@ def test_430_rescues_and_lost_leases_are_counted(shown: Shown) -> None:
     assert shown("outbox_leases_lost_total") == 1
 
 
-def test_a_rescue_by_drain_is_counted_too(shown: Shown) -> None:
-    insert(1, locked_by="lost", locked_at=now())
-    with listening(nothing):
-        outbox.drain()
-    assert shown("outbox_events_rescued_total", event_type=PLACED) == 1
-
-
 def test_replays_discards_and_purges_are_counted(shown: Shown, settings: Any) -> None:
     settings.OUTBOX = {"RETENTION_DEAD": 0}
     insert(5, due=None, status=3, done_at=now())
@@ -371,10 +364,6 @@ def test_430_counts_lag_and_streams_are_right(shown: Shown) -> None:
     lag = shown("outbox_lag_seconds")
     assert lag is not None
     assert 70 <= lag < 300
-
-
-def test_424_an_empty_outbox_has_no_lag(shown: Shown) -> None:
-    assert shown("outbox_lag_seconds") == 0
 
 
 def test_425_scrapes_share_one_look_per_poll_interval(shown: Shown, settings: Any) -> None:

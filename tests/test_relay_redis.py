@@ -135,12 +135,23 @@ def test_a_full_server_is_an_outage_until_there_is_room(start: Any, opened: Any)
         assert client.keys("*check*") == []
 
 
-def test_a_replica_takes_no_writes(server: Any, start: Any, opened: Any) -> None:
-    replica = start(replicaof=f"127.0.0.1 {server.port}")
-    backend = opened(replica.url)
-    with pytest.raises(BrokerUnavailable, match="read only replica"):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"replicaof": True}, "read only replica"),
+        ({"min_replicas_to_write": 1}, "Not enough good replicas"),
+    ],
+    ids=["replica", "no replicas"],
+)
+def test_a_server_that_takes_no_writes(
+    server: Any, start: Any, opened: Any, options: dict[str, Any], said: str
+) -> None:
+    if "replicaof" in options:
+        options = {"replicaof": f"127.0.0.1 {server.port}"}
+    backend = opened(start(**options).url)
+    with pytest.raises(BrokerUnavailable, match=said):
         backend.publish(messages(3), 10)
-    with pytest.raises(BrokerUnavailable, match="read only replica"):
+    with pytest.raises(BrokerUnavailable, match=said):
         backend.check()
 
 
@@ -151,14 +162,6 @@ def test_a_replica_that_takes_writes_is_not_the_master(
     replica = start(replicaof=f"127.0.0.1 {server.port}", replica_read_only="no")
     with pytest.raises(BrokerUnavailable, match="is a replica; give the address of its master"):
         opened(replica.url).check()
-
-
-def test_a_master_without_its_replicas_takes_no_writes(start: Any, opened: Any) -> None:
-    server = start(min_replicas_to_write=1)
-    with pytest.raises(BrokerUnavailable, match="Not enough good replicas"):
-        opened(server.url).publish(messages(3), 10)
-    with pytest.raises(BrokerUnavailable, match="Not enough good replicas"):
-        opened(server.url).check()
 
 
 def test_a_server_that_is_loading_its_data(start: Any, opened: Any) -> None:
