@@ -19,7 +19,7 @@ from tests.table import lease_ends_in, row, statuses, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
 # Each deploy stops a worker in the middle of a long listener; 20 deploys are the full size.
-TIMES = int(os.environ.get("OUTBOX_TEST_DEPLOYS", "3"))
+TIMES = int(os.environ.get("OUTBOX_TEST_DEPLOYS", "2"))
 LONG = {"seconds": 600}
 # No lease ends during a test, unless the test is about that.
 OUTBOX: dict[str, Any] = {"DRAIN_TIMEOUT": 0.3, "LEASE": 600, "POLL_INTERVAL": 1, "LOCK_WAIT": 1}
