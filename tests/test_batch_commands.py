@@ -148,6 +148,13 @@ def test_j21_a_limit_of_nothing_is_refused(value: str) -> None:
         replay("--all", f"--limit={value}")
 
 
+@cases("text", ["\udcff", "a\0b"])
+def test_text_that_no_database_takes_is_refused(text: str) -> None:
+    for given in ([text], ["--error", text], ["--event-type", text]):
+        with pytest.raises(CommandError, match="is not text in UTF-8 without NUL"):
+            replay(*given)
+
+
 def test_j21_465_more_than_a_batch_is_replayed_batch_by_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
