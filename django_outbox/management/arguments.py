@@ -21,6 +21,7 @@ from ..models.event_queryset import BATCH_SIZE
 from ..models.fields import begins_with
 from ..queue_settings import is_rate
 
+UNFIT: Final = re.compile("[\x00\ud800-\udfff]")  # NUL, and bytes that are not UTF-8
 UNITS: Final = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}  # seconds
 NUMBER: Final = r"([0-9]+(?:\.[0-9]+)?)"
 DURATION: Final = re.compile("".join(rf"(?:{NUMBER}{unit})?" for unit in UNITS))
@@ -161,7 +162,14 @@ def add_database(parser: ArgumentParser) -> None:
 
 
 def chosen_alias(options: dict[str, Any]) -> str:
-    """Return the alias that was given, or the router's; ``CommandError`` if it has no tables."""
+    """Return the alias that was given, or the router's.
+
+    Raises ``CommandError`` if it has no tables, or if no database takes the text of an option.
+    """
+    for value in options.values():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and UNFIT.search(text):
+                raise CommandError(f"{text!r} is not text in UTF-8 without NUL.")
     alias = options["database"] or router.db_for_write(OutboxEvent)
     if missing := missing_table(alias):
         raise CommandError(missing)

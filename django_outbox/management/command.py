@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
-from django.core.management.base import (
-    BaseCommand,
-    CommandError,
-    DjangoHelpFormatter,
-    OutputWrapper,
-)
+from django.core.management.base import BaseCommand, DjangoHelpFormatter, OutputWrapper
 from django.db import connections
 
 from ..sql import is_in_memory
@@ -28,7 +22,6 @@ from ..sql import is_in_memory
 INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
 PIPE_CLOSED: Final = 141  # exit code, as shells report SIGPIPE
 TITLE: Final = "Examples:"
-UNFIT: Final = re.compile("[\x00\ud800-\udfff]")  # NUL, and bytes that are not UTF-8
 
 T = TypeVar("T")
 
@@ -71,14 +64,6 @@ class OutboxCommand(BaseCommand):
         except BrokenPipeError:  # its reader has ended, such as head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
             sys.exit(PIPE_CLOSED)
-
-    def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command, unless a database could not take the text of an option."""
-        for value in options.values():
-            for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str) and UNFIT.search(text):
-                    raise CommandError(f"{text!r} is not text in UTF-8 without NUL.")
-        return super().execute(*args, **options)
 
     def print(self, form: str, report: Any, lines: Iterable[str]) -> None:
         """Print what was found for people (``table``) or programs (``json``, or ``line``)."""
