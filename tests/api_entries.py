@@ -1,8 +1,8 @@
 """The public names of the package, chapter by chapter of the reference, and what each promises.
 
 A name is stable if a page of the reference promised it before this list was made, and provisional
-if only a guide shows it. ``docs/how-to/upgrade.md`` says what stable means. Change a promise only
-by decision.
+if only a guide shows it. ``docs/reference/supported-versions.md`` says what stable means.
+Change a promise only by decision.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ WRITE = "[Write events](../how-to/write-events.md)"
 TEST = "[Test your events](../how-to/testing.md)"
 BACKEND = "[Write a relay backend](../how-to/write-a-relay-backend.md)"
 PAUSE = "[Pause delivery](../how-to/pause-delivery.md)"
-CONTEXT = "[Carry context to listeners](../how-to/carry-context.md)"
-TRACE = "[Trace](../how-to/trace.md)"
+CONTEXT = "[Carry context to listeners](../how-to/hook-into-writing.md#carry-context-to-listeners)"
+SIGNAL = "[Signal and write](../how-to/hook-into-writing.md#a-django-signal-that-also-writes)"
+FALLBACK = "[Fall back](../how-to/retry.md#fall-back-when-a-listener-fails-for-good)"
+TRACE = "[Trace](../how-to/hook-into-writing.md#traces)"
 ERRORS = "[Errors](errors.md#raised-by-the-outbox)"
 RAISED = "[Errors](errors.md#raised-by-listeners)"
 
@@ -162,7 +164,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             signature="async awrite(event_type, payload=None, ...) -> str | None",
             text=AWRITE,
             example=AWRITE_EXAMPLE,
-            see="[Write from async code](../how-to/write-from-async-code.md)",
+            see="[Write from async code](../how-to/write-events.md#async-code)",
         ),
         top(
             "awrite_many",
@@ -170,13 +172,9 @@ CHAPTERS: dict[str, list[Entry]] = {
             "-> list[str]",
             text=AWRITE_MANY,
             example=AWRITE_MANY_EXAMPLE,
-            see="[Write from async code](../how-to/write-from-async-code.md)",
+            see="[Write from async code](../how-to/write-events.md#async-code)",
         ),
-        top(
-            "OutboxSignal",
-            methods=("send", "send_robust", "asend", "asend_robust"),
-            see="[Signal and write](../how-to/signal-and-write.md)",
-        ),
+        top("OutboxSignal", methods=("send", "send_robust", "asend", "asend_robust"), see=SIGNAL),
         error(
             "Event",
             methods=("from_json", "payload_as", "is_delayed"),
@@ -190,13 +188,13 @@ CHAPTERS: dict[str, list[Entry]] = {
             "listener",
             see=f"{LISTEN}, [Deliver in batches](../how-to/deliver-in-batches.md), "
             "[Queues](../how-to/separate-slow-listeners.md) and "
-            "[Fall back](../how-to/fall-back.md)",
+            "[Fall back](../how-to/retry.md#fall-back-when-a-listener-fails-for-good)",
         ),
         error("ANY", text=ANY, example=ANY_EXAMPLE),
         top("Done", heading="`Done()`", see=LISTEN),
         top("Defer", see=LISTEN),
         top("Dead", see=LISTEN),
-        error("Failure", see="[Fall back](../how-to/fall-back.md)"),
+        error("Failure", see=FALLBACK),
         top("RetryAfter", see=RAISED),
         error("Unrecoverable", see=RAISED),
         error("BrokerUnavailable", see="[Relays](relays.md#backend-and-message)"),
@@ -310,7 +308,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             signature="",
             stable=False,
             methods=("dumps", "loads"),
-            see="[Choose a serializer](../how-to/choose-a-serializer.md)",
+            see="[Choose a serializer](../how-to/type-events.md#choose-a-serializer)",
         )
     ],
     "tasks": [

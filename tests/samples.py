@@ -24,13 +24,18 @@ SETTINGS = re.compile(r"\s*(?:OUTBOX|TASKS) =")  # of whatever title
 
 
 def section(page: str) -> str:
-    """Return the text of a page; of ``page.md#A heading`` only that section, its lines in place."""
+    """Return the text of a page; of ``page.md#A heading`` only that section, its lines in place.
+
+    ``page.md#..A heading`` is what comes before it.
+    """
     path, _, heading = page.partition("#")
     text = (DOCS / path).read_text()
     if not heading:
         return text
-    found = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    found = re.search(rf"^(#+) {re.escape(heading.removeprefix('..'))}$", text, re.MULTILINE)
     assert found, f"{path} has no section {heading}"
+    if heading.startswith(".."):
+        return text[: found.start()]
     outside = CODE.sub(lambda block: " " * len(block[0]), text)
     end = re.compile(rf"^#{{1,{len(found[1])}}} ", re.MULTILINE).search(outside, found.end())
     return (

@@ -120,7 +120,7 @@ def test_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     models = ModuleType("shop.models")
     vars(models).update(Order=Order)
     monkeypatch.setitem(sys.modules, "shop.models", models)
-    with samples.modules("how-to/write-from-async-code.md") as shop:
+    with samples.modules("how-to/write-events.md#Async code") as shop:
         urls = ModuleType("shop.urls")
         vars(urls).update(urlpatterns=[path("checkout", shop["shop.views"].checkout)])
         with override_settings(ROOT_URLCONF=urls):

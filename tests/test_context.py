@@ -214,7 +214,7 @@ def test_the_samples_of_the_how_to(
     seen: list[tuple[Any, ...]] = []
     shop = type(sys)("shop_context")
     monkeypatch.setitem(sys.modules, "shop_context", shop)
-    with samples.run("how-to/carry-context.md") as names:
+    with samples.run("how-to/hook-into-writing.md#Carry context to listeners") as names:
         for name in ("remember_tenant", "for_tenant", "tenant"):
             setattr(shop, name, names[name])
         settings.OUTBOX = names["OUTBOX"]

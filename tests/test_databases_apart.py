@@ -171,7 +171,7 @@ def test_an_atomic_listener_of_another_database_is_refused(
 def test_the_samples_of_the_how_to(settings: Any) -> None:
     """The how-to's router recipe works as written."""
     settings.OUTBOX = {}
-    with samples.run("how-to/use-several-databases.md", Order=Order) as names:
+    with samples.run("reference/databases.md#Use several databases", Order=Order) as names:
         router = names["ShopRouter"]()
         router.alias, router.apps = "other", {"testapp", "django_outbox"}
         settings.DATABASE_ROUTERS = [router]

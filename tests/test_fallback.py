@@ -494,7 +494,9 @@ def test_the_samples_of_the_how_to(outside: bool) -> None:
     cards.charge.side_effect = outbox.Unrecoverable("the card is blocked")
     courier.book.side_effect = outbox.Unrecoverable("no such street")
     given = {"cards": cards, "courier": courier, "pager": pager, "Order": Order}
-    with samples.run("how-to/fall-back.md", transaction=transaction, **given):
+    with samples.run(
+        "how-to/retry.md#Fall back when a listener fails for good", transaction=transaction, **given
+    ):
         write(event_type="payment.requested", payload={"order": order.pk, "amount": 5})
         write(event_type="parcel.requested", payload={"to": "nowhere"})
         outbox.drain(limit=2)

@@ -400,7 +400,7 @@ def test_the_samples_of_the_how_to(outside: bool) -> None:
     warehouse, mail = Mock(), Mock()
     mail.send.side_effect = [ConnectionError("no answer"), None]
     given = {"warehouse": warehouse, "mail": mail, "Order": Order, "F": F}
-    with samples.run("how-to/share-an-event.md", **given):
+    with samples.run("how-to/listen.md#Let several listeners share an event", **given):
         (event_id,) = write(payload={"sku": "B-7", "customer": "ann@example.org"})
         drain()
         assert statuses() == {"RETRY": 1}

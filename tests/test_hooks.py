@@ -723,7 +723,7 @@ class Counting:
 
 def test_the_samples_of_the_how_to(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "shop")
-    with samples.modules("how-to/hook-into-writing.md") as shop:
+    with samples.modules("how-to/hook-into-writing.md#..A Django signal that also writes") as shop:
         settings.OUTBOX = {**shop["settings"].OUTBOX, "CONTEXT_PROVIDERS": ["shop.context.trace"]}
         shop["shop.context"].trace_id.set("t-1")
         with transaction.atomic():

@@ -320,7 +320,7 @@ except ImportError as error:
 def test_the_samples_of_the_how_to() -> None:
     from django.utils.module_loading import import_string
 
-    for code in samples.blocks("how-to/trace.md").values():
+    for code in samples.blocks("how-to/hook-into-writing.md#Traces").values():
         names: dict[str, Any] = {}
         exec(code, names)
         for paths in names["OUTBOX"].values():

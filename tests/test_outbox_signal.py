@@ -262,7 +262,7 @@ def test_a_wrong_declaration_fails_where_it_stands(options: dict[str, Any]) -> N
 
 @pytest.mark.django_db(transaction=True)
 def test_the_samples_of_the_how_to() -> None:
-    with samples.modules("how-to/signal-and-write.md") as shop:
+    with samples.modules("how-to/hook-into-writing.md#A Django signal that also writes") as shop:
         placed = shop["shop.signals"].order_placed
         placed.connect(receive)
 

@@ -981,7 +981,7 @@ def test_the_receiver_of_the_page_takes_a_webhook_once(
     ((_, headers, body),) = receiver.received
     settings.SHOP_SECRET = SECRET
     signature = {name: value for name, value in headers.items() if name.startswith("webhook-")}
-    with samples.modules(PAGE) as made:
+    with samples.modules(f"{PAGE}#Receive the webhooks") as made:
         receive = made["partner.hooks"].receive
         for sent, status in ((body, 204), (body, 204), (body + b" ", 403)):
             request = rf.post("/", sent, content_type="application/json", headers=signature)
@@ -992,7 +992,11 @@ def test_the_receiver_of_the_page_takes_a_webhook_once(
 
 @database
 def test_the_subscriptions_of_the_page(relay: Any) -> None:
-    with receiving() as first, receiving() as second, samples.modules(PAGE) as made:
+    with (
+        receiving() as first,
+        receiving() as second,
+        samples.modules(f"{PAGE}#Customer webhooks") as made,
+    ):
         relay("{headers[webhook-url]}", EVENTS=["hook.*"])
         subscriptions = [
             SimpleNamespace(url=each.url, customer=f"c{n}")
@@ -1036,7 +1040,7 @@ def test_the_answers_of_call_a_webhook(
     receiver.answer = lambda path, body: (status, headers, b"no")
     put = requests.put
     monkeypatch.setattr(requests, "put", lambda url, **given: put(receiver.url, **given))
-    with samples.modules("how-to/call-a-webhook.md"):
+    with samples.modules(f"{PAGE}#Call a URL from a listener"):
         with transaction.atomic():
             event_id = outbox.write("parcel.changed", {"parcel": 3})
         row = OutboxEvent.objects.get(pk=event_id)

@@ -334,7 +334,7 @@ def test_323_the_table_of_the_how_to_is_what_the_code_does() -> None:
 
 @cases(
     ("page", "hours"),
-    [("call-a-webhook", (17.5, 18.5)), ("listen", (17.5, 18.5)), ("retry", (23, 25))],
+    [("relay-to-webhooks", (17.5, 18.5)), ("listen", (17.5, 18.5)), ("retry", (23, 25))],
 )
 def test_the_patient_policies_of_the_how_tos_last_as_long_as_they_say(
     page: str, hours: tuple[float, float]
@@ -347,7 +347,7 @@ def test_the_patient_policies_of_the_how_tos_last_as_long_as_they_say(
 
 
 def test_the_samples_of_the_how_to() -> None:
-    with samples.run("how-to/retry.md") as names:
+    with samples.run("how-to/retry.md#..Fall back when a listener fails for good") as names:
         picky, stubborn, own = names["PICKY"], names["STUBBORN"], names["OfficeHours"]()
         assert checked(own) is own
         with override_settings(OUTBOX=names["OUTBOX"]):

@@ -55,12 +55,12 @@ BREAKS: list[tuple[Rule, Break]] = [
     (reference.policies_have_their_defaults, (SETTINGS, "`cap=600`", "`cap=60`")),
     (
         reference.defaults_are_the_codes,
-        ("docs/reference/defaults.md", "| 5 s, as a fallback", "| 6 s, as a fallback"),
+        ("docs/reference/settings.md", "| 5 s, as a fallback", "| 6 s, as a fallback"),
     ),
-    (reference.defaults_are_the_codes, ("docs/reference/defaults.md", "lease (`LEASE`)", "lease")),
+    (reference.defaults_are_the_codes, ("docs/reference/settings.md", "lease (`LEASE`)", "lease")),
     (
         reference.defaults_in_words_are_the_codes,
-        ("docs/reference/defaults.md", "doubling up to 10 min", "doubling up to 9 min"),
+        ("docs/reference/settings.md", "doubling up to 10 min", "doubling up to 9 min"),
     ),
     (reference.checks_are_listed, ("docs/reference/checks.md", "`django_outbox.E001`", "E001")),
     (reference.checks_are_listed, ("docs/reference/checks.md", "", "`django_outbox.E999`")),

@@ -231,7 +231,7 @@ def test_the_samples_of_the_how_to(settings: Any, monkeypatch: pytest.MonkeyPatc
     order_pb2 = protobuf_module()
     monkeypatch.setitem(sys.modules, "shop.order_pb2", order_pb2)
     settings.OUTBOX = {"SERIALIZER": "shop.codec.ProtobufOrJSON"}  # before a class is declared
-    with samples.modules("how-to/choose-a-serializer.md") as shop:
+    with samples.modules("how-to/type-events.md#Choose a serializer") as shop:
         settings.OUTBOX = shop["settings"].OUTBOX
         message = order_pb2.OrderPlaced(order_id="17", skus=["tea", "cup"])
         with transaction.atomic():

@@ -663,7 +663,7 @@ def test_the_samples_of_the_how_to() -> None:
         customer="Ada",
         region="north",
     )
-    with samples.modules("how-to/type-events.md") as shop:
+    with samples.modules("how-to/type-events.md#..Choose a serializer") as shop:
         found = stored(shop["shop.orders"].place(order))
         assert (found.event_type, found.headers) == ("order.placed", '{"region":"north"}')
         assert found.key == str(order.id)

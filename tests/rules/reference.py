@@ -20,6 +20,7 @@ from django_outbox.management import commands
 from django_outbox.models import OutboxEvent
 from tests.rules import Rule, Text
 
+COMPARED = "## Compared with other systems"
 COMMANDS = [each.name for each in pkgutil.iter_modules(commands.__path__)]
 UNITS = {"": 1, "s": 1, "days": 86400}
 POLICIES: dict[str, Any] = {
@@ -94,7 +95,7 @@ def policies_have_their_defaults(root: Path) -> Iterator[str]:
 
 def defaults_are_the_codes(root: Path) -> Iterator[str]:
     """The column of our numbers on the page that compares defaults agrees with the code."""
-    text, defaults, named = page(root, "defaults.md"), conf.Settings(), set()
+    text, defaults, named = page(root, "settings.md").section(COMPARED), conf.Settings(), set()
     for row in re.finditer(r"^\| ([^|]*) \| ([^|]*) \|", text.text, re.MULTILINE):
         if name := re.search(r"`([A-Z_]+)`", f"{row[1]}{row[2]}"):
             named.add(name[1])
@@ -108,7 +109,11 @@ def defaults_are_the_codes(root: Path) -> Iterator[str]:
 
 
 def defaults_in_words_are_the_codes(root: Path) -> Iterator[str]:
-    text, defaults, policy = page(root, "defaults.md"), conf.Settings(), retry.Exponential()
+    text, defaults, policy = (
+        page(root, "settings.md").section(COMPARED),
+        conf.Settings(),
+        retry.Exponential(),
+    )
     doubling = "doubling" if policy.multiplier == 2 else policy.multiplier
     wanted = {
         "pause between them": f"{policy.base:g} s, {doubling} up to {policy.cap / 60:g} min, "
