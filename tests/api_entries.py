@@ -213,7 +213,7 @@ CHAPTERS: dict[str, list[Entry]] = {
         top(
             "drain",
             example=DRAIN_EXAMPLE,
-            see="[Without a worker](../how-to/run-the-worker.md#without-a-worker)",
+            see="[Without a worker](../how-to/go-to-production.md#without-a-worker)",
         ),
         top("Worker", example=WORKER_EXAMPLE, methods=("depths", "is_spent")),
     ],

@@ -79,7 +79,7 @@ def test_every_option_of_a_command_is_explained(name: str) -> None:
 @pytest.mark.parametrize(("age", "is_young"), [(0, True), (300, False)], ids=["young", "old"])
 def test_the_exec_probe_of_the_how_to(tmp_path: Path, age: float, is_young: bool) -> None:
     """The line for Kubernetes and for Docker, with a file of our own."""
-    text = (DOCS / "how-to" / "watch-health.md").read_text()
+    text = (DOCS / "how-to" / "go-to-production.md").read_text()
     probes = {json.loads(f'"{each}"') for each in re.findall(r'"(test -n .*?)"\]', text)}
     assert len(probes) == 1
     file = tmp_path / "alive"

@@ -208,7 +208,7 @@ def test_one_that_is_sure_needs_no_probe(settings: Any, sure: bool) -> None:
 
 def test_the_sample_of_the_reference(settings: Any) -> None:
     """Its instances share only the cache, as those of two processes would."""
-    with samples.modules("reference/doorbells.md") as shop:
+    with samples.modules("reference/settings.md#Doorbells of your own") as shop:
         settings.OUTBOX = {**vars(shop["settings"])["OUTBOX"], **FAR}
         bell = shop["shop.bells"].CacheBell("default")
         ear = bell.ear()

@@ -370,7 +370,7 @@ def test_two_listeners_of_the_page_share_an_event() -> None:
 def test_the_samples_of_run_the_worker() -> None:
     served: list[int] = []
     given = {"serve_forever": lambda: served.append(1)}
-    with samples.run("how-to/run-the-worker.md", **given) as names:
+    with samples.run("how-to/go-to-production.md#Run the worker", **given) as names:
         assert served == [1]
         logging.config.dictConfigClass(names["LOGGING"])  # it is well formed
 
@@ -456,7 +456,7 @@ def test_12_the_samples_of_protect_personal_data(settings: Any) -> None:
     model = SimpleNamespace(objects=SimpleNamespace(create=lambda **row: archived.append(row)))
     mail = Recorder()
     given = {"ArchivedEvent": model, "Customer": Customers, "mail": mail}
-    with samples.modules("how-to/protect-personal-data.md", **given) as shop:
+    with samples.modules("explanation/security.md#Protect personal data", **given) as shop:
         settings.OUTBOX = vars(shop["settings"])["OUTBOX"]
         shop["shop.greetings"].sign_up(SimpleNamespace(pk=7))
         row = OutboxEvent.objects.get()

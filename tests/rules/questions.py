@@ -29,7 +29,7 @@ QUESTIONS = {
         "Events with the same key are delivered one after the other",
     ),
     "What happens to running listeners during a deploy?": (
-        "how-to/run-the-worker.md",
+        "how-to/go-to-production.md",
         "Stopping",
         "running listeners may finish within `DRAIN_TIMEOUT`",
     ),
@@ -54,12 +54,12 @@ QUESTIONS = {
         'assert_event_written("order.placed", payload={"sku": "teapot"}, aggregate=order)',
     ),
     "How many worker processes and threads do I need?": (
-        "how-to/run-the-worker.md",
+        "how-to/go-to-production.md",
         "Scaling",
         "Start with one worker process, then add what you run out of",
     ),
     "How do I deliver events while I develop?": (
-        "how-to/run-the-worker.md",
+        "how-to/go-to-production.md",
         "Run it during development",
         "outbox_worker --reload",
     ),
@@ -94,7 +94,7 @@ QUESTIONS = {
         "The purge deletes events that finished longer than `RETENTION_DONE` (7 days) ago",
     ),
     "A customer asks us to delete their data. What about the events?": (
-        "how-to/protect-personal-data.md",
+        "explanation/security.md",
         "Erase on request",
         "You may delete finished events whenever you like.",
     ),
