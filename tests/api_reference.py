@@ -71,7 +71,7 @@ def chapter(entries: list[Entry]) -> str:
 
 
 def parts(entry: Entry) -> Iterator[str]:
-    """Yield heading, signature, description, errors, methods, links and example of a name."""
+    """Yield heading, signature, description, errors, methods, and links or an example."""
     value = entry.value()
     text, example = split(entry.text or inspect.getdoc(value) or "")
     if entry.heading:
@@ -85,7 +85,7 @@ def parts(entry: Entry) -> Iterator[str]:
         yield "\n".join(method(value, name) for name in entry.methods)
     if entry.see:
         yield filled(f"See {entry.see}.")
-    if example := entry.example or example:
+    if (example := entry.example or example) and not entry.see:  # else the guide has examples
         yield f"```python\n{example.strip()}\n```"
 
 

@@ -7,7 +7,6 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from io import StringIO
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +15,6 @@ import sentry_sdk
 from asgiref.sync import async_to_sync, sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from channels.layers import get_channel_layer
-from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.test import Client
 from django.urls import path
@@ -335,25 +333,3 @@ def test_the_rates_of_the_archive_page_are_computed_correctly() -> None:
         events = int(millions) * 1_000_000
         assert round(events / 86_400) == int(rate)
         assert float(size) == pytest.approx(events * 560 / 1e9, rel=0.02)
-
-
-@pytest.fixture
-def archive() -> Iterator[Any]:
-    """Create the page's archive; lend a function that runs its command and returns its output."""
-    [create] = [each for each in sql(ARCHIVE) if "PARTITION BY" in each]
-    with connection.cursor() as cursor:
-        cursor.execute(create)
-    try:
-        with samples.modules(ARCHIVE) as shop:
-            command = shop["shop.management.commands.archive_events"]
-
-            def run(**options: Any) -> str:
-                out = StringIO()
-                call_command(command.Command(), stdout=out, **options)
-                return out.getvalue().strip()
-
-            run.module = command  # type: ignore[attr-defined]
-            yield run
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TABLE outbox_event_archive")

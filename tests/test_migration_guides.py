@@ -27,9 +27,10 @@ from tests.migration_samples import Shop, command
 from tests.table import now, statuses
 from tests.testapp.models import Order
 
-CELERY = "how-to/migrate-from-celery.md"
-TASKS = "how-to/migrate-from-django-tasks.md"
-PROCRASTINATE = "how-to/migrate-from-procrastinate.md"
+QUEUES = "how-to/migrate-from-a-task-queue.md"
+CELERY = f"{QUEUES}#Celery and `on_commit`"
+TASKS = f"{QUEUES}#django-tasks-db"
+PROCRASTINATE = f"{QUEUES}#procrastinate"
 PARENTS = "how-to/come-from-another-outbox.md"
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,7 +46,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 def sql(page: str) -> str:
     """Return the SQL block of a page."""
-    text = (samples.DOCS / page).read_text()
+    text = samples.section(page)
     [found] = re.findall(r"^```(?:sql|postgresql)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return str(found)
 
@@ -356,40 +357,6 @@ def test_after_the_cut_over_old_results_are_still_found(shop: Shop, results: Any
     missing = import_module("django.tasks.exceptions").TaskResultDoesNotExist
     with pytest.raises(missing):
         find(str(uuid4()))
-
-
-def test_pending_tasks_move(shop: Shop, results: Any) -> None:
-    tasks = tasks_both(shop)
-    first, second, third = (Order.objects.create(sku=sku).pk for sku in ("teapot", "kettle", "cup"))
-    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
-    tasks.book_parcel.enqueue(first)
-    tasks.book_parcel.using(run_after=tomorrow, priority=9).enqueue(order_id=second)
-    running = tasks.book_parcel.enqueue(third)
-    results.objects.filter(pk=running.id).update(status="RUNNING")
-    old = {
-        str(each) for each in results.objects.exclude(pk=running.id).values_list("pk", flat=True)
-    }
-    module = shop.add("shop.move_tasks", samples.run(TASKS, only="def move_one"))
-    lines = command(module, task_path="shop.tasks.book_parcel").splitlines()
-    assert {line.partition(" is now ")[0] for line in lines} == old
-    assert [str(each.pk) for each in results.objects.all()] == [running.id]
-    assert command(module, task_path="shop.tasks.book_parcel") == ""
-    later = OutboxEvent.objects.get(deliver_at__isnull=False)
-    assert later.deliver_at == pytest.approx(tomorrow, abs=timedelta(milliseconds=1))
-    assert lines[0].endswith(f" is now {later.pk}")  # the higher priority first
-    assert outbox.drain() == 1
-    assert booked(shop) == ["teapot"]
-
-
-def test_a_task_whose_move_fails_stays(shop: Shop, results: Any) -> None:
-    """Nothing is in both tables, and nothing in neither."""
-    tasks_both(shop).book_parcel.enqueue(1)
-    module = shop.add("shop.move_tasks", samples.run(TASKS, only="def move_one"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "delete", lambda self: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            module.move_one("shop.tasks.book_parcel")
-    assert (results.objects.count(), OutboxEvent.objects.count()) == (1, 0)
 
 
 def test_rows_are_renamed_for_the_alias_that_stays(shop: Shop, results: Any) -> None:

@@ -248,7 +248,7 @@ def orders(n: int) -> Order:
 
 # --- listen --------------------------------------------------------------------------------------
 
-LISTEN = "how-to/listen.md"
+LISTEN = "how-to/listen.md#..Let several listeners share an event"
 
 
 class Service:

@@ -972,7 +972,7 @@ def test_the_settings_of_the_page_are_taken(settings: Any) -> None:
 
 
 @database
-def test_the_receiver_of_the_page_takes_a_webhook_once(
+def test_479_the_receiver_of_the_page_takes_a_webhook_once(
     relay: Any, receiver: Receiver, settings: Any, rf: Any
 ) -> None:
     relay(receiver.url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -10,14 +9,13 @@ from django.db import connection, connections, transaction
 from django.db.utils import NotSupportedError, ProgrammingError
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent
-from tests.table import insert, listening, now, statuses, write
-from tests.test_integration_pages import ARCHIVE, Shop, archive, shop, sql
+from tests.table import listening, statuses, write
+from tests.test_integration_pages import ARCHIVE, Shop, shop, sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-__all__ = ["archive", "shop"]  # fixtures
+__all__ = ["shop"]  # a fixture
 
 on_postgres = pytest.mark.skipif(
     "connection.vendor != 'postgresql'", reason="the SQL of the page is PostgreSQL's"
@@ -47,50 +45,6 @@ def test_a_listener_runs_in_the_schema_of_its_writer(
         set_schema("public")
         outbox.drain()
     assert (seen, mine.schema_name, statuses()) == (["south"], "public", {"DONE": 1})
-
-
-def archived() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM outbox_event_archive")
-        return int(cursor.fetchone()[0])
-
-
-@on_postgres
-def test_the_command_moves_what_was_delivered_and_nothing_else(archive: Any) -> None:
-    ended = now() - timedelta(hours=2)
-    done = {"due": None, "status": OutboxEvent.Status.DONE}
-    insert(3000, made=7200, done_at=ended, payload='{"n":1}', **done)
-    kept = insert(5, made=60, done_at=now(), **done)  # delivered a minute ago
-    kept += insert(1, made=7200, done_at=ended, unique_key="k", **done)
-    kept += insert(5, made=7200, due=None, status=OutboxEvent.Status.DEAD, done_at=ended)
-    kept += insert(5, made=7200)  # pending
-    [own] = insert(1, made=7200, done_at=ended, **done)
-    OutboxEvent.objects.filter(pk=own).update(event_id="zz-own-id")
-    assert archive(batch=700) == "moved=3000 dropped=None"
-    assert {*OutboxEvent.objects.values_list("pk", flat=True)} == {*kept, "zz-own-id"}
-    assert archive() == "moved=0 dropped=None"
-    assert archive(all_ids=True, keep_unique_days=0) == "moved=2 dropped=None"
-    assert archived() == 3002
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT DISTINCT payload FROM outbox_event_archive WHERE unique_key IS NULL")
-        assert ('{"n":1}',) in cursor.fetchall()
-
-
-@on_postgres
-def test_the_command_drops_old_partitions(archive: Any) -> None:
-    with connection.cursor() as cursor:
-        for day in (date(2026, 1, 1), now().date() - timedelta(days=90)):
-            archive.module.Command().create_partition(cursor, day)
-        cursor.execute(
-            "INSERT INTO outbox_event_archive (archived_on, event_id, event_type, aggregate_type, "
-            "payload, occurred_at, created_at, done_at, attempts) "
-            "VALUES ('2026-01-01', '1', 'x', 'y', '{}', now(), now(), now(), 0)"
-        )
-        assert archived() == 1
-        assert archive(drop_after_days=90) == "moved=0 dropped=outbox_event_archive_20260101"
-        assert archived() == 0
-        cursor.execute(archive.module.PARTITIONS)
-        assert len(cursor.fetchall()) == 2  # the 90th day is kept, and today's is there
 
 
 @on_postgres

@@ -78,16 +78,7 @@ BROKEN = {
 NOT_RUN = "no run is published yet"
 
 # What new readers ask about first; the record has all of them.
-ASKED = (
-    "kill",
-    "pause",
-    "restart",
-    "terminate",
-    "poison",
-    "ordered",
-    "batches",
-    "poisoned_batches",
-)
+ASKED = ("kill", "restart", "poison", "ordered")
 
 
 def main(paths: Iterable[Path]) -> None:

@@ -74,8 +74,8 @@ def entries_are_complete(root: Path) -> Iterator[str]:
         parts = [*api_reference.parts(entry)]
         if sum(part.startswith(("**Stable.** ", "**Provisional.** ")) for part in parts) != 1:
             yield f"{LIST}: {entry.path} has no description; write a docstring"
-        if sum(part.startswith("```python\n") for part in parts) != 1:
-            yield f"{LIST}: {entry.path} has no example; add one to its docstring or entry"
+        if not entry.see and not any(part.startswith("```python\n") for part in parts):
+            yield f"{LIST}: {entry.path} has no example and no guide; add one"
         if any("``" in part for part in parts if not part.startswith("```")):
             yield f"{LIST}: {entry.path} has double backticks on the page; use a form that is read"
         for method in entry.methods:
