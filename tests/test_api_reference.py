@@ -23,7 +23,6 @@ from tests.api_entries import CHAPTERS
 
 PAGE = samples.DOCS / "reference" / "api.md"
 ENTRIES = [entry for entries in CHAPTERS.values() for entry in entries]
-CHAPTER_OF_SIGNALS = "Signals: `django_outbox.signals`"
 IMPORT = re.compile(r"^(?:from|import) ", re.MULTILINE)
 
 
@@ -65,7 +64,7 @@ def is_of_imports(code: str) -> bool:
 
 EXAMPLES = [
     (
-        entry.heading or CHAPTER_OF_SIGNALS,
+        entry.heading or entry.path,
         entry.example or api_reference.split(entry.text or inspect.getdoc(entry.value()) or "")[1],
     )
     for entry in ENTRIES
@@ -226,5 +225,5 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "`Outcome`": check_outcome,
     "`Written`": check_written,
     "`Relayed`": check_relayed,
-    CHAPTER_OF_SIGNALS: check_signal,
+    "django_outbox:signals": check_signal,
 }

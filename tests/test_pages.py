@@ -1,12 +1,9 @@
-"""Code samples that no other test file runs: they do what their page says."""
+"""Samples do what their page says; test_samples runs all others, too."""
 
 from __future__ import annotations
 
 import base64
 import json
-import logging.config
-import threading
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +17,9 @@ from django.utils import timezone
 
 import django_outbox as outbox
 import tests.testapp
-from django_outbox.models import OutboxEvent, OutboxPause
-from django_outbox.signals import breaker_closed, breaker_opened
+from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.testapp.models import Order
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -355,38 +350,7 @@ class AsyncRecorder(Recorder):
         return call
 
 
-def test_two_listeners_of_the_page_share_an_event() -> None:
-    with (
-        samples.run(LISTEN, only='("order.submitted")', outbox=outbox),
-        samples.run(LISTEN, only="def count(", outbox=outbox),
-    ):
-        assert json.loads(place().progress or "{}").keys() >= {"order.placed statistics"}
-
-
-# --- run the worker, settings, status ------------------------------------------------------------
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_samples_of_run_the_worker() -> None:
-    served: list[int] = []
-    given = {"serve_forever": lambda: served.append(1)}
-    with samples.run("how-to/go-to-production.md#Run the worker", **given) as names:
-        assert served == [1]
-        logging.config.dictConfigClass(names["LOGGING"])  # it is well formed
-
-
-def test_the_sample_of_the_status_reference() -> None:
-    with samples.run("reference/commands.md") as names:
-        assert names["status"]("default")["counts"]["NEW"] == 0
-
-
-def test_the_imports_of_the_api_reference() -> None:
-    with samples.run("reference/api.md") as names:
-        assert names["outbox"] is outbox
-        assert names["OutboxEvent"] is OutboxEvent
-
-
-# --- replay, alerts ------------------------------------------------------------------------------
+# --- alerts ------------------------------------------------------------------------------
 
 
 def kill(event_type: str = "parcel.requested", **fields: Any) -> OutboxEvent:
@@ -400,24 +364,6 @@ def kill(event_type: str = "parcel.requested", **fields: Any) -> OutboxEvent:
         return place(event_type, **fields)
     finally:
         samples.registry.remove(refuse)
-
-
-def test_the_samples_of_replay(capsys: pytest.CaptureFixture[str]) -> None:
-    row = kill()
-    with samples.run("how-to/replay-dead-events.md"):
-        pass
-    assert "the courier does not carry it" in capsys.readouterr().out
-    row.refresh_from_db()
-    assert row.status == OutboxEvent.Status.NEW
-
-
-def test_the_samples_of_pause_delivery(capsys: pytest.CaptureFixture[str]) -> None:
-    from django_outbox.models import OutboxPause
-
-    with samples.run("how-to/pause-delivery.md"):
-        pass
-    assert "carrier down" in capsys.readouterr().out
-    assert not OutboxPause.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -496,70 +442,3 @@ def test_19_the_simplest_webhook() -> None:
     assert post.call_args.kwargs["headers"] == {"Idempotency-Key": row.pk}
     assert post.call_args.kwargs["timeout"]
     assert row.status == OutboxEvent.Status.DONE
-
-
-# --- queues, circuit breakers --------------------------------------------------------------------
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_samples_of_separate_slow_listeners(settings: Any) -> None:
-    """Each listener runs in a thread of its own queue."""
-    requests = pytest.importorskip("requests")
-    threads: dict[str, str] = {}
-
-    def note(what: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            threads[what] = threading.current_thread().name
-            return SimpleNamespace(raise_for_status=nothing)
-
-        return call
-
-    with (
-        samples.modules("how-to/separate-slow-listeners.md") as shop,
-        patch.object(requests, "post", note("partner")),
-    ):
-        settings.OUTBOX = shop["settings"].OUTBOX
-        vars(shop["shop.listeners"]).update(
-            warehouse=SimpleNamespace(reserve=note("stock")),
-            reports=SimpleNamespace(make=note("report")),
-        )
-        with outbox.Worker():
-            with transaction.atomic():
-                outbox.write("order.placed", {"sku": "teapot"})
-                outbox.write("month.closed", {"month": "2026-11"})
-            done = OutboxEvent.Status.DONE
-            wait_until(lambda: OutboxEvent.objects.filter(status=done).count() == 2)
-    assert "-webhooks-worker-" in threads["partner"]
-    assert "-reports-worker-" in threads["report"]
-    assert threads["stock"].startswith("outbox-default-worker-")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_samples_of_survive_a_partners_outage(settings: Any) -> None:
-    """The breaker opens after five failures, a person ends it, and the receivers are called."""
-    requests = pytest.importorskip("requests")
-    post, chat = Recorder(ConnectionError("the partner is away")), Recorder()
-    breakers = OutboxPause.objects.filter(kind="breaker")
-    with samples.modules("how-to/survive-a-partners-outage.md") as shop:
-        alerts = shop["shop.alerts"]
-        alerts.chat = chat
-        settings.OUTBOX = {**shop["settings"].OUTBOX, "RETRY": {"policy": "fixed", "delay": 0.05}}
-        try:
-            with patch.object(requests, "post", post.post), outbox.Worker():
-                with transaction.atomic():
-                    for n in range(50):
-                        outbox.write("order.placed", {"sku": f"s{n}"})
-                wait_until(breakers.exists)
-                wait_until(lambda: len(chat.calls) == 1)
-                wait_until(lambda: not OutboxEvent.objects.leased().exists())
-                spent = sum(OutboxEvent.objects.values_list("attempts", flat=True))
-                assert 5 <= spent == len(post.calls) <= 5 + 7
-                post.answer = SimpleNamespace(raise_for_status=nothing)
-                breakers.resume()
-                wait_until(lambda: not OutboxEvent.objects.pending().exists())
-        finally:
-            breaker_opened.disconnect(alerts.warn)
-            breaker_closed.disconnect(alerts.give_all_clear)
-    (opened,), (closed,) = (args for _, args, _ in chat.calls)
-    assert opened.startswith("webhooks is paused for 30 s: 5 consecutive failures in")
-    assert closed == "webhooks is delivered again"

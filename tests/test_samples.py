@@ -86,6 +86,8 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         }
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        if name.partition(".")[0] == "django":
+            return None
         if not any(f"{each}.".startswith(f"{name}.") for each in self._names):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -113,15 +115,15 @@ def surroundings(page: str) -> Iterator[None]:
         each: [*each.receivers] for each in vars(signals).values() if isinstance(each, Signal)
     }
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(sys.modules))
+        stack.callback(forget_modules, {*sys.modules})
         stack.enter_context(patch.object(sys, "meta_path", [*sys.meta_path, Absent(page)]))
         for alias in ("default", "other"):
             stack.enter_context(transaction.atomic(alias))
         stack.enter_context(isolate_apps("tests.testapp"))
         stack.enter_context(override_settings(OUTBOX_KEYS=[b64encode(bytes(32))]))
-        sys.modules["django_outbox.contrib.prometheus"] = MagicMock(
-            serve=lambda port: (port, None)  # without a thread
-        )
+        prometheus = MagicMock(serve=lambda port: (port, None))  # without a thread
+        name = "django_outbox.contrib.prometheus"
+        stack.enter_context(pytest.MonkeyPatch.context()).setitem(sys.modules, name, prometheus)
         try:
             yield
         finally:
@@ -131,9 +133,18 @@ def surroundings(page: str) -> Iterator[None]:
             forget_listeners(listeners)
 
 
+def forget_modules(kept: Collection[str]) -> None:
+    """Forget stand-ins and the modules of pages; what is installed stays imported."""
+    for name in {*sys.modules} - {*kept}:
+        spec = getattr(sys.modules[name], "__spec__", None)
+        if spec is None or isinstance(spec.loader, Absent):
+            del sys.modules[name]
+
+
 def forget_listeners(kept: Collection[Any] = ()) -> None:
     for each in {*registry.listeners()} - {*kept}:
-        registry.remove(each.call)
+        if not each.call.__module__.startswith("django_outbox."):
+            registry.remove(each.call)
 
 
 @pytest.mark.django_db(databases=["default", "other"])
@@ -161,7 +172,7 @@ def test_every_block_of_a_page_runs(page: str) -> None:
                 forget_listeners()
                 exec(block, names)
             except ModuleNotFoundError as error:
-                if error.name != "django.tasks.backends":
+                if error.name not in ("django.tasks", "django.tasks.backends"):
                     raise
                 pytest.skip("this Django has no tasks")
             vars(module).update(names)
