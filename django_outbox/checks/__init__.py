@@ -17,7 +17,7 @@ from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
 from ..listeners import registry
 from ..models import OutboxEvent
-from . import batches, deploying, pooling, queues, relays, servers  # noqa: F401 - registers their checks
+from . import deploying, pooling, queues, relays, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
 # What a process uses that only writes, or only purges; the other settings are of delivery.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .arguments import ABSENT
 from .event import Event, event_from_row
-from .ids import id_timestamp, least_id, new_id
+from .ids import least_id, new_id
 from .json_text import check_text, decode, decode_headers, encode, encode_headers, fit
 from .typed import Declaration, check_payload, class_fault, declared
 from .validation import (
@@ -50,7 +50,6 @@ __all__ = [
     "identity",
     "least_id",
     "event_from_row",
-    "id_timestamp",
     "new_id",
     "read_only_headers",
     "stored_instant",

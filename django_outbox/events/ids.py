@@ -42,12 +42,3 @@ def least_id(at: datetime) -> str:
     """Return the smallest id of an event created at this instant; before 1970 counts as 1970."""
     millis = max(int(at.timestamp() * 1000), 0)
     return str(ULID.from_bytes((millis << 80).to_bytes(16, "big")))
-
-
-def id_timestamp(event_id: str) -> datetime | None:
-    """Return when an id was created, by its writer's clock; None if it is not a ULID."""
-    try:
-        made: datetime = ULID.from_str(event_id).datetime
-    except (ValueError, OverflowError, OSError):
-        return None
-    return made
