@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -73,17 +73,9 @@ def resume(token: str) -> BulkProgress:
 
 
 def advance(
-    progress: BulkProgress,
-    action: EventAction,
-    rows: OutboxQuerySet,
-    *,
-    user: Any,
-    only: Callable[[list[str]], list[str]] = list,
+    progress: BulkProgress, action: EventAction, rows: OutboxQuerySet, *, user: Any
 ) -> BulkProgress:
-    """Apply the action to the next events for ``SECONDS_PER_REQUEST``; return the progress.
-
-    ``only`` picks the ids of a batch that are meant, by what no query can compare.
-    """
+    """Apply the action to the next events for ``SECONDS_PER_REQUEST``; return the progress."""
     until, deadline = _instant(progress.until), time.monotonic() + SECONDS_PER_REQUEST
     events, pace = OutboxEvent.objects.using(rows.db), pace_named(action, progress.pace)
     spacing = pace.spacing(_instant(progress.next_at))
@@ -96,11 +88,9 @@ def advance(
         count=progress.done,
     )
     for ids in action.applicable(rows).batches(size=BATCH_SIZE, after=progress.after, until=until):
-        meant = only(ids)
-        if pace.limit is not None:
-            meant = meant[: pace.limit - progress.processed]
+        meant = ids if pace.limit is None else ids[: pace.limit - progress.processed]
         batch = events.filter(pk__in=meant)
-        done = apply_to_batch(action, batch, log=log, spacing=spacing) if meant else 0
+        done = apply_to_batch(action, batch, log=log, spacing=spacing)
         progress = replace(
             progress,
             after=ids[-1],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -49,13 +49,7 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         self.show_result(request, result)
 
     def advance(
-        self,
-        request: HttpRequest,
-        action: EventAction,
-        rows: OutboxQuerySet,
-        *,
-        back_url: str,
-        only: Callable[[list[str]], list[str]] = list,
+        self, request: HttpRequest, action: EventAction, rows: OutboxQuerySet, *, back_url: str
     ) -> HttpResponse:
         """Go on with a bulk action for a few seconds; return the next page.
 
@@ -63,7 +57,7 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         """
         progress = bulk_actions.resume(request.POST.get("progress", ""))
         progress = replace(progress, pace=request.POST.get(PACE_FIELD, progress.pace))
-        progress = bulk_actions.advance(progress, action, rows, user=request.user, only=only)
+        progress = bulk_actions.advance(progress, action, rows, user=request.user)
         if not progress.is_finished:
             message = action.result_message % progress.done
             context = {"progress": progress, "message": message, "back_url": back_url}

@@ -99,7 +99,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            *self.cause_urls(self._path),
+            self._path("groups/", "groups", self.groups_view),
             *(
                 self._path(
                     f"all/{each.name}/", f"{each.name}_all", partial(self.bulk_view, action=each)
@@ -143,16 +143,16 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     def bulk_view(self, request: HttpRequest, *, action: EventAction) -> HttpResponse:
         """Ask for confirmation on GET; each POST acts for a few seconds, until all are done."""
         self.require_permission(request, action)
-        if error_groups.CauseFilter.parameter_name in request.GET:  # it has actions of its own
-            return HttpResponseRedirect(self.url(request, "groups"))
         listed = cast("EventList", self.get_changelist_instance(request))
-        back = {"back_url": f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"}
+        back = f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"
         if listed.problem:
-            return HttpResponseRedirect(back["back_url"])
+            return HttpResponseRedirect(back)
+        if error_groups.CauseFilter.parameter_name in request.GET:
+            back = self.url(request, "groups")
         if request.method != "POST":
-            context = bulk_confirmation(listed, action, self.alias) | back
+            context = {**bulk_confirmation(listed, action, self.alias), "back_url": back}
             return self.render_page(request, "confirm.html", action, context)
-        return self.advance(request, action, listed.matching, back_url=back["back_url"])
+        return self.advance(request, action, listed.matching, back_url=back)
 
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
         return f"{self._page_url(f'{action.name}_all')}?{request.GET.urlencode()}"
@@ -173,8 +173,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
     def _bulk_links(self, request: HttpRequest, listed: EventList | None) -> list[dict[str, Any]]:
         """Return links to the actions on all events of the listed state."""
-        has_own_actions = error_groups.CauseFilter.parameter_name in request.GET
-        if listed is None or listed.problem or has_own_actions:
+        if listed is None or listed.problem:
             return []
         return [
             {"action": action, "url": self._bulk_url(request, action)}

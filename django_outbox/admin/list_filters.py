@@ -20,13 +20,14 @@ from .state_filter import STATES
 
 TYPES_SCAN_LIMIT: Final = 1000  # newest events whose types the filter offers
 UP_TO: Final = "up_to"  # URL parameter: the id of the newest event to search
+CAUSE: Final = "cause"  # URL parameter: the digest of a cause
 PERIODS: Final = {
     "hour": (_("Last hour"), timedelta(hours=1)),
     "day": (_("Last 24 hours"), timedelta(days=1)),
 }
 
 
-class _Filter(admin.SimpleListFilter):
+class Filter(admin.SimpleListFilter):
     """Filter that lists nothing for a value that it does not know, and says so."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -46,7 +47,7 @@ class _Filter(admin.SimpleListFilter):
         return {self.parameter_name: value}
 
 
-class StateFilter(_Filter):
+class StateFilter(Filter):
     """Filter by state; ``EventList`` finds the events of a state with its own index scan."""
 
     title = _("state")
@@ -64,7 +65,7 @@ class StateFilter(_Filter):
         return queryset.filter(STATES[name].where)
 
 
-class WrittenFilter(_Filter):
+class WrittenFilter(Filter):
     """Filter by the time written: a range of the ids, which contain it."""
 
     title = _("written")
@@ -77,7 +78,7 @@ class WrittenFilter(_Filter):
         return {"pk__gte": least_id(datetime.now(timezone.utc) - PERIODS[value][1])}
 
 
-class UpToFilter(_Filter):
+class UpToFilter(Filter):
     """Invisible filter that accepts ``up_to``, the parameter of the link to older events."""
 
     title = ""
@@ -96,7 +97,7 @@ class UpToFilter(_Filter):
         return {"pk__lte": value}
 
 
-class EventTypeFilter(_Filter):
+class EventTypeFilter(Filter):
     """Event types that have a listener here, and those of recent events.
 
     A DISTINCT would scan the whole table for every page.
@@ -114,7 +115,7 @@ class EventTypeFilter(_Filter):
         return [(each, each) for each in sorted(types)]
 
 
-class QueueFilter(_Filter):
+class QueueFilter(Filter):
     """Filter by the configured queues, if there are several."""
 
     title = _("queue")

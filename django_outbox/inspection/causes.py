@@ -23,7 +23,6 @@ from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
 
 MAX_GROUPS: Final = 10_000  # causes and event types that are read
-MAX_LISTED: Final = 1000  # events of one cause that are listed
 MAX_EXAMPLES: Final = 200  # events whose listeners are read
 EXAMPLE_LENGTH: Final = 200  # characters
 LATELY: Final = 3600.0  # seconds; the causes of the most deaths since then come first
@@ -37,6 +36,7 @@ class Cause:
 
     error: str  # class
     message: str  # normalised
+    text: str  # both, as the column has them
     digest: str  # names the cause; keyed, so that it does not betray the message
     example: str = ""  # the error of the newest event, not redacted
     newest_ids: dict[str, str] = field(default_factory=dict)  # event ids by event type
@@ -120,20 +120,6 @@ def only_of_cause(alias: str, digest: str, ids: Sequence[str]) -> list[str]:
     return [pk for pk, cause in found if cause in causes]
 
 
-def newest_of_cause(alias: str, digest: str, *, span: tuple[str | None, str | None]) -> list[str]:
-    """Return the ids of the newest events of a cause within a span of ids, newest first.
-
-    At most ``MAX_LISTED`` ids are returned.
-    """
-    connection = connections[alias]
-    for each in {each.cause for each in _groups(alias, None)}:
-        if _digest(each) == digest:
-            return dialect_of(connection).dead_of_cause(
-                connection, each, span=span, most=MAX_LISTED
-            )
-    return []
-
-
 def _digest(cause: str | None) -> str:
     return salted_hmac(SALT, cause or "", algorithm="sha256").hexdigest()[:DIGEST_LENGTH]
 
@@ -148,7 +134,9 @@ def _grouped(groups: Iterable[_Group]) -> dict[str, Cause]:
         if cause is None:
             error = error_class(title)
             message = title.removeprefix(error).removeprefix(":").strip()
-            cause = found[title] = Cause(error=error, message=message, digest=_digest(title))
+            cause = found[title] = Cause(
+                error=error, message=message, text=title, digest=_digest(title)
+            )
             types[title] = Counter()
         cause.count += each.events
         cause.lately += each.lately

@@ -10,8 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox.inspection import causes
-from django_outbox.inspection.causes import find_cause, load_causes, newest_of_cause, only_of_cause
+from django_outbox.inspection.causes import find_cause, load_causes, only_of_cause
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.table import insert, now
@@ -103,7 +102,7 @@ def test_listeners_that_gave_up_are_named() -> None:
     assert cause.listeners == {"order.placed mail", "order.paid mail"}
 
 
-def test_a_digest_finds_the_cause_and_its_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_finds_the_cause_and_its_events_only() -> None:
     ids = [dead(1, f"ValueError: order {n} is unknown")[0] for n in range(5)]
     others = [*dead(1, "ValueError: order x is unknown"), *dead(1, "ValueErrors: order 1")]
     waits = insert(1, last_error="ValueError: order 1 is unknown")
@@ -112,10 +111,6 @@ def test_a_digest_finds_the_cause_and_its_events_only(monkeypatch: pytest.Monkey
     assert found is not None and found.title == cause.title and found.count == 5
     assert only_of_cause("default", cause.digest, [*others, *reversed(ids), *waits]) == ids
     assert find_cause("default", "0" * 16) is None
-    assert newest_of_cause("default", cause.digest, span=(None, None)) == ids[::-1]
-    assert newest_of_cause("default", cause.digest, span=(ids[1], ids[3])) == ids[3:0:-1]
-    monkeypatch.setattr(causes, "MAX_LISTED", 2)
-    assert newest_of_cause("default", cause.digest, span=(None, ids[3])) == [ids[3], ids[2]]
 
 
 def test_causes_of_the_last_hour_come_first() -> None:

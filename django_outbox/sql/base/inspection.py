@@ -75,18 +75,6 @@ class Inspection(EventLeases):
         """Return the ids of the newest dead events within a span of ids, both ends included."""
         return [each for (each,) in self._newest_dead(connection, "event_id", span, most)]
 
-    def dead_of_cause(
-        self,
-        connection: BaseDatabaseWrapper,
-        cause: str | None,
-        *,
-        span: tuple[str | None, str | None],
-        most: int,
-    ) -> list[str]:
-        """Return what ``dead`` does, of those with this cause."""
-        where = ("cause IS NULL", []) if cause is None else ("cause = %s", [cause])
-        return [each for (each,) in self._newest_dead(connection, "event_id", span, most, where)]
-
     def _newest_dead(
         self,
         connection: BaseDatabaseWrapper,
