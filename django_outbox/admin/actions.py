@@ -154,7 +154,7 @@ class ActionResult:
             sentences.append(text % self.last_at)
         if count := self.not_applicable.total():
             by_status = sorted(self.not_applicable.items())
-            states = ", ".join(f"{n} {status_label(each)}" for each, n in by_status)
+            states = ", ".join(f"{n} {OutboxEvent.Status(each).label}" for each, n in by_status)
             text = ngettext(
                 "%(count)d was skipped because of its state: %(states)s.",
                 "%(count)d were skipped because of their state: %(states)s.",
@@ -171,39 +171,6 @@ class ActionResult:
                 % self.unavailable
             )
         return " ".join(sentences)
-
-
-def apply_in_batches(
-    action: EventAction, ids: Sequence[str], *, alias: str, user: Any, pace: Pace = AT_ONCE
-) -> ActionResult:
-    """Apply the action in batches to those of these events that allow it."""
-    valid_ids = [*dict.fromkeys(each for each in ids if "\0" not in each)]
-    if pace.limit is not None:
-        valid_ids = _first(action, valid_ids, alias=alias, limit=pace.limit)
-    log, spacing = ActionLog(action.log_message, action.log_flag, user), pace.spacing()
-    done, not_applicable = 0, Counter[int]()
-    for start in range(0, len(valid_ids), action.batch_size):
-        chunk = valid_ids[start : start + action.batch_size]
-        batch = OutboxEvent.objects.using(alias).filter(pk__in=chunk)
-        applicable = {*action.applicable(batch).values_list("pk", flat=True)}
-        not_applicable.update(
-            status for pk, status in batch.values_list("pk", "status") if pk not in applicable
-        )
-        done += apply_to_batch(action, batch, log=log, spacing=spacing)
-    chosen = {*ids} if pace.limit is None else {*valid_ids}
-    unavailable = len(chosen) - done - not_applicable.total()
-    return ActionResult(
-        action=action,
-        done=done,
-        not_applicable=not_applicable,
-        unavailable=max(unavailable, 0),
-        last_at=last_at(spacing),
-    )
-
-
-def _first(action: EventAction, ids: Sequence[str], *, alias: str, limit: int) -> list[str]:
-    rows = action.applicable(OutboxEvent.objects.using(alias).filter(pk__in=ids))
-    return [*rows.order_by("pk").values_list("pk", flat=True)[:limit]]
 
 
 def apply_to_batch(
@@ -228,10 +195,6 @@ def apply_to_batch(
 def last_at(spacing: Spacing | None) -> str:
     """Return when the last event is due, in words; empty if all are due at once."""
     return display.exact(spacing.last_at) if spacing is not None else ""
-
-
-def status_label(status: int) -> str:
-    return str(dict(OutboxEvent.Status.choices).get(status, gettext("unknown")))
 
 
 class ActionLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from .actions import (
     BATCH_SIZE,
     MAX_ABOUT,
     ActionLog,
+    ActionResult,
     EventAction,
     Pace,
     apply_to_batch,
@@ -87,7 +89,8 @@ def advance(
         entry=progress.log_entry,
         count=progress.done,
     )
-    for ids in action.applicable(rows).batches(size=BATCH_SIZE, after=progress.after, until=until):
+    applicable, size = action.applicable(rows), min(action.batch_size, BATCH_SIZE)
+    for ids in applicable.batches(size=size, after=progress.after, until=until):
         meant = ids if pace.limit is None else ids[: pace.limit - progress.processed]
         batch = events.filter(pk__in=meant)
         done = apply_to_batch(action, batch, log=log, spacing=spacing)
@@ -105,6 +108,28 @@ def advance(
         if time.monotonic() >= deadline:
             return progress
     return replace(progress, is_finished=True)
+
+
+def apply_at_once(
+    action: EventAction, ids: Sequence[str], *, alias: str, user: Any, pace: Pace
+) -> ActionResult:
+    """Apply the action in batches to those of these events that allow it."""
+    valid = [each for each in ids if "\0" not in each]
+    rows = OutboxEvent.objects.using(alias).filter(pk__in=valid)
+    fit = {*action.applicable(rows).values_list("pk", flat=True)}
+    statuses = rows.exclude(pk__in=fit).values_list("status", flat=True)
+    others = Counter(statuses if pace.limit is None else ())
+    progress = replace(begin(alias, total=len(fit), is_all=True), pace=pace.name)
+    while not progress.is_finished:
+        progress = advance(progress, action, rows, user=user)
+    chosen = len({*ids}) if pace.limit is None else progress.processed
+    return ActionResult(
+        action=action,
+        done=progress.done,
+        not_applicable=others,
+        unavailable=max(chosen - progress.done - others.total(), 0),
+        last_at=progress.last_at,
+    )
 
 
 def _instant(text: str | None) -> datetime | None:

@@ -18,7 +18,7 @@ from django.urls import reverse
 
 from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
 from . import bulk_actions
-from .actions import AT_ONCE, ActionResult, EventAction, apply_in_batches
+from .actions import AT_ONCE, ActionResult, EventAction
 from .changelist import LONG_TEXTS
 from .read_only import ReadOnlyAdmin, may
 
@@ -45,7 +45,9 @@ class ConfirmationAdmin(ReadOnlyAdmin):
 
     def apply(self, request: HttpRequest, action: EventAction, ids: Sequence[str]) -> None:
         pace = bulk_actions.pace_named(action, request.POST.get(PACE_FIELD, AT_ONCE.name))
-        result = apply_in_batches(action, ids, alias=self.alias, user=request.user, pace=pace)
+        result = bulk_actions.apply_at_once(
+            action, ids, alias=self.alias, user=request.user, pace=pace
+        )
         self.show_result(request, result)
 
     def advance(
