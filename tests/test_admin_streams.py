@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -14,7 +16,7 @@ from django_outbox.admin import stream_admin
 from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
-from tests.table import insert, now
+from tests.table import insert, now, row
 from tests.test_stream_queryset import events, in_ten_minutes, put
 
 pytestmark = pytest.mark.django_db
@@ -120,6 +122,24 @@ def test_the_page_of_an_event_tells_its_place(boss: Client) -> None:
     [unkeyed] = insert()
     text = body(boss, reverse("admin:django_outbox_outboxevent_change", args=[unkeyed]))
     assert "Before it:" not in text
+
+
+# --- unblocking ----------------------------------------------------------------------------------
+
+
+def test_a_waiting_head_is_skipped_from_its_page_unless_a_worker_has_it(boss: Client) -> None:
+    heads = [blocked("a"), blocked("b")]
+    OutboxStream.objects.filter(key="b").update(locked_by="w1")
+    urls = [reverse("admin:django_outbox_outboxevent_skip", args=[each]) for each in heads]
+    told = [
+        " ".join(map(str, get_messages(boss.post(each).wsgi_request)))  # as confirmed
+        for each in urls
+    ]
+    assert told[0] == "1 event was skipped."
+    assert "0 events were skipped. 1 was skipped because of its state" in told[1]
+    assert [row(each).status for each in heads] == [DEAD, RETRY]
+    assert [*OutboxStream.objects.due().values_list("key", flat=True)] == ["a"]
+    assert [*LogEntry.objects.values_list("object_id", flat=True)] == [heads[0]]
 
 
 # --- what it costs -------------------------------------------------------------------------------
