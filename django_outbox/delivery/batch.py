@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextvars import Context, copy_context
+from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,21 +12,20 @@ from ..clocks import monotonic
 from ..conf import current
 from ..events import Event
 from ..exceptions import BrokerUnavailable, ListenerTimeout, RetryAfter
-from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
+from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
 from .answers import WrongAnswer
 from .atomic_batch import owned, settle_together
 from .batch_call import BatchCall
-from .call import Call
-from .decide import deferred_after_error, describe
+from .decide import deferred_after_error
 from .deliver import in_queue_of, is_single, routed
 from .fallbacks import Fallback
 from .fanout import FanOut
 from .halves import Halving
 from .interceptors import Escaping
 from .lease import Lease
-from .member import Member, NotBegun, Verdict
+from .member import Member, NotBegun, Verdict, unblocked
 from .scope import Scope
 from .verdicts import Verdicts, for_breaker
 
@@ -206,16 +205,9 @@ class Batch:
         """Return the events of a part that no earlier one of their key holds up."""
         if all(len(each) == 1 for each in self._by_key.values()):
             return part
-        inside = {id(each) for each in part}
-        kept = []
-        for each in part:
-            others = self._by_key.get(each.lease.key or "", [])
-            before = others[: others.index(each)] if others else []
-            if all(id(one) in inside or one.is_done for one in before):
-                kept.append(each)
-            else:
-                inside.discard(id(each))
-                self._repeat(each)
+        kept, blocked = unblocked(part, self._by_key)
+        for each in blocked:
+            self._repeat(each)
         return kept
 
     def _repeat(self, member: Member) -> None:
@@ -251,7 +243,7 @@ class Batch:
         for member, answer, decision in verdicts:
             if decision is None:
                 self._repeat(member)
-            elif self._needs_fallback(answer, decision):
+            elif self._verdicts.needs_fallback(answer, decision):
                 member.decision = decision
                 self.fallbacks.append(self._fallback(member, answer, decision))
             else:
@@ -313,30 +305,9 @@ class Batch:
                 for each in kept:
                     self._record(each, AT_ONCE)
 
-    def _needs_fallback(self, answer: Any, decision: Decision) -> bool:
-        is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
-        return is_final and self._listener.fallback is not None
-
     def _fallback(self, member: Member, error: BaseException, failed: Decision) -> Fallback:
-        call = Call(
-            member.lease,
-            self._listener,
-            member.event,
-            member.attempts,
-            self._settings,
-            self._alias,
-            self._between,
-            self._escaping,
-            member.fan_out,
-            context=copy_context(),
-        )
-        failure = Failure(
-            listener=self._listener.title,
-            attempts=member.attempts + 1,
-            exception=error,
-            text=describe(error),
-        )
-        return Fallback(call, failure, failed)
+        how = self._listener, self._settings, self._alias, self._between, self._escaping
+        return Fallback.of(member, error, failed, *how)
 
     # -- atomic listeners ------------------------------------------------------------------------
 
@@ -346,7 +317,7 @@ class Batch:
         ends = [
             (member, decision)
             for member, answer, decision in verdicts
-            if decision is not None and not self._needs_fallback(answer, decision)
+            if decision is not None and not self._verdicts.needs_fallback(answer, decision)
         ]
         seconds = (monotonic() - call.lease.called_at) / len(call.part)
         if not settle_together(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextvars import copy_context
+from typing import Any, NamedTuple
 
 from ..listeners.outcomes import Decision, Failure
 from .call import Call
+from .decide import describe
+from .member import Member
 
 
 class Fallback(NamedTuple):
@@ -14,6 +17,30 @@ class Fallback(NamedTuple):
     call: Call
     failure: Failure
     failed: Decision
+
+    @classmethod
+    def of(cls, member: Member, error: BaseException, failed: Decision, *call: Any) -> Fallback:
+        """Return the fallback after the decision ``failed``; ``call``: as ``Call`` takes it."""
+        listener, settings, alias, between, escaping = call
+        made = Call(
+            member.lease,
+            listener,
+            member.event,
+            member.attempts,
+            settings,
+            alias,
+            between,
+            escaping,
+            member.fan_out,
+            context=copy_context(),
+        )
+        failure = Failure(
+            listener=listener.title,
+            attempts=member.attempts + 1,
+            exception=error,
+            text=describe(error),
+        )
+        return cls(made, failure, failed)
 
 
 def call_fallback(fallback: Fallback) -> Decision:

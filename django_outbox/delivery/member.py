@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,3 +33,20 @@ Verdict = tuple[Member, Any, Decision | None]
 
 class NotBegun(Exception):
     """The transaction of a call could not begin, so that the listener was not called."""
+
+
+def unblocked(
+    part: Sequence[Member], by_key: Mapping[str, Sequence[Member]]
+) -> tuple[list[Member], list[Member]]:
+    """Split a part into the events that no earlier one of their key holds up, and the others."""
+    inside = {id(each) for each in part}
+    kept, blocked = [], []
+    for each in part:
+        others = by_key.get(each.lease.key or "", [])
+        before = others[: others.index(each)] if others else []
+        if all(id(one) in inside or one.is_done for one in before):
+            kept.append(each)
+        else:
+            inside.discard(id(each))
+            blocked.append(each)
+    return kept, blocked

@@ -66,6 +66,11 @@ class Verdicts:
         policy = self._listener.retry or hooks.retry_policy()
         return failed_together(error, member.attempts + 1, policy, self._settings.MAX_ATTEMPTS)
 
+    def needs_fallback(self, answer: Any, decision: Decision) -> bool:
+        """Return whether a listener has failed for good with an exception, and has a fallback."""
+        is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
+        return is_final and self._listener.fallback is not None
+
 
 def for_breaker(decisions: Sequence[Decision]) -> Decision:
     """Return the decision on a call that its queue's circuit breaker counts.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 from contextvars import copy_context
 from datetime import datetime
@@ -25,21 +24,18 @@ from ..listeners.queues import batch_room, queue_of
 from ..listeners.registry import Listener
 from ..models import OutboxEvent
 from ..sql import dialect_of, engine_connection, is_in_memory
-from ..sql.halving import answers
 from .connection_cleanup import tidy
-from .drain_claims import DrainClaims
+from .drain_settles import GATHER_COUNT, DrainSettles
 from .leases import Heartbeat
 from .savepoint import Savepoint
-from .settle_log import Settled, log_refused, report_settled
-from .settler import settle, split_by_kind
+from .settle_log import Settled
 from .stream_claims import StreamClaims
 from .threads import Loop
 from .worker import served
 
 logger = logging.getLogger("django_outbox")
 
-GATHER_COUNT, GATHER_TIME = 20, 0.1  # decisions, and seconds, after which they are settled
-SETTLE_RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before each further try of a settle
+GATHER_TIME = 0.1  # seconds after which decisions are settled
 ESCAPING = (KeyboardInterrupt,)  # ends the run; anything else that a listener raises is a failure
 
 
@@ -76,11 +72,7 @@ def drain(
     return _Drain(alias, at=at and as_utc(at), queues=only).run(limit, inline=inline)
 
 
-class _Drain(DrainClaims):
-    _accepts = False  # the database has accepted a decision
-    _left = 0  # decisions that were refused while none had been accepted
-    _error: Exception | None = None  # by which
-
+class _Drain(DrainSettles):
     def run(self, limit: int | None, *, inline: bool) -> int:
         if inline:
             chunk = max(map(batch_room, self.settings.queues))
@@ -309,59 +301,6 @@ class _Drain(DrainClaims):
         self.total_delays[event_id] = self.total_delays.get(event_id, 0.0) + decision.delay
         beyond = self.at is not None and self.total_delays[event_id] > self.horizon
         if decision.delay == 0 or beyond or decision is PAUSED:
-            self._exclude(lease)
-
-    def _exclude(self, lease: Lease) -> None:
-        """Do not claim an event, or its stream, again."""
-        if lease.key is None:
-            self.excluded.append(lease.event_id)
-        else:
-            self.claims.exclude.append(lease.key)
-
-    def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
-        """Write decisions; retry after errors, so that the events need not run again.
-
-        What the database refuses while it accepts others stays leased.
-        """
-        for part in split_by_kind(settled):
-            pauses = iter(SETTLE_RETRY_DELAYS)
-            while part:
-                try:
-                    self._write(connection, part)
-                except Exception as error:
-                    pause = next(pauses, None)
-                    if pause is not None and not connection.in_atomic_block:
-                        time.sleep(pause)
-                        continue
-                    # A few are left, in the hope that others are accepted.
-                    self._error, self._left = error, self._left + len(part)
-                    waits = dialect_of(connection).is_lock_wait(error)
-                    if self._left > GATHER_COUNT or waits or not answers(connection):
-                        raise
-                    self._leave(part, error)
-                    break
-
-    def _write(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
-        """Write decisions of one kind and remove them from ``part``, but not those in doubt."""
-        refused, problem = Settled(), None
-        try:
-            for each in settle(part, connection=connection, me=self.me, settings=self.settings):
-                if each.is_written:
-                    self._accepts = True
-                    report_settled(each.rows, alias=self.alias)
-                else:
-                    refused, problem = refused + each.rows, each.error
-            if problem is not None and not self._accepts:
-                raise problem
-        except Exception:
-            part += refused
-            raise
-        if problem is not None:
-            self._leave(refused, problem)
-
-    def _leave(self, refused: Settled, error: Exception) -> None:
-        log_refused(refused, error)
-        for lease, _ in refused:
             self._exclude(lease)
 
 

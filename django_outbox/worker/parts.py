@@ -62,18 +62,7 @@ class Parts:
             self._active_loop = self._loop("active", active.step, close=active.release)
         self._active = active
         self._give_pools_threads(parts)
-        self._claimer = Claimer(
-            me=self.id,
-            settings=settings,
-            decisions=self._decisions,
-            may_claim=self._may_claim,
-            settled=lambda: self._settler.settled,
-            streams=self._streams,
-            wakeup=self._wakeup,
-            known_pauses=known_pauses,
-            throttle=throttle,
-            **parts,
-        )
+        self._claimer = self._make_claimer(known_pauses, throttle, parts)
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
             me=self.id,
@@ -94,6 +83,22 @@ class Parts:
             **parts,
         )
         self._give_threads(heartbeat, statistics)
+
+    def _make_claimer(
+        self, known_pauses: KnownPauses, throttle: ClaimThrottle, parts: dict[str, Any]
+    ) -> Claimer:
+        return Claimer(
+            me=self.id,
+            settings=self.settings,
+            decisions=self._decisions,
+            may_claim=self._may_claim,
+            settled=lambda: self._settler.settled,
+            streams=self._streams,
+            wakeup=self._wakeup,
+            known_pauses=known_pauses,
+            throttle=throttle,
+            **parts,
+        )
 
     def _make_pools(self, known_pauses: KnownPauses) -> Pools:
         pools, queues = {}, self.settings.queues

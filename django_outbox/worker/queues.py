@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
@@ -61,13 +62,10 @@ class BlockingQueue(Generic[T]):
     def take_all(self, most: int) -> list[T]:
         """Return the items that are queued now, at most ``most``, without waiting."""
         found: list[T] = []
-        while len(found) < most:
-            try:
-                item = self._queue.get_nowait()
-            except Empty:
-                break
-            if item is not None:
-                found.append(item)
+        with suppress(Empty):
+            while len(found) < most:
+                if (item := self._queue.get_nowait()) is not None:
+                    found.append(item)
         return found
 
     def wake(self, takers: int = 1) -> None:
