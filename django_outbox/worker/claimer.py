@@ -7,25 +7,20 @@ from collections.abc import Callable
 from itertools import cycle
 from math import inf
 
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ..clocks import monotonic
 from ..conf import Settings
-from ..delivery.lease import Lease
 from ..delivery.paused import is_paused
 from ..events import Event
 from ..sql import dialect_of
 from ..sql.values import Branch, Claim, RescueState
-from .closed_queues import ClosedQueues
-from .event_claims import SMALL_CLAIM, EventClaims
+from .claim_parts import ClaimParts
+from .event_claims import SMALL_CLAIM
 from .intake import Intake
 from .pauses import READ_INTERVAL, KnownPauses
 from .poll_times import PollTimes
 from .pools import Pools
 from .queues import Decisions, Held
 from .shedding import SHED_INTERVAL
-from .stream_claims import StreamClaims
 from .streams import Streams
 from .suspects import Trial
 from .throttle import ClaimThrottle, Throttle
@@ -37,7 +32,7 @@ MAX_SCANNED = 2000  # rows due first in which a full scan searches for the lease
 HOT_BATCH = 500  # offered events that are claimed together
 
 
-class Claimer:
+class Claimer(ClaimParts):
     """Leases events as there is room, from the hot queues and from the table. One thread only."""
 
     def __init__(
@@ -56,54 +51,20 @@ class Claimer:
         wakeup: Wakeup,
         throttle: ClaimThrottle,
     ) -> None:
-        self.alias, self.me, self.settings = alias, me, settings
-        self.held, self._known_pauses = held, known_pauses
-        hot, cold = settings.FAIRNESS
-        self._settled, self._started_at = settled, monotonic()
-        most_bytes = max(settings.PREFETCH_BYTES // len(pools), 1)
-        self._intakes = {
-            pool.name: Intake(
-                pool, me=me, settings=settings, held=held, streams=streams, most_bytes=most_bytes
-            )
-            for pool in pools
-        }
-        self._trial, self._is_fresh = Trial(lease=held.lease, held=held), True
-        self._suspect_row_waits = False  # the last full scan found a suspect
-        self._events = EventClaims(
+        super().__init__(
             alias=alias,
             me=me,
             settings=settings,
-            held=held,
-            decisions=decisions,
             pools=pools,
-            intakes=self._intakes,
-            known_pauses=known_pauses,
-            connect=lambda: self._connection,
-        )
-        self._streams = StreamClaims(
-            alias=alias,
-            me=me,
-            settings=settings,
             held=held,
-            pools=pools,
             decisions=decisions,
             streams=streams,
             known_pauses=known_pauses,
-            may_try=self._may_try_suspect,
-            connect=lambda: self._connection,
-            count=self._count,
         )
-        self._closed = ClosedQueues(
-            alias=alias,
-            me=me,
-            lease=held.lease,
-            intakes=self._intakes,
-            events=self._events,
-            streams=self._streams,
-            configured={*settings.queues},
-            known_pauses=known_pauses,
-            connect=lambda: self._connection,
-        )
+        hot, cold = settings.FAIRNESS
+        self._settled, self._started_at = settled, monotonic()
+        self._trial, self._is_fresh = Trial(lease=held.lease, held=held), True
+        self._suspect_row_waits = False  # the last full scan found a suspect
         self._may_claim = may_claim  # False on the standby of single_node
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._poll_times = PollTimes(settings, intakes=self._intakes, wakeup=wakeup)
@@ -163,15 +124,6 @@ class Claimer:
             if intake.room:
                 found.append(intake)
         return found
-
-    def _count(self, lease: Lease) -> None:
-        """Count an event of a stream that is to be run here."""
-        if (intake := self._intakes.get(lease.queue)) is not None:
-            intake.count(1)
-
-    def _poll_all(self) -> None:
-        for intake in self._intakes.values():
-            intake.poll_at = 0.0
 
     def _wait_until(self, open_ones: list[Intake], poll_at: float) -> float:
         """Return until when (monotonic) only a wakeup can bring work."""
@@ -370,7 +322,3 @@ class Claimer:
             if not intake.pool.is_closed and self._events.claim(claim).rows:
                 return True
         return False
-
-    @property
-    def _connection(self) -> BaseDatabaseWrapper:
-        return connections[self.alias]
