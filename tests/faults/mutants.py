@@ -657,8 +657,8 @@ MUTANTS = (
         edits=[
             (
                 "relays/relay.py",
-                "answers = heard(session.publish(messages, deadline))",
-                "answers = session.publish(messages, deadline)",
+                "answers = heard(session.publish(messages, monotonic() + session.backend.timeout))",
+                "answers = session.publish(messages, monotonic() + session.backend.timeout)",
             )
         ],
     ),
