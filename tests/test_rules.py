@@ -10,7 +10,18 @@ import pytest
 
 from django_outbox import exceptions, testing
 from tests.api_entries import Entry
-from tests.rules import Rule, api, code, pages, questions, reference, translations, versions, words
+from tests.rules import (
+    Rule,
+    api,
+    code,
+    pages,
+    questions,
+    reference,
+    sizes,
+    translations,
+    versions,
+    words,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = "django_outbox/locale/de/LC_MESSAGES/django.po"
@@ -29,6 +40,10 @@ BREAKS: list[tuple[Rule, Break]] = [
     (code.modules_are_short, ("django_outbox/conf.py", "", "x = 1\n" * 351)),
     (code.functions_are_short, ("django_outbox/conf.py", "", f"def f():\n{LONG}")),
     (code.functions_are_short, ("django_outbox/x.py", "", f"def f():\n{LONG[:120]}\n" * 9000)),
+    (sizes.the_package_is_small, ("django_outbox/x.py", "", "x = 1\n" * 25_400)),
+    (sizes.the_package_is_small, ("django_outbox/admin/x.py", "", "x = 1\n" * 2_400)),
+    (sizes.the_tests_are_small, ("tests/x.py", "", "# long\n" * 74_301)),
+    (sizes.the_documentation_is_small, ("docs/x.md", "", "word " * 90_000)),
     (code.modules_say_what_they_are_for, ("django_outbox/x.py", "", "x = 1\n")),
     (code.module_names_say_something, ("django_outbox/worker/utils.py", "", '"""Tools."""\n')),
     (code.sql_is_in_one_package, ("django_outbox/conf.py", "", "c.execute('SELECT 1')\n")),
@@ -162,7 +177,7 @@ BREAKS: list[tuple[Rule, Break]] = [
 ]
 RULES = [
     rule
-    for module in (api, code, pages, questions, reference, translations, versions, words)
+    for module in (api, code, pages, questions, reference, sizes, translations, versions, words)
     for rule in module.RULES
 ]
 
