@@ -37,12 +37,13 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a free port; below those that Linux gives to clients.
+    """Return a free port that no other process of this test run chooses; below those of clients.
 
-    One of them could have it while the server is away, which comes back to the same port.
+    Linux could give one of these away while the server is, which comes back to the same port.
     """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = 15_000 + secrets.randbelow(17_000)
+        port = 15_000 + worker % 8 * 2_000 + secrets.randbelow(2_000)
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port

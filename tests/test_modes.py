@@ -179,9 +179,7 @@ def test_two_workers_deliver_each_event_once_in_every_mode(
     settings.OUTBOX = {"MODE": mode}  # for the writer: in "ordered" its events have keys
     with ExitStack() as stack:
         children = [
-            stack.enter_context(
-                site.worker(MODE="writer_only", POLL_INTERVAL=0.3, PROBE_INTERVAL=0.1)
-            )
+            stack.enter_context(site.worker(MODE=mode, POLL_INTERVAL=0.3, PROBE_INTERVAL=0.1))
             for _ in range(2)
         ]
         workers_show(2)
