@@ -115,17 +115,6 @@ SURVIVORS = (
         test=f"{DEADLINES}[renew_named_lease-too late]",
     ),
     Survivor(
-        name="an active worker's lease that counts from the statement's end",
-        edits=[
-            (
-                "worker/single_node.py",
-                "self._until = started + SAFE_PART",
-                "self._until = monotonic() + SAFE_PART",
-            )
-        ],
-        test=f"{DEADLINES}[take_active_lease-too late]",
-    ),
-    Survivor(
         name="a failed claim of offers that asks for no poll",
         edits=[
             (

@@ -99,9 +99,8 @@ def test_the_form_refuses_an_unknown_name_unless_it_is_forced(boss: Client) -> N
         ({"kind": "worker"}, "Select a valid choice"),
         ({"name": ""}, "This field is required"),
         ({"name": "n" * 256}, "at most 255 characters"),
-        ({"kind": "stream", "name": "__outbox_active__"}, "it is the lease of the mode"),
     ],
-    ids=["kind", "empty", "long", "active"],
+    ids=["kind", "empty", "long"],
 )
 def test_what_cannot_be_paused_is_said_at_its_field(
     boss: Client, given: dict[str, str], error: str

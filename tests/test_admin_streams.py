@@ -13,7 +13,6 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_outbox.admin import stream_admin
-from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from tests.table import insert, now, row
@@ -88,12 +87,10 @@ def test_states_can_be_chosen(boss: Client) -> None:
     put("due", due_at=now())
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("idle")
-    put(SINGLE_NODE_KEY, due_at=in_ten_minutes(), locked_by="w1")
     assert listed(boss, state="due") == {"due"}
     assert listed(boss, state="leased") == {"leased"}
     assert listed(boss, state="all") == {"waits", "due", "leased", "idle"}
     assert boss.get(reverse(LIST), {"state": "nonsense"}).status_code == 302
-    assert boss.get(reverse(PAGE, args=[SINGLE_NODE_KEY])).status_code == 302  # it is not a stream
 
 
 def test_a_stream_is_found_by_its_whole_key(boss: Client) -> None:

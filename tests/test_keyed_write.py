@@ -69,7 +69,6 @@ BAD: dict[str, Callable[[], object]] = {
     "NUL": lambda: write("x", key="a\0b"),
     "bool": lambda: write("x", key=True),
     "list": lambda: write("x", key=["k"]),
-    "reserved": lambda: write("x", key="__outbox_active__"),
     "delay": lambda: write("x", key="k", deliver_after=1),
     "due time": lambda: write("x", key="k", available_at=NOON),
     "delay from a time": lambda: write("x", key="k", occurred_at=NOON, deliver_after=1),

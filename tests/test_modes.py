@@ -12,8 +12,7 @@ from django.db import connection, transaction
 from django.db.models import F
 
 import django_outbox as outbox
-from django_outbox.events import SINGLE_NODE_KEY
-from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
+from django_outbox.models import OutboxEvent, OutboxLease, OutboxWorker
 from django_outbox.worker import purger, worker_registry
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, insert, listening, now, purging, rest_of, row, statuses, write
@@ -47,7 +46,7 @@ SINGLE = {"MODE": "single_node", "POLL_INTERVAL": 0.3, "PROBE_INTERVAL": 0.1, "D
 
 def active() -> int:
     """Return the process id of the active worker; 0 if there is none."""
-    lease = OutboxStream.objects.filter(key=SINGLE_NODE_KEY)
+    lease = OutboxLease.objects.filter(pk="single_node")
     owner = lease.values_list("locked_by", flat=True).first()
     return int(owner.split("-")[-2]) if owner else 0
 

@@ -113,7 +113,7 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> StreamQuerySet:
         """Annotate ``seen_at``, the database's current time."""
         streams = cast("StreamQuerySet", super().get_queryset(request))
-        return streams.streams_only().annotate(seen_at=DatabaseNow())
+        return streams.annotate(seen_at=DatabaseNow())
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None

@@ -12,7 +12,6 @@ from .validation import (
     LENGTHS,
     NO_HEADERS,
     RECEIVED_LENGTHS,
-    SINGLE_NODE_KEY,
     aggregate_key,
     aggregate_label,
     as_utc,
@@ -26,7 +25,6 @@ from .validation import (
 
 __all__ = [
     "ABSENT",
-    "SINGLE_NODE_KEY",
     "GLOBAL",
     "LENGTHS",
     "NO_HEADERS",

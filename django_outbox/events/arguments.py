@@ -69,7 +69,7 @@ def fill_identity(put: Callable[[str, Any], None], event: Event) -> str:
     elif event.event_id is not generated:
         put("event_id", validation.identity(event.event_id))
     if event.key is not None:
-        put("key", validation.stream_key(event.key))
+        put("key", validation.identity(event.key))
     return generated
 
 

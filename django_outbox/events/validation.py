@@ -17,7 +17,6 @@ from django.utils.dateparse import parse_datetime
 from ..exceptions import InvalidEvent
 
 GLOBAL: Final = "__GLOBAL__"  # the aggregate type of events that belong to no aggregate
-SINGLE_NODE_KEY: Final = "__outbox_active__"  # not a stream: the lease of "single_node"
 MAX_DELIVER_AFTER = timedelta(days=36_525)  # later due times overflow some database's calendar
 LENGTHS: Mapping[str, int] = {  # most characters in each column
     "event_id": 36,
@@ -67,14 +66,6 @@ def _is_usual(given: Any, most: int) -> bool:
 def identity(value: Any) -> Any:
     """Return an int or UUID as text, others unchanged; so is a bool, which is refused later."""
     return str(value) if isinstance(value, (int, UUID)) and not isinstance(value, bool) else value
-
-
-def stream_key(value: Any) -> Any:
-    """Return ``key`` as text; refuse the one that the outbox reserves for itself."""
-    value = identity(value)
-    if value == SINGLE_NODE_KEY:
-        raise InvalidEvent(f"key is {value!r}, which the outbox itself uses; choose another.")
-    return value
 
 
 def aggregate_label(aggregate_type: str, aggregate_id: str | None) -> str:

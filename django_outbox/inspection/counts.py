@@ -88,7 +88,7 @@ def _pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
     if connections[alias].features.supports_partial_indexes:
         keyed = events.filter(IsIndexed("status"), key__isnull=False)
     else:
-        streams = OutboxStream.objects.using(alias).streams_only().filter(due_at__isnull=False)
+        streams = OutboxStream.objects.using(alias).filter(due_at__isnull=False)
         keys = streams.order_by("due_at").values_list("pk", flat=True)[:MAX_STREAMS]
         keyed = events.filter(IsIndexed("status"), key__in=[*keys])
     yield keyed.order_by("key", "seq")

@@ -99,7 +99,7 @@ class OutboxEvent(models.Model):
                 where=Q(available_at__isnull=False),
                 name=index_name("outbox_event_queue"),
             ),
-            PendingIndex(  # for workers of version 0.1; the next minor version removes it
+            PendingIndex(  # for reports about all queues
                 fields=["available_at", "event_id"],
                 where=Q(available_at__isnull=False),
                 name=index_name("outbox_event_due"),
@@ -190,7 +190,7 @@ class OutboxStream(models.Model):
                 where=Q(due_at__isnull=False),
                 name=index_name("outbox_stream_queue"),
             ),
-            PendingIndex(  # for workers of version 0.1; the next minor version removes it
+            PendingIndex(  # for reports about all queues
                 fields=["due_at"],
                 where=Q(due_at__isnull=False),
                 name=index_name("outbox_stream_due"),

@@ -11,7 +11,7 @@ from django.db import connections
 from django.db.models import Q
 
 from ..conf import current
-from ..events import SINGLE_NODE_KEY, as_utc
+from ..events import as_utc
 from ..listeners.outcomes import UNSETTLED
 from ..signals import announce, breaker_closed, delivery_paused, delivery_resumed
 from ..sql import dialect_of
@@ -162,8 +162,6 @@ def pause_error(kind: str, name: str) -> str | None:
         return f"The kind is {kind!r}; expected one of {', '.join(kinds)}."
     if not name or "\0" in name or len(name) > MAX_NAME_LENGTH:
         return f"The name of a {kind} is {name!r}; expected 1 to {MAX_NAME_LENGTH} characters."
-    if kind == "stream" and name == SINGLE_NODE_KEY:
-        return f"{name!r} is not a stream: it is the lease of the mode single_node."
     if kind == "queue" and name not in current().queues:
         known = ", ".join(current().queues)
         return f'OUTBOX["QUEUES"] does not have {name!r}; expected one of {known}.'
@@ -218,7 +216,7 @@ class _ResumedBacklog:
         """Make streams due whose first event waited; a new version undoes a late postponement."""
         from . import OutboxStream
 
-        streams = OutboxStream.objects.using(self._alias).streams_only()
+        streams = OutboxStream.objects.using(self._alias).all()
         if self._kind == "stream":
             yield self._wake([*streams.filter(pk=self._name).values_list("pk", flat=True)])
             return

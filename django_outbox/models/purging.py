@@ -57,7 +57,7 @@ def scan_events(alias: str, *, after: str, most: int) -> Batch | None:
 
 def scan_streams(alias: str, *, after: str, most: int) -> Batch | None:
     """Purge among the next streams by primary key, at most ``most``; None if none is left."""
-    settings, every = current(), OutboxStream.objects.using(alias).streams_only()
+    settings, every = current(), OutboxStream.objects.using(alias)
     size = min(settings.PURGE_BATCH_SIZE, most)
     return next(scan(every, every.expired_condition(settings), after=after, size=size), None)
 

@@ -11,7 +11,6 @@ from django.db import connections, models
 from django.db.models import Exists, OuterRef, Q
 
 from ..conf import DAY, Settings, current
-from ..events import SINGLE_NODE_KEY
 from ..listeners.outcomes import UNSETTLED, Status
 from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
@@ -51,18 +50,20 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
 
     def due(self) -> StreamQuerySet:
         """Return streams that the next claim may take, oldest first."""
-        return self.streams_only().filter(due_at__lte=DatabaseNow()).order_by("due_at")
+        return self.using(self._write_alias()).filter(due_at__lte=DatabaseNow()).order_by("due_at")
 
     def leased(self) -> StreamQuerySet:
         """Return streams leased now."""
-        return self.streams_only().filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
+        return self.using(self._write_alias()).filter(
+            locked_by__isnull=False, due_at__gt=DatabaseNow()
+        )
 
     def blocked(self) -> StreamQuerySet:
         """Return streams whose head blocks the events behind it: it waits for a try, or is dead."""
         waiting = Q(locked_by=None, due_at__gt=DatabaseNow())
         if current().ON_DEAD == "block":
             waiting |= Q(locked_by=None, due_at=None, pk__in=self._dead_with_followers())
-        return self.streams_only().filter(waiting)
+        return self.using(self._write_alias()).filter(waiting)
 
     def release(self) -> int:
         """Release the leases of these: due now; return how many.
@@ -70,12 +71,12 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         The previous owner can no longer settle their events. Use this for a worker that is known
         to be gone.
         """
-        leased = self.streams_only().filter(locked_by__isnull=False)
+        leased = self.using(self._write_alias()).filter(locked_by__isnull=False)
         return leased.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
 
     def expired(self, settings: Settings | None = None) -> StreamQuerySet:
         """Return streams that were idle for a day and have no pending or dead events."""
-        return self.streams_only().filter(self.expired_condition(settings or current()))
+        return self.using(self._write_alias()).filter(self.expired_condition(settings or current()))
 
     def expired_condition(self, settings: Settings) -> Q:
         """Return the condition by which ``expired`` filters."""
@@ -166,7 +167,3 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         indexed = OutboxEvent.objects.filter(IsIndexed("status"), key__isnull=False)
         pending = indexed.filter(key=OuterRef("key")).pending()
         return indexed.dead().filter(Exists(pending)).order_by().values_list("key", flat=True)
-
-    def streams_only(self) -> StreamQuerySet:
-        """Leave out the row that is the lease of "single_node" and not a stream."""
-        return self.using(self._write_alias()).exclude(pk=SINGLE_NODE_KEY)

@@ -41,10 +41,7 @@ class OtherWorker(NamedTuple):
 
 
 class WorkerRow:
-    """Updates this worker's row, recreates it if it was removed, deletes old rows of lost workers.
-
-    Workers of version 0.1 delete the rows of lost workers after ten leases.
-    """
+    """Updates this worker's row, makes it anew if it was removed, deletes rows of lost workers."""
 
     def __init__(
         self,

@@ -218,12 +218,11 @@ def test_idle_streams_are_purged_by_the_scan(caplog: pytest.LogCaptureFixture) -
     first = OutboxStream(key="k0", seq=1, locked_at=at)
     multiply(first, [f"k{n}" for n in range(1, 50)])
     OutboxStream.objects.create(key="due", seq=1, due_at=now())
-    OutboxStream.objects.create(key="__outbox_active__", seq=0, locked_at=at)
     with caplog.at_level(logging.INFO, "django_outbox"):
         rest_of(purging(3600))
-    assert {*OutboxStream.objects.values_list("pk", flat=True)} == {"due", "__outbox_active__"}
+    assert {*OutboxStream.objects.values_list("pk", flat=True)} == {"due"}
     assert "purged streams=50" in caplog.text
     OutboxStream.objects.create(key="again", seq=1, locked_at=at)
     an_hour_passes()
     rest_of(purging(3600, me="second"))
-    assert OutboxStream.objects.count() == 3  # an hourly run does not read streams
+    assert OutboxStream.objects.count() == 2  # an hourly run does not read streams

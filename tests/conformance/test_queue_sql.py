@@ -12,7 +12,6 @@ import pytest
 from django.db import connection, transaction
 
 import django_outbox as outbox
-from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.queue_settings import MAX_QUEUES
@@ -443,9 +442,6 @@ def test_a_move_passes_over_what_is_locked() -> None:
 
 
 def test_due_streams_move_to_another_queue() -> None:
-    OutboxStream.objects.create(
-        key=SINGLE_NODE_KEY, seq=0, due_at=now() - timedelta(seconds=5), queue="a"
-    )
     for key, due in (("1", -9.0), ("2", -5.0), ("3", -1.0), ("later", 60.0), ("idle", None)):
         keyed(key, due=due)
     in_queue("a", "1", "2", "3", "later", "idle")
@@ -455,15 +451,7 @@ def test_due_streams_move_to_another_queue() -> None:
     assert move(connection, of="a", queue="b", limit=2) == 1
     assert move(connection, of="a", queue="b", limit=2) == 0
     found = dict(OutboxStream.objects.values_list("key", "queue"))
-    assert found == {
-        "1": "b",
-        "2": "b",
-        "3": "b",
-        "later": "a",
-        "idle": "a",
-        "other": "default",
-        SINGLE_NODE_KEY: "a",
-    }
+    assert found == {"1": "b", "2": "b", "3": "b", "later": "a", "idle": "a", "other": "default"}
 
 
 @not_sqlite
@@ -534,7 +522,6 @@ def test_has_due() -> None:
     insert(due=-1, queue="b")
     keyed("k", due=60)
     in_queue("c", "k")
-    OutboxStream.objects.create(key=SINGLE_NODE_KEY, seq=0, due_at=now() - timedelta(seconds=5))
     has_due = dialect().has_due
     assert [has_due(connection, queue=each) for each in ("a", "b", "c", "default")] == [
         False,

@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 from django.db import connection, transaction
 
-from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.inspection import counts as outbox_counts
 from django_outbox.inspection import queues as outbox_queues
 from django_outbox.models import OutboxEvent, OutboxStream
@@ -32,7 +31,6 @@ def test_45_events_streams_and_leases_are_counted() -> None:
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("waits", due_at=in_ten_minutes())
     put("idle")
-    put(SINGLE_NODE_KEY, due_at=in_ten_minutes(), locked_by="w1")  # not a stream
 
     found = ask()
     assert found["counts"] == {"NEW": 8, "DONE": 4, "RETRY": 0, "DEAD": 0}

@@ -13,7 +13,7 @@ from django.db import connection
 from django.db.models import F
 
 from django_outbox.conf import index_name
-from django_outbox.events import SINGLE_NODE_KEY, stored_instant
+from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
@@ -109,14 +109,6 @@ def test_an_idle_an_undue_and_a_leased_stream_are_left() -> None:
     keyed("taken", due=-1)
     assert take("another") == ["taken"]
     assert take() == []
-
-
-def test_the_row_of_single_node_is_no_stream() -> None:
-    OutboxStream.objects.create(key=SINGLE_NODE_KEY, seq=0, due_at=now() - timedelta(seconds=5))
-    assert take() == []
-    assert next_due() == {}
-    OutboxStream.objects.update(due_at=now() + timedelta(seconds=5))
-    assert next_due() == {}
 
 
 def test_held_keys_are_left_out() -> None:

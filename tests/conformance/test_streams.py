@@ -10,7 +10,6 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import write
-from django_outbox.events import SINGLE_NODE_KEY
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
@@ -149,13 +148,11 @@ def test_release_gives_back_the_streams_of_these_events() -> None:
 
 
 def test_adjectives_of_streams() -> None:
-    """The lease of "single_node" does not count as a stream."""
     put("due", due_at=LONG_AGO)
     put("expired", due_at=LONG_AGO, locked_by="w1")
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("waits", due_at=in_ten_minutes())
     put("idle")
-    put(SINGLE_NODE_KEY, due_at=LONG_AGO, locked_by="w1")
 
     def keys(rows: Any) -> set[str]:
         return {each.key for each in rows}
@@ -165,7 +162,6 @@ def test_adjectives_of_streams() -> None:
     assert keys(streams.leased()) == {"leased"}
     assert keys(streams.blocked()) == {"waits"}
     assert streams.release() == 2
-    assert OutboxStream.objects.get(pk=SINGLE_NODE_KEY).locked_by == "w1"
 
 
 def test_heads_and_backlogs() -> None:
@@ -196,10 +192,9 @@ def test_36_idle_streams_are_purged() -> None:
     put("due", due_at=LONG_AGO)
     put("leased", due_at=LONG_AGO, locked_by="w1")
     put("waits", due_at=in_ten_minutes())
-    put(SINGLE_NODE_KEY)
     assert [each.key for each in OutboxStream.objects.expired()] == ["old"]
     assert OutboxStream.objects.purge() == 1
-    assert OutboxStream.objects.count() == 5
+    assert OutboxStream.objects.count() == 4
 
 
 @pytest.mark.parametrize("status", [NEW, RETRY, DEAD], ids=lambda each: each.name)

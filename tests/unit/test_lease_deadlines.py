@@ -134,7 +134,7 @@ CASES: list[tuple[Callable[[Parts], Callable[[], bool]], str, Any]] = [
     (renew_stream, "renew_streams", ({KEY}, {KEY})),
     (take_named_lease, "take_lease", True),
     (renew_named_lease, "note_lease", True),
-    (take_active_lease, "take_active", True),
+    (take_active_lease, "take_lease", True),
 ]
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import SINGLE_NODE_KEY, stored_instant
+from ...events import stored_instant
 from ...queue_settings import MAX_QUEUES
 from ..values import SQL, Claim, Claimed, LostEvents, RescueState, Unclaimed, marks
 from .statements import Statements
@@ -96,14 +96,14 @@ class EventLeases(Statements):
         """
         selects, params = [], []
         for queue in queues:
-            for table, column, condition, more in self._tables_by_due(connection):
+            for table, column in self._tables_by_due(connection):
                 later, given = self._in_queue(queue, column=column, after=(self.now_plus, [-since]))
                 selects.append(
                     f"SELECT * FROM (SELECT queue, {self._in_utc(column)} AS at, "
                     f"{self._in_utc(self.now)} AS now FROM {table} "
-                    f"WHERE {later}{condition} ORDER BY {self.by_queue}{column} LIMIT 1) due"
+                    f"WHERE {later} ORDER BY {self.by_queue}{column} LIMIT 1) due"
                 )
-                params += [*given, *more]
+                params += given
         with connection.cursor() as cursor:
             cursor.execute(" UNION ALL ".join(selects), params)
             rows = cursor.fetchall()
@@ -118,13 +118,13 @@ class EventLeases(Statements):
     def has_due(self, connection: BaseDatabaseWrapper, *, queue: str) -> bool:
         """Return whether a row or a stream of the queue is due."""
         selects, params = [], []
-        for table, column, condition, more in self._tables_by_due(connection):
+        for table, column in self._tables_by_due(connection):
             due, given = self._in_queue(queue, column=column, until=(self.now, []))
             selects.append(
-                f"SELECT * FROM (SELECT queue FROM {table} WHERE {due}{condition} "
+                f"SELECT * FROM (SELECT queue FROM {table} WHERE {due} "
                 f"ORDER BY {self.by_queue}{column} LIMIT 1) due"
             )
-            params += [*given, *more]
+            params += given
         with connection.cursor() as cursor:
             cursor.execute(" UNION ALL ".join(selects), params)
             return cursor.fetchone() is not None
@@ -147,7 +147,7 @@ class EventLeases(Statements):
         """Return the first queue between each two of these sorted names, and at both ends."""
         selects, params = [], []
         for low, high in zip(["", *names], [*names, None], strict=True):
-            for table, column, _, _ in self._tables_by_due(connection):
+            for table, column in self._tables_by_due(connection):
                 below, more = ("", []) if high is None else ("AND queue < %s ", [high])
                 selects.append(
                     f"SELECT * FROM (SELECT queue FROM {table} WHERE queue > %s {below}"
@@ -207,16 +207,11 @@ class EventLeases(Statements):
 
     def _tables_by_due(
         self, connection: BaseDatabaseWrapper
-    ) -> tuple[tuple[str, str, str, list[str]], ...]:
-        """Return both tables for a SELECT by due time: table, column, and which rows count."""
+    ) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Return both tables for a SELECT by due time, and the column that has it."""
         return (
-            (self._events_by_due(connection), "available_at", "", []),
-            (
-                self._streams_by_due(connection),
-                "due_at",
-                f" AND {self.key} <> %s",
-                [SINGLE_NODE_KEY],
-            ),
+            (self._events_by_due(connection), "available_at"),
+            (self._streams_by_due(connection), "due_at"),
         )
 
     def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:

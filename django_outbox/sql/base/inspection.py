@@ -201,16 +201,14 @@ class Inspection(EventLeases):
                         found[queue] = _sum(found.get(queue), of_one)
         return found
 
-    def _queue_backlog(
-        self, queue: str, table: str, column: str, more: str, params: Sequence[Any], *, most: int
-    ) -> SQL:
+    def _queue_backlog(self, queue: str, table: str, column: str, *, most: int) -> SQL:
         due, given = self._in_queue(queue, column=column, until=(self.now, []))
         sql = (
             f"SELECT MIN(queue), '{column}', COUNT(*), MIN({column}), {self.now} "
-            f"FROM (SELECT queue, {column} FROM {table} WHERE {due}{more} "
+            f"FROM (SELECT queue, {column} FROM {table} WHERE {due} "
             f"ORDER BY {self.by_queue}{column} LIMIT {int(most)}) due"
         )
-        return sql, [*given, *params]
+        return sql, given
 
     @abstractmethod
     def time_limit(

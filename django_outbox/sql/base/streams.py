@@ -12,7 +12,6 @@ from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import SINGLE_NODE_KEY
 from ..values import SQL, Claimed, Release, StreamClaim, StreamQuery, StreamRows, marks
 from .statements import Statements
 
@@ -83,14 +82,11 @@ class StreamLeases(Statements):
         self, connection: BaseDatabaseWrapper, claim: StreamClaim
     ) -> list[SQL]:
         """Return the condition of each branch of a claim, followed by its order."""
-        until, found = self._until(connection, claim.at), []
-        excluded = [SINGLE_NODE_KEY, *claim.exclude]
+        until, found, excluded = self._until(connection, claim.at), [], [*claim.exclude]
+        others = f" AND {self.key} NOT IN ({marks(excluded)})" if excluded else ""
         for branch in claim.branches:
             after = None if branch.since is None else (self.now_plus, [-branch.since])
             due, params = self._in_queue(branch.queue, column="due_at", after=after, until=until)
-            sql = (
-                f"{due} AND {self.key} NOT IN ({marks(excluded)}) "
-                f"ORDER BY {self.by_queue}due_at LIMIT %s"
-            )
+            sql = f"{due}{others} ORDER BY {self.by_queue}due_at LIMIT %s"
             found.append((sql, [*params, *excluded, branch.limit]))
         return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import SINGLE_NODE_KEY, stored_instant
+from ...events import stored_instant
 from ..values import DueRow, OpenBreaker, Pauses, marks, to_database
 from .claim import EventLeases
 from .insert import Inserting
@@ -217,32 +217,6 @@ class Upkeep(Inserting, EventLeases):
             [state, None if lease is None else me, *([] if lease is None else [lease]), name, me],
         )
         return noted == 1
-
-    def take_active(self, connection: BaseDatabaseWrapper, *, me: str, lease: float) -> bool:
-        """Claim or renew the lease of ``single_node``; return whether ``me`` holds it.
-
-        It is a stream's row, because version 0.1 keeps it there.
-        """
-        taken = self._run(
-            connection,
-            f"UPDATE {self._stream(connection)} SET locked_by = %s, locked_at = {self.now}, "
-            f"due_at = {self.now_plus} WHERE {self.key} = %s "
-            f"AND (locked_by = %s OR locked_by IS NULL OR due_at <= {self.now})",
-            [me, lease, SINGLE_NODE_KEY, me],
-        )
-        if taken:
-            return True
-        sql = f"INSERT INTO {self._stream(connection)} ({self.key}, seq) VALUES (%s, 0)"
-        made = self._insert(connection, sql, [SINGLE_NODE_KEY], may_clash=True)
-        return made == 1 and self.take_active(connection, me=me, lease=lease)
-
-    def release_active(self, connection: BaseDatabaseWrapper, *, me: str) -> None:
-        self._run(
-            connection,
-            f"UPDATE {self._stream(connection)} SET locked_by = NULL, due_at = NULL "
-            f"WHERE {self.key} = %s AND locked_by = %s",
-            [SINGLE_NODE_KEY, me],
-        )
 
     # -- deletions ---------------------------------------------------------------------------------
 

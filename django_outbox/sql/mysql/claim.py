@@ -201,7 +201,7 @@ class MySQLEventLeases(EventLeases):
         found = super().other_queues(connection, known=known)
         selects, params = [], []
         for queue in found:
-            for table, column, _, _ in self._tables_by_due(connection):
+            for table, column in self._tables_by_due(connection):
                 selects.append(
                     f"(SELECT queue FROM {table} WHERE queue = %s AND {column} IS NOT NULL "
                     f"ORDER BY {column} LIMIT 1)"

@@ -10,7 +10,7 @@ from django.db import IntegrityError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import index_name
-from ...events import SINGLE_NODE_KEY, stored_instant
+from ...events import stored_instant
 from ..base.insert import Inserting
 from ..base.sequence_numbers import IF_IDLE, Places, due_of_followers, upsert_values
 from ..base.streams import StreamLeases
@@ -283,11 +283,11 @@ class MySQLStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""UPDATE (
-                SELECT `key` FROM {self._streams_by_due(connection)} WHERE {due} AND `key` <> %s
+                SELECT `key` FROM {self._streams_by_due(connection)} WHERE {due}
                 ORDER BY due_at LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
             SET s.queue = %s""",
-            [*params, SINGLE_NODE_KEY, limit, queue],
+            [*params, limit, queue],
         )
 
     def _event_by_key(self, connection: BaseDatabaseWrapper) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import CENTURY
-from ...events import SINGLE_NODE_KEY, stored_instant
+from ...events import stored_instant
 from ..base.insert import Inserting, Written, queue_of_new
 from ..base.sequence_numbers import Places, due_of_followers
 from ..base.streams import StreamLeases
@@ -69,7 +69,7 @@ class PostgresStreams(StreamLeases, Inserting):
             connection,
             table=stream,
             primary_key="key",
-            chosen=(chosen, [*given, *until[1], [SINGLE_NODE_KEY, *claim.exclude]]),
+            chosen=(chosen, [*given, *until[1], [*claim.exclude]]),
             changes=(
                 f"due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}",
                 [claim.lease, claim.me],
@@ -220,8 +220,8 @@ class PostgresStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT key FROM {stream} WHERE {due} AND key <> %s
+                SELECT key FROM {stream} WHERE {due}
                 ORDER BY queue, due_at LIMIT %s FOR UPDATE SKIP LOCKED)
             UPDATE {stream} s SET queue = %s FROM unlocked WHERE s.key = unlocked.key""",
-            [*params, SINGLE_NODE_KEY, limit, queue],
+            [*params, limit, queue],
         )

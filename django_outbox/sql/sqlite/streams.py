@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import SINGLE_NODE_KEY, stored_instant
+from ...events import stored_instant
 from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
@@ -209,7 +209,7 @@ class SQLiteStreams(StreamLeases):
         return self._run(
             connection,
             f"""UPDATE {stream} SET queue = %s WHERE key IN (
-                SELECT key FROM {stream} WHERE {due} AND key <> %s
+                SELECT key FROM {stream} WHERE {due}
                 ORDER BY queue, due_at LIMIT %s)""",
-            [queue, *params, SINGLE_NODE_KEY, limit],
+            [queue, *params, limit],
         )
