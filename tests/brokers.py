@@ -9,13 +9,13 @@ import hashlib
 import importlib.util
 import json
 import os
-import secrets
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,26 @@ def program(name: str) -> str:
     pytest.skip(f"{name} is not installed")
 
 
-def free_port() -> int:
-    """Return a free port that no other process of this test run chooses; below those of clients.
+def _ports() -> Iterator[int]:
+    """Yield each port of this process of a test run once; below those that Linux gives to clients.
 
-    Linux could give one of these away while the server is, which comes back to the same port.
+    A server that comes back to its port finds it free. No other process of the run has these.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    while True:
-        port = 15_000 + worker % 8 * 2_000 + secrets.randbelow(2_000)
+    first = 15_000 + worker % 8 * 2_000
+    yield from random.SystemRandom().sample(range(first, first + 2_000), 2_000)
+
+
+PORTS = _ports()
+
+
+def free_port() -> int:
+    """Return a free port, which is given to nobody else."""
+    for port in PORTS:
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+    raise RuntimeError("every port has been given away")
 
 
 class Child:
