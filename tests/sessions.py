@@ -7,6 +7,19 @@ from contextlib import suppress
 from django.db import OperationalError, connection
 
 
+def processes() -> str:
+    """Return what to SELECT the sessions of MySQL or MariaDB from: id, db, command and info.
+
+    MySQL's list of processes cannot be read while a statement of another has an emoji (error 3854).
+    """
+    if getattr(connection, "mysql_is_mariadb", False):
+        return "information_schema.processlist"
+    return (
+        "(SELECT processlist_id AS id, processlist_db AS db, processlist_command AS command, "
+        "processlist_info AS info FROM performance_schema.threads WHERE type = 'FOREGROUND')"
+    )
+
+
 def terminate_other_sessions() -> int:
     """End every other session of this database; return how many."""
     with connection.cursor() as cursor:
@@ -18,8 +31,7 @@ def terminate_other_sessions() -> int:
             )
             return int(cursor.fetchone()[0])
         cursor.execute(
-            "SELECT id FROM information_schema.processlist "
-            "WHERE db = database() AND id <> connection_id()"
+            f"SELECT id FROM {processes()} p WHERE db = database() AND id <> connection_id()"
         )
         ids = [int(each[0]) for each in cursor.fetchall()]
         for number in ids:
@@ -48,12 +60,12 @@ def waiters(table: str = "") -> int:
 
 def sessions() -> int:
     """How many sessions the server has on this database, ours included; 0 on SQLite."""
-    queries = {
-        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()",
-        "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = database()",
-    }
-    if connection.vendor not in queries:
+    if connection.vendor == "sqlite":
         return 0
     with connection.cursor() as cursor:
-        cursor.execute(queries[connection.vendor])
+        if connection.vendor == "postgresql":
+            where = "pg_stat_activity WHERE datname = current_database()"
+        else:
+            where = f"{processes()} p WHERE db = database()"
+        cursor.execute(f"SELECT count(*) FROM {where}")
         return int(cursor.fetchone()[0])

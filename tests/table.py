@@ -24,6 +24,7 @@ from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import FULL, LIGHT, TAIL, Branch, Claim, Claimed, StreamClaim
 from django_outbox.worker.purger import Purger
 from django_outbox.worker.statistics import Statistics
+from tests.sessions import processes
 
 T = TypeVar("T")
 
@@ -326,9 +327,7 @@ def _sessions() -> list[Any]:
                 "WHERE datname = current_database() AND backend_type = 'client backend'"
             )
         else:
-            cursor.execute(
-                "SELECT id, command, info FROM information_schema.processlist WHERE db = database()"
-            )
+            cursor.execute(f"SELECT id, command, info FROM {processes()} p WHERE db = database()")
         return list(cursor.fetchall())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import connections
 from django.db.backends.signals import connection_created
 
 import django_outbox as outbox
@@ -20,6 +20,7 @@ from django_outbox import doorbell, signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.fleet import Fleet
+from tests.sessions import terminate_other_sessions
 from tests.table import listening
 from tests.test_databases_apart import ALIASES, Witness, adds_effect, done, statuses, write
 from tests.test_doorbell import rings_at
@@ -151,12 +152,6 @@ class ReadOnly:
         "mysql": "SET SESSION TRANSACTION READ ONLY",
         "sqlite": "PRAGMA query_only = ON",
     }
-    ENDS = {
-        "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid()",
-        "mysql": "SELECT id FROM information_schema.processlist "
-        "WHERE db = database() AND id <> connection_id()",
-    }
 
     def __init__(self) -> None:
         self.is_on = False
@@ -179,11 +174,7 @@ class ReadOnly:
                 with suppress(sqlite3.ProgrammingError):  # closed in the meantime
                     known.execute(self.SAYS["sqlite"])
             return
-        with mine.cursor() as cursor:
-            cursor.execute(self.ENDS[mine.vendor])
-            for (number,) in cursor.fetchall() if mine.vendor == "mysql" else ():
-                with suppress(OperationalError):  # ended in the meantime
-                    cursor.execute(f"KILL {number}")
+        terminate_other_sessions()
 
     def turn_off(self) -> None:
         self.is_on = False

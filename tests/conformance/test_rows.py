@@ -19,6 +19,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import RescueState
 from django_outbox.worker.statistics import Statistics
+from tests.sessions import processes
 from tests.table import (
     claim,
     end_leases,
@@ -202,7 +203,7 @@ def open_transactions() -> int:
         "AND pid <> pg_backend_pid() AND xact_start IS NOT NULL "
         "AND backend_type = 'client backend'",
         "mysql": "SELECT count(*) FROM information_schema.innodb_trx t "
-        "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+        f"JOIN {processes()} p ON p.id = t.trx_mysql_thread_id "
         "WHERE p.db = database() AND p.id <> connection_id()",
     }
     if connection.vendor == "mysql":
