@@ -210,7 +210,9 @@ def statuses(alias: str) -> dict[str, int]:
 
 def done(count: int, *aliases: str) -> None:
     for alias in aliases or ALIASES:
-        wait_until(lambda alias=alias: statuses(alias) == {"DONE": count}, what=f"{alias} DONE")
+        wait_until(
+            lambda alias=alias: statuses(alias) == {"DONE": count}, within=60, what=f"{alias} DONE"
+        )
 
 
 class Witness:

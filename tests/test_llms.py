@@ -8,7 +8,6 @@ import unittest
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from django.core.management import call_command
@@ -48,15 +47,14 @@ def test_511_the_sample_of_the_readme(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.fixture
-def shop(settings: Any) -> Iterator[dict[str, ModuleType]]:
+def shop(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
     """The modules of llms.txt, of which the first is the settings."""
     pytest.importorskip("requests")
     models = ModuleType("shop.models")
     vars(models).update(Order=Order)
-    with (
-        patch.dict(sys.modules, {"shop.models": models}),
-        samples.modules(LLMS, INSTALLED_APPS=[]) as made,
-    ):
+    # Not patch.dict, which takes away what is imported meanwhile: cryptography cannot come twice.
+    monkeypatch.setitem(sys.modules, "shop.models", models)
+    with samples.modules(LLMS, INSTALLED_APPS=[]) as made:
         settings.OUTBOX = made["settings"].OUTBOX
         settings.PARTNER_URL = made["settings"].PARTNER_URL
         yield made
