@@ -60,6 +60,8 @@ class Connection(sqlite3.Connection):
 
     def end(self) -> None:
         """End the session because its process was killed."""
+        if self.in_transaction:  # a cursor that is not exhausted would keep it open, and its locks
+            super().rollback()
         super().close()
         scheduler.wake_all(server.waiting)
 
