@@ -63,7 +63,7 @@ def _pending(alias: str) -> tuple[Counter[Status], set[Status]]:
     """Count new and retried events; return also the statuses whose count stopped at a limit."""
     found: Counter[Status] = Counter()
     capped = set[Status]()
-    for query in _pending_queries(alias):
+    for query in pending_queries(alias):
         by_status = (
             Count("pk", filter=Q(status=Status.NEW)),
             Count("pk", filter=Q(status=Status.RETRY)),
@@ -78,7 +78,7 @@ def _pending(alias: str) -> tuple[Counter[Status], set[Status]]:
     return found, capped
 
 
-def _pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
+def pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
     """Yield the pending events without a key, then those with one.
 
     An event without a key has a due time of its own; for one with a key the stream has it.

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from django.db import connections
+
 from ..listeners import history
 from ..models import OutboxEvent
+from .counts import pending_queries
 
 MAX_LOSSES: Final = 200  # events that are read
 MIN_LOST: Final = 2  # workers that an event must have lost before it is a suspect
@@ -25,12 +28,17 @@ class Loss:
 
 def losses(alias: str) -> list[Loss]:
     """Return the pending events that lost workers had leased, newest first."""
-    rows = OutboxEvent.objects.using(alias).rescued().order_by("-pk")[:MAX_LOSSES]
+    if connections[alias].features.supports_partial_indexes:
+        queries = [OutboxEvent.objects.using(alias).rescued()]
+    else:  # an index of them would cost replays and claims deadlocks: seek among what waits
+        queries = [each.filter(rescues__gte=1) for each in pending_queries(alias)]
     found = []
-    for event_id, event_type, text in rows.values_list("pk", "event_type", "history"):
-        lost = {each.by: each.at for each in history.entries(text) if each.kind == "lost"}
-        found.append(Loss(event_id=event_id, event_type=event_type, workers=[*lost.items()]))
-    return found
+    for query in queries:
+        rows = query.order_by("-pk").values_list("pk", "event_type", "history")
+        for event_id, event_type, text in rows[:MAX_LOSSES]:
+            lost = {each.by: each.at for each in history.entries(text) if each.kind == "lost"}
+            found.append(Loss(event_id=event_id, event_type=event_type, workers=[*lost.items()]))
+    return sorted(found, key=lambda each: each.event_id, reverse=True)[:MAX_LOSSES]
 
 
 def suspects(found: Sequence[Loss]) -> list[Loss]:

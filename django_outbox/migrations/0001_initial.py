@@ -253,7 +253,7 @@ class Migration(migrations.Migration):
                     django_outbox.models.fields.PendingIndex(
                         fields=["event_id"],
                         name=index_name("outbox_event_lost"),
-                        plain_fields=("rescues",),
+                        plain_fields=None,
                         unique=False,
                         where=models.Q(("rescues__gte", 1)),
                     ),
