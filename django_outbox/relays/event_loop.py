@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..log import report_quietly
 
+THREAD_NAME: Final = "outbox-relay"
 SETTLE: Final = 0.1  # seconds for tasks to see that their connection has ended
 
 
@@ -20,7 +21,7 @@ class EventLoopThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(report_quietly)
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="outbox-relay", daemon=True
+            target=self._loop.run_forever, name=THREAD_NAME, daemon=True
         )
         self._thread.start()
 

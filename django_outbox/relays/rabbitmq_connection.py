@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,11 +14,14 @@ from aiormq.connection import TCPTransportFactory, TLSTransportFactory
 from aiormq.exceptions import AMQPError
 from pamqp.exceptions import PAMQPException
 
+from .event_loop import THREAD_NAME
+
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 # Arguments of aio_pika.connect that say where to connect to, instead of a URL; and how.
 PLACE: Final = ("host", "port", "login", "password", "virtualhost", "ssl", "ssl_options")
 MANNER: Final = ("ssl_context", "client_properties")
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
+LOGGERS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel")
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
 
 
@@ -63,6 +67,8 @@ class Connection:
         return int(self._client.transport.connection.connection_tune.frame_max)
 
     async def open(self) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(_OF_OTHERS)  # once: a filter is not added twice
         address = self._address
         self._client = aio_pika.Connection(address.url, ssl_context=address.ssl_context)
         self._client.kwargs |= {
@@ -119,3 +125,13 @@ class _Transports(aiormq.TransportFactory):  # type: ignore[misc]
         if self._writer is not None:
             self.is_aborted = True
             self._writer.transport.abort()
+
+
+class _OfOthers(logging.Filter):
+    """Lets through what other users of the client in this process log; the relay reports ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.threadName != THREAD_NAME
+
+
+_OF_OTHERS: Final = _OfOthers()
