@@ -123,7 +123,8 @@ class OutboxEvent(models.Model):
                 plain_fields=None,
                 name=index_name("outbox_event_dead"),
             ),
-            PendingIndex(  # for admin and commands only; MySQL has none, with which claims deadlock
+            # For admin and commands only. MySQL has none: replays and claims deadlock on it.
+            PendingIndex(
                 fields=["event_id"],
                 where=Q(rescues__gte=1),
                 plain_fields=None,

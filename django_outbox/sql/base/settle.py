@@ -66,10 +66,8 @@ class Settling(EventLeases):
         as_read: AsRead | None = None,
     ) -> int:
         """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing."""
-        (one_of, given), (fence, params) = (
-            self._one_of(ids),
-            self._fence(connection, me, kind, as_read),
-        )
+        one_of, given = self._one_of(ids)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET status = 1, done_at = {self.now},
@@ -88,10 +86,8 @@ class Settling(EventLeases):
         as_read: AsRead | None = None,
     ) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
-        (one_of, given), (fence, params) = (
-            self._one_of(ids),
-            self._fence(connection, me, kind, as_read),
-        )
+        one_of, given = self._one_of(ids)
+        fence, params = self._fence(connection, me, kind, as_read)
         return self._run(
             connection,
             f"""DELETE {self.deleted_by_id.format(self._event(connection))}
