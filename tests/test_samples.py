@@ -73,6 +73,10 @@ class Given(dict[str, Any]):
         return self.setdefault(name, stand_in(name))
 
 
+class Block(ModuleType):
+    """The module that a block of a page makes."""
+
+
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports a stand-in for a module that is not here: the reader's own, or not installed."""
 
@@ -134,10 +138,13 @@ def surroundings(page: str) -> Iterator[None]:
 
 
 def forget_modules(kept: Collection[str]) -> None:
-    """Forget stand-ins and the modules of pages; what is installed stays imported."""
+    """Forget stand-ins and the modules of pages.
+
+    What is installed stays imported, with or without a spec: cryptography cannot come twice.
+    """
     for name in {*sys.modules} - {*kept}:
-        spec = getattr(sys.modules[name], "__spec__", None)
-        if spec is None or isinstance(spec.loader, Absent):
+        loader = getattr(getattr(sys.modules[name], "__spec__", None), "loader", None)
+        if isinstance(sys.modules[name], Block) or isinstance(loader, Absent):
             del sys.modules[name]
 
 
@@ -164,7 +171,7 @@ def test_every_block_of_a_page_runs(page: str) -> None:
                 names["__name__"] = "tests.testapp.samples"
             if samples.is_of_settings(title, code):
                 names |= {"BASE_DIR": Path("/srv/shop"), "INSTALLED_APPS": [], "MIDDLEWARE": []}
-            sys.modules[names["__name__"]] = module = ModuleType(name)
+            sys.modules[names["__name__"]] = module = Block(name)
             block = compile(code, f"{page}: {title}", "exec")
             try:
                 exec(block, names)
