@@ -39,7 +39,9 @@ SERVERS = {
     "gunicorn threads preloaded": (*GUNICORN, "--preload", "--threads", "4"),
     "uvicorn": ("uvicorn", ASGI, "--host", "127.0.0.1", "--port", "{port}"),
     "uvicorn workers": ("uvicorn", ASGI, "--port", "{port}", "--workers", "2"),
-    "runserver": ("django", "runserver", "{address}"),
+    "runserver": ("django", "runserver", "--noreload", "{address}"),
+    # Django kills the process that serves a quarter of a second after Ctrl-C, whatever it does.
+    "runserver reloading": ("django", "runserver", "{address}"),
 }
 # Workers poll only at their start, so only the hot queue delivers quickly.
 FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600, "DOORBELL": None}
