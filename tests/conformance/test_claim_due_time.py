@@ -46,6 +46,16 @@ def streams_due_later(*keys: str) -> Callable[[], object]:
     return lambda: rows.update(due_at=now() + timedelta(seconds=LATER))
 
 
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="others have times of a microsecond")
+def test_a_claim_leaves_an_event_that_was_tried_since_and_is_due_at_once() -> None:
+    """A millisecond is enough to lease an event, fail it, and make it due again."""
+    tried, other = insert(2, due=-2)
+    with before_update(lambda: OutboxEvent.objects.filter(pk=tried).update(attempts=1)):
+        found = claim()
+    assert [each["event_id"] for each in found] == [other]
+    assert row(tried).locked_by is None
+
+
 def test_a_claim_leaves_an_event_that_is_due_later_by_now() -> None:
     first, second, third = (insert(due=-due)[0] for due in (3, 2, 1))
     with before_update(events_due_later(second)):

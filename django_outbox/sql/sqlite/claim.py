@@ -68,17 +68,25 @@ class SQLiteEventLeases(EventLeases):
         if not rows:
             return []
         event, ids, me = self._event(connection), [row[0] for row in rows], claim.me
+        by_attempts: dict[int, list[str]] = {}
+        for row in rows:
+            by_attempts.setdefault(row[1], []).append(row[0])
+        as_seen = [
+            f"event_id IN ({marks(each)}) AND attempts = %s" for each in by_attempts.values()
+        ]
+        seen = [value for spent, each in by_attempts.items() for value in (*each, spent)]
         newest = stored_instant(max(row[-3] for row in rows))
         assert newest is not None
         taken = self._run(
             connection,
-            # A row that was settled since the SELECT has a later due time, or none. The plus keeps
-            # it from reading the rows of all queues by an index of due times.
+            # A row that was settled since the SELECT has a later due time, or none; or another
+            # attempt, if it is retried within the same millisecond. The plus keeps it from reading
+            # the rows of all queues by an index of due times.
             f"""UPDATE {event} SET
                 rescues = rescues + CASE WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
                 locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
-            WHERE event_id IN ({marks(ids)}) AND +available_at <= %s AND {claim.state.value}""",
-            [me, me, claim.lease, *ids, to_database(newest, connection), me],
+            WHERE ({" OR ".join(as_seen)}) AND +available_at <= %s AND {claim.state.value}""",
+            [me, me, claim.lease, *seen, to_database(newest, connection), me],
         )
         if taken < len(rows):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
