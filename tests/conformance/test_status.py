@@ -102,9 +102,13 @@ def test_45_no_count_reads_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> N
     insert(5000, due=None, status=DONE, done_at=now())
     insert(20, due=60)
     keyed("k", 20)
-    analyze(OutboxEvent)
-    analyze(OutboxStream)
-    assert not large_steps({"counts": lambda: outbox_counts.counts("default")})
+
+    def none_reads_much() -> bool:  # MariaDB's own thread may overwrite what it has just learnt
+        analyze(OutboxEvent)
+        analyze(OutboxStream)
+        return not large_steps({"counts": lambda: outbox_counts.counts("default")})
+
+    wait_until(none_reads_much)
 
 
 def test_more_than_a_tenth_dead_in_five_minutes_is_too_much() -> None:
