@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -216,7 +216,27 @@ def _too_many_queues(raw: Mapping[str, Any]) -> list[Problem]:
     ]
 
 
-@lru_cache(maxsize=1)
+C = TypeVar("C", bound=Callable[..., Any])
+_caches: list[Any] = []  # of functions that depend on the settings
+
+
+def until_changed(function: C) -> C:
+    """Cache the results of a function until the settings change."""
+    cached: Any = lru_cache(maxsize=4096)(function)
+    _caches.append(cached)
+    return cached  # type: ignore[no-any-return]
+
+
+def _reset(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX":
+        for each in _caches:
+            each.cache_clear()
+
+
+setting_changed.connect(_reset, dispatch_uid="django_outbox.conf")
+
+
+@until_changed
 def current() -> Settings:
     """Return the current settings; raise ``ImproperlyConfigured`` with every error in them."""
     if faults := problems():
@@ -244,16 +264,7 @@ def _import(name: str, path: str) -> Any:
         ) from error
 
 
-def _reset(*, setting: str, **kwargs: Any) -> None:
-    if setting == "OUTBOX":
-        current.cache_clear()
-        _names.cache_clear()
-
-
-setting_changed.connect(_reset, dispatch_uid="django_outbox.conf")
-
-
-@lru_cache(maxsize=1)
+@until_changed
 def _names() -> tuple[str, str]:
     """Return prefix and schema, each empty if it is invalid, which the checks report."""
     raw = getattr(django_settings, "OUTBOX", {})

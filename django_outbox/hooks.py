@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from . import events
-from .conf import current, resolve, resolve_all
+from .conf import current, resolve, resolve_all, until_changed
 from .events import Event, fit, read_only_headers
 from .exceptions import InvalidEvent, PayloadError
 from .listeners import retry
@@ -81,7 +79,7 @@ def _accepts(call: Callable[..., Any], count: int) -> bool:
     return True
 
 
-@lru_cache(maxsize=1)
+@until_changed
 def serializer() -> Any:
     """Return the object with ``dumps`` and ``loads`` that ``SERIALIZER`` names."""
     value = resolve("SERIALIZER")
@@ -96,7 +94,7 @@ def serializer() -> Any:
     return CustomSerializer(value)
 
 
-@lru_cache(maxsize=1)
+@until_changed
 def retry_policy() -> retry.RetryPolicy:
     """Return the retry policy of listeners without one of their own."""
     value = current().RETRY
@@ -115,7 +113,7 @@ def retry_from(value: Any, where: str) -> retry.RetryPolicy:
         raise ImproperlyConfigured(f"{where}: {error}") from error
 
 
-@lru_cache(maxsize=1)
+@until_changed
 def interceptors() -> tuple[Callable[[Event], Any], ...]:
     """Return the callables that create a context manager for each call of a listener."""
     found = resolve_all("INTERCEPTORS")
@@ -128,7 +126,7 @@ def interceptors() -> tuple[Callable[[Event], Any], ...]:
     return found
 
 
-@lru_cache(maxsize=1)
+@until_changed
 def batch_interceptors() -> tuple[Callable[[Any], Any], ...]:
     """Return the interceptors marked ``batch = True``, which take the events of a whole call."""
     return tuple(each for each in interceptors() if getattr(each, "batch", False))
@@ -182,7 +180,7 @@ def _events(answer: Any, hook: Callable[..., Any]) -> list[Event]:
     return changed
 
 
-@lru_cache(maxsize=1)
+@until_changed
 def writer_hooks() -> WriterHooks | None:
     """Return the hooks in ``WRITER_HOOKS``; None if there are none."""
     classes = zip(current().WRITER_HOOKS, resolve_all("WRITER_HOOKS"), strict=True)
@@ -211,7 +209,7 @@ def _hook(path: str, cls: Any) -> object:
         ) from error
 
 
-@lru_cache(maxsize=1)
+@until_changed
 def context_providers() -> tuple[Callable[[], Mapping[str, str] | None], ...]:
     """Return the callables that ``CONTEXT_PROVIDERS`` names."""
     found = resolve_all("CONTEXT_PROVIDERS")
@@ -238,19 +236,3 @@ def context() -> dict[str, str]:
 def _name(call: Any) -> str:
     named = call if hasattr(call, "__qualname__") else type(call)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _reset(*, setting: str, **kwargs: Any) -> None:
-    if setting == "OUTBOX":
-        for each in (
-            serializer,
-            retry_policy,
-            interceptors,
-            batch_interceptors,
-            writer_hooks,
-            context_providers,
-        ):
-            each.cache_clear()
-
-
-setting_changed.connect(_reset, dispatch_uid="django_outbox.hooks")

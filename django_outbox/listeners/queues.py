@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
-
-from django.core.signals import setting_changed
 
 from ..conf import current
 from ..events import stored_instant
 from ..queue_settings import DEFAULT_QUEUE
 from . import registry
 from .progress import NEW_ENTRY, Entry, entries
-from .registry import Listener
+from .registry import Listener, until_registered
 
 NO_QUEUES: frozenset[str] = frozenset()
 
@@ -32,7 +29,7 @@ def route_in(
     return found if queue is None else tuple(each for each in found if queue_of(each) == queue)
 
 
-@lru_cache(maxsize=4096)
+@until_registered
 def route_is_async(aggregate_type: str, event_type: str, queue: str) -> bool:
     """Return whether the listeners of an event in ``queue`` can be awaited on the event loop.
 
@@ -47,20 +44,20 @@ def can_be_awaited(listener: Listener) -> bool:
     return listener.is_async and not listener.atomic
 
 
-@lru_cache(maxsize=4096)
+@until_registered
 def may_be_batched(aggregate_type: str, event_type: str) -> bool:
     """Return whether any listener of this event is a batch listener."""
     return any(each.batching for each in registry.route(aggregate_type, event_type))
 
 
-@lru_cache(maxsize=4096)
+@until_registered
 def only_batch_listener(aggregate_type: str, event_type: str) -> Listener | None:
     """Return the listener of this event if it has one only, and that is a batch listener."""
     found = registry.route(aggregate_type, event_type)
     return found[0] if len(found) == 1 and found[0].batching else None
 
 
-@lru_cache(maxsize=64)
+@until_registered
 def batch_room(queue: str) -> int:
     """Return how many events make a whole batch for each batch listener of a queue, at least 1."""
     sizes = [
@@ -71,13 +68,13 @@ def batch_room(queue: str) -> int:
     return max(sum(sizes), 1)
 
 
-@lru_cache(maxsize=64)
+@until_registered
 def has_only_batches(queue: str) -> bool:
     """Return whether all listeners of a queue are batch listeners."""
     return all(each.batching for each in registry.listeners() if queue_of(each) == queue)
 
 
-@lru_cache(maxsize=4096)
+@until_registered
 def queues_of(aggregate_type: str, event_type: str) -> tuple[str, ...]:
     """Return the queues of an event's listeners, the one to begin with first.
 
@@ -139,28 +136,6 @@ def next_due(
     return following, at
 
 
-@lru_cache(maxsize=1)
+@until_registered
 def _ranks() -> Mapping[str, int]:
     return {name: rank for rank, name in enumerate(current().queues)}
-
-
-def _forget() -> None:
-    for each in (
-        route_is_async,
-        may_be_batched,
-        only_batch_listener,
-        batch_room,
-        has_only_batches,
-        queues_of,
-        _ranks,
-    ):
-        each.cache_clear()
-
-
-def _reset(*, setting: str, **kwargs: Any) -> None:
-    if setting == "OUTBOX":
-        _forget()
-
-
-registry.on_change.append(_forget)
-setting_changed.connect(_reset, dispatch_uid="django_outbox.listeners.queues")

@@ -14,6 +14,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
+from ..conf import until_changed
 from ..events import LENGTHS, class_fault, declared, type_name
 from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
@@ -105,7 +106,7 @@ class Listening(Protocol[P, T_co]):
 
 
 _listeners: dict[tuple[str | _Any, str, str], Listener] = {}
-on_change: list[Callable[[], None]] = []  # called after each change of the registry
+_caches: list[Any] = []  # of functions that depend on the registry
 conflicts: list[str] = []  # duplicate registrations found while apps load; for the checks
 
 
@@ -218,9 +219,8 @@ def remove(call: Callable[..., Any]) -> None:
 
 
 def _clear_route_caches() -> None:
-    route.cache_clear()
-    for each in on_change:
-        each()
+    for each in _caches:
+        each.cache_clear()
 
 
 def _attach_fallback(call: Any) -> None:
@@ -231,12 +231,18 @@ def _attach_fallback(call: Any) -> None:
             call.fallback = mine
 
 
+def until_registered(function: F) -> F:
+    """Cache the results of a function until a listener is registered or the settings change."""
+    _caches.append(cached := until_changed(function))
+    return cached
+
+
 def listeners() -> tuple[Listener, ...]:
     """Return all listeners in the order of their registration."""
     return tuple(_listeners.values())
 
 
-@lru_cache(maxsize=4096)
+@until_registered
 def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
     """Return an event's listeners, most specific first: one unnamed listener, all named ones."""
     matches = sorted(
