@@ -73,20 +73,10 @@ class Inspection(EventLeases):
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
     ) -> list[str]:
         """Return the ids of the newest dead events within a span of ids, both ends included."""
-        return [each for (each,) in self._newest_dead(connection, "event_id", span, most)]
-
-    def _newest_dead(
-        self,
-        connection: BaseDatabaseWrapper,
-        columns: str,
-        span: tuple[str | None, str | None],
-        most: int,
-        where: SQL = ("1 = 1", []),
-    ) -> list[Any]:
-        sql, params = self._dead_select(connection, columns, span, most, where)
+        sql, params = self._dead_select(connection, span, most)
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
-            return sorted(cursor.fetchall(), key=lambda row: row[0], reverse=True)[:most]
+            return sorted((each for (each,) in cursor.fetchall()), reverse=True)[:most]
 
     def dead_condition(
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
@@ -95,7 +85,7 @@ class Inspection(EventLeases):
 
         Return with it how many events it covers if there are more, and the next one's id, or None.
         """
-        sql, params = self._dead_select(connection, "event_id", span, most + 1)
+        sql, params = self._dead_select(connection, span, most + 1)
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT event_id FROM ({sql}) found "
@@ -106,24 +96,18 @@ class Inspection(EventLeases):
         return condition("status = 3", []), most, next_id
 
     def _dead_select(
-        self,
-        connection: BaseDatabaseWrapper,
-        columns: str,
-        span: tuple[str | None, str | None],
-        most: int,
-        where: SQL = ("1 = 1", []),
+        self, connection: BaseDatabaseWrapper, span: tuple[str | None, str | None], most: int
     ) -> SQL:
         """Return the SELECT of the newest dead events, ``most`` from each part of their index."""
         bounds = zip((">=", "<="), span, strict=True)
         given = [(f"event_id {sign} %s", each) for sign, each in bounds if each is not None]
         selects = [
-            f"SELECT * FROM (SELECT {columns} FROM {self._by_death(connection)} "
-            f"WHERE {' AND '.join([each, where[0], *(sql for sql, _ in given)])} "
+            f"SELECT * FROM (SELECT event_id FROM {self._by_death(connection)} "
+            f"WHERE {' AND '.join([each, *(sql for sql, _ in given)])} "
             f"ORDER BY event_id DESC LIMIT {int(most)}) dead"
             for each in self._deaths(connection)
         ]
-        params = [*where[1], *(each for _, each in given)]
-        return " UNION ALL ".join(selects), params * len(selects)
+        return " UNION ALL ".join(selects), [each for _, each in given] * len(selects)
 
     def dead_causes(
         self, connection: BaseDatabaseWrapper, *, since: datetime, most: int
