@@ -184,13 +184,3 @@ def test_the_page_tells_who_holds_an_event_and_whether_it_lives() -> None:
     OutboxWorker.objects.update(heartbeat_at=now() - timedelta(hours=1))
     for page in pages:
         assert "The worker is lost: no heartbeat for" in body(client, page)
-
-
-def test_a_sequence_number_and_a_missing_aggregate_are_no_noise() -> None:
-    plain = make(aggregate_type="__GLOBAL__", aggregate_id=None)
-    [pk] = keyed("k", event_type="order.placed")
-    client = visitor("view")
-    page = body(client, reverse(PAGE, args=[plain.pk]))
-    assert "__GLOBAL__" not in page
-    assert "field-seq" not in page
-    assert "field-seq" in body(client, reverse(PAGE, args=[pk]))

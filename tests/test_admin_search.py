@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.models import OutboxEvent
 from tests.cases import cases
 from tests.table import undone
 from tests.test_admin import LIST, PAGE, body, checksum, listed, make, visitor
@@ -152,11 +152,3 @@ def test_an_event_leads_to_its_object_if_the_user_may_see_it(admin_user: User) -
         links = related(boss, make(aggregate_type=kind, aggregate_id="1"))
         assert not any(each.startswith("Object") for each in links), kind
     assert site.is_registered(User)
-
-
-def test_the_page_of_an_event_costs_few_queries(django_assert_max_num_queries: Any) -> None:
-    event = make(key="k", seq=1)
-    OutboxStream.objects.create(key="k", seq=1)
-    client = visitor("view", "replay", "discard")
-    with django_assert_max_num_queries(15):
-        body(client, reverse(PAGE, args=[event.pk]))

@@ -35,11 +35,6 @@ class Half:
     dumps = staticmethod(encode)
 
 
-class Nowhere:
-    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        return False if app_label == "django_outbox" else None
-
-
 def ours(databases: list[str] | None = None) -> list[CheckMessage]:
     # Not all checks: those of models query MySQL, which most tests here are not allowed to.
     tags = ["django_outbox", *(["database"] if databases else [])]
@@ -157,23 +152,6 @@ def test_e002_a_path_of_a_list_that_leads_to_nothing_usable(name: str) -> None:
     assert says in error.msg
 
 
-def test_a_serializer_is_found_by_its_path() -> None:
-    with override_settings(OUTBOX={"SERIALIZER": "tests.test_checks.Text"}):
-        assert hooks.serializer() is not hooks.JSON
-        assert ours() == []
-    assert hooks.serializer() is hooks.JSON
-
-
-def test_a_drain_may_be_longer_than_a_lease() -> None:
-    with override_settings(OUTBOX={"DRAIN_TIMEOUT": 600, "LEASE": 5}):
-        assert ids() == []
-
-
-def test_ordered_delivery_needs_no_further_setting_and_hears_nothing() -> None:
-    with override_settings(OUTBOX={"MODE": "ordered", "ON_DEAD": "block"}):
-        assert ours() == []
-
-
 @cases(
     ("change", "refused"),
     [
@@ -267,13 +245,6 @@ def test_databases_that_were_not_asked_for_are_not_looked_at(sqlite: Any) -> Non
     assert databases.check_databases(None, databases=None) == []
     assert databases.check_databases(None, databases=["other"]) == []
     assert connection.connection is None
-
-
-@override_settings(DATABASE_ROUTERS=[Nowhere()])
-def test_databases_without_our_tables_are_not_looked_at(sqlite: Any) -> None:
-    sqlite()
-    assert ids() == []
-    assert databases.check_databases(None, databases=["default"]) == []
 
 
 @override_settings(OUTBOX={"SCHEMA": "my"})
@@ -396,12 +367,6 @@ def test_w006_says_nothing_of_what_writing_and_purging_need(settings: Any, idle:
     assert {each.id for each in ours()} <= {"django_outbox.W006"}  # for the suite's listeners
 
 
-def test_w006_names_all_of_them_at_once(settings: Any, idle: Idle) -> None:
-    settings.OUTBOX = {"MODE": "writer_only", "WORKERS": 2, "LEASE": 60}
-    with listening(hear, "check.heard"):
-        assert len(idle()) == 3
-
-
 # --- connections: settings of a PostgreSQL that need not exist ------------------------------------
 
 
@@ -522,9 +487,3 @@ def test_w014_a_timeout_beyond_the_drain(timeout: float | None, found: bool) -> 
         messages = deployed()
     assert [each.id for each in messages] == ["django_outbox.W014"] * found
     assert all(f"{__name__}.hear" in each.msg for each in messages)
-
-
-def test_unfit_settings_are_told_once() -> None:
-    with override_settings(OUTBOX={"LEESE": 1}):
-        assert deployed() == []
-        assert ids() == ["django_outbox.E001"]

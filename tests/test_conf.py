@@ -215,18 +215,6 @@ def test_settings_are_read_late_once_and_again_after_a_change() -> None:
     assert current().WORKERS == 4
 
 
-def test_settings_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        current().WORKERS = 5  # type: ignore[misc]
-    assert not hasattr(current(), "__dict__")
-
-
-def test_no_outbox_at_all_is_every_default(settings: Any) -> None:
-    if hasattr(settings, "OUTBOX"):
-        del settings.OUTBOX
-    assert current() == Settings()
-
-
 # --- table names ----------------------------------------------------------------------------------
 
 

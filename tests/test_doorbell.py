@@ -8,7 +8,6 @@ import signal
 import socket
 import stat
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,9 +21,8 @@ from django.test import TestCase
 
 import django_outbox as outbox
 from django_outbox import doorbell
-from django_outbox.doorbell.base import MAX_INTERVALS, database_identity
+from django_outbox.doorbell.base import database_identity
 from django_outbox.worker import claimer
-from django_outbox.writing.hot_queue import hot_queues
 from tests.reach.children import Site
 from tests.table import PLACED, insert, listening, statuses, write
 from tests.waiting import wait_until
@@ -140,49 +138,6 @@ def test_w19_one_transaction_rings_once_and_only_after_its_commit(
         assert rings() == 2
 
 
-def test_488_a_burst_is_coalesced(settings: Any, bells: Path) -> None:
-    settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 30}
-    with an_ear(bells) as rings:
-        for _ in range(20):
-            write()
-        assert rings() == 1
-
-
-class Slow:
-    """A doorbell whose notifications are slow."""
-
-    waits = True
-    rings = 0
-
-    def __init__(self, alias: str) -> None:
-        assert alias == "default"
-
-    def ring(self, connection: Any) -> None:
-        threading.Event().wait(0.01)
-        type(self).rings += 1
-
-    def ear(self) -> Any:
-        raise NotImplementedError
-
-
-def test_488_slow_rings_come_seldom(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
-) -> None:
-    """Notifications take a twentieth of a writer's time; the pause is at most MAX_INTERVALS."""
-    monkeypatch.setattr(Slow, "rings", 0)
-    monkeypatch.setattr(doorbell, "BURST", 0.0)
-    for interval in (0.01, 0.08, 1.0):
-        settings.OUTBOX = {"DOORBELL": "tests.test_doorbell.Slow", "DOORBELL_INTERVAL": interval}
-        notifier = doorbell._notifier("default")
-        assert notifier is not None
-        before = time.monotonic()
-        write()
-        assert notifier._not_before >= before + MAX_INTERVALS * interval
-        assert notifier._not_before <= time.monotonic() + MAX_INTERVALS * interval
-    write()
-    assert Slow.rings == 3
-
-
 def test_488_commits_that_come_close_together_ring_each(
     settings: Any, monkeypatch: pytest.MonkeyPatch, bells: Path
 ) -> None:
@@ -263,20 +218,6 @@ def test_154_nobody_is_rung_when_nothing_is_handed_over(
         assert rings() == 0
 
 
-def test_a_rolled_back_transaction_rings_nobody(settings: Any, bells: Path) -> None:
-    settings.OUTBOX = {"DOORBELL": local(bells)}
-
-    def roll_back() -> None:
-        with transaction.atomic():
-            outbox.write(PLACED)
-            raise ZeroDivisionError
-
-    with an_ear(bells) as rings:
-        with pytest.raises(ZeroDivisionError):
-            roll_back()
-        assert rings() == 0
-
-
 def test_489_a_ring_tells_nothing_of_the_event(settings: Any, bells: Path) -> None:
     settings.OUTBOX = {"DOORBELL": local(bells)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
@@ -302,17 +243,6 @@ def test_inside_a_test_case_nobody_is_rung(settings: Any, bells: Path) -> None:
 def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [each.getMessage() for each in caplog.records]
     return [each for each in found if "doorbell failed" in each and "polling" in each]
-
-
-def test_486_a_failed_ring_is_logged_once_and_costs_nothing(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("redis")
-    settings.OUTBOX = {"DOORBELL": {"kind": "redis", "url": CLOSED}}
-    with caplog.at_level(logging.WARNING, "django_outbox"):
-        ids = [each for _ in range(20) for each in write()]
-    assert len(failures(caplog)) == 1
-    assert statuses() == {"NEW": len(ids)}
 
 
 class Moody:
@@ -376,12 +306,6 @@ def test_20_without_a_bell_the_probe_delivers(settings: Any, bell: Any) -> None:
             insert()  # as another process would write it
             wait_until(lambda count=count: statuses() == {"DONE": count}, what="a delivery")
     assert seen == ["cold"] * 3
-
-
-def test_none_starts_no_ear(settings: Any) -> None:
-    settings.OUTBOX = {"DOORBELL": None}
-    with outbox.Worker():
-        assert not [each for each in threading.enumerate() if "doorbell" in each.name]
 
 
 # -- the directory of local doorbells --------------------------------------------------------------
@@ -474,28 +398,3 @@ def test_a_fork_rings_by_itself(settings: Any, bells: Path) -> None:
         assert rings() == 2
         doorbell.ring(connection)
         assert rings() == 2  # within the parent's interval
-
-
-def test_redis_after_a_fork_uses_a_connection_of_its_own(settings: Any) -> None:
-    with redis_client() as client, client.pubsub(ignore_subscribe_messages=True) as ear:
-        settings.OUTBOX = {"DOORBELL": {"kind": "redis", "url": REDIS}, "DOORBELL_INTERVAL": 0}
-        ear.subscribe(f"django_outbox_{database_identity('default')}")
-
-        def heard() -> bool:
-            return ear.get_message(timeout=0.1) is not None
-
-        doorbell.ring(connection)
-        wait_until(heard, what="the parent's ring")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if not pid:
-            try:
-                doorbell.ring(connection)
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
-        wait_until(heard, what="the child's ring")
-        doorbell.ring(connection)
-        wait_until(heard, what="the parent's again")
-    assert not hot_queues.by_alias

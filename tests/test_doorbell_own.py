@@ -172,18 +172,6 @@ def test_an_error_of_close_is_logged_and_the_worker_stops(
     assert "doorbell not closed error=no close today" in caplog.text
 
 
-def test_close_comes_even_if_it_never_listened(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Ear, "listen", lambda self: self._note("listen") or 1 / 0)
-    settings.OUTBOX = {"DOORBELL": PATH, **FAR}
-    with outbox.Worker():
-        (ear,) = Bell.ears
-        wait_until(lambda: "listen" in ear.names(), what="a try")
-    assert ear.names()[-1] == "close"
-    assert "wait" not in ear.names()
-
-
 @pytest.mark.parametrize("sure", [False, True])
 def test_one_that_is_sure_needs_no_probe(settings: Any, sure: bool) -> None:
     Bell.sure = sure

@@ -19,12 +19,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-import django_outbox as outbox
-from django_outbox import doorbell
 from django_outbox.doorbell import local
 from django_outbox.doorbell.base import database_identity
 from django_outbox.doorbell.local import Local
-from tests.table import insert, listening, statuses
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -157,24 +154,6 @@ def test_workers_of_other_users_are_woken(bells: Path, by: str) -> None:
             assert writer.code() == 0
             assert json.loads(writer.said()) == []
         assert (theirs.code(), own.code()) == (WOKEN, WOKEN)
-
-
-@needs_root
-def test_a_writer_of_another_user_wakes_a_worker(settings: Any, bells: Path) -> None:
-    shared(bells, "group")
-    settings.OUTBOX = {"DOORBELL": {"kind": "local", "directory": str(bells)}, **FAR}
-
-    def write(mouth: int) -> int:
-        doorbell.ring(connection)
-        return 0
-
-    with listening(lambda event: None), outbox.Worker():
-        (path,) = wait_until(lambda: [*bells.glob(f"{database_identity('default')}*")])
-        assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) == (0o660, GROUP)
-        insert()
-        with child(A_USER, write) as writer:
-            assert writer.code() == 0
-        wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery by the ring")
 
 
 @needs_root
@@ -338,13 +317,3 @@ def test_it_is_told_at_a_bounded_rate(
     assert len(lines()) == 2
     first.touch()
     assert len(lines()) == 3  # broken again
-
-
-def test_a_directory_that_is_not_there_is_told(settings: Any, caplog: Any) -> None:
-    settings.OUTBOX = {"DOORBELL": {"kind": "local", "directory": "/nowhere"}}
-    with caplog.at_level(logging.WARNING, "django_outbox"):
-        doorbell.ring(connection)
-        doorbell.ring(connection)
-    (line,) = [each.getMessage() for each in caplog.records]
-    assert "doorbell failed" in line
-    assert "/nowhere" in line

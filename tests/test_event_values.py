@@ -22,9 +22,8 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Failure
 from django_outbox.models import OutboxEvent
 from tests.cases import cases
-from tests.table import PLACED, listening, row, statuses, write
+from tests.table import PLACED, listening, row, statuses
 from tests.test_hot import quiet, resting
-from tests.testapp.models import Order
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,12 +62,6 @@ NOT_CARRIED = (
     "listener",
     "database",
 )
-
-
-@outbox.event("order.typed")
-@dataclasses.dataclass
-class Typed:
-    sku: str
 
 
 class Tagged:
@@ -147,22 +140,6 @@ def test_an_event_copies_and_pickles(made: Made) -> None:
         assert len({event, other}) == 1
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"key": "k"}, {"unique_key": "u"}, {"deliver_after": 90}, {"event_id": "i"}, {"headers": {}}],
-    ids=str,
-)
-@pytest.mark.parametrize("made", [fresh, undecoded])
-@copies
-def test_a_copy_has_every_field(made: Made, twin: Twin, fields: dict[str, Any]) -> None:
-    OutboxEvent.objects.all().delete()  # of the copy before
-    event = made(**fields)
-    other = twin(event)
-    assert other == event
-    assert other.is_delayed == event.is_delayed
-    assert other._delay == event._delay
-
-
 def test_only_a_shallow_copy_shares_the_payload() -> None:
     event = fresh(payload={"lines": []})
     assert copy.copy(event).payload is event.payload
@@ -204,19 +181,6 @@ def test_damaged_text_is_copied_as_it_is(twin: Twin) -> None:
 
 
 @copies
-def test_a_typed_payload_is_copied(twin: Twin) -> None:
-    got: list[Event] = []
-    with listening(got.append, Typed):  # type: ignore[arg-type]
-        with transaction.atomic():
-            outbox.write(Typed("tea"))
-        outbox.drain()
-    other = twin(got[0])
-    assert other == got[0]
-    assert other.payload == Typed("tea")
-    assert other.payload_as(Typed) == Typed("tea")
-
-
-@copies
 def test_a_copy_is_read_by_the_serializer_of_its_process(settings: Any, twin: Twin) -> None:
     settings.OUTBOX = {"SERIALIZER": f"{__name__}.Tagged"}
     event = undecoded()
@@ -229,21 +193,6 @@ def test_a_copy_is_read_by_the_serializer_of_its_process(settings: Any, twin: Tw
 
 
 # -- copies that are written -----------------------------------------------------------------------
-
-
-@copies
-def test_of_two_copies_the_second_is_a_duplicate(twin: Twin) -> None:
-    """It is detected without a database error, which would end the transaction."""
-    OutboxEvent.objects.all().delete()  # of the copy before
-    for first_is_copy in (True, False):
-        event = fresh()
-        pair = [twin(event), event] if first_is_copy else [event, twin(event)]
-        with transaction.atomic():
-            assert outbox.write(pair[0]) == event.event_id
-            with pytest.raises(DuplicateEvent):
-                outbox.write(pair[1])
-            Order.objects.create(sku="goes on")
-    assert statuses() == {"NEW": 2}
 
 
 # -- replace ---------------------------------------------------------------------------------------
@@ -303,26 +252,6 @@ def test_a_replaced_event_is_written(made: Made, change: dict[str, Any]) -> None
     assert found.available_at == found.created_at > row(event.event_id).created_at
 
 
-def test_a_delayed_or_retried_event_is_forwarded_at_once() -> None:
-    """The new event does not inherit the due time or the attempts."""
-    got: list[Event] = []
-
-    def fails_once(event: Event) -> None:
-        got.append(event)
-        if not event.attempts:
-            raise ValueError
-
-    write(deliver_after=0.001)
-    with listening(fails_once, retry=outbox.Fixed(0.001)):
-        wait_until(lambda: outbox.drain() and len(got) == 2, what="both executions")
-    assert got[1].is_delayed
-    other = dataclasses.replace(got[1])
-    assert not other.is_delayed
-    with transaction.atomic():
-        outbox.write(other)
-    assert row(other.event_id).deliver_at is None
-
-
 @delivered
 def test_a_change_is_respected(made: Made) -> None:
     """A value that is given counts, also for a field that does not carry over."""
@@ -346,17 +275,6 @@ def test_a_change_is_respected(made: Made) -> None:
     assert dataclasses.replace(event, available_at=later).available_at == later
     with pytest.raises(InvalidEvent, match="event_type"):
         dataclasses.replace(event, event_type="")
-
-
-def test_a_typed_payload_is_forwarded() -> None:
-    got: list[Event] = []
-    with listening(got.append, Typed):  # type: ignore[arg-type]
-        with transaction.atomic():
-            outbox.write(Typed("tea"))
-        outbox.drain()
-    with transaction.atomic():
-        event_id = outbox.write(dataclasses.replace(got[0], event_type="y"))
-    assert json.loads(row(str(event_id)).payload) == {"sku": "tea"}
 
 
 def says_who() -> dict[str, str]:

@@ -285,14 +285,6 @@ def test_a_copy_is_equal_and_a_change_changes_nothing_else(fields: dict[str, Any
     assert dataclasses.replace(changed, payload=event.payload) == event
 
 
-def test_a_copy_may_get_an_id_of_its_own() -> None:
-    event = Event(event_type="x")
-    assert dataclasses.replace(event, event_id="own")._id_was_given
-    another = dataclasses.replace(event, event_id="")
-    assert another.event_id != event.event_id
-    assert not another._id_was_given
-
-
 def test_a_copy_may_be_due_at_another_time() -> None:
     event = Event(event_type="x", deliver_after=90)
     assert dataclasses.replace(event, deliver_after=5)._delay == 5
@@ -315,14 +307,6 @@ def test_ready_json_is_kept_by_a_copy_until_its_payload_changes() -> None:
     event = Event.from_json("x", ' {"b": 1.0}')
     assert dataclasses.replace(event, event_type="y")._payload_text == ' {"b": 1.0}'
     assert dataclasses.replace(event, payload={"b": 2})._payload_text is None
-
-
-def test_a_stored_event_knows_its_text_and_a_copy_of_it_has_its_own_payload() -> None:
-    stored = Event(event_type="x", event_id="i").as_delivered("[1.0]", decode)
-    assert stored._payload_text == "[1.0]"
-    copy = dataclasses.replace(stored, event_type="y", payload=2)
-    assert (copy.event_type, copy.payload, copy._payload_text) == ("y", 2, None)
-    assert dataclasses.replace(stored).payload == [1.0]
 
 
 # --- payload as text --------------------------------------------------------------------------

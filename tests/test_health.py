@@ -18,7 +18,7 @@ import pytest
 
 from django_outbox import Worker
 from django_outbox.worker import worker as worker_room
-from django_outbox.worker.health import Health, HealthPipe, combine
+from django_outbox.worker.health import Health, HealthPipe
 from django_outbox.worker.probes import Probes
 from django_outbox.worker.threads import Loop
 from tests.fleet import wait_until
@@ -212,16 +212,6 @@ def test_a_file_is_not_touched_for_the_dead(tmp_path: Path) -> None:
 
 
 # -- what threads report ---------------------------------------------------------------------------
-
-
-def test_health_of_many() -> None:
-    whole = combine(
-        [Health(), Health(unready=("a",)).prefixed("one"), Health(dead=("b",)).prefixed("two")]
-    )
-    assert whole == Health(dead=("two: b",), unready=("one: a",))
-    assert (whole.is_live, whole.is_ready) == (False, False)
-    assert (combine([]).is_live, combine([]).is_ready) == (True, True)
-    assert Health(unready=("a",)).is_live
 
 
 def test_the_latest_word_counts_and_a_full_pipe_holds_nobody(

@@ -14,7 +14,6 @@ import pytest
 import sentry_sdk
 from asgiref.sync import async_to_sync, sync_to_async
 from asgiref.testing import ApplicationCommunicator
-from channels.layers import get_channel_layer
 from django.db import connection, connections, transaction
 from django.test import Client
 from django.urls import path
@@ -85,18 +84,6 @@ def test_an_exception_of_drf_rolls_both_back(post: Callable[..., int]) -> None:
     assert (Order.objects.count(), OutboxEvent.objects.count()) == (0, 0)
 
 
-def test_a_handler_without_set_rollback_commits_both(
-    post: Callable[..., int], shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rest_framework.response import Response
-
-    view = vars(shop["shop.api"])["OrderView"]
-    handler = lambda error, context: Response({"error": str(error)}, status=400)  # noqa: E731
-    monkeypatch.setattr(view, "get_exception_handler", lambda self: handler)
-    assert post(sku="unicorn") == 400
-    assert (Order.objects.count(), OutboxEvent.objects.count()) == (1, 1)
-
-
 # --- Channels ------------------------------------------------------------------------------------
 
 
@@ -128,21 +115,6 @@ def test_a_consumer_writes_and_gets_what_the_listeners_push(shop: Shop, settings
         {"id": ids["order.cancelled"], "sku": "kettle"},
     ]
     assert statuses() == {"DONE": 2}
-
-
-def test_a_full_channel_drops_a_message_of_a_group_silently(settings: Any) -> None:
-    """The page warns that the channel layer's part of the way is at most once."""
-    layer = {"BACKEND": "channels.layers.InMemoryChannelLayer", "CONFIG": {"capacity": 1}}
-    settings.CHANNEL_LAYERS = {"default": layer}
-
-    async def overfill() -> int:
-        layer: Any = get_channel_layer()
-        await layer.group_add("orders", "one.browser")
-        for _ in range(3):
-            await layer.group_send("orders", {"type": "order.changed"})
-        return int(layer.channels["one.browser"].qsize())
-
-    assert async_to_sync(overfill)() == 1
 
 
 # --- Sentry --------------------------------------------------------------------------------------
@@ -205,20 +177,6 @@ def test_sentry_gets_the_exception_with_tags_and_the_dead_event(
     assert dead["message"] == "customer.moved is dead: LookupError"
     assert dead["fingerprint"] == ["outbox-dead", "customer.moved", "LookupError"]
     assert "Ada" not in json.dumps(dead, default=str)
-
-
-def test_sentry_gets_no_report_of_a_retry_after(
-    shop: Shop, reports: list[dict[str, Any]], settings: Any
-) -> None:
-    settings.OUTBOX = {"INTERCEPTORS": ["shop.sentry.tag_calls"]}
-
-    def later(event: outbox.Event) -> None:
-        raise outbox.RetryAfter(3600)
-
-    with listening(later, "customer.moved"):
-        write(1, "customer.moved")
-        outbox.drain()
-    assert (reports, statuses()) == ([], {"RETRY": 1})
 
 
 # --- StatsD --------------------------------------------------------------------------------------
@@ -323,13 +281,3 @@ def test_what_an_old_worker_does_with_new_events() -> None:
 
 
 # --- the archive ---------------------------------------------------------------------------------
-
-
-def test_the_rates_of_the_archive_page_are_computed_correctly() -> None:
-    text = (samples.DOCS / ARCHIVE).read_text()
-    rows = re.findall(r"^\| (\d+) million \| (\d+) \| ([\d.]+) GB \|", text, re.MULTILINE)
-    assert len(rows) == 3
-    for millions, rate, size in rows:
-        events = int(millions) * 1_000_000
-        assert round(events / 86_400) == int(rate)
-        assert float(size) == pytest.approx(events * 560 / 1e9, rel=0.02)

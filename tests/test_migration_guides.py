@@ -16,7 +16,7 @@ import pytest
 from django import VERSION
 from django.apps import apps
 from django.contrib import admin
-from django.core.management import call_command, get_commands
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import modify_settings, override_settings
 
@@ -111,21 +111,6 @@ def celery_task(shop: Shop) -> Any:
     return shop.add("shop.tasks", both)
 
 
-def test_before_celery_loses_the_task_that_on_commit_enqueues(shop: Shop, celery: Any) -> None:
-    """The start of the page, and its reason."""
-    task = samples.run(CELERY, only="carrier.book(Order", __name__="shop.tasks")
-    shop.add("shop.tasks", task)
-    views = shop.add("shop.views", samples.run(CELERY, only="(sku=sku)\n        transaction.on"))
-    views.place_order("teapot")
-    assert run_celery(celery) == 1
-    assert booked(shop) == ["teapot"]
-    with pytest.MonkeyPatch.context() as patch:  # as if killed after the COMMIT
-        patch.setattr(transaction, "on_commit", lambda callback: None)
-        views.place_order("kettle")
-    assert Order.objects.filter(sku="kettle").exists()
-    assert run_celery(celery) == 0
-
-
 @pytest.mark.parametrize("first", ["celery", "outbox"])
 def test_celery_and_the_outbox_run_side_by_side(shop: Shop, celery: Any, first: str) -> None:
     """Both deliver, and the work is done once, whichever comes first."""
@@ -138,22 +123,6 @@ def test_celery_and_the_outbox_run_side_by_side(shop: Shop, celery: Any, first: 
         assert run() == 1
     assert shop.carrier.booked == [("teapot", f"order-{order.pk}")]
     assert statuses() == {"DONE": 1}
-
-
-def test_the_second_run_does_the_work_if_the_first_fails(shop: Shop, celery: Any) -> None:
-    celery_listener(shop)
-    celery_task(shop)
-    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n        transac"))
-    views.place_order("teapot")
-    shop.carrier.error = ConnectionError("down")
-    outbox.drain()
-    assert (booked(shop), statuses()) == ([], {"RETRY": 1})
-    shop.carrier.error = None
-    assert run_celery(celery) == 1
-    assert booked(shop) == ["teapot"]
-    OutboxEvent.objects.run_now()
-    outbox.drain()
-    assert (booked(shop), statuses()) == (["teapot"], {"DONE": 1})
 
 
 def test_after_the_cut_over_the_broker_gets_nothing(shop: Shop, celery: Any) -> None:
@@ -229,20 +198,6 @@ def test_a_message_that_comes_again_is_recognized(
     assert OutboxEvent.objects.get().unique_key == "celery:t-1"
 
 
-def test_a_roll_back_gives_the_work_to_celery_again(shop: Shop, celery: Any) -> None:
-    celery_listener(shop)
-    celery_task(shop)
-    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n    return"))
-    views.place_order("teapot")
-    shop.add("shop.listeners", samples.run(CELERY, only="def enqueue_book_parcel"))
-    assert outbox.drain() == 1
-    [message] = messages(celery)
-    assert message.headers["id"] == OutboxEvent.objects.get().pk
-    assert booked(shop) == []
-    assert run_celery(celery) == 1
-    assert booked(shop) == ["teapot"]
-
-
 @contextmanager
 def installed(app: str) -> Iterator[None]:
     """Add an application, and take what it registered with the admin away with it."""
@@ -312,18 +267,6 @@ def tasks_both(shop: Shop) -> Any:
 def tasks_view(shop: Shop) -> Any:
     view = samples.run(TASKS, only="= book_parcel.enqueue(order.pk)\n    return")
     return shop.add("shop.views", view)
-
-
-def test_before_the_task_is_in_the_old_table(shop: Shop, results: Any) -> None:
-    with override_settings(TASKS=tasks_settings("before")):
-        block = samples.run(TASKS, only="carrier.book(Order", __name__="shop.tasks")
-        shop.add("shop.tasks", block)
-        views = tasks_view(shop)
-        _, result = views.place_order("teapot")
-        run_tasks_db()
-        result.refresh()
-    assert (result.status, booked(shop)) == ("SUCCESSFUL", ["teapot"])
-    assert not OutboxEvent.objects.exists()
 
 
 @pytest.mark.parametrize("first", ["old", "outbox"])
@@ -408,23 +351,3 @@ def test_the_listener_that_both_outboxes_share(shop: Shop, parents: Any) -> None
     listeners.book(7)  # the old outbox was first
     assert outbox.drain() == 2
     assert sorted(shop.carrier.booked) == [(7, "order-7"), (8, "order-8")]
-
-
-def test_the_command_of_the_first_app_wins(parents: Any, tmp_path: Any, monkeypatch: Any) -> None:
-    """As the page says of ``outbox_worker``, which two packages have."""
-    package = tmp_path / "reliable_outbox" / "management" / "commands"
-    package.mkdir(parents=True)
-    for directory in (package, package.parent, package.parent.parent):
-        (directory / "__init__.py").touch()
-    (package / "outbox_worker.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    settings = vars(parents["shop.settings_reliable"])
-    assert settings["INSTALLED_APPS"] == ["reliable_outbox", "django_outbox", "shop"]
-    try:
-        for where, first in (("append", "django_outbox"), ("prepend", "reliable_outbox")):
-            with modify_settings(INSTALLED_APPS={where: "reliable_outbox"}):
-                get_commands.cache_clear()
-                assert get_commands()["outbox_worker"] == first
-    finally:
-        get_commands.cache_clear()
-        sys.modules.pop("reliable_outbox", None)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import promql_parser
 import psutil
@@ -83,13 +81,6 @@ def test_428_what_is_declared_is_what_is_exposed() -> None:
     assert exposed == {name: kind for name, (kind, _) in declared().items()}
 
 
-def test_428_other_outboxes_names_lead_to_ours() -> None:
-    page = PAGE.read_text().partition("## From other outboxes")[2]
-    ours = set(re.findall(r"`(outbox_\w+)", page))
-    assert ours <= set(declared())
-    assert len(re.findall(r"^\| .*`outbox\.", page, re.MULTILINE)) >= 18
-
-
 def test_every_label_is_explained() -> None:
     labels = {label for _, labels in declared().values() for label in labels}
     section = PAGE.read_text().partition("## Labels")[2].partition("\n## ")[0]
@@ -154,12 +145,6 @@ def test_a_query_asks_for_metrics_and_labels_that_exist(number: int) -> None:
         assert grouped(query) <= known[name], query
 
 
-def test_a_query_of_what_does_not_exist_is_noticed() -> None:
-    assert selectors('sum(rate(outbox_nonsense_total{event="x"}[5m])) > 1') == [
-        ("outbox_nonsense_total", {"event"})
-    ]
-
-
 def test_every_trouble_has_an_alert_that_says_what_to_do() -> None:
     found = {rule["alert"]: rule for rule in rules()}
     assert {
@@ -184,22 +169,6 @@ def test_the_labels_of_an_alert_are_those_that_its_query_leaves() -> None:
     for rule in rules():
         named = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
         assert named <= grouped(rule["expr"]), rule["alert"]
-
-
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not here; the parser was")
-def test_promtool_takes_the_rules() -> None:
-    subprocess.run(["promtool", "check", "rules", str(SHIPPED / "alerts.yml")], check=True)
-
-
-def test_the_dashboard_can_be_loaded() -> None:
-    board = json.loads((SHIPPED / "dashboard.json").read_text())
-    numbers = [panel["id"] for panel in board["panels"]]
-    assert len(set(numbers)) == len(numbers)
-    assert {each["name"] for each in board["templating"]["list"]} == {"datasource", "database"}
-    places = [panel["gridPos"] for panel in board["panels"]]
-    assert all(each["x"] + each["w"] <= 24 for each in places)
-    assert all(panel.get("targets") for panel in board["panels"] if panel["type"] != "row")
-    assert '"uid": "${datasource}"' in (SHIPPED / "dashboard.json").read_text()
 
 
 # -- web processes ---------------------------------------------------------------------------------
@@ -290,23 +259,3 @@ def test_432_j25_processes_are_summed_up_and_a_killed_one_leaves_no_gauge(fleet:
 
 
 # -- the how-to ------------------------------------------------------------------------------------
-
-
-def test_the_samples_of_the_how_to() -> None:
-    apps = {"INSTALLED_APPS": []}
-    with samples.run("how-to/monitor.md", only="INSTALLED_APPS +=", **apps) as names:
-        assert names["INSTALLED_APPS"] == ["django_outbox.contrib.prometheus"]
-    spy = patch("django_outbox.contrib.prometheus.serve", autospec=True, return_value=(None, None))
-    with spy as serve, samples.run("how-to/monitor.md", only="serve(9109)"):
-        serve.assert_called_once_with(9109)  # the port itself is covered by test_prometheus
-    page = (samples.DOCS / "how-to" / "monitor.md").read_text()
-    routes = re.search(r'```yaml title="alertmanager.yml"\n(.*?)```', page, re.DOTALL)
-    assert routes is not None
-    told = yaml.safe_load(routes[1])
-    receivers = {each["name"] for each in told["receivers"]}
-    assert {told["route"]["receiver"], *(each["receiver"] for each in told["route"]["routes"])} <= (
-        receivers
-    )
-    for name in ("alerts.yml", "dashboard.json"):
-        assert name in page
-        assert (SHIPPED / name).exists()

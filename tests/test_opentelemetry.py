@@ -17,7 +17,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import django_outbox as outbox
 from django_outbox.contrib import opentelemetry
-from tests import samples
 from tests.table import PLACED, listening, row, statuses, write
 from tests.waiting import wait_until
 
@@ -226,13 +225,6 @@ def test_a_damaged_header_links_nothing_and_harms_nothing(traced: Traced, header
     assert span.links == ()
 
 
-def test_the_callers_header_wins(traced: Traced) -> None:
-    given = f"00-{'a' * 32}-{'b' * 16}-01"
-    with traced.tracer.start_as_current_span("POST /orders"):
-        [event_id] = write(1, headers={"traceparent": given})
-    assert f'"traceparent":"{given}"' in (row(event_id).headers or "").replace(" ", "")
-
-
 @everywhere
 def test_baggage_travels_where_it_is_asked_for(traced: Traced, settings: Any, where: str) -> None:
     seen: list[Any] = []
@@ -315,13 +307,3 @@ except ImportError as error:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert "django-transactional-outbox[opentelemetry]" in done.stdout
-
-
-def test_the_samples_of_the_how_to() -> None:
-    from django.utils.module_loading import import_string
-
-    for code in samples.blocks("how-to/hook-into-writing.md#Traces").values():
-        names: dict[str, Any] = {}
-        exec(code, names)
-        for paths in names["OUTBOX"].values():
-            assert all(callable(import_string(path)) for path in paths)

@@ -89,51 +89,6 @@ def test_508_a_call_after_the_commit_makes_no_ghost_and_loses() -> None:
     assert warehouse.calls == []
 
 
-def test_508_an_enqueue_after_the_commit_comes_too_late_to_fail() -> None:
-    given = {**SHOP, "tell_warehouse": Recorder(ConnectionError("no broker"))}
-    with (
-        samples.run(WHY, only="tell_warehouse.delay", take_from_stock=nothing, **given) as names,
-        pytest.raises(ConnectionError),
-        TestCase.captureOnCommitCallbacks(execute=True),
-    ):
-        names["place_order"]("teapot")
-    assert Order.objects.count() == 1
-
-
-def test_508_the_loop_is_held_up_by_its_first_row() -> None:
-    warehouse = Recorder(ConnectionError("down"))
-    given = {"warehouse": warehouse, "Outbox": Rows(3)}
-    with samples.run(WHY, only="def deliver_all", **given) as names:
-        with pytest.raises(ConnectionError):
-            names["deliver_all"]()
-        assert len(warehouse.calls) == 1
-        warehouse.answer = None
-        names["deliver_all"]()
-    assert [args for _, args, _ in warehouse.calls] == [("s0",), ("s0",), ("s1",), ("s2",)]
-
-
-class Rows:
-    """The part of a model that the page's loop uses."""
-
-    def __init__(self, count: int) -> None:
-        self.objects = self
-        self.rows = [Row(n) for n in range(count)]
-
-    def filter(self, done: bool) -> Rows:
-        return self
-
-    def order_by(self, name: str) -> list[Row]:
-        return [row for row in self.rows if not row.done]
-
-
-class Row:
-    def __init__(self, n: int) -> None:
-        self.payload, self.done = {"sku": f"s{n}"}, False
-
-    def save(self) -> None:
-        pass
-
-
 def test_508_the_outbox_has_neither_ghost_nor_loss() -> None:
     warehouse = Recorder()
     given = {**SHOP, "warehouse": warehouse, "take_from_stock": out_of_stock}
@@ -216,25 +171,6 @@ def test_126_the_samples_of_write_events() -> None:
     assert OutboxEvent.objects.filter(unique_key="bank:17").count() == 1
     row = OutboxEvent.objects.get(event_type="picture.taken")
     assert base64.b64decode(outbox.Event.from_json("x", row.payload).payload["png"]) == b"\x89PNG"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_sample_that_forwards_an_event() -> None:
-    """Running twice for one event forwards it once."""
-    fields = {"payload": {"order": 1}, "headers": {"a": "b"}, "tenant_id": "t", "key": "k"}
-    with samples.run("how-to/write-events.md", only="def announce(event)"):
-        with transaction.atomic():
-            event_id = outbox.write("order.placed", aggregate=orders(1), **fields)  # type: ignore[arg-type]
-        outbox.drain()
-        OutboxEvent.objects.filter(pk=event_id).update(status=OutboxEvent.Status.DEAD)
-        assert OutboxEvent.objects.filter(pk=event_id).replay() == 1
-        outbox.drain()
-    first = OutboxEvent.objects.get(pk=event_id)
-    forwarded = OutboxEvent.objects.get(event_type="order.announced")
-    for name in ("aggregate_type", "aggregate_id", "payload", "headers", "tenant_id", "key"):
-        assert getattr(forwarded, name) == getattr(first, name), name
-    assert forwarded.unique_key == f"announced:{event_id}"
-    assert forwarded.created_at > first.created_at
 
 
 def orders(n: int) -> Order:
@@ -430,15 +366,3 @@ class Customers:
 
 
 # --- webhooks ------------------------------------------------------------------------------------
-
-
-def test_19_the_simplest_webhook() -> None:
-    requests = pytest.importorskip("requests")
-    with (
-        samples.modules("how-to/relay-to-webhooks.md#Call a URL from a listener"),
-        patch.object(requests, "post") as post,
-    ):
-        row = place("parcel.requested")
-    assert post.call_args.kwargs["headers"] == {"Idempotency-Key": row.pk}
-    assert post.call_args.kwargs["timeout"]
-    assert row.status == OutboxEvent.Status.DONE

@@ -107,21 +107,6 @@ def test_423_a_full_hot_queue_counts_what_it_drops(shown: Shown, settings: Any) 
         wait_until(lambda: [*statuses()] == ["DONE"])
 
 
-def test_423_cold_claims_are_counted_apart(shown: Shown) -> None:
-    insert(5)
-    with listening(nothing):
-        deliver(5)
-    assert shown("outbox_events_claimed_total", source="cold") == 5
-    assert not shown("outbox_events_claimed_total", source="hot")
-
-
-def test_423_events_of_streams_are_claimed_too(shown: Shown) -> None:
-    keyed("k", 4)
-    with listening(nothing):
-        deliver(4)
-    assert shown("outbox_events_claimed_total", source="cold") == 4
-
-
 def test_the_sizes_of_batches_are_counted(shown: Shown) -> None:
     insert(5)
     with listening(lambda events: None, batch=3):
@@ -163,19 +148,6 @@ def test_429_a_retry_is_counted_apart_from_dead(shown: Shown) -> None:
     assert by_listener == {"done": 2, "retry": 1, "dead": 1}
 
 
-def test_423_deferrals_are_counted(shown: Shown) -> None:
-    calls: list[str] = []
-
-    def once_deferred(event: outbox.Event) -> outbox.Defer | None:
-        calls.append(event.event_id)
-        return outbox.Defer(0) if len(calls) == 1 else None
-
-    write(1)
-    with listening(once_deferred):
-        deliver(1)
-    assert shown("outbox_events_settled_total", event_type=PLACED, outcome="deferred") == 1
-
-
 def test_of_a_fan_out_each_listener_is_timed_and_counted_by_itself(shown: Shown) -> None:
     def failing(event: outbox.Event) -> None:
         raise outbox.Unrecoverable("never")
@@ -192,23 +164,6 @@ def test_of_a_fan_out_each_listener_is_timed_and_counted_by_itself(shown: Shown)
         assert shown("outbox_events_decided_total", **label, outcome=outcome) == 1
         assert shown("outbox_listener_seconds_count", **label) == 1
     assert shown("outbox_events_settled_total", event_type=PLACED, outcome="dead") == 1
-
-
-def test_run_time_is_the_listeners_own(shown: Shown) -> None:
-    """The second listener of an event is not charged for the first."""
-
-    def slow(event: outbox.Event) -> None:
-        began = now()
-        wait_until(lambda: (now() - began).total_seconds() > 0.3)
-
-    write(1)
-    with listening(slow, name="a"), listening(nothing, name="b"):
-        deliver(1)
-    slow_one, quick_one = (
-        shown("outbox_listener_seconds_sum", listener=f"{PLACED} {name}") or 0 for name in "ab"
-    )
-    assert slow_one > 0.3
-    assert quick_one < slow_one
 
 
 def test_schedule_to_start_counts_from_the_due_time_to_the_thread(

@@ -121,15 +121,6 @@ def test_only_the_star_is_special(pattern: str, matching: str, others: str) -> N
     assert [each for each in others.split() if route(GLOBAL, each)] == []
 
 
-def test_routing_keys_are_tuples() -> None:
-    """("a:b", "c") and ("a", "b:c") are never the same route."""
-    add("c", "first", aggregate_type="a:b")
-    add("b:c", "second", aggregate_type="a")
-
-    assert route("a:b", "c") == ["first"]
-    assert route("a", "b:c") == ["second"]
-
-
 def test_a_listener_added_after_a_look_is_found_and_one_removed_is_gone() -> None:
     call = named("it")
     for _ in range(2):
@@ -358,14 +349,6 @@ def make_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 
 LISTENS = '@listener("{}")\ndef it(event): ...\n'
-
-
-def test_listener_modules_of_installed_apps_are_imported(make_app: Callable[..., str]) -> None:
-    app = make_app("discovered_one", LISTENS.format("x"))
-    with modify_settings(INSTALLED_APPS={"append": app}):
-        assert [each.call.__module__ for each in registry.route(GLOBAL, "x")] == [
-            "discovered_one.listeners"
-        ]
 
 
 def test_the_name_of_the_module_is_a_setting(make_app: Callable[..., str]) -> None:

@@ -21,10 +21,7 @@ import pytest
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
-from django_outbox.relays.registration import relays
-from django_outbox.relays.relay import CheckFailed
 from tests import samples
-from tests.brokers import free_port
 from tests.relay_messages import Client, numbered, use_relay, write
 from tests.waiting import wait_until
 
@@ -32,7 +29,7 @@ boto3 = pytest.importorskip("boto3")
 moto_server = pytest.importorskip("moto.server")
 
 from django_outbox.relays import aws  # noqa: E402
-from django_outbox.relays.aws import NOT_SENT, SNS, SQS  # noqa: E402
+from django_outbox.relays.aws import SNS, SQS  # noqa: E402
 from django_outbox.relays.aws_messages import RefusedByAWS, entry_of, grouped  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
@@ -184,19 +181,6 @@ def test_sqs_finds_a_queue_by_its_name_from_the_event(relay: Any, sqs: Any) -> N
 
 
 @database
-def test_sqs_gets_cloudevents(relay: Any, sqs: Any) -> None:
-    url = queue(sqs)
-    relay("SQS", url, FORMAT="cloudevents", SOURCE="/shop")
-    row = write()
-    assert drained(row) == ("DONE", 0)
-    (found,) = received(sqs, url)
-    assert found["Body"] == row.payload
-    assert attributes(found)["ce-id"] == row.pk
-    assert attributes(found)["ce-source"] == "/shop"
-    assert attributes(found)["ce-specversion"] == "1.0"
-
-
-@database
 def test_a_fifo_queue_keeps_order_by_key_and_drops_repeats(relay: Any, sqs: Any) -> None:
     url = queue(sqs, fifo=True)
     relay("SQS", url)
@@ -240,43 +224,6 @@ def test_sns_reaches_a_subscribed_queue(relay: Any, sqs: Any, sns: Any, fifo: bo
     if fifo:
         assert found["Attributes"]["MessageGroupId"] == "k7"
         assert found["Attributes"]["MessageDeduplicationId"] == row.pk
-
-
-@database
-def test_a_queue_that_is_missing_costs_an_attempt_and_the_check_says_so(relay: Any) -> None:
-    relay("SQS", "absent")
-    row = write()
-    assert drained(row) == ("RETRY", 1)
-    assert "AWS answered AWS.SimpleQueueService.NonExistentQueue" in row.last_error
-    with pytest.raises((CheckFailed, BrokerUnavailable), match="NonExistentQueue"):
-        relays()[0].check()
-
-
-@database
-def test_an_endpoint_that_is_away_costs_no_attempt(settings: Any, relay: Any) -> None:
-    """It comes back on the same port, and the next delivery sends."""
-    port = free_port()
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    server.start()
-    endpoint = f"http://127.0.0.1:{port}"
-    client = boto3.client("sqs", endpoint_url=endpoint, **ACCESS)
-    url = queue(client)
-    server.stop()
-    relay("SQS", url, OPTIONS={**ACCESS, "endpoint_url": endpoint, "timeout": 5})
-    row = write()
-    assert drained(row) == ("NEW", 0)
-    with pytest.raises((CheckFailed, BrokerUnavailable), match="Could not connect"):
-        relays()[0].check()
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    server.start()
-    try:
-        relays()[0].check()
-        OutboxEvent.objects.update(available_at=row.created_at)
-        assert drained(row) == ("DONE", 0)
-        assert received(client, url)[0]["Body"] == row.payload
-    finally:
-        client.close()
-        server.stop()
 
 
 # --- the backend ----------------------------------------------------------------------------------
@@ -605,24 +552,6 @@ def test_an_endpoint_that_hangs_confirms_nothing_and_nothing_is_sent_later(
     assert len(endpoint.calls) == calls == 8
 
 
-def test_what_a_slow_endpoint_leaves_no_time_for_costs_no_attempt(
-    backend: Any, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late = Late()
-    monkeypatch.setattr(aws, "monotonic", late.monotonic)
-
-    def answer(entries: list[dict[str, Any]]) -> Any:
-        late.count()
-        return 200, done(entries)
-
-    endpoint.answer = answer
-    sender = backend(SQS, endpoint.url, timeout=30)
-    found = sender.session.publish([message("http://x/q", n) for n in range(200)], 100.0)
-    assert found.count(None) + found.count(NOT_SENT) == 200
-    assert found.count(None) >= 80
-    assert found.count(NOT_SENT) > 0
-
-
 def test_a_denied_check_has_reached_aws(backend: Any, endpoint: Endpoint) -> None:
     sender = backend(SQS, endpoint.url)
     endpoint.answer = lambda entries: (403, fault("AccessDeniedException"))
@@ -637,46 +566,6 @@ def test_a_denied_check_has_reached_aws(backend: Any, endpoint: Endpoint) -> Non
 # --- the page -------------------------------------------------------------------------------------
 
 PAGE = "how-to/relay-to-sqs-and-sns.md"
-
-
-@database
-def test_the_settings_of_the_page_are_taken(settings: Any) -> None:
-    (code,) = [code for title, code in samples.blocks(PAGE).items() if "settings" in title]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    settings.OUTBOX = names["OUTBOX"]
-    assert [type(each.new_backend()) for each in relays()] == [SQS, SNS]
-
-
-@database
-def test_the_consumer_of_the_page_takes_a_message_once(relay: Any, sqs: Any) -> None:
-    url = queue(sqs)
-    relay("SQS", url)
-    own = {f"own-{n}": f"ä{n}" for n in range(9)}
-    row = write(headers=own)
-    assert drained(row) == ("DONE", 0)
-    OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
-    OutboxEvent.objects.all().replay()
-    assert drained(row) == ("DONE", 0)
-    with samples.modules(PAGE) as made:
-        consumer = made["warehouse.consumer"]
-        (first, second) = received(sqs, url, 2)
-        for each in (first, second):
-            found = consumer.headers_of(each)
-            assert found.items() >= {**own, "event-id": row.pk}.items()
-            assert "headers" not in found
-            sqs.send_message(
-                QueueUrl=url,
-                MessageBody=each["Body"],
-                MessageAttributes={
-                    name: {"DataType": "String", "StringValue": value["StringValue"]}
-                    for name, value in each["MessageAttributes"].items()
-                },
-            )
-        consumed = OutboxEvent.objects.exclude(pk=row.pk)
-        wait_until(lambda: consumer.consume(sqs, url) or consumed.exists())
-        wait_until(lambda: consumer.consume(Soon(sqs), url) or is_empty(sqs, url))
-    assert json.loads(consumed.get().payload) == {"sku": "teapot", "name": "Kännchen"}
 
 
 class Soon:

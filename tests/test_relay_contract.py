@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.core.checks import run_checks
 from django.utils.module_loading import import_string
 
 import django_outbox as outbox
@@ -286,46 +284,3 @@ def test_a_cloudevent_in_headers(relay: Any, adapter: Adapter, name: str) -> Non
         "tenantid": "acme",
         "trace": "t1",
     }
-
-
-@on_the_table
-def test_a_structured_cloudevent(relay: Any, adapter: Adapter, name: str) -> None:
-    relay(FORMAT="cloudevents-structured")
-    row = write()
-    outbox.drain()
-    (found,) = adapter.stored(name)
-    assert found.content_type == "application/cloudevents+json; charset=utf-8"
-    assert json.loads(found.body)["id"] == row.pk
-    assert f'"data":{row.payload}}}'.encode() in found.body
-
-
-@on_the_table
-def test_a_refused_event_follows_the_retry_policy(relay: Any, adapter: Adapter, name: str) -> None:
-    if not adapter.refused:
-        pytest.skip("a test on librdkafka's mock cluster has it refuse")
-    relay(to="{headers[to]}")
-    refusing = adapter.refusing(name)
-    refused, good = write(headers={"to": refusing}), write(headers={"to": name})
-    outbox.drain()
-    refused.refresh_from_db()
-    expect_done([good])
-    assert (refused.status, refused.attempts) == (Status.RETRY, 1)
-    assert adapter.refused in refused.last_error
-    assert refusing in refused.last_error
-
-
-@on_the_table
-def test_an_event_without_what_to_names_is_dead(relay: Any, adapter: Adapter, name: str) -> None:
-    relay(to="{headers[to]}")
-    lacking, good = write(), write(headers={"to": name})
-    outbox.drain()
-    expect_done([good])
-    lacking.refresh_from_db()
-    assert lacking.status == Status.DEAD
-
-
-def test_wrong_options_are_found_without_connecting(relay: Any, adapter: Adapter) -> None:
-    relay(options={**adapter.options("x"), **adapter.wrong_option})
-    found = [each.msg for each in run_checks() if each.id == "django_outbox.E029"]
-    assert len(found) == 1
-    assert next(iter(adapter.wrong_option)) in found[0]

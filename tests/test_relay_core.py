@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 import django_outbox as outbox
@@ -84,12 +83,6 @@ def test_a_relay_is_one_batch_listener_with_a_queue_of_its_name() -> None:
     assert queue.BREAKER is not None
 
 
-def test_its_queue_takes_settings_of_queues(settings: Any) -> None:
-    configure(settings, {"QUEUES": {"relay.orders": {"WORKERS": 7, "RATE": "5/s"}}})
-    queue = current().queues["relay.orders"]
-    assert (queue.WORKERS, queue.RATE, queue.BREAKER is None) == (7, 5.0, False)
-
-
 def test_settings_that_change_replace_the_relays(settings: Any) -> None:
     configure(settings, EVENTS=["invoice.*"])
     assert not registry.route("x", "order.placed")
@@ -111,19 +104,6 @@ def test_other_events_are_not_sent(settings: Any) -> None:
         write(event_type)
     outbox.drain()
     assert [each.event_type for each in BROKER.messages] == ["invoice.sent", "order.canceled"]
-
-
-def test_editing_the_patterns_sends_nothing_again(settings: Any) -> None:
-    event_id = write()
-    outbox.drain()
-    configure(settings, EVENTS=["order.placed", "order.*"])
-    OutboxEvent.objects.filter(pk=event_id).update(status=OutboxEvent.Status.DEAD)
-    assert len(BROKER.messages) == 1
-    with listening(lambda event: None, "order.placed", name="other"):
-        second = write()
-        outbox.drain()
-        progress = json.loads(row(second).progress or "{}")
-    assert "relay.orders" in progress or row(second).status == OutboxEvent.Status.DONE
 
 
 def test_an_event_goes_to_its_listener_and_to_the_relay() -> None:
@@ -333,29 +313,11 @@ def test_a_relay_reports_what_it_published() -> None:
     assert told[0]["duration"] >= 0
 
 
-def test_options_that_are_refused_are_named(settings: Any) -> None:
-    configure(settings, OPTIONS={"color": "none"})
-    (relay,) = relays()
-    with pytest.raises(ImproperlyConfigured, match="expected a color"):
-        relay.new_backend()
-    configure(settings, OPTIONS={"colour": "red"})
-    (relay,) = relays()
-    with pytest.raises(ImproperlyConfigured, match="colour"):
-        relay.new_backend()
-
-
 # -- outages ---------------------------------------------------------------------------------------
 
 
 def breaker() -> OutboxPause | None:
     return OutboxPause.objects.filter(kind="breaker").first()
-
-
-def test_drain_defers_what_a_broker_that_is_away_did_not_get() -> None:
-    BROKER.is_away = True
-    ids = write_all(3)
-    outbox.drain()
-    assert {state(each) for each in ids} == {(OutboxEvent.Status.NEW, 0)}
 
 
 def test_an_outage_costs_no_attempt_and_ends_soon_after_it() -> None:
@@ -550,23 +512,3 @@ def test_without_an_event_to_probe_with_it_is_checked_again() -> None:
         checked, BROKER.check_error = BROKER.checked, None
         wait_until(lambda: breaker() is None)
         assert BROKER.checked > checked
-
-
-@pytest.mark.usefixtures("hasty_checks")
-def test_while_there_is_no_connection_no_event_is_tried(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "django_outbox")
-    BROKER.is_away = True
-    tried = list[str]()
-
-    def note(**facts: Any) -> None:
-        tried.append(facts["relay"])
-
-    relay_published.connect(note)
-    try:
-        write()
-        with outbox.Worker():
-            wait_until(breaker)
-            wait_until(lambda: caplog.text.count("broker not available") > 10)
-    finally:
-        relay_published.disconnect(note)
-    assert tried == ["orders"]  # the one that opened the breaker

@@ -9,17 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 from email.utils import formatdate
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxPause
@@ -39,9 +35,9 @@ standardwebhooks = pytest.importorskip("standardwebhooks")
 
 from django_outbox.relays import http_hosts  # noqa: E402
 from django_outbox.relays.backend import Message  # noqa: E402
-from django_outbox.relays.http import NOT_SENT, Webhook  # noqa: E402
+from django_outbox.relays.http import Webhook  # noqa: E402
 from django_outbox.relays.http_hosts import Hosts, hosts  # noqa: E402
-from django_outbox.relays.http_messages import WebhookError, headers_of, seconds_of, target_of  # noqa: E402
+from django_outbox.relays.http_messages import WebhookError, headers_of, target_of  # noqa: E402
 from django_outbox.relays.http_network import AddressRefused, is_public  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
@@ -178,40 +174,6 @@ def test_cloudevents_are_in_the_http_binding(relay: Any, receiver: Receiver) -> 
     verify(receiver)
 
 
-@database
-def test_cloudevents_are_structured(relay: Any, receiver: Receiver) -> None:
-    relay(receiver.url, FORMAT="cloudevents-structured")
-    row = write()
-    assert drained(row) == ("DONE", 0)
-    ((_, headers, body),) = receiver.received
-    assert headers["content-type"] == "application/cloudevents+json; charset=utf-8"
-    assert row.payload in body.decode()
-    assert json.loads(body)["id"] == row.pk == headers["webhook-id"]
-    verify(receiver)
-
-
-@database
-def test_the_url_may_come_from_a_header(relay: Any, receiver: Receiver) -> None:
-    relay("{headers[webhook-url]}")
-    row = write(headers={"webhook-url": f"{receiver.url}/a%20b?x=1&y=2"})
-    assert drained(row) == ("DONE", 0)
-    assert receiver.received[0][0] == "/hooks/a%20b?x=1&y=2"
-
-
-@database
-def test_a_repeat_has_the_same_id_and_a_signature_of_its_own_time(
-    relay: Any, receiver: Receiver
-) -> None:
-    relay(receiver.url)
-    row = write()
-    assert drained(row) == ("DONE", 0)
-    OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
-    assert OutboxEvent.objects.all().replay() == 1
-    assert drained(row) == ("DONE", 0)
-    assert receiver.ids() == [row.pk] * 2
-    verify(receiver)
-
-
 def in_half_an_hour() -> str:
     return formatdate(time.time() + 1800, usegmt=True)
 
@@ -258,40 +220,6 @@ def test_what_a_receiver_answers(
 
 
 @database
-def test_a_host_that_is_away_costs_no_attempt_and_comes_back(relay: Any) -> None:
-    port = free_port()
-    relay(f"http://127.0.0.1:{port}/hooks")
-    rows = [write() for _ in range(3)]
-    assert drained(rows[0]) == ("NEW", 0)
-    with pytest.raises(
-        (CheckFailed, BrokerUnavailable), match=f"127.0.0.1:{port} cannot be reached"
-    ):
-        relays()[0].check()
-    with receiving(port=port) as receiver:
-        relays()[0].check()
-        OutboxEvent.objects.update(available_at=rows[0].created_at)
-        assert [drained(row) for row in rows] == [("DONE", 0)] * 3
-        assert sorted(receiver.ids()) == sorted(row.pk for row in rows)
-        relays()[0].close()
-
-
-@database
-def test_one_of_ten_hosts_is_away_and_the_others_get_their_events(relay: Any) -> None:
-    with ExitStack() as stack:
-        receivers = [stack.enter_context(receiving()) for _ in range(9)]
-        ports = [*(each.port for each in receivers), free_port()]
-        relay("http://127.0.0.1:{tenant_id}/hooks")
-        rows = [write(tenant_id=str(port)) for _ in range(4) for port in ports]
-        outbox.drain()
-        for row in rows:
-            away = row.tenant_id == str(ports[-1])
-            assert drained(row) == (("NEW", 0) if away else ("DONE", 0))
-        assert [len(each.received) for each in receivers] == [4] * 9
-        relays()[0].check()  # no host speaks for the others
-        relays()[0].close()
-
-
-@database
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]", "10.0.0.1"])
 def test_a_private_address_from_an_event_ends_the_event(
     relay: Any, receiver: Receiver, host: str
@@ -301,15 +229,6 @@ def test_a_private_address_from_an_event_ends_the_event(
     assert drained(row) == ("DEAD", 0)
     assert f"{host.strip('[]')} has no public address" in row.last_error
     assert receiver.connections == 0
-
-
-@database
-@pytest.mark.parametrize("host", ["a..b", ".example"])
-def test_a_host_from_an_event_that_cannot_be_one_ends_the_event(relay: Any, host: str) -> None:
-    relay("{headers[url]}")
-    row = write(headers={"url": f"https://{host}/hooks"})
-    assert drained(row) == ("DEAD", 0)
-    assert host in row.last_error
 
 
 @database
@@ -359,21 +278,6 @@ def test_a_mistake_in_the_settings_ends_no_event(
     with pytest.raises((CheckFailed, BrokerUnavailable), match=f"set the option {missing}"):
         relays()[0].check()
     assert receiver.connections == 0
-
-
-@database
-def test_events_flow_within_5_seconds_of_the_only_host_coming_back(relay: Any) -> None:
-    port = free_port()
-    relay(f"http://127.0.0.1:{port}/hooks")
-    with outbox.Worker():
-        rows = [write() for _ in range(20)]
-        wait_until(OutboxPause.objects.filter(name="relay.orders", kind="breaker").exists)
-        with receiving(port=port) as receiver:
-            wait_until(lambda: len(receiver.received) >= 20)
-            wait_until(lambda: not OutboxEvent.objects.exclude(status=OutboxEvent.Status.DONE))
-            assert sorted(receiver.ids()) == sorted(row.pk for row in rows)
-            relays()[0].close()
-    assert {*OutboxEvent.objects.values_list("attempts", flat=True)} == {0}
 
 
 @database
@@ -457,20 +361,6 @@ def test_a_host_that_answers_others_is_not_away_for_one_slow_answer(
     assert sender.send(message(receiver.url)) == [None]
 
 
-def test_what_a_slow_host_leaves_no_time_for_is_put_off(client: Any, receiver: Receiver) -> None:
-    pause = threading.Event()
-
-    def answer(path: str, body: bytes) -> Any:
-        pause.wait(0.4)
-        return 204, {}, b""
-
-    receiver.answer = answer
-    found = client(receiver.url).send(*(message(receiver.url, n) for n in range(50)), within=2)
-    assert found.count(None) + found.count(NOT_SENT) == 50
-    assert 4 <= found.count(None) < 50
-    assert len(receiver.received) == found.count(None)
-
-
 def test_answers_are_read_in_part_and_for_a_short_time(client: Any, receiver: Receiver) -> None:
     """A status of 2xx counts, however long its body is, or if the body does not come."""
     receiver.answer = lambda path, body: (200, {}, b"x" * 5_000_000)
@@ -502,22 +392,6 @@ def test_a_connection_that_is_cut_is_tried_once_more(client: Any, receiver: Rece
     (found,) = sender.send(message(receiver.url))
     assert str(found) == f"127.0.0.1:{receiver.port} closed the connection without an answer."
     assert len(receiver.received) == 4
-
-
-def test_a_connection_that_was_closed_while_idle_is_not_used(
-    client: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sender, post, posts = client(), Webhook._post, []
-
-    def counted(*args: Any) -> Any:
-        posts.append(1)
-        return post(*args)
-
-    monkeypatch.setattr(Webhook, "_post", counted)
-    for _ in range(3):
-        assert sender.send(message(receiver.url), message(receiver.url, 1)) == [None] * 2
-        receiver.close_connections()
-    assert len(posts) == 6
 
 
 def test_cookies_and_proxies_of_the_environment_are_not_used(
@@ -892,19 +766,6 @@ def test_hosts_that_were_away_long_ago_are_forgotten(monkeypatch: pytest.MonkeyP
     assert absences.latest("b:1") is not None
 
 
-def test_the_rest_of_a_batch_is_not_sent_to_a_host_that_is_away(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, to = Network(monkeypatch, [PUBLIC]), "http://a.example/"
-    messages = [message(to, n) for n in range(100)]
-    assert {type(each) for each in client("{headers[url]}").send(*messages)} == {outbox.Defer}
-    assert len(network.connected) <= 4
-    hosts.clear()
-    with pytest.raises(BrokerUnavailable, match="example:80 cannot be reached: nothing"):
-        client(to).send(*messages)
-    assert len(network.connected) <= 8
-
-
 # --- options --------------------------------------------------------------------------------------
 
 
@@ -932,13 +793,6 @@ def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
     assert "aHVudGVyMg" not in str(caught.value)
 
 
-@database
-def test_an_unknown_option_is_reported_without_connecting(relay: Any) -> None:
-    relay("https://a.example/", OPTIONS={"secrets": SECRET})
-    with pytest.raises(ImproperlyConfigured, match="secrets"):
-        relays()[0].new_backend()
-
-
 def test_a_file_of_certificates_that_is_missing(tmp_path: Any) -> None:
     made, loop = Webhook(verify=str(tmp_path / "absent.pem")), EventLoopThread()
     try:
@@ -948,27 +802,9 @@ def test_a_file_of_certificates_that_is_missing(tmp_path: Any) -> None:
         loop.stop()
 
 
-def test_retry_after() -> None:
-    for text, expected in ((b"5", 5), (b" 7 ", 7), (b"-5", 0), (b"soon", 0), (b"", 0), (b"1.5", 0)):
-        assert seconds_of(text) == expected
-    assert seconds_of(in_half_an_hour().encode()) == pytest.approx(1800, abs=5)
-    assert seconds_of(b"99999999") == 86_400
-
-
 # --- the pages ------------------------------------------------------------------------------------
 
 PAGE = "how-to/relay-to-webhooks.md"
-
-
-@database
-def test_the_settings_of_the_page_are_taken(settings: Any) -> None:
-    found = [code for title, code in samples.blocks(PAGE).items() if "settings" in title]
-    assert len(found) == 2
-    for code in found:
-        names: dict[str, Any] = {}
-        exec(code, names)
-        settings.OUTBOX = names["OUTBOX"]
-        assert [type(each.new_backend()) for each in relays()] == [Webhook]
 
 
 @database
@@ -990,60 +826,9 @@ def test_479_the_receiver_of_the_page_takes_a_webhook_once(
     assert json.loads(notified.payload) == {"sku": "teapot", "name": "Kännchen"}
 
 
-@database
-def test_the_subscriptions_of_the_page(relay: Any) -> None:
-    with (
-        receiving() as first,
-        receiving() as second,
-        samples.modules(f"{PAGE}#Customer webhooks") as made,
-    ):
-        relay("{headers[webhook-url]}", EVENTS=["hook.*"])
-        subscriptions = [
-            SimpleNamespace(url=each.url, customer=f"c{n}")
-            for n, each in enumerate((first, second))
-        ]
-        with transaction.atomic():
-            made["shop.subscriptions"].notify_subscribers("order.placed", {"n": 1}, subscriptions)
-        outbox.drain()
-        for each, tenant in ((first, "c0"), (second, "c1")):
-            ((_, headers, body),) = each.received
-            assert (headers["tenant-id"], json.loads(body)) == (tenant, {"n": 1})
-            verify(each)
-        relays()[0].close()
-
-
 def test_the_options_of_the_page_are_those_of_the_backend() -> None:
     text = (samples.DOCS / PAGE).read_text()
     section = text[text.index("## Options") : text.index("## What to alarm on")]
     found = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section, re.MULTILINE))
     parameters = inspect.signature(Webhook.__init__).parameters
     assert found == {n: repr(each.default) for n, each in parameters.items() if n != "self"}
-
-
-@database
-@pytest.mark.parametrize(
-    ("status", "headers", "expected"),
-    [
-        (200, {}, ("DONE", 0)),
-        (410, {}, ("DEAD", 0)),
-        (429, {"retry-after": "1800"}, ("RETRY", 1)),
-        (422, {}, ("DEAD", 0)),
-        (500, {}, ("RETRY", 1)),
-    ],
-    ids=lambda each: str(each) if isinstance(each, int) else None,
-)
-def test_the_answers_of_call_a_webhook(
-    receiver: Receiver, settings: Any, monkeypatch: Any, status: int, headers: Any, expected: Any
-) -> None:
-    requests = pytest.importorskip("requests")
-    settings.OUTBOX = {"RETRY": {"policy": "fixed", "delay": 3600}}
-    receiver.answer = lambda path, body: (status, headers, b"no")
-    put = requests.put
-    monkeypatch.setattr(requests, "put", lambda url, **given: put(receiver.url, **given))
-    with samples.modules(f"{PAGE}#Call a URL from a listener"):
-        with transaction.atomic():
-            event_id = outbox.write("parcel.changed", {"parcel": 3})
-        row = OutboxEvent.objects.get(pk=event_id)
-        assert drained(row) == expected
-    if headers:
-        assert (row.available_at - row.created_at).total_seconds() == pytest.approx(1800, abs=60)

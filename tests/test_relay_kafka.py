@@ -140,15 +140,6 @@ def test_a_topic_that_the_mock_forgets_is_asked_for_again(
     assert backend.publish([message()], 10) == [None]
 
 
-def test_a_topic_that_the_mock_forbids_once(mock: Any, opened: Any) -> None:
-    backend = opened(mock.servers)
-    mock.answer(mock_kafka.PRODUCE, mock_kafka.TOPIC_FORBIDDEN)
-    outcomes = backend.publish(messages(3), 10)
-    assert {type(each) for each in outcomes} == {Refused}
-    assert "authorization failed" in str(outcomes[0])
-    assert backend.publish(messages(3), 10) == [None] * 3
-
-
 def test_only_the_message_that_is_too_large_for_the_topic_is_dead(mock: Any, opened: Any) -> None:
     """The mock refuses the batch, its first half, and the first message of that."""
     backend = opened(mock.servers)

@@ -14,16 +14,9 @@ from django.test import TestCase
 import django_outbox as outbox
 from django_outbox import BrokerUnavailable
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
-from django_outbox.testing import (
-    capture_relayed,
-    drain,
-    immediate_delivery,
-    pass_time,
-    running_worker,
-)
+from django_outbox.models import OutboxEvent
+from django_outbox.testing import capture_relayed, drain, immediate_delivery, pass_time
 from tests.relay_backend import BROKER
-from tests.waiting import wait_until
 
 ORDERS = {
     "BACKEND": "tests.relay_backend.InMemory",
@@ -110,17 +103,6 @@ class InATestCase(TestCase):
             write()
             drain()
         assert (len(outer["orders"]), len(inner["orders"])) == (1, 1)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_with_a_worker() -> None:
-    with capture_relayed(fail_with=BrokerUnavailable("down")) as relayed, running_worker():
-        event_id = write()
-        wait_until(OutboxPause.objects.filter(kind="breaker").exists)
-        relayed.fail_with = None
-        wait_until(lambda: relayed["orders"])
-    assert [each.event_id for each in relayed["orders"]] == [event_id]
-    assert OutboxEvent.objects.get().attempts == 0
 
 
 @pytest.mark.django_db(transaction=True)

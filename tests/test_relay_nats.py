@@ -15,13 +15,11 @@ from uuid import uuid4
 import pytest
 from asgiref.sync import async_to_sync
 
-import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
-from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
 from tests.receiver import certificate
-from tests.relay_messages import Proxy, kinds, message, messages, opened, publish, use_relay, write
+from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
 from tests.waiting import wait_until
 
 nats = pytest.importorskip("nats")
@@ -116,54 +114,6 @@ def check(session: Any) -> None:
 
 
 # --- by way of the table --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def relay(settings: Any, stream: Stream) -> Callable[..., None]:
-    options, to = {"servers": stream.url}, f"{stream.name}.{{event_type}}"
-    return lambda **own: use_relay(
-        settings, "nats.JetStream", **{"to": to, "options": options, **own}
-    )
-
-
-@stored
-def test_headers_of_an_event_command_no_server(broker: brokers.Nats, relay: Any) -> None:
-    stream = Stream(broker.url, allow_rollup_hdrs=True)
-    relay(to=f"{stream.name}.orders")
-    for headers in ({}, {"Nats-Rollup": "all"}, {"nats-rollup": "sub", "Nats-Msg-Id": "1"}):
-        write(headers={"Nats-Expected-Last-Sequence": "77", **headers})
-    assert outbox.drain() == 3
-    assert stream.count() == 3
-
-
-def expect_done(row: OutboxEvent) -> None:
-    row.refresh_from_db()
-    assert (row.status, row.attempts) == (OutboxEvent.Status.DONE, 0)
-
-
-@stored
-def test_cloudevents(relay: Any, stream: Stream) -> None:
-    relay(FORMAT="cloudevents", SOURCE="/shop")
-    row = write(aggregate_id='ä "7"%', tenant_id="acme")
-    assert outbox.drain() == 1
-    (found,) = stream.read()
-    expect_done(row)
-    assert found.data == row.payload.encode()
-    assert found.headers == {
-        "trace": "t1",
-        "content-type": "application/json",
-        "Nats-Msg-Id": row.pk,
-        "ce-specversion": "1.0",
-        "ce-id": row.pk,
-        "ce-source": "/shop",
-        "ce-type": "order.placed",
-        "ce-time": row.occurred_at.isoformat().replace("+00:00", "Z"),
-        "ce-subject": "%C3%A4%20%227%22%25",  # percent-encoded as in HTTP
-        "ce-partitionkey": "%C3%A4%20%227%22%25",
-        "ce-tenantid": "acme",
-        "ce-trace": "t1",
-        "ce-datacontenttype": "application/json",
-    }
 
 
 @stored

@@ -11,9 +11,8 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
@@ -72,38 +71,6 @@ def test_what_relays_have_sent_is_counted(shown: Shown) -> None:
     assert shown("outbox_relay_refused_total", relay="orders") == 1
     assert shown("outbox_relay_seconds_count", relay="orders") == 1
     assert shown("outbox_relay_published_total", relay="hooks") is None
-
-
-def test_what_cannot_be_sent_is_counted_as_refused(shown: Shown, settings: Any) -> None:
-    settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "TO": "{tenant_id}"}}}
-    insert(1, event_type="order.placed")
-    outbox.drain()
-    assert shown("outbox_relay_refused_total", relay="orders") == 1
-    insert(1, event_type="order.placed")
-    insert(1, event_type="order.placed", tenant_id="acme")
-    outbox.drain()
-    assert shown("outbox_relay_refused_total", relay="orders") == 2
-    assert shown("outbox_relay_published_total", relay="orders") == 1
-
-
-def test_an_outage_refuses_nothing(shown: Shown) -> None:
-    insert(1, event_type="order.placed")
-    BROKER.is_away = True
-    outbox.drain()
-    assert shown("outbox_relay_published_total", relay="orders") == 0
-    assert shown("outbox_relay_refused_total", relay="orders") == 0
-
-
-def test_messages_are_counted_from_zero(shown: Shown) -> None:
-    with outbox.Worker():
-        for name in ("published", "refused", "deferred"):
-            assert shown(f"outbox_relay_{name}_total", relay="hooks") == 0
-
-
-def test_an_open_breaker_of_a_relay_is_shown(shown: Shown) -> None:
-    breaker()
-    assert shown("outbox_breaker_open", queue="relay.orders") == 1
-    assert shown("outbox_breaker_open", queue="relay.hooks") == 0
 
 
 # -- outbox_status --relays ------------------------------------------------------------------------
@@ -261,18 +228,6 @@ def test_the_dashboard_tells_since_when_a_broker_is_away_and_why(boss: Client) -
     assert re.search(r'<section class="[^"]*outbox-wrong[^"]*" id="outbox-queues"', body(boss))
 
 
-def test_relays_cost_the_dashboard_no_query(boss: Client, settings: Any) -> None:
-    breaker()
-    counts = []
-    for relays in ({}, {"orders": ORDERS}):
-        settings.OUTBOX = {"RELAYS": relays, "QUEUES": {"relay.orders": {}}}
-        body(boss)
-        with CaptureQueriesContext(connection) as queries:
-            body(boss)
-        counts.append(len(queries))
-    assert counts[0] == counts[1]
-
-
 def test_markup_in_a_relay_is_escaped(boss: Client, settings: Any) -> None:
     settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "EVENTS": ["<b>"], "TO": "<b>"}}}
     breaker()
@@ -298,14 +253,6 @@ def test_a_relay_ends_its_calls_itself_whatever_listener_timeout_says(settings: 
         listener_overdue.disconnect(note)
     assert len(BROKER.messages) == 1
     assert late == []
-
-
-def test_w018_relays_need_no_interceptor(settings: Any) -> None:
-    settings.OUTBOX = {
-        "RELAYS": {"orders": ORDERS},
-        "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
-    }
-    assert [each.id for each in ours()] == []
 
 
 def test_w017_names_relays_that_hold_up_the_one_stream(settings: Any) -> None:

@@ -13,7 +13,6 @@ import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable
-from django_outbox.signals import breaker_opened
 from tests import brokers, samples
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish, use_relay, write
 from tests.waiting import wait_until
@@ -135,41 +134,6 @@ def test_an_event_becomes_a_persistent_message(relay: Any, consumer: Consumer) -
         "aggregate-id": "7",
         "tenant-id": "acme",
     }
-
-
-@stored
-def test_the_message_behind_eight_unroutable_ones_goes_at_once(
-    relay: Any, consumer: Consumer, settings: Any
-) -> None:
-    narrow = Consumer(consumer.url, key="order.placed")
-    relay(TO="{headers[key]}", exchange=narrow.name, BATCH=1)
-    rows = [write(headers={"key": "nobody.listens"}) for _ in range(8)]
-    rows.append(write(headers={"key": "order.placed"}))
-    opened = list[Any]()
-
-    def note(**facts: Any) -> None:
-        opened.append(facts["reason"])
-
-    breaker_opened.connect(note)
-    try:
-        with outbox.Worker():
-            wait_until(lambda: OutboxEvent.objects.filter(attempts=1).count() == 8)
-            wait_until(lambda: OutboxEvent.objects.get(pk=rows[8].pk).status == 1)
-    finally:
-        breaker_opened.disconnect(note)
-    assert opened == []
-    assert ids(narrow.read()) == [rows[8].pk]
-
-
-@stored
-def test_headers_of_an_event_command_no_broker(relay: Any, consumer: Consumer) -> None:
-    """The broker closes the connection for a CC that is not a list of routing keys."""
-    relay()
-    row = write(headers={"CC": "other.key", "BCC": "other.key", "x-delay": "5", "x-shop": "north"})
-    assert outbox.drain() == 1
-    (found,) = consumer.read()
-    expect_properties(found, row)
-    assert {"CC", "BCC", "x-delay", "x-shop"} & {*found.headers} == {"x-shop"}
 
 
 @stored

@@ -26,7 +26,7 @@ from django_outbox.testing import immediate_delivery, pass_time, running_worker,
 from tests import samples
 from tests.fleet import Fleet
 from tests.surroundings import both, inside, outside_alone
-from tests.table import claim, listening, now, row, statuses
+from tests.table import claim, now, row, statuses
 from tests.testapp.models import Effect, Order
 
 pytest.importorskip(
@@ -178,12 +178,6 @@ def test_bad_options_are_told(name: str) -> None:
         OutboxBackend("mine", {"OPTIONS": OPTIONS[name]})
 
 
-def test_a_policy_by_path_or_object() -> None:
-    by_path = OutboxBackend("mine", {"OPTIONS": {"retry": "django_outbox.Exponential"}})
-    by_object = OutboxBackend("mine", {"OPTIONS": {"retry": outbox.Fixed(7)}})
-    assert (by_path.retry, by_object.retry) == (outbox.Exponential(), outbox.Fixed(7))
-
-
 # -- results ---------------------------------------------------------------------------------------
 
 
@@ -237,15 +231,6 @@ def test_an_interrupt_hands_the_task_back_and_leaves_no_run_behind(outside: bool
 
 
 @both
-def test_a_task_that_exits_is_tried_again_if_its_backend_says_so(outside: bool) -> None:
-    result = tasks.fail.using(backend="retried").enqueue("SystemExit")
-    with finished() as told:
-        run(result)
-    assert (result.status, result.attempts, told) == (READY, 1, [])
-    assert result.errors[0].exception_class is SystemExit
-
-
-@both
 @pytest.mark.parametrize(
     ("function", "error"),
     [(tasks.complex_value, TypeError), (tasks.not_a_number, ValueError)],
@@ -255,12 +240,6 @@ def test_what_json_does_not_know_is_a_failure(outside: bool, function: Any, erro
     result = run(function.enqueue())
     assert result.status == FAILED
     assert result.errors[0].exception_class is error
-
-
-@both
-def test_wrong_arguments_are_a_failure(outside: bool) -> None:
-    result = run(tasks.add.enqueue(1, 2, 3))
-    assert (result.status, result.errors[0].exception_class) == (FAILED, TypeError)
 
 
 @both
@@ -276,16 +255,6 @@ def test_retried_by_the_backends_own_policy(outside: bool) -> None:
     assert said == ["attempt 1", "attempt 2"]
     assert len(result.worker_ids) == 3
     assert result.started_at < result.last_attempted_at
-
-
-@both
-def test_the_policies_of_two_backends_do_not_mix(outside: bool) -> None:
-    once, thrice = tasks.fail.enqueue(), tasks.fail.using(backend="retried").enqueue()
-    outbox.drain()
-    assert {each.pk: each.status for each in OutboxEvent.objects.all()} == {
-        once.id: 3,
-        thrice.id: 2,
-    }
 
 
 @both
@@ -321,38 +290,6 @@ def test_results_by_id() -> None:
         plain = str(outbox.write("order.placed"))
     with pytest.raises(TaskResultDoesNotExist):
         tasks.add.get_result(plain)
-
-
-@both
-def test_a_result_lives_as_long_as_its_event(outside: bool, settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0}
-    result = tasks.add.enqueue(1)
-    outbox.drain()
-    with pytest.raises(TaskResultDoesNotExist):
-        result.refresh()
-
-
-@outside_alone
-def test_in_mode_ordered(settings: Any) -> None:
-    """In this mode each task belongs to a stream, and the worker is found by the stream's lease."""
-    settings.OUTBOX = {"MODE": "ordered", "UNROUTABLE_GRACE": 0}
-    with running_worker() as worker:
-        results = [tasks.add.enqueue(n) for n in range(3)]
-        wait_until(lambda: statuses() == {"DONE": 3})
-    for each in results:
-        each.refresh()
-    assert [each.return_value for each in results] == [0, 1, 2]
-    assert {*results[0].worker_ids} == {worker.id}
-
-
-@both
-def test_a_named_listener_beside_it(outside: bool) -> None:
-    """A listener to all events does not keep the task's result from being stored."""
-    seen: list[str] = []
-    with listening(lambda event: seen.append(event.event_type), "*", name="audit"):
-        result = run(tasks.add.enqueue(1, 2))
-    assert (result.status, result.return_value) == (SUCCESSFUL, 3)
-    assert seen == ["task:tests.testapp.tasks.add"]
 
 
 # -- signals ---------------------------------------------------------------------------------------
@@ -467,28 +404,6 @@ def test_a_function_that_no_worker_would_find_is_refused_at_once() -> None:
 
 
 @outside_alone
-def test_status_and_context_while_it_runs() -> None:
-    begun, gate = threading.Event(), threading.Event()
-
-    def hold(sender: type, task_result: Any, **facts: Any) -> None:
-        begun.set()
-        gate.wait(30)
-
-    task_started.connect(hold)
-    try:
-        with running_worker() as worker:
-            result = tasks.add.enqueue(1)
-            assert begun.wait(30)
-            result.refresh()
-            gate.set()
-            assert (result.status, result.worker_ids) == (RUNNING, [worker.id])
-            wait_until(lambda: tasks.add.get_result(result.id).status == SUCCESSFUL)
-    finally:
-        gate.set()
-        task_started.disconnect(hold)
-
-
-@outside_alone
 def test_in_a_worker_process_that_nobody_told_of_the_tasks(
     database_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -592,43 +507,6 @@ except ImportError as error:
 
 
 # -- the settings ----------------------------------------------------------------------------------
-
-
-@both
-def test_a_refused_task_leaves_the_transaction_usable(outside: bool) -> None:
-    with transaction.atomic():
-        Order.objects.create(sku="before")
-        with pytest.raises(TypeError, match="Unsupported type"):
-            tasks.add.enqueue(datetime.now())  # noqa: DTZ005
-        with pytest.raises(outbox.InvalidEvent):
-            tasks.add.enqueue(float("nan"))
-        Order.objects.create(sku="after")
-    assert Order.objects.count() == 2
-    assert not OutboxEvent.objects.exists()
-
-
-@outside_alone
-def test_in_a_worker() -> None:
-    with finished() as told, running_worker() as worker:
-        added, failed, exited, interrupted = (
-            tasks.add.enqueue(1),
-            tasks.fail.enqueue(),
-            tasks.fail.enqueue("SystemExit"),
-            tasks.fail.enqueue("KeyboardInterrupt"),
-        )
-        wait_until(lambda: statuses() == {"DONE": 1, "DEAD": 3})
-        slept = tasks.add.using(run_after=timezone.now() + timedelta(seconds=0.1)).enqueue(2)
-        wait_until(lambda: tasks.add.get_result(slept.id).is_finished)
-    slept.refresh()
-    for each in (added, failed, exited, interrupted):
-        each.refresh()
-    assert (added.return_value, added.worker_ids) == (1, [worker.id])
-    assert failed.status == exited.status == interrupted.status == FAILED
-    assert exited.errors[0].exception_class is SystemExit
-    assert interrupted.errors[0].exception_class is KeyboardInterrupt
-    assert {each.id: each.status for each in told} == {
-        each.id: each.status for each in (added, slept, failed, exited, interrupted)
-    }
 
 
 @outside_alone

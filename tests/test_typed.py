@@ -519,20 +519,6 @@ def test_a_class_that_refuses_or_fails_is_unfit(number: int, says: str) -> None:
     assert says in (found.last_error or "")
 
 
-def test_an_async_and_an_atomic_listener_get_instances_too() -> None:
-    got: list[Any] = []
-
-    async def listen(event: Event) -> None:
-        got.append(event.payload)
-
-    insert(event_type="plainly", payload='{"n": 1}')
-    with listening(listen, Plain):
-        outbox.drain()
-    insert(event_type="plainly", payload='{"n": 2}')
-    got += heard_by(Plain, atomic=True)
-    assert got == [Plain(1), Plain(2)]
-
-
 def test_listeners_of_one_event_may_ask_for_different_classes() -> None:
     @event("plainly")
     @dataclass
@@ -557,19 +543,6 @@ def test_one_that_is_unfit_for_one_listener_reaches_the_others() -> None:
         outbox.drain()
     assert [each.payload for each in got] == [{"n": "x"}]
     assert row(event_id).status == OutboxEvent.Status.DEAD
-
-
-def test_a_fallback_gets_the_instance_too() -> None:
-    got: list[Any] = []
-
-    def fail(event: Event) -> None:
-        raise outbox.Unrecoverable
-
-    insert(event_type="plainly", payload='{"n": 7}')
-    with listening(fail, Plain):
-        registry.fallback(fail, lambda event, failure: got.append(event.payload))
-        outbox.drain()
-    assert got == [Plain(7)]
 
 
 # A renamed type keeps its former names as aliases.

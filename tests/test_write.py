@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
 from django_outbox import (
-    DuplicateEvent,
     Event,
     InvalidEvent,
     NoActiveTransaction,
@@ -79,13 +77,6 @@ def test_changing_the_callers_objects_later_changes_nothing() -> None:
     assert (row.payload, row.headers) == ('{"a":[1]}', '{"h":"1"}')
 
 
-def test_an_event_may_be_written_ready_made() -> None:
-    event = Event.from_json("x", ' {"b":1,  "a":1.0}')
-    with transaction.atomic():
-        assert write(event) == event.event_id
-    assert OutboxEvent.objects.get().payload == ' {"b":1,  "a":1.0}'
-
-
 # --- outside a transaction --------------------------------------------------------------------
 
 
@@ -119,19 +110,6 @@ def test_the_hint_names_the_alias_that_is_in_a_transaction() -> None:
     assert rows() == rows("other") == 0
 
 
-def test_without_another_transaction_there_is_no_hint() -> None:
-    with pytest.raises(NoActiveTransaction) as caught:
-        write("x")
-    assert "using=" not in str(caught.value)
-
-
-def test_using_names_the_database() -> None:
-    with transaction.atomic(using="other"):
-        write("x", using="other")
-        write_many([Event(event_type="y")], using="other")
-    assert (rows(), rows("other")) == (0, 2)
-
-
 @override_settings(DATABASE_ROUTERS=["tests.test_write.ToOther"])
 def test_the_router_names_the_database() -> None:
     with transaction.atomic(using="other"):
@@ -149,22 +127,6 @@ def test_a_transaction_that_must_roll_back_takes_no_event() -> None:
         with pytest.raises(TransactionManagementError):
             write("x")
     assert rows() == 0
-
-
-def test_the_callers_connection_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    touched: list[str] = []
-    for name in ("close", "connect", "set_autocommit", "close_if_unusable_or_obsolete"):
-        monkeypatch.setattr(connection, name, lambda *args, name=name, **kw: touched.append(name))
-    with transaction.atomic():
-        driver = connection.connection
-        write("x", unique_key="u")
-        with pytest.raises(DuplicateEvent):
-            write("x", unique_key="u")
-        with pytest.raises(InvalidEvent):
-            write("")
-        write_many([Event(event_type="x", unique_key="v")])
-        assert connection.connection is driver
-    assert touched == []
 
 
 # --- bad input --------------------------------------------------------------------------------
@@ -279,17 +241,6 @@ def test_all_writes_of_a_transaction_share_one_callback(queue: Queue) -> None:
     assert queue.types == ["a", *"xxxxx", "b"]
 
 
-def test_a_hot_event_is_what_was_inserted(queue: Queue) -> None:
-    payload = {"at": NOON, 1: (2,)}
-    with transaction.atomic():
-        write("a", payload, headers={"h": "1"})
-        payload["later"] = True  # type: ignore[index]
-    event, row = queue.events[0], OutboxEvent.objects.get()
-
-    assert event.payload == json.loads(row.payload)
-    assert (event.event_id, event.headers) == (row.event_id, {"h": "1"})
-
-
 def test_every_savepoint_has_its_own_callback_and_takes_only_its_own_events_along(
     queue: Queue,
 ) -> None:
@@ -305,12 +256,6 @@ def test_every_savepoint_has_its_own_callback_and_takes_only_its_own_events_alon
         write("after")
         assert callbacks() == 2
     assert queue.types == ["before", "after", "kept"]
-
-
-def test_a_rollback_hands_over_nothing(queue: Queue) -> None:
-    with undone():
-        write("x")
-    assert (queue.types, queue.polls) == ([], 0)
 
 
 def test_an_event_not_inserted_is_not_handed_over(queue: Queue) -> None:
