@@ -18,17 +18,10 @@ from django.test import override_settings
 from django_outbox import Event, conf, hooks
 from django_outbox import models as outbox_models
 from django_outbox.checks import databases, deploying, pooling
-from django_outbox.events import decode, encode
+from django_outbox.events import encode
 from django_outbox.listeners import registry
 from tests.cases import cases
 from tests.table import listening
-
-
-class Text:
-    """A custom serializer."""
-
-    dumps = staticmethod(encode)
-    loads = staticmethod(decode)
 
 
 class Half:
@@ -347,24 +340,6 @@ def test_w006_listeners_in_writer_only(settings: Any, idle: Idle) -> None:
         assert f"{__name__}.hear" in where
         settings.OUTBOX = {}
         assert idle() == []
-
-
-def test_w006_says_nothing_of_what_writing_and_purging_need(settings: Any, idle: Idle) -> None:
-    settings.OUTBOX = {
-        "MODE": "writer_only",
-        "RETENTION_DONE": 3600,
-        "RETENTION_INBOX": 60,
-        "LOCK_WAIT": 5,
-        "PURGE_BATCH_SIZE": 50,
-        "PURGE_INTERVAL": 60,
-        "MAX_PAYLOAD_BYTES": 1000,
-        "SIGNAL_BRIDGE": False,
-        "REDACT": ["password"],
-        "METRICS_NAMESPACE": "shop",
-        "SERIALIZER": "tests.test_checks.Text",
-    }
-    assert idle() == []
-    assert {each.id for each in ours()} <= {"django_outbox.W006"}  # for the suite's listeners
 
 
 # --- connections: settings of a PostgreSQL that need not exist ------------------------------------

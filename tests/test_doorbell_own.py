@@ -17,7 +17,6 @@ from django.test import override_settings
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.worker import claimer, threads
-from tests import samples
 from tests.table import insert, listening, statuses, write
 from tests.waiting import wait_until
 
@@ -108,16 +107,6 @@ def test_a_ring_wakes_the_worker(worker: outbox.Worker) -> None:
     assert len(Bell.ears) == 1
 
 
-def test_a_dict_gives_it_options(settings: Any) -> None:
-    settings.OUTBOX = {"DOORBELL": {"kind": PATH, "room": "hall"}, **FAR}
-    with listening(DELIVERED), outbox.Worker():
-        wait_until(lambda: Bell.ears and "wait" in Bell.ears[0].names(), what="an ear")
-        insert()
-        doorbell.ring(connection)
-        wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery")
-    assert Bell.made == [("default", "hall")]
-
-
 def test_one_thread_listens_waits_and_closes(settings: Any) -> None:
     settings.OUTBOX = {"DOORBELL": PATH, **FAR}
     with outbox.Worker():
@@ -192,31 +181,6 @@ def test_one_that_is_sure_needs_no_probe(settings: Any, sure: bool) -> None:
         assert statuses() == {"NEW": 1}
         doorbell.ring(connection)
         wait_until(lambda: statuses() == {"DONE": 1}, what="the ring delivers")
-
-
-def test_the_sample_of_the_reference(settings: Any) -> None:
-    """Its instances share only the cache, as those of two processes would."""
-    with samples.modules("reference/settings.md#Doorbells of your own") as shop:
-        settings.OUTBOX = {**vars(shop["settings"])["OUTBOX"], **FAR}
-        bell = shop["shop.bells"].CacheBell("default")
-        ear = bell.ear()
-        ear.listen()
-        assert ear.wait(0.05) is False
-        with listening(DELIVERED), outbox.Worker() as worker:
-            wait_until(lambda: worker._doorbell_loop._has_succeeded, what="an ear")  # type: ignore[union-attr]
-            insert()
-            bell.ring(connection)
-            wait_until(lambda: statuses() == {"DONE": 1}, what="a delivery")
-            assert ear.wait(5) is True
-            assert ear.wait(0.05) is False
-        other = shop["shop.bells"].CacheBell("other").ear()
-        other.listen()
-        write()
-        assert ear.wait(5) is True
-        assert other.wait(0.05) is False
-        for each in (ear, other):
-            each.close()
-            each.close()
 
 
 # -- invalid doorbells -----------------------------------------------------------------------------

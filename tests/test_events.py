@@ -75,16 +75,6 @@ def test_only_the_type_is_required() -> None:
         Event("order.placed")  # type: ignore[misc]
 
 
-def test_it_is_frozen_and_slotted() -> None:
-    event = Event(event_type="x", aggregate=ORDER, deliver_after=5)
-
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        event.payload = 1  # type: ignore[misc]
-    assert {"key", "attempts", "headers", "occurred_at"} <= set(Event.__slots__)
-    for name in ("__dict__", "aggregate", "deliver_after"):  # the two only fill other fields
-        assert not hasattr(event, name)
-
-
 TAKEN: list[tuple[str, Any, Any]] = [
     *((each, Kind.PLACED, "order.placed") for each in (*NAMES, *IDS, "event_id")),
     *((each, Plain.PLACED, "order.placed") for each in NAMES),
@@ -102,7 +92,6 @@ def test_a_column_holds_exact_str_for_drivers(column: str, value: Any, text: str
     assert (found, type(found)) == (text, str)
 
 
-LAST = datetime(9998, 12, 31, tzinfo=timezone.utc)
 WEST, EAST = timezone(timedelta(hours=-8)), timezone(timedelta(hours=8))
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cases import cases
 from tests.faults import log
-from tests.faults.calls import batches, calls, crowded
+from tests.faults.calls import batches, calls
 from tests.faults.oracle import (
     HAND_BACK,
     WRITE_OFF,
@@ -25,16 +25,9 @@ from tests.faults.oracle import (
     Rescue,
     Row,
     Verdict,
-    executions,
     judge,
-    latencies,
-    percentile,
-    recoveries,
 )
-from tests.faults.scenarios.queues import repeated_by_kills
-from tests.faults.scenarios.stops import ideal
-from tests.faults.simulated import Call, early
-from tests.faults.witness import Line, running
+from tests.faults.witness import Line
 
 ONE, TWO = 11, 22  # process ids
 
@@ -567,13 +560,6 @@ def test_calls_are_put_together_to_batches_that_no_attempt_divides() -> None:
     assert second.ended_well() == set()
 
 
-def test_calls_with_too_many_events_of_a_key_are_counted() -> None:
-    found = calls([*called(1, "end", "a", "b", "c"), *called(2, "end", "a", "c")])
-    keys = {"a": "k", "b": "k", "c": None}
-    assert crowded(found, keys, {}) == 1
-    assert crowded(found, keys, {"a": 2, "b": 2}) == 0
-
-
 # Row 500.
 @cases("name", WELL)
 def test_500_what_is_well_is_no_violation(name: str) -> None:
@@ -585,20 +571,6 @@ def test_500_what_is_well_is_no_violation(name: str) -> None:
 def test_500_every_violation_is_counted(name: str) -> None:
     found, expected = ILL[name]
     assert violations(judge(found)) == expected
-
-
-def test_recovery_is_counted_from_the_kill() -> None:
-    found = evidence(
-        ran(1, None), ran(4, None, pid=TWO), ran(9, 10), faults=[kill(1.5), kill(5, TWO)]
-    )
-    assert recoveries(found, executions(found, Verdict())) == ([2.5], [4.0])
-
-
-@cases("held", ["a", "k"])
-def test_recovery_is_counted_from_the_last_worker_that_held_the_event(held: str) -> None:
-    then = Fault(kind="kill", at=4, until=4, pids=frozenset({TWO}), held=frozenset({held}))
-    found = evidence(ran(1, None), ran(6, 7), intents=[intent(key="k")], faults=[kill(1.5), then])
-    assert recoveries(found, executions(found, Verdict())) == ([], [2.0])
 
 
 SAID = log.read(
@@ -627,69 +599,6 @@ def test_the_log_says_what_was_written_off_and_not_merely_late() -> None:
 
 def test_the_log_says_what_was_rescued() -> None:
     assert [*log.rescues(SAID)] == rescued(1.6, event_id="e")
-
-
-def test_the_ideal_time_counts_the_workers_that_are_there() -> None:
-    assert ideal(10, [5.0]) == 10
-    assert ideal(10, [5.0, 9.0]) == 7  # 4 seconds of one, 3 of both
-    assert ideal(10, [9.0, 5.0, 9.0]) == 6
-    assert ideal(3, [5.0, 9.0]) == 3
-
-
-def test_what_one_kill_repeats_is_counted_by_listeners_that_had_ended() -> None:
-    found = shared(
-        ran(1, 2, listener="here"),
-        ran(2.1, None, listener="there"),
-        ran(1, 2, event_id="b"),
-        ran(9, 10, listener="here", pid=TWO),
-        ran(10.1, 11, listener="there", pid=TWO),
-        ran(9, 10, event_id="b", pid=TWO),
-        faults=[kill(3), kill(12, TWO)],
-        **TWO_EVENTS,
-    )
-    assert repeated_by_kills(found, executions(found, Verdict())) == 2
-
-
-def probe(since: float, end: float, **given: Any) -> Call:
-    return Call(
-        worker=1, start=since + 0.01, end=end, failed=True, probe=True, since=since, **given
-    )
-
-
-@cases(
-    ("before", "after", "count"),
-    [
-        (probe(1, 1.2), probe(2.2, 2.4), 0),
-        (probe(1, 1.2), probe(1.1, 1.3), 1),
-        (probe(1, 1.2), probe(1.9, 2.1), 1),  # the pause after it is not over
-        (probe(1, 1.2, lost=True), probe(3, 3.2), 0),
-        (probe(1, 1.2, lost=True), probe(2.5, 2.7), 1),  # nor is the lease
-        (probe(1, 3.5), probe(3.0, 3.2), 0),  # it was
-    ],
-)
-def test_a_probe_keeps_others_away_for_a_lease_and_the_pause(
-    before: Call, after: Call, count: int
-) -> None:
-    assert len(early([before, after], lease=2.0, pause=1.0)) == count
-
-
-def test_latency_counts_from_the_commit_or_the_due_time() -> None:
-    found = evidence(
-        ran(1, 2), ran(3, 4, event_id="b"), intents=[intent(at=0.5), intent("b", at=0.5, due=2.5)]
-    )
-    assert latencies(found, executions(found, Verdict())) == [0.5, 0.5]
-    assert percentile([], 0.5) is None
-    assert percentile([1.0, 2.0, 3.0], 0.5) == 2.0
-
-
-def test_what_runs_now_has_begun_and_not_ended() -> None:
-    lines = [
-        *ran(1, 2),
-        *ran(3, None, pid=TWO),
-        *ran(1, 2, event_id="b"),
-        *ran(1, None, event_id="c"),
-    ]
-    assert running(sorted(lines, key=lambda line: line.at)) == {"a": TWO, "c": ONE}
 
 
 def test_monotonic_time_stands_still_while_a_process_is_suspended(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.faults import kept, report
-from tests.faults.__main__ import reasons
 from tests.faults.mutants import MUTANTS
 from tests.faults.scenarios import SCENARIOS
 
@@ -39,30 +38,10 @@ LINE: kept.Line = {
         }
     ],
 }
-MUTANT: kept.Line = {
-    "mutant": "no fence",
-    "without": "a safeguard",
-    "db": "postgres",
-    "scenario": "pause",
-    "seed": 1,
-    "caught": True,
-    "by": {"unexplained": 3},
-}
 
 
 def line(**given: Any) -> kept.Line:
     return {**LINE, **given}
-
-
-def test_the_latest_of_the_same_counts() -> None:
-    first, other, second = line(events=1), line(db="sqlite"), line(events=2)
-    assert kept.latest([first, other, second, MUTANT]) == [second, other, MUTANT]
-
-
-def test_a_full_size_counts_more_than_a_small_one() -> None:
-    found = report.shortlist([line(size="full", events=100_000), line()])
-    assert "100,000 events, 3 × kill: 0 lost" in found
-    assert "1,200" not in found
 
 
 def test_what_is_wrong_is_shown() -> None:
@@ -78,13 +57,6 @@ def test_what_is_wrong_is_shown() -> None:
     assert "0 lost, nothing unexplained; **missed: way back, s 7.25, target ≤ 3**" in found
     ended = report.shortlist([line(holds=False, error="AssertionError: no line")])
     assert "**it was not completed**" in ended
-
-
-def test_blocks_are_filled_in_and_the_rest_stays() -> None:
-    page = "before\n<!-- faults: noticed -->\nold\n<!-- end of faults -->\nafter\n"
-    found = report.filled(page, [MUTANT])
-    assert found.startswith("before\n<!-- faults: noticed -->\n1 of 1 modified copies")
-    assert found.endswith("\n<!-- end of faults -->\nafter\n")
 
 
 def test_soaks_and_runs_without_faults_are_not_in_the_sum_of_the_faults() -> None:
@@ -113,18 +85,6 @@ def test_every_fault_of_the_sum_is_in_one_row_of_the_table_of_faults() -> None:
     )
 
 
-def test_only_the_largest_run_counts_as_small_or_full() -> None:
-    assert report.small([line(size="full"), line()]) == ""
-    assert report.small([line(), line(scenario="term")]) == "- PostgreSQL: `kill`, `term`\n"
-    most = [line(), line(scenario="term"), line(scenario="calm", size="full")]
-    assert report.small(most) == "- PostgreSQL: all runs except `calm`\n"
-
-
-def test_copies_that_were_not_caught_are_admitted() -> None:
-    lines = [MUTANT, {**MUTANT, "mutant": "another", "caught": False}]
-    assert report.noticed(lines).startswith("1 of 2 modified copies were caught. Not run yet: `")
-
-
 @pytest.mark.parametrize("page", report.PAGES, ids=["page", "readme"])
 def test_the_published_figures_are_those_that_were_kept(page: Any) -> None:
     text, lines = page.read_text(), kept.read(report.KEPT)
@@ -142,17 +102,3 @@ def test_every_scenario_is_listed() -> None:
     found = {each["scenario"] for each in kept.runs(kept.read(report.KEPT))}
     names = re.findall(r"^- `(\w+)`", report.PAGE.read_text(), re.MULTILINE)
     assert found <= {*SCENARIOS} == {*names}
-
-
-def test_what_failed_names_what_was_counted() -> None:
-    error = "12.5 41 WARNING claim failed error=(1213, 'Deadlock found') skip_for=300"
-    errors = {"name": "errors of the engine", "value": 1, "holds": False, "examples": [error]}
-    held = {"name": "bad events", "value": 30, "holds": True, "examples": []}
-    found = reasons(line(holds=False, violations=["stuck"], figures=[held, errors]))
-    assert found == f"stuck; errors of the engine: 1; {error}"
-
-
-def test_what_was_not_run_is_listed_without_figures() -> None:
-    name = next(iter(SCENARIOS))
-    assert re.search(rf"^- `{name}`: .* \({report.NOT_RUN}\)$", report.scenarios([]), re.MULTILINE)
-    assert report.NOT_RUN not in report.scenarios([line(scenario=each) for each in SCENARIOS])

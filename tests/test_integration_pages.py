@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -12,8 +11,6 @@ from typing import Any
 
 import pytest
 import sentry_sdk
-from asgiref.sync import async_to_sync, sync_to_async
-from asgiref.testing import ApplicationCommunicator
 from django.db import connection, connections, transaction
 from django.test import Client
 from django.urls import path
@@ -84,39 +81,6 @@ def test_an_exception_of_drf_rolls_both_back(post: Callable[..., int]) -> None:
     assert (Order.objects.count(), OutboxEvent.objects.count()) == (0, 0)
 
 
-# --- Channels ------------------------------------------------------------------------------------
-
-
-def test_a_consumer_writes_and_gets_what_the_listeners_push(shop: Shop, settings: Any) -> None:
-    settings.CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
-    consumer = vars(shop["shop.consumers"])["OrdersConsumer"]
-
-    async def talk() -> list[Any]:
-        scope = {"type": "websocket", "path": "/orders/", "headers": [], "subprotocols": []}
-        browser = ApplicationCommunicator(consumer.as_asgi(), scope)
-        await browser.send_input({"type": "websocket.connect"})
-        assert (await browser.receive_output(5))["type"] == "websocket.accept"
-        await browser.send_input({"type": "websocket.receive", "text": '{"sku": "teapot"}'})
-        while not await OutboxEvent.objects.aexists():
-            assert await browser.receive_nothing(0.01)
-        await sync_to_async(outbox.drain)()
-        first = await browser.receive_output(5)
-        await sync_to_async(write)(1, "order.cancelled", payload={"sku": "kettle"})
-        await sync_to_async(outbox.drain)()
-        second = await browser.receive_output(5)
-        await browser.send_input({"type": "websocket.disconnect", "code": 1000})
-        await browser.wait(5)
-        return [json.loads(each["text"]) for each in (first, second)]
-
-    messages = async_to_sync(talk)()
-    ids = dict(OutboxEvent.objects.values_list("event_type", "event_id"))
-    assert messages == [
-        {"id": ids["order.placed"], "sku": "teapot"},
-        {"id": ids["order.cancelled"], "sku": "kettle"},
-    ]
-    assert statuses() == {"DONE": 2}
-
-
 # --- Sentry --------------------------------------------------------------------------------------
 
 
@@ -179,38 +143,6 @@ def test_sentry_gets_the_exception_with_tags_and_the_dead_event(
     assert "Ada" not in json.dumps(dead, default=str)
 
 
-# --- StatsD --------------------------------------------------------------------------------------
-
-
-def test_the_receivers_of_the_app_send_to_statsd(shop: Shop, settings: Any) -> None:
-    import tests.testapp
-
-    config = vars(shop["shop.apps"])["ShopConfig"]("shop", tests.testapp)
-    metrics = vars(shop["shop.metrics"])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind(("127.0.0.1", 0))
-        server.settimeout(5)
-        settings.STATSD_HOST, settings.STATSD_PORT = server.getsockname()
-        config.ready()
-        try:
-            with listening(lambda event: None, "customer.moved"):
-                write(1, "customer.moved")
-                outbox.drain()
-            settled = server.recv(1500).decode().splitlines()
-            write(1, "customer.moved")
-            metrics["send_backlog"]()
-            backlog = [server.recv(1500).decode() for _ in range(2)]
-        finally:
-            signals.event_settled.disconnect(metrics["count_settled"])
-            signals.event_dead.disconnect(vars(shop["shop.sentry"])["report_dead"])
-            metrics["client"]().close()
-    assert settled[0] == "shop.outbox.settled.done.customer_moved:1|c"
-    names = [line.partition(":")[0] for line in settled[1:]]
-    assert names == ["shop.outbox.duration.customer_moved", "shop.outbox.lag.customer_moved"]
-    assert re.fullmatch(r"shop\.outbox\.oldest_pending_age:[\d.e-]+\|g", backlog[0])
-    assert backlog[1] == "shop.outbox.dead:0|g"
-
-
 # --- schemas of events ---------------------------------------------------------------------------
 
 
@@ -240,32 +172,6 @@ def test_the_listeners_read_old_and_new_payloads(settings: Any) -> None:
         assert sorted(merged) == [(1, 2, "unknown"), (3, 4, "a duplicate")]
 
 
-def test_upcasters_bring_each_version_to_the_current_one() -> None:
-    with samples.modules(EVOLVE) as shop:
-        upcasting = shop["shop.upcasting"]
-        write(1, "customer.registered", payload={"name": "Ada Lovelace"})
-        two = {"first": "Alan", "last": "Turing"}
-        write(1, "customer.registered", payload=two, headers={"schema": "2"})
-        upcasting.register("Grace", "Hopper", "fr")
-        outbox.drain()
-        assert upcasting.greeted == [("Ada", "en"), ("Alan", "en"), ("Grace", "fr")]
-
-
-def test_the_old_payloads_of_the_page_can_be_read() -> None:
-    with samples.modules(EVOLVE) as shop:
-        page = shop["shop.tests.test_old_payloads"]
-        for payload in page.STORED:
-            page.test_old_payloads_can_be_read(payload)
-        with pytest.raises(AssertionError):
-            page.test_old_payloads_can_be_read({"parcel": 2})
-        got: list[outbox.Event] = []
-        parcel_sent = shop["shop.events"].ParcelSent
-        with listening(got.append, parcel_sent):
-            write(1, "shipment.created", payload={"parcel": 1})  # an alias
-            outbox.drain()
-        assert [event.payload for event in got] == [parcel_sent(1, "post")]
-
-
 def test_what_an_old_worker_does_with_new_events() -> None:
     """The table of the page: no listener, a payload that does not fit, a key that is missing."""
     with samples.modules(EVOLVE) as shop, listening(print, shop["shop.events"].ParcelSent):
@@ -278,6 +184,3 @@ def test_what_an_old_worker_does_with_new_events() -> None:
         assert row(missing).status == OutboxEvent.Status.RETRY
         left = shop["shop.leftovers"].left
         assert [left(kind) for kind in ("parcel.sent", "parcel.lost", "parcel.found")] == [1, 1, 0]
-
-
-# --- the archive ---------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -36,7 +35,7 @@ from django_outbox.testing import (
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
 from tests.surroundings import both, inside, outside_alone
-from tests.table import PLACED, in_thread, insert, listening, now, row, statuses
+from tests.table import PLACED, insert, listening, now, row, statuses
 from tests.testapp.models import Effect, Order
 
 pytest_plugins = ["pytester"]
@@ -111,24 +110,6 @@ def test_what_was_delivered_and_deleted_is_captured(outside: bool, settings: Any
         assert drain() == 1
     assert not OutboxEvent.objects.exists()
     assert [each.event_id for each in events] == [event_id]
-
-
-@outside_alone
-def test_events_of_other_threads_are_captured() -> None:
-    with capture_events() as events:
-        ids = {in_thread(place).result(30) for _ in range(3)}
-    assert {each.event_id for each in events} == ids
-
-
-@pytest.mark.django_db(databases=["default", "other"], transaction=True)
-def test_captures_by_alias() -> None:
-    with capture_events() as every, capture_events("other") as others:
-        here = place()
-        with transaction.atomic(using="other"):
-            there = outbox.write(PLACED, using="other")
-    assert [each.event_id for each in every] == [here, there]
-    assert [each.event_id for each in others] == [there]
-    assert assert_event_written(PLACED, using="other").event_id == there
 
 
 # -- assert_event_written --------------------------------------------------------------------------
@@ -208,14 +189,6 @@ def test_an_event_for_a_listener_needs_no_database() -> None:
     assert not event.is_delayed
     assert make_event(PLACED).event_id != make_event(PLACED).event_id
     assert make_event(PLACED, event_id="mine", source="hot").source == "hot"
-
-
-def test_a_made_event_may_be_delayed() -> None:
-    event = make_event(PLACED, deliver_after=60)
-    assert event.is_delayed
-    assert event.deliver_at == event.available_at == event.occurred_at + timedelta(minutes=1)
-    at = event.occurred_at + timedelta(days=1)
-    assert make_event(PLACED, available_at=at).deliver_at == at
 
 
 @outbox.event("parcel.typed", headers={"carrier": "carrier"})
@@ -624,21 +597,3 @@ def test_time_moves_ages(outside: bool) -> None:
     pass_time(timedelta(days=8))
     assert OutboxEvent.objects.purge() == 1
     assert OutboxInbox.objects.purge() == 1
-
-
-@outside_alone
-def test_time_wakes_a_running_worker(settings: Any) -> None:
-    slow = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
-    settings.OUTBOX = {**slow, "LEASE": 0.5, "DRAIN_TIMEOUT": 0.4}  # keeps the probation short
-    with listening(ship), running_worker() as worker:
-        place(deliver_after=3600)
-        intake, wakeup = worker._claimer._intakes["default"], worker._wakeup
-        wait_until(
-            lambda: (
-                not wakeup.poll_wanted
-                and min(intake.poll_at, wakeup.next_poll()) > time.monotonic() + 400
-            ),
-            what="a claimer at rest",
-        )
-        pass_time(3601)
-        wait_until(shipped, what="the shipment")

@@ -17,14 +17,14 @@ from django import VERSION
 from django.apps import apps
 from django.contrib import admin
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import connection
 from django.test import modify_settings, override_settings
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.migration_samples import Shop, command
-from tests.table import now, statuses
+from tests.table import now
 from tests.testapp.models import Order
 
 QUEUES = "how-to/migrate-from-a-task-queue.md"
@@ -86,19 +86,6 @@ def messages(celery: Any) -> list[Any]:
     return found
 
 
-def run_celery(celery: Any) -> int:
-    """Run the tasks of the queue as a worker does, by their names; return how many."""
-    count = 0
-    with celery.connection_for_read() as link:
-        queue = celery.amqp.queues[celery.conf.task_default_queue](link.default_channel)
-        while message := queue.get(accept=["json"]):
-            args, kwargs, _ = message.decode()
-            celery.tasks[message.headers["task"]](*args, **kwargs)
-            message.ack()
-            count += 1
-    return count
-
-
 def celery_listener(shop: Shop) -> None:
     shop.add(
         "shop.parcels", samples.run(CELERY, only="def book(order_id)", __name__="shop.parcels")
@@ -109,33 +96,6 @@ def celery_listener(shop: Shop) -> None:
 def celery_task(shop: Shop) -> Any:
     both = samples.run(CELERY, only="    parcels.book(order_id)", __name__="shop.tasks")
     return shop.add("shop.tasks", both)
-
-
-@pytest.mark.parametrize("first", ["celery", "outbox"])
-def test_celery_and_the_outbox_run_side_by_side(shop: Shop, celery: Any, first: str) -> None:
-    """Both deliver, and the work is done once, whichever comes first."""
-    celery_listener(shop)
-    celery_task(shop)
-    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n        transac"))
-    order = views.place_order("teapot")
-    runs: list[Callable[[], int]] = [lambda: run_celery(celery), outbox.drain]
-    for run in runs if first == "celery" else reversed(runs):
-        assert run() == 1
-    assert shop.carrier.booked == [("teapot", f"order-{order.pk}")]
-    assert statuses() == {"DONE": 1}
-
-
-def test_after_the_cut_over_the_broker_gets_nothing(shop: Shop, celery: Any) -> None:
-    celery_listener(shop)
-    celery_task(shop)
-    views = shop.add("shop.views", samples.run(CELERY, only="aggregate=order)\n    return"))
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
-        views.place_order("ghost")
-        raise ZeroDivisionError
-    views.place_order("teapot")
-    assert messages(celery) == []
-    assert outbox.drain() == 1
-    assert booked(shop) == ["teapot"]
 
 
 @pytest.fixture
@@ -242,21 +202,6 @@ def tasks_settings(stage: str) -> dict[str, Any]:
     return found
 
 
-def run_tasks_db(alias: str = "default") -> None:
-    """Run the worker of django-tasks-db until no task is ready."""
-    worker = import_module("django_tasks_db.management.commands.db_worker").Worker
-    worker(
-        queue_names=["default"],
-        interval=0,
-        batch=True,
-        backend_name=alias,
-        startup_delay=False,
-        max_tasks=None,
-        worker_id="old",
-        excluded_queue_names=[],
-    ).run()
-
-
 def tasks_both(shop: Shop) -> Any:
     both = samples.run(
         TASKS, only="@task\ndef book_parcel(order_id):\n    w", __name__="shop.tasks"
@@ -267,19 +212,6 @@ def tasks_both(shop: Shop) -> Any:
 def tasks_view(shop: Shop) -> Any:
     view = samples.run(TASKS, only="= book_parcel.enqueue(order.pk)\n    return")
     return shop.add("shop.views", view)
-
-
-@pytest.mark.parametrize("first", ["old", "outbox"])
-def test_both_backends_side_by_side(shop: Shop, results: Any, first: str) -> None:
-    tasks_both(shop)
-    views = shop.add("shop.views", samples.run(TASKS, only='(backend="outbox").enqueue'))
-    order, result = views.place_order("teapot")
-    runs: list[Callable[[], Any]] = [run_tasks_db, outbox.drain]
-    for run in runs if first == "old" else reversed(runs):
-        run()
-    result.refresh()
-    assert (result.status, statuses()) == ("SUCCESSFUL", {"DONE": 1})
-    assert shop.carrier.booked == [("teapot", f"order-{order.pk}")]
 
 
 def test_after_the_cut_over_old_results_are_still_found(shop: Shop, results: Any) -> None:
@@ -341,13 +273,3 @@ def parents(shop: Shop) -> Iterator[Any]:
 @contextmanager
 def given(names: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield names
-
-
-def test_the_listener_that_both_outboxes_share(shop: Shop, parents: Any) -> None:
-    listeners = parents["shop.listeners"]
-    with transaction.atomic():
-        outbox.write("order.placed", {"order": 7})
-        outbox.write("moved.book_parcel", {"order": 8})
-    listeners.book(7)  # the old outbox was first
-    assert outbox.drain() == 2
-    assert sorted(shop.carrier.booked) == [(7, "order-7"), (8, "order-8")]

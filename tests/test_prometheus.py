@@ -148,24 +148,6 @@ def test_429_a_retry_is_counted_apart_from_dead(shown: Shown) -> None:
     assert by_listener == {"done": 2, "retry": 1, "dead": 1}
 
 
-def test_of_a_fan_out_each_listener_is_timed_and_counted_by_itself(shown: Shown) -> None:
-    def failing(event: outbox.Event) -> None:
-        raise outbox.Unrecoverable("never")
-
-    async def quick(event: outbox.Event) -> None:
-        """Do nothing."""
-
-    write(1)
-    with listening(failing, name="failing"), listening(quick, name="quick"):
-        deliver(1, "DEAD")
-    for name, outcome in (("failing", "dead"), ("quick", "done")):
-        label = {"listener": f"{PLACED} {name}"}
-        assert shown("outbox_events_started_total", **label) == 1
-        assert shown("outbox_events_decided_total", **label, outcome=outcome) == 1
-        assert shown("outbox_listener_seconds_count", **label) == 1
-    assert shown("outbox_events_settled_total", event_type=PLACED, outcome="dead") == 1
-
-
 def test_schedule_to_start_counts_from_the_due_time_to_the_thread(
     shown: Shown, settings: Any
 ) -> None:

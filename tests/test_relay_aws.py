@@ -568,25 +568,6 @@ def test_a_denied_check_has_reached_aws(backend: Any, endpoint: Endpoint) -> Non
 PAGE = "how-to/relay-to-sqs-and-sns.md"
 
 
-class Soon:
-    """A client that waits for no further messages."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def receive_message(self, **given: Any) -> Any:
-        return self._client.receive_message(**{**given, "WaitTimeSeconds": 0})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-
-def is_empty(sqs: Any, url: str) -> bool:
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
-    return all(found[name] == "0" for name in names)
-
-
 def test_the_options_of_the_page_are_those_of_the_backends() -> None:
     text = (samples.DOCS / PAGE).read_text()
     section = text[text.index("## Options") :]

@@ -19,7 +19,6 @@ from django_outbox.relays.registration import relays
 from django_outbox.signals import breaker_opened, relay_published
 from django_outbox.worker import broker_breaker
 from tests.relay_backend import BROKER, Awaited
-from tests.table import listening
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -104,15 +103,6 @@ def test_other_events_are_not_sent(settings: Any) -> None:
         write(event_type)
     outbox.drain()
     assert [each.event_type for each in BROKER.messages] == ["invoice.sent", "order.canceled"]
-
-
-def test_an_event_goes_to_its_listener_and_to_the_relay() -> None:
-    seen = list[str]()
-    with listening(lambda event: seen.append(event.event_id), "order.placed"):
-        event_id = write()
-        outbox.drain()
-    assert seen == [event_id] == [each.event_id for each in BROKER.messages]
-    assert row(event_id).status == OutboxEvent.Status.DONE
 
 
 def test_a_backend_that_cannot_be_imported_loses_nothing(settings: Any) -> None:
@@ -383,15 +373,6 @@ def test_a_connection_that_failed_is_closed_and_another_opened() -> None:
     outbox.drain()
     assert (BROKER.opened, BROKER.closed) == (2, 1)
     assert state(second) == (OutboxEvent.Status.DONE, 0)
-
-
-def test_other_queues_go_on(settings: Any) -> None:
-    BROKER.is_away = True
-    seen = list[str]()
-    with listening(lambda event: seen.append(event.event_id), "order.placed"), outbox.Worker():
-        wait_until(lambda: write() and breaker())
-        event_id = write()
-        wait_until(lambda: event_id in seen)
 
 
 def test_a_broker_that_answers_but_takes_nothing_is_logged_once(

@@ -16,24 +16,19 @@ from typing import Any
 
 import pytest
 
-import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
-from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
-from tests import brokers, mock_kafka, samples
+from tests import brokers, mock_kafka
 from tests.mock_kafka import MockCluster
 from tests.relay_adapters import create, records
-from tests.relay_messages import Client, use_relay, write
+from tests.relay_messages import Client
 from tests.relay_messages import numbered as message
 from tests.waiting import wait_until
 
-PAGE = "how-to/relay-to-kafka.md"
 WHY = "confluent-kafka is not installed; it has no wheel for Python 3.15 yet"
 confluent = pytest.importorskip("confluent_kafka", reason=WHY)
 if confluent:  # after the skip
     from django_outbox.relays.kafka import Kafka, Refused
-
-on_the_table = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
@@ -298,47 +293,3 @@ def test_options_of_librdkafka_are_passed_on(mock: Any, opened: Any, capfd: Any)
     lines = logging.getLogger("tests.kafka")
     opened(mock.servers, debug="broker", logger=lines)
     assert capfd.readouterr() == ("", "")
-
-
-# -- the page --------------------------------------------------------------------------------------
-
-
-@on_the_table
-def test_the_samples_of_the_page(
-    settings: Any, broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the real broker; the secured settings are read, and accepted by the client."""
-    monkeypatch.setenv("KAFKA_PASSWORD", "not-in-use")
-    with samples.modules(PAGE) as made:
-        own = made["settings"].OUTBOX["RELAYS"]["orders"]
-        use_relay(settings, "kafka.Kafka", own["TO"], {"bootstrap.servers": broker.url})
-        create(broker.url, "shop.orders")
-        write(), write()
-        outbox.drain()
-        OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
-        OutboxEvent.objects.all().replay()
-        outbox.drain()
-        assert len(records(broker.url, "shop.orders")) == 4
-        consumer = confluent.Consumer(
-            {
-                "bootstrap.servers": broker.url,
-                "group.id": "warehouse",
-                "log_level": 0,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        handled: list[Any] = []
-        try:
-            consumer.assign([confluent.TopicPartition("shop.orders", 0, 0)])
-            consume = made["warehouse.consumer"].consume
-
-            def is_read() -> bool:
-                consume(consumer, handled.append)
-                [place] = consumer.position([confluent.TopicPartition("shop.orders", 0)])
-                return bool(place.offset == 4)
-
-            wait_until(is_read)
-        finally:
-            consumer.close()
-        Kafka(**made["settings_secured"].OUTBOX["RELAYS"]["orders"]["OPTIONS"])
-    assert [each["sku"] for each in handled] == ["teapot"] * 2  # each event once

@@ -15,14 +15,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.utils.module_loading import import_string
 
-import django_outbox as outbox
 from django_outbox import BrokerUnavailable, Unrecoverable
 from django_outbox.checks.relays import EXTRAS
-from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent
 from django_outbox.relay_settings import FIELDS, FORMATS, KNOWN, RelaySettings
 from django_outbox.relays import Backend, Message
 from django_outbox.relays.envelope import Envelope
@@ -124,21 +120,6 @@ def test_a_server_that_is_not_there(lines: Any) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(BrokerUnavailable, match=rf"^127\.0\.0\.1:{port}: "):
             lines(host="127.0.0.1", port=port).open()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_relay_of_the_page_delivers(settings: Any, server: Server) -> None:
-    with samples.modules(PAGE):
-        options = {"host": "127.0.0.1", "port": server.server_address[1]}
-        relay = {"BACKEND": "shop.lines.Lines", "EVENTS": ["order.*"], "OPTIONS": options}
-        settings.OUTBOX = {"RELAYS": {"orders": relay}}
-        with transaction.atomic():
-            ids = [outbox.write("order.placed", payload) for payload in (1, "refuse", 2)]
-        outbox.drain()
-        settings.OUTBOX = {}
-    states = [OutboxEvent.objects.get(pk=each).status for each in ids]
-    assert states == [Status.DONE, Status.RETRY, Status.DONE]
-    assert {each["to"] for each in server.lines} == {"order.placed"}
 
 
 # -- the reference ---------------------------------------------------------------------------------

@@ -20,12 +20,10 @@ from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox import Event, InvalidEvent, PayloadError, event, write, write_many
-from django_outbox.events import decode, encode
+from django_outbox import Event, InvalidEvent, event, write, write_many
 from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent
 from django_outbox.testing import make_event
-from tests import samples
 from tests.cases import cases
 from tests.table import insert, listening, row
 
@@ -168,12 +166,6 @@ def test_many_may_be_typed_beside_ready_ones() -> None:
     assert [stored(each).event_type for each in ids] == ["plainly", "x", "plainly"]
     assert [stored(each).payload for each in ids] == ['{"n":1}', "null", '{"n":2}']
     assert len([each for each in sent.captured_queries if "INSERT" in each["sql"]]) == 1
-
-
-def test_a_declared_class_may_be_the_payload_of_another_type() -> None:
-    with transaction.atomic():
-        found = stored(write("mine", Plain(4)))
-    assert (found.event_type, found.payload) == ("mine", '{"n":4}')
 
 
 # A header of None is left out; ints and UUIDs are written as text.
@@ -353,26 +345,6 @@ def test_what_would_come_back_changed_is_not_written(
         make_event(payload)
 
 
-class Counting:
-    """A serializer that counts what it reads as a class."""
-
-    read: list[Any] = []
-
-    dumps = staticmethod(encode)
-
-    def loads(self, text: str, kind: Any = None) -> Any:
-        Counting.read.append(kind)
-        return decode(text, kind)
-
-
-def test_in_production_an_instance_is_not_read_back(settings: Any, reads_back: bool) -> None:
-    settings.OUTBOX = {"SERIALIZER": f"{__name__}.Counting"}
-    Counting.read.clear()
-    with transaction.atomic():
-        write(Reminder(1))
-    assert bool(Counting.read) is reads_back
-
-
 # --- declaring ------------------------------------------------------------------------------------
 
 
@@ -519,23 +491,6 @@ def test_a_class_that_refuses_or_fails_is_unfit(number: int, says: str) -> None:
     assert says in (found.last_error or "")
 
 
-def test_listeners_of_one_event_may_ask_for_different_classes() -> None:
-    @event("plainly")
-    @dataclass
-    class Other:
-        n: float
-
-    got: dict[str, Any] = {}
-    insert(event_type="plainly", payload='{"n": 1}')
-    with (
-        listening(lambda event: got.update(raw=event.payload), "plainly", name="raw"),
-        listening(lambda event: got.update(other=event.payload), Other, name="other"),
-        listening(lambda event: got.update(plain=event.payload), Plain),
-    ):
-        outbox.drain()
-    assert got == {"raw": {"n": 1}, "other": Other(1.0), "plain": Plain(1)}
-
-
 def test_one_that_is_unfit_for_one_listener_reaches_the_others() -> None:
     got: list[Any] = []
     [event_id] = insert(event_type="plainly", payload='{"n": "x"}')
@@ -611,38 +566,3 @@ def test_e013_a_class_that_can_never_be_read() -> None:
     assert "Unreadable.order" in error.msg
     assert error.is_serious()
     assert error.hint
-
-
-# --- payload_as -----------------------------------------------------------------------------------
-
-
-def test_any_class_may_be_asked_for() -> None:
-    found = Event(event_type="x").as_delivered('{"sku": "a", "more": 1}', decode)
-    assert found.payload_as(Line) == Line("a")
-    assert found.payload == {"sku": "a", "more": 1}
-    with pytest.raises(PayloadError, match=r"The payload of x .* does not fit Plain: .*`\$\.n`"):
-        Event(event_type="x", payload={"n": "?"}).payload_as(Plain)
-
-
-# --- the how-to -----------------------------------------------------------------------------------
-
-
-def test_the_samples_of_the_how_to() -> None:
-    order = SimpleNamespace(
-        id=UUID(int=1),
-        total=Decimal("9.90"),
-        placed_at=NOON,
-        skus=["tea", "cup"],
-        customer="Ada",
-        region="north",
-    )
-    with samples.modules("how-to/type-events.md#..Choose a serializer") as shop:
-        found = stored(shop["shop.orders"].place(order))
-        assert (found.event_type, found.headers) == ("order.placed", '{"region":"north"}')
-        assert found.key == str(order.id)
-        payload = shop["shop.events"].OrderPlaced
-        typed = Event(event_type="x").as_delivered(found.payload, decode).payload_as(payload)
-        shop["shop.listeners"].reserve_stock(Event(event_type="x", payload=typed))
-        assert shop["shop.listeners"].reserved == [(order.id, "tea", 1), (order.id, "cup", 1)]
-        insert(event_type="shipment.created", payload='{"parcel": 3}')
-        assert heard_by(shop["shop.renamed"].ParcelSent) == [shop["shop.renamed"].ParcelSent(3)]

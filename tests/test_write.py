@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, models, transaction
 from django.db.transaction import TransactionManagementError
-from django.test import TransactionTestCase, override_settings
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
@@ -425,12 +425,3 @@ def test_write_can_be_imported_and_called_from_a_models_module(tmp_path: Path) -
         env={"PYTHONPATH": f"{tmp_path}:{Path(outbox.__file__).parents[1]}"},
     )
     assert (done.stdout.strip(), done.stderr) == ("early.Thing", "")
-
-
-class TestWithDjangosOwnTestCase(TransactionTestCase):
-    """A ``unittest`` test case works without any pytest fixture."""
-
-    def test_a_transaction_test_case_writes(self) -> None:
-        with transaction.atomic():
-            write("x")
-        self.assertEqual(rows(), 1)  # noqa: PT009

@@ -1,4 +1,4 @@
-"""Relays: a worker sends a backlog to each broker; beside it the bare client, and a peer.
+"""Relays: a worker sends a backlog to each broker; beside it the bare client.
 
 Each broker is a private one that stores what it confirms before it does so; Kafka is librdkafka's
 mock cluster, which keeps it in memory. The bare client has as many messages on their way at a time
@@ -8,25 +8,19 @@ as a relay has in a call, and reads nothing from a table.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from django.db import connection
 
 from tests import brokers
 
 from . import backlog
-from .contestants.roster import PSYCOPG, Peer
-from .contestants.running import PATIENCE, Running
 from .figures import Figure, in_turn
-from .peers import why
 from .scale import Scale
 from .witness import Witness
 from .workers import WorkerProcess
@@ -36,13 +30,6 @@ PLACE = "benchmark.relayed"  # the event type, and what it is sent to
 QUEUE = "relay.bench"
 HEADERS = {"event-id": "0" * 26, "event-type": PLACE, "occurred-at": "2026-01-01T00:00:00+00:00"}
 BODY = backlog.TEXT.encode()
-PEER = Peer(
-    name="django-reliable-outbox",
-    module="reliable_outbox_redis",
-    packages=("django-reliable-outbox[psycopg,redis]==0.1.1", "Django==6.0.10", PSYCOPG),
-    rate=1000,
-)
-PEER_EVENTS, PEER_WARM_UP = 2000, 200
 
 Send = Callable[[int], float]  # sends so many messages by the bare client; returns messages/s
 Target = tuple[dict[str, Any], Send]  # the settings of a relay, and the bare client
@@ -55,8 +42,7 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
         "NATS JetStream": jetstream,
         "Kafka (mock cluster)": kafka,
     }
-    figures = [compared(*each, scale, witness) for each in targets.items()]
-    return [*figures, compared_with_peer(scale, witness)]
+    return [compared(*each, scale, witness) for each in targets.items()]
 
 
 def compared(name: str, target: Any, scale: Scale, witness: Witness) -> Figure:
@@ -99,58 +85,6 @@ def fill() -> None:
     backlog.empty()
     backlog.insert(EVENTS, due=backlog.DUE, event_type=PLACE, text=backlog.TEXT, queue=QUEUE)
     backlog.analyze()
-
-
-def compared_with_peer(scale: Scale, witness: Witness) -> Figure:
-    title = "relay to Redis Streams, one worker, compared with a peer"
-    if connection.vendor not in PEER.vendors:
-        failure = f"{PEER.name} does not run on {connection.vendor}"
-        return Figure(name=title, unit="events/s", values=[], failure=failure)
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            return _compared_with_peer(title, Path(directory), scale, witness)
-    except (pytest.skip.Exception, pytest.fail.Exception) as lack:
-        return Figure(name=title, unit="events/s", values=[], failure=str(lack))
-    except Exception as error:  # noqa: BLE001 - the other figures stand
-        return Figure(name=title, unit="events/s", values=[], failure=why(error))
-
-
-def _compared_with_peer(title: str, directory: Path, scale: Scale, witness: Witness) -> Figure:
-    with (
-        redis(directory) as (settings, _),
-        patch.dict(os.environ, OUTBOX_BENCH_STREAMS=settings["OPTIONS"]["url"]),
-    ):
-        peer = Running(PEER)
-        try:
-            measures = {"ours": lambda: relay(settings, witness), "theirs": lambda: drain(peer)}
-            found = in_turn(measures, scale.repeats)
-        finally:
-            peer.close()
-    return Figure(
-        name=title,
-        unit="events/s",
-        values=found["ours"],
-        references=found["theirs"],
-        reference=f"{PEER.name}, its Redis destination",
-        bar="≥ 10",
-    )
-
-
-def drain(peer: Running) -> float:
-    """Return what the peer sends a second, by the times at which Redis stored it."""
-    from redis import Redis
-
-    client: Any = Redis.from_url(os.environ["OUTBOX_BENCH_STREAMS"])
-    client.delete("peer")
-    peer.ask("fill", PEER_EVENTS)
-    deadline = time.monotonic() + PATIENCE
-    with peer.working():
-        while client.xlen("peer") < PEER_EVENTS:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{client.xlen('peer')} events after {PATIENCE:g} s")
-            time.sleep(0.05)  # between two looks
-    times = [int(entry.partition(b"-")[0]) for entry, _ in client.xrange("peer")]
-    return 1000 * (PEER_EVENTS - PEER_WARM_UP) / (times[-1] - times[PEER_WARM_UP - 1])
 
 
 # --- the brokers ----------------------------------------------------------------------------------

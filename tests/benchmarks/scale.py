@@ -18,7 +18,6 @@ class Scale:
     in_flight: int = 50_000
     future_rows: int = 1_000_000
     done_rows: int = 5_000_000
-    memory_events: int = 1_000_000
     blocked_rows: int = 50_000  # behind one key
 
 
@@ -32,7 +31,6 @@ QUICK = Scale(
     in_flight=20_000,
     future_rows=100_000,
     done_rows=200_000,
-    memory_events=100_000,
     blocked_rows=20_000,
     keyed_events=5_000,
 )

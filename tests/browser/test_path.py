@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium.webdriver import Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
@@ -67,16 +66,6 @@ def is_gone(element: Any) -> bool:
     except (NoSuchElementException, StaleElementReferenceException):
         return True
     return False
-
-
-def choose(driver: Any, action: str, *event_ids: str) -> None:
-    """Tick these events in the list and run an action on them."""
-    for each in event_ids:
-        driver.find_element(By.CSS_SELECTOR, f"input.action-select[value='{each}']").click()
-    Select(driver.find_element(By.NAME, "action")).select_by_value(action)
-    button = driver.find_element(By.CSS_SELECTOR, ".actions button[name=index]")
-    button.click()
-    wait_until(lambda: is_gone(button), what=f"the page of {action}")
 
 
 def listed(driver: Any) -> list[str]:
@@ -149,61 +138,7 @@ def test_a_dead_event_is_found_read_replayed_and_delivered(
     assert any(each.startswith("replayed by") for each in history)
 
 
-def test_by_keyboard_alone_an_event_is_replayed(driver: Any, visit: Visit) -> None:
-    (event_id,) = die()
-    visit(EVENT, event_id)
-    enter(driver, "Replay")
-    wait_until(lambda: asked(driver) == ["Replay 1 event?"])
-    enter(driver, "Yes: Replay")
-    wait_until(lambda: messages(driver) == ["1 event was replayed."])
-    assert statuses() == {"NEW": 1}
-
-
-def enter(driver: Any, label: str) -> None:
-    """Press Tab until what has this name has the focus, then Enter."""
-    seen = []
-    for _ in range(60):
-        driver.switch_to.active_element.send_keys(Keys.TAB)
-        seen.append((focused := driver.switch_to.active_element).text)
-        if seen[-1] == label:
-            outline = focused.value_of_css_property("outline-style")
-            assert outline != "none" or focused.value_of_css_property("box-shadow") != "none"
-            focused.send_keys(Keys.ENTER)
-            return
-    pytest.fail(f"{label!r} is not reached by Tab: {seen}")
-
-
 # --- several at once --------------------------------------------------------------------------
-
-
-def test_two_of_the_list_are_replayed_after_a_page_has_asked(driver: Any, visit: Visit) -> None:
-    first, second, third = die(3)
-    visit(EVENTS, query=DEAD)
-    choose(driver, "replay", first, third)
-    assert asked(driver) == ["Replay 2 events?"]
-    assert first in shown(driver) and third in shown(driver)
-    assert second not in shown(driver)
-    assert statuses() == {"DEAD": 3}
-    press(driver, "Yes: Replay")
-    assert messages(driver) == ["2 events were replayed."]
-    assert listed(driver) == [second]
-    assert row(second).status == Status.DEAD
-
-
-def test_a_discard_asks_and_can_be_left(driver: Any, visit: Visit) -> None:
-    first, second = die(2)
-    visit(EVENTS, query=DEAD)
-    choose(driver, "discard", first)
-    assert asked(driver) == ["Discard 1 event?"]
-    assert "This cannot be undone." in shown(driver)
-    press(driver, "No, go back")
-    assert statuses() == {"DEAD": 2}
-    visit(EVENTS, query=DEAD)
-    choose(driver, "discard", first)
-    press(driver, "Yes: Discard")
-    assert messages(driver) == ["1 event was discarded."]
-    assert listed(driver) == [second]
-    assert [each.pk for each in OutboxEvent.objects.all()] == [second]
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["with-scripts", "without-scripts"])
