@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from html import unescape
 from typing import Any
 
@@ -13,13 +12,12 @@ from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.models import OutboxEvent, OutboxPause
 from tests.cases import cases
-from tests.table import insert, keyed, now, undone
+from tests.table import insert, keyed, undone
 
 pytestmark = pytest.mark.django_db
 
@@ -161,17 +159,6 @@ def test_an_end_that_cannot_be_is_said_at_its_field(boss: Client, until: str, er
     response = boss.post(reverse(ADD), {**FORM, "until": until})
     assert error in response.context["adminform"].form.errors["until"].as_text()
     assert not OutboxPause.objects.exists()
-
-
-def test_an_end_today_is_shown_as_a_time_of_day(boss: Client) -> None:
-    soon = now() + timedelta(minutes=2, seconds=30)
-    OutboxPause.objects.pause("event_type", SENT, until=soon)
-    local = timezone.localtime(soon)
-    found = re.search(r"([-0-9: ]*), in 2 min</time>", text(boss, reverse(LIST)))
-    assert found is not None
-    assert f"{local:%Y-%m-%d %H:%M}".endswith(found[1])
-    OutboxPause.objects.update(until=now() - timedelta(seconds=5))
-    assert re.search(r"[0-9:]{5}, \d s ago</time>", text(boss, reverse(LIST)))
 
 
 EVENT, GROUPS = (

@@ -493,20 +493,6 @@ def test_a_refresh_reads_again_after_some_seconds(
     assert "No worker is alive." in verdict(body(boss, "refresh"))
 
 
-def test_who_refreshes_while_another_reads_gets_what_is_known(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive()
-    body(boss)
-    (known,) = dashboard_cache._latest.values()
-    OutboxWorker.objects.all().delete()
-    clock = known.read_at + dashboard_cache.MAX_AGE + 1
-    monkeypatch.setattr(dashboard_cache, "monotonic", lambda: clock)
-    with dashboard_cache._lock:
-        assert verdict(body(boss, "refresh")) == ["All is well"]
-    assert "No worker is alive." in verdict(body(boss, "refresh"))
-
-
 # --- pause and resume -----------------------------------------------------------------------------
 
 

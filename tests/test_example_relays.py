@@ -7,21 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 
-import django_outbox as outbox
-from django_outbox.models import OutboxEvent
 from django_outbox.relay_settings import relays_fault
 from example_project.broker import relays_from
-from tests import brokers, samples
+from tests import brokers
 from tests.cases import cases
-from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -95,26 +89,3 @@ def test_the_example_relays_if_it_is_told_to(tmp_path: Path, broker: Any, is_on:
         with redis.Redis.from_url(broker.url) as client:
             sent = [entry for _, entry in client.xrange("events")]
         assert {entry[b"event-type"] for entry in sent} >= {b"order.placed", b"parcel.requested"}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_listener_enqueues_a_task_of_celery(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kombu, celery = pytest.importorskip("kombu"), pytest.importorskip("celery")
-    app = celery.Celery("shop", broker=broker.url, set_as_current=False)
-    app.conf.task_default_queue = f"test-{uuid4()}"
-    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
-    monkeypatch.setitem(sys.modules, "shop.celery", SimpleNamespace(app=app))
-    with samples.run("how-to/relay-to-a-broker.md", only="send_task"):
-        with transaction.atomic():
-            event_id = outbox.write("order.placed", {"sku": "teapot"})
-        outbox.drain()
-        with kombu.Connection(broker.url) as connection:
-            queue = connection.SimpleQueue(app.conf.task_default_queue)
-            message = wait_until(lambda: queue.get(timeout=10))
-            message.ack()
-    assert message.headers["id"] == event_id
-    assert message.headers["task"] == "shop.order.placed"
-    assert message.decode()[1] == {"payload": {"sku": "teapot"}}
-    assert OutboxEvent.objects.get().status == OutboxEvent.Status.DONE
-    app.close()
-    kombu.pools.reset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -13,23 +12,18 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django import VERSION
 from django.apps import apps
 from django.contrib import admin
-from django.core.management import call_command
-from django.db import connection
-from django.test import modify_settings, override_settings
+from django.test import modify_settings
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.migration_samples import Shop, command
-from tests.table import now
 from tests.testapp.models import Order
 
 QUEUES = "how-to/migrate-from-a-task-queue.md"
 CELERY = f"{QUEUES}#Celery and `on_commit`"
-TASKS = f"{QUEUES}#django-tasks-db"
 PROCRASTINATE = f"{QUEUES}#procrastinate"
 PARENTS = "how-to/come-from-another-outbox.md"
 
@@ -167,87 +161,6 @@ def installed(app: str) -> Iterator[None]:
         finally:
             models = [each for each in apps.get_models() if admin.site.is_registered(each)]
             admin.site.unregister([m for m in models if m.__module__.startswith(app)])
-
-
-# --- django-tasks-db -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def results(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Lend the model of django-tasks-db, with its table, and both backends as on the page."""
-    framework = "django.tasks" if VERSION >= (6,) else "django_tasks"
-    pytest.importorskip(framework)
-    import_module("django_tasks_db")
-    for name in ("", ".exceptions"):
-        module = import_module(framework + name)
-        monkeypatch.setitem(sys.modules, f"django.tasks{name}", module)
-    with installed("django_tasks_db"), override_settings(TASKS=tasks_settings("both")):
-        model = import_module("django_tasks_db.models").DBTaskResult
-        with connection.schema_editor() as editor:
-            editor.create_model(model)
-        try:
-            yield model
-        finally:
-            with connection.cursor() as cursor:
-                for statement in sql(TASKS).split(";\n"):
-                    if statement.strip():
-                        cursor.execute(statement)
-    assert model._meta.db_table not in connection.introspection.table_names()
-
-
-def tasks_settings(stage: str) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    exec(samples.blocks(TASKS)[f"settings.py ({stage})"], names)
-    found: dict[str, Any] = names["TASKS"]
-    return found
-
-
-def tasks_both(shop: Shop) -> Any:
-    both = samples.run(
-        TASKS, only="@task\ndef book_parcel(order_id):\n    w", __name__="shop.tasks"
-    )
-    return shop.add("shop.tasks", both)
-
-
-def tasks_view(shop: Shop) -> Any:
-    view = samples.run(TASKS, only="= book_parcel.enqueue(order.pk)\n    return")
-    return shop.add("shop.views", view)
-
-
-def test_after_the_cut_over_old_results_are_still_found(shop: Shop, results: Any) -> None:
-    tasks_both(shop)
-    views = tasks_view(shop)
-    _, old = views.place_order("kettle")
-    after = samples.run(TASKS, only='@task(backend="outbox")', __name__="shop.tasks")
-    shop.add("shop.tasks", after)
-    views = tasks_view(shop)
-    _, new = views.place_order("teapot")
-    find = shop.add("shop.results", samples.run(TASKS, only="def find_result")).find_result
-    left = shop.add("shop.status", samples.run(TASKS, only="def tasks_left")).tasks_left
-    assert (results.objects.count(), left()) == (1, 1)
-    outbox.drain()
-    assert left() == 0
-    assert booked(shop) == ["teapot"]
-    assert [find(each.id).status for each in (old, new)] == ["READY", "SUCCESSFUL"]
-    missing = import_module("django.tasks.exceptions").TaskResultDoesNotExist
-    with pytest.raises(missing):
-        find(str(uuid4()))
-
-
-def test_rows_are_renamed_for_the_alias_that_stays(shop: Shop, results: Any) -> None:
-    tasks = tasks_both(shop)
-    id_ = tasks.book_parcel.enqueue(1).id
-    new = tasks.book_parcel.using(backend="outbox").enqueue(2).id
-    with override_settings(TASKS=tasks_settings("after")):
-        rename = shop.add("shop.rename", samples.run(TASKS, only="def rename_rows")).rename_rows
-        assert rename() == 1
-        backends = import_module("django.tasks").task_backends
-        assert backends["old"].get_result(id_).status == "READY"
-        ended = now() - timedelta(days=15)
-        results.objects.update(status="SUCCESSFUL", finished_at=ended)
-        call_command("prune_db_task_results", "--backend", "old", verbosity=0)
-        assert not results.objects.exists()
-        assert backends["outbox"].get_result(new).status == "READY"
 
 
 # --- procrastinate -------------------------------------------------------------------------------
