@@ -16,6 +16,7 @@ from django.urls import reverse
 
 import django_outbox as outbox
 from django_outbox.admin import dashboard_cache, dashboard_problems
+from django_outbox.admin.charts import format_seconds
 from django_outbox.inspection import overview
 from django_outbox.inspection.overview import load_overview
 from django_outbox.inspection.workers import clock_and_workers, missing
@@ -301,6 +302,22 @@ def test_41_charts_are_lines_with_their_latest_and_highest_values(boss: Client) 
     assert ",1.00" in paths[-1]
 
 
+@cases(
+    ("value", "text"),
+    [
+        (None, ""),
+        (0, "0 s"),
+        (0.00431, "4.3 ms"),
+        (0.312, "312 ms"),
+        (1.26, "1.3 s"),
+        (59.4, "59 s"),
+        (185, "3 min"),
+    ],
+)
+def test_a_time_has_the_digits_that_matter(value: float | None, text: str) -> None:
+    assert format_seconds(value) == text
+
+
 # --- what it costs --------------------------------------------------------------------------------
 
 
@@ -490,6 +507,43 @@ def test_a_refresh_reads_again_after_some_seconds(
     (known,) = dashboard_cache._latest.values()
     clock = known.read_at + dashboard_cache.MAX_AGE
     monkeypatch.setattr(dashboard_cache, "monotonic", lambda: clock)
+    assert "No worker is alive." in verdict(body(boss, "refresh"))
+
+
+def test_causes_are_read_less_often_unless_events_are_gone(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard_cache, "MAX_AGE", 0)
+    dead = {"due": None, "status": Status.DEAD, "done_at": now()}
+    insert(2, last_error="OSError: b", **dead)
+    body(boss)
+    insert(1, last_error="KeyError: c", **dead)
+    text = body(boss, "refresh")
+    assert "3 events are dead." in verdict(text)
+    assert "KeyError" not in part(text, "dead")
+    (known,) = dashboard_cache._latest.values()
+    clock = known.causes_read_at + dashboard_cache.MAX_CAUSES_AGE
+    with monkeypatch.context() as later:
+        later.setattr(dashboard_cache, "monotonic", lambda: clock)
+        assert "KeyError" in part(body(boss, "refresh"), "dead")
+    body(boss)
+    OutboxEvent.objects.filter(last_error="OSError: b").delete()
+    text = body(boss, "refresh")
+    assert "1 event is dead." in verdict(text)
+    assert "OSError" not in part(text, "dead")
+
+
+def test_who_refreshes_while_another_reads_gets_what_is_known(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive()
+    body(boss)
+    (known,) = dashboard_cache._latest.values()
+    OutboxWorker.objects.all().delete()
+    clock = known.read_at + dashboard_cache.MAX_AGE + 1
+    monkeypatch.setattr(dashboard_cache, "monotonic", lambda: clock)
+    with dashboard_cache._lock:
+        assert verdict(body(boss, "refresh")) == ["All is well"]
     assert "No worker is alive." in verdict(body(boss, "refresh"))
 
 
