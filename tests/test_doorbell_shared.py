@@ -27,7 +27,6 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 A_USER, ANOTHER, GROUP = 65534, 1, 4242  # nobody and daemon, members of one group
-FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}  # only a notification is faster
 SHARED = {"group": 0o2770, "all users": 0o1777}
 WOKEN, NOT_WOKEN = 0, 1  # exit codes
 

@@ -192,9 +192,6 @@ def test_a_copy_is_read_by_the_serializer_of_its_process(settings: Any, twin: Tw
     assert other.payload_as(dict) == event.payload
 
 
-# -- copies that are written -----------------------------------------------------------------------
-
-
 # -- replace ---------------------------------------------------------------------------------------
 
 

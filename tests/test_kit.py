@@ -102,16 +102,6 @@ def test_what_was_rolled_back_is_not_captured(outside: bool) -> None:
     assert [each.event_id for each in events] == [kept]
 
 
-@both
-def test_what_was_delivered_and_deleted_is_captured(outside: bool, settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0}
-    with capture_events() as events, listening(ship):
-        event_id = place()
-        assert drain() == 1
-    assert not OutboxEvent.objects.exists()
-    assert [each.event_id for each in events] == [event_id]
-
-
 # -- assert_event_written --------------------------------------------------------------------------
 
 

@@ -256,6 +256,3 @@ def test_432_j25_processes_are_summed_up_and_a_killed_one_leaves_no_gauge(fleet:
     assert scrape(fleet)["outbox_events_settled_total"] == 20
     assert fleet.end(parent) == 0
     assert "outbox_workers_running" not in scrape(fleet)
-
-
-# -- the how-to ------------------------------------------------------------------------------------

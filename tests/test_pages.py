@@ -363,6 +363,3 @@ class Customers:
         @staticmethod
         def filter(pk: int) -> Any:
             return SimpleNamespace(first=lambda: SimpleNamespace(email=f"{pk}@example.com"))
-
-
-# --- webhooks ------------------------------------------------------------------------------------

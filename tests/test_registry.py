@@ -148,13 +148,6 @@ def test_enum_members_and_their_text_are_one(said: Any, heard: Any) -> None:
     assert route(event.aggregate_type, event.event_type) == ["it"]
 
 
-def test_what_is_registered_nearby_is_named() -> None:
-    for event_type in ("order.placed", "order.paid", "stock.low", "mail.sent"):
-        add(event_type, "it")
-    assert registry.similar_types("order.place")[0] == "order.placed"
-    assert len(registry.similar_types("order.place")) == 3
-
-
 # --- registration -------------------------------------------------------------------------------
 
 
@@ -300,12 +293,6 @@ def test_what_does_not_is_a_check_error_naming_it(call: Any) -> None:
     assert registry.qualified_name(call) in error.msg
     assert error.hint == "Give it the signature (event)."
     assert error.is_serious()
-
-
-def test_a_partial_is_named_by_its_function() -> None:
-    listener("x")(functools.partial(function, None))
-    line = inspect.getsourcelines(function)[1]
-    assert f"{__name__}.function ({__file__}:{line})" in faults()[0].msg
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
-from django.utils.module_loading import import_string
 
 from django_outbox import conf
 from django_outbox.checks.relays import EXTRAS
@@ -176,17 +175,6 @@ def test_the_extras_are_those_of_the_package() -> None:
     extras = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     for path, extra in EXTRAS.items():
         assert f"\n{extra} = [" in extras, path
-
-
-@cases("path", EXTRAS)
-def test_each_backend_of_the_package_is_there(path: str) -> None:
-    try:
-        found = import_string(path)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("django_outbox"):
-            raise
-        pytest.skip(f"{error.name} is not installed")
-    assert issubclass(found, Backend)
 
 
 class Stubborn(Backend):

@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from django_outbox.admin import dashboard_cache
-from django_outbox.models import OutboxPause, OutboxWorker
+from django_outbox.models import OutboxWorker
 from tests.browser import driving, scene
 from tests.waiting import wait_until
 
@@ -58,43 +58,6 @@ def test_41_without_javascript_it_is_whole(driver: Any, visit: Callable[..., Non
     assert "done" in driving.texts(driver, "#outbox-throughput-legend")[0]
     assert driving.texts(driver, "#outbox-workers tbody th")[0].startswith("worker-1")
     assert not driver.find_element(By.CSS_SELECTOR, ".outbox-pause").is_displayed()
-
-
-def test_41_what_is_wrong_comes_first(dashboard: Any) -> None:
-    parts = [each.get_attribute("id") for each in dashboard.find_elements(By.TAG_NAME, "section")]
-    assert parts[:2] == ["outbox-dead", "outbox-charts"]
-    assert {*parts[2:]} == {"outbox-workers", "outbox-blocked", "outbox-types"}
-
-
-def test_41_everything_is_reached_by_the_keyboard(dashboard: Any) -> None:
-    wanted = {".outbox-again", ".outbox-pause", ".outbox-verdict a"}
-    wanted |= {"#outbox-workers .outbox-scroll", "#outbox-dead a"}
-    for _ in range(150):
-        dashboard.switch_to.active_element.send_keys(Keys.TAB)
-        here = "return arguments[0].filter((each) => document.activeElement.matches(each))"
-        wanted -= {*dashboard.execute_script(here, [*wanted])}
-        if not wanted:
-            return
-    assert wanted == set()
-
-
-def test_41_what_the_eye_sees_has_a_name(dashboard: Any) -> None:
-    tree = dashboard.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-
-    def names(role: str) -> list[str]:
-        return [
-            each["name"]["value"]
-            for each in tree
-            if each.get("role", {}).get("value") == role and not each["ignored"]
-        ]
-
-    images = names("image") + names("img")
-    for title in ("Delivered", "Not delivered"):
-        assert any(each.startswith(title) for each in images), (title, images)
-    assert {"Dead events by cause", "Blocked streams"} <= {*names("region")}
-    assert "Workers: 3 expected, 2 running, 1 lost" in names("region")
-    assert all(names("button")), names("button")
-    assert "Events are not delivered as they should be" in names("heading")
 
 
 def test_41_it_refreshes_in_place(dashboard: Any) -> None:
@@ -250,12 +213,3 @@ def test_on_a_telephone_each_button_is_in_sight(trouble: Callable[..., None], dr
     assert names >= {"Resume", "Pause parcel.requested"}
     for each in buttons:
         assert each.rect["x"] >= 0 and each.rect["x"] + each.rect["width"] <= 400, each.text
-
-
-def test_a_pause_is_resumed_by_two_clicks(trouble: Callable[..., None], driver: Any) -> None:
-    trouble(1400)
-    driver.find_element(By.CSS_SELECTOR, "#outbox-paused .outbox-action a").click()
-    wait_until(lambda: driver.find_elements(By.CSS_SELECTOR, "button.outbox-resume"))
-    driver.find_element(By.CSS_SELECTOR, "button.outbox-resume").click()
-    wait_until(lambda: "Resumed:" in "".join(driving.texts(driver, ".messagelist li")))
-    assert OutboxPause.objects.count() == 2

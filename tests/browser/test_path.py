@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.select import Select
 
 import django_outbox as outbox
 from django_outbox.admin import bulk_actions
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
 from tests.browser import driving
 from tests.fleet import Fleet
 from tests.table import PLACED, insert, listening, row, statuses, write
@@ -163,40 +161,3 @@ def test_all_that_match_are_replayed_page_by_page(
     assert pages == (0 if scripts else 3)
     assert statuses() == {"NEW": 5, "DEAD": 1}
     assert row(other).status == Status.DEAD
-
-
-# --- pause and resume --------------------------------------------------------------------------
-
-
-def fill(driver: Any, name: str, text: str) -> None:
-    field = driver.find_element(By.NAME, name)
-    field.clear()
-    field.send_keys(text)
-
-
-def test_an_event_type_is_paused_and_resumed(
-    driver: Any, visit: Visit, worker: Callable[[], None]
-) -> None:
-    visit(PAUSE)
-    Select(driver.find_element(By.NAME, "kind")).select_by_value("event_type")
-    fill(driver, "name", PLACED)
-    fill(driver, "reason", "the carrier is down")
-    press(driver, "Save")
-    assert f"No event type '{PLACED}'" in shown(driver)  # nothing here listens to it, or wrote it
-    driver.find_element(By.NAME, "force").click()
-    press(driver, "Save")
-    assert any("was added" in each for each in messages(driver))
-    assert "the carrier is down" in shown(driver)
-
-    (event_id,) = write(payload={})
-    (free,) = write(event_type="order.followed")
-    worker()
-    wait_until(is_settled(free), within=START)
-    wait_until(lambda: OutboxEvent.objects.postponed().filter(pk=event_id).exists())
-    visit(PAUSES)
-    driver.find_element(By.CSS_SELECTOR, "#result_list tbody th a").click()
-    wait_until(lambda: driver.find_elements(By.CLASS_NAME, "outbox-resume"))
-    press(driver, "Resume")
-    assert messages(driver)[0].startswith("Resumed: ")
-    wait_until(is_settled(event_id), within=START)
-    assert not OutboxPause.objects.exists()
