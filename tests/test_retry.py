@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.test import override_settings
 
 from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hooks
-from django_outbox.conf import Settings
+from django_outbox.conf import CENTURY, Settings
 from django_outbox.listeners.retry import MAX_RETRY_DELAY, bounded, checked
 from tests import samples
 from tests.cases import cases
@@ -95,14 +95,14 @@ def test_exponential_jitter_spreads_and_may_pass_the_cap(monkeypatch: pytest.Mon
     [
         Exponential(),
         Exponential(base=1, cap=60, multiplier=3),
-        Exponential(cap=1e300),
-        Exponential(base=1e308, multiplier=1e308, cap=1e308),
+        Exponential(cap=CENTURY),
+        Exponential(base=CENTURY, multiplier=CENTURY, cap=CENTURY),
         Fixed(),
         Linear(),
-        Linear(step=1e308),
-        Linear(cap=1e300),
+        Linear(step=CENTURY),
+        Linear(cap=CENTURY),
         Jittered(Exponential()),
-        Jittered(Linear(), 1e308),
+        Jittered(Linear(), CENTURY),
     ],
     ids=repr,
 )
@@ -232,7 +232,7 @@ def test_bad_arguments_of_every_policy_are_refused(make: Any, options: dict[str,
     ],
 )
 def test_bad_numbers_are_refused(make: Any, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match="expected a finite number of at least 0"):
+    with pytest.raises(ValueError, match="expected a number of at least 0, at most a century"):
         make(**{name: value})
 
 

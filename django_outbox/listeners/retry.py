@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 from django.utils.module_loading import import_string
+
+from ..conf import Rule, integer, number
 
 ErrorTypes = tuple[type[BaseException], ...]
 UNSET: Any = object()
@@ -172,8 +173,8 @@ class Jittered:
 
     def __post_init__(self) -> None:
         checked(self.policy)
-        if not _is_seconds(self.jitter):
-            raise ValueError(f"Jittered got jitter={self.jitter!r}; expected {_NUMBER[1]}.")
+        if expected := _SECONDS(self.jitter):
+            raise ValueError(f"Jittered got jitter={self.jitter!r}; expected {expected}.")
 
     @property
     def max_attempts(self) -> int | None:
@@ -250,51 +251,30 @@ def _validate_options(policy: object) -> None:
     """Raise ``ValueError`` for options that would otherwise fail only after an event has failed."""
     for each in fields(policy):  # type: ignore[arg-type]
         value = getattr(policy, each.name)
-        is_fit, expected = OPTION_RULES[each.name]
-        if not is_fit(value):
+        if expected := OPTION_RULES[each.name](value):
             raise ValueError(
                 f"{type(policy).__name__} got {each.name}={value!r}; expected {expected}."
             )
 
 
-def _is_seconds(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-    )
+def _range(value: Any) -> str | None:
+    good = isinstance(value, (tuple, list)) and len(value) == 2 and not any(map(_SECONDS, value))
+    good = good and value[0] <= value[1]
+    return None if good else "two numbers of at least 0, the smaller one first"
 
 
-def _is_range(value: Any) -> bool:
-    return (
-        isinstance(value, (tuple, list))
-        and len(value) == 2
-        and all(map(_is_seconds, value))
-        and value[0] <= value[1]
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return value is None or (type(value) is int and value >= 1)
-
-
-def _are_error_types(value: Any) -> bool:
-    return isinstance(value, tuple) and all(
+def _error_types(value: Any) -> str | None:
+    good = isinstance(value, tuple) and all(
         isinstance(each, type) and issubclass(each, BaseException) for each in value
     )
+    return None if good else "a tuple of exception classes"
 
 
-_NUMBER = (_is_seconds, "a finite number of at least 0")
-_ERRORS = (_are_error_types, "a tuple of exception classes")
-OPTION_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "max_attempts": (_is_count, "a whole number of executions, at least 1, or None"),
-    "retry_on": _ERRORS,
-    "give_up_on": _ERRORS,
-    "base": _NUMBER,
-    "cap": _NUMBER,
-    "multiplier": _NUMBER,
-    "wait": _NUMBER,
-    "step": _NUMBER,
-    "jitter": (_is_range, "two numbers of at least 0, the smaller one first"),
+_SECONDS = number(0)
+OPTION_RULES: Mapping[str, Rule] = {
+    "max_attempts": integer(1, optional=True),
+    "retry_on": _error_types,
+    "give_up_on": _error_types,
+    **dict.fromkeys(("base", "cap", "multiplier", "wait", "step"), _SECONDS),
+    "jitter": _range,
 }

@@ -126,17 +126,12 @@ class Upkeep(Inserting, EventLeases):
         self, connection: BaseDatabaseWrapper, *, queue: str, pause: float, reason: str
     ) -> bool:
         """Open a queue's circuit breaker for ``pause`` seconds; return False if it is open."""
-        return (
-            self._insert(
-                connection,
-                f"INSERT INTO {self._table(connection, 'outbox_pause')} "
-                "(kind, name, reason, paused_at, paused_by, until, pause_seconds) "
-                f"VALUES ('breaker', %s, %s, {self.now}, '', {self.now_plus}, %s)",
-                [queue, reason, pause, pause],
-                may_clash=True,
-            )
-            == 1
+        sql = (
+            f"INSERT INTO {self._table(connection, 'outbox_pause')} "
+            "(kind, name, reason, paused_at, paused_by, until, pause_seconds) "
+            f"VALUES ('breaker', %s, %s, {self.now}, '', {self.now_plus}, %s)"
         )
+        return self._insert(connection, sql, [queue, reason, pause, pause], may_clash=True) == 1
 
     def probe_breaker(self, connection: BaseDatabaseWrapper, *, queue: str, lease: float) -> bool:
         """Win the probe of a breaker whose pause is over, for ``lease`` seconds; or lose it."""
