@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import doorbell
 from ..events import as_utc
-from ..inspection.pauses import unknown_name
+from ..inspection.listeners import unknown_name
 from ..models import OutboxPause, PauseQuerySet
 from ..models.fields import DatabaseNow
 from ..models.pause_queryset import pause_error, settable_kinds, until_error

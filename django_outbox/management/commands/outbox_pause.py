@@ -13,7 +13,7 @@ from django.utils.dateparse import parse_time
 from django.utils.timezone import localtime, make_aware
 
 from ... import doorbell
-from ...inspection.pauses import unknown_name
+from ...inspection.listeners import unknown_name
 from ...models import OutboxPause
 from ...models.pause_queryset import pause_error, until_error
 from ...sql import dialect_of
