@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.db import connection
-from django.test import Client, override_settings
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -128,29 +126,6 @@ def test_a_cause_that_is_gone_or_never_was_has_no_events(digest: str) -> None:
     if page.status_code == 200:
         assert "There is nothing to do." in page.content.decode()
     assert checksum() == before
-
-
-def test_pauses_are_linked_from_a_cause() -> None:
-    progress = {"order.placed mail": {"state": "dead"}, "order.placed stock": {"state": "done"}}
-    make(progress=json.dumps(progress))
-    make(event_type="parcel.requested")
-    user = User.objects.create_user("pauser", is_staff=True)
-    codes = ["view_outboxevent", "pause_outboxpause"]
-    user.user_permissions.set(Permission.objects.filter(codename__in=codes))
-    client = Client()
-    client.force_login(user)
-    [row] = rows_of(body(client, reverse(GROUPS)))
-    pauses = [each.partition("?")[2] for each in links_of(row) if "outboxpause/add" in each]
-    assert pauses == [
-        "kind=event_type&name=order.placed",
-        "kind=event_type&name=parcel.requested",
-        "kind=listener&name=order.placed+mail",
-    ]
-    page = body(visitor("view"), reverse(GROUPS))
-    assert "order.placed mail" in page
-    assert "order.placed stock" not in page
-    for absent in ("outboxpause/add", "/replay/", "/discard/"):
-        assert absent not in page
 
 
 def test_a_page_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from tests.benchmarks import charts, report
-from tests.benchmarks.figures import Figure, in_turn, percentile
+from tests.benchmarks.figures import Figure, in_turn
 from tests.cases import cases
 
 
@@ -30,11 +30,6 @@ def figure(**given: Any) -> Figure:
 def test_the_median_is_judged(bar: str, references: list[float], reached: bool | None) -> None:
     """By the ratio where there is a reference, else by the value."""
     assert figure(bar=bar, references=references).reached is reached
-
-
-@cases(("percent", "expected"), [(50, 50), (99, 99), (100, 100), (0.1, 1)])
-def test_a_percentile_is_a_value_that_was_measured(percent: float, expected: float) -> None:
-    assert percentile([float(value) for value in range(100, 0, -1)], percent) == expected
 
 
 def test_all_are_measured_in_turn_and_every_other_round_backwards() -> None:
@@ -97,14 +92,6 @@ def test_the_published_charts_are_those_of_the_kept_run() -> None:
     for name, svg in expected.items():
         assert (report.PAGE.parent / f"{name}.svg").read_text() == svg
         assert f"({name}.svg)" in report.PAGE.read_text()
-
-
-@cases(("load", "told"), [(0.9, False), (1.0, True)])
-def test_a_busy_machine_is_told(load: float, told: bool) -> None:
-    made = run()
-    made["hardware"]["load_before"] = load
-    for block in (report.made_on, report.shortlist):
-        assert ("busy" in block(made)) is told
 
 
 @cases("page", report.PAGES, ids=[each.stem for each in report.PAGES])

@@ -10,7 +10,6 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_outbox import conf
 from django_outbox.conf import Settings, current, index_name, problems, table_name
 from django_outbox.queue_settings import BreakerSettings
 from tests.cases import cases
@@ -203,24 +202,6 @@ def test_index_names_differ_with_the_prefix_and_stay_short() -> None:
 
 
 # --- dotted paths -------------------------------------------------------------------------------
-
-
-def test_a_path_leads_to_what_it_names() -> None:
-    with override_settings(OUTBOX={"SERIALIZER": "tests.test_conf.GOOD"}):
-        assert conf.resolve("SERIALIZER") is GOOD
-    with override_settings(OUTBOX={"RETRY": {"a": 1}}):
-        assert conf.resolve("RETRY") == {"a": 1}
-
-
-@cases("path", ["nonsense", "tests.nonsense.x", "tests.test_conf.nonsense"])
-def test_a_path_that_leads_nowhere_is_improper(path: str) -> None:
-    with (
-        override_settings(OUTBOX={"SERIALIZER": path}),
-        pytest.raises(
-            ImproperlyConfigured, match=r'OUTBOX\["SERIALIZER"\] names .*cannot be imported'
-        ),
-    ):
-        conf.resolve("SERIALIZER")
 
 
 # -- queues ----------------------------------------------------------------------------------------

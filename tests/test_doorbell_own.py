@@ -258,26 +258,6 @@ def test_e002_redis_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install django-transactional-outbox[redis]" in error.msg
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "auto",
-        "local",
-        None,
-        {"kind": None},
-        PATH,
-        {"kind": PATH, "room": "hall"},
-        {"kind": "local", "directory": "/nowhere/yet"},
-        {"kind": "auto"},
-    ],
-    ids=str,
-)
-def test_a_sound_doorbell_hears_nothing(value: Any) -> None:
-    with override_settings(OUTBOX={"DOORBELL": value}):
-        assert found() == []
-    assert Bell.ears == []  # a check opens nothing
-
-
 def test_commits_under_one_that_is_none_log_one_line_and_no_traceback(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

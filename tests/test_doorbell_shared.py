@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,31 +287,3 @@ def test_what_is_no_socket_is_never_removed(bells: Path) -> None:
     path.write_text("not ours")
     Local("default", directory=str(bells)).ring(connection)
     assert path.read_text() == "not ours"
-
-
-def test_it_is_told_at_a_bounded_rate(
-    bells: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: now))
-    bell = Local("default", directory=str(bells))
-
-    def lines() -> list[str]:
-        with caplog.at_level(logging.WARNING, "django_outbox"):
-            bell.ring(connection)
-        return [each.getMessage() for each in caplog.records]
-
-    first, second = (bells / f"{database_identity('default')}.{n}" for n in range(2))
-    first.touch()
-    assert len(lines()) == 1
-    second.touch()
-    assert len(lines()) == 1  # too soon after the last line
-    now += local.WARN_EVERY
-    assert len(lines()) == 2
-    assert second.name in lines()[1]
-    now += 10 * local.WARN_EVERY
-    assert len(lines()) == 2  # both have been reported
-    first.unlink()
-    assert len(lines()) == 2
-    first.touch()
-    assert len(lines()) == 3  # broken again

@@ -18,8 +18,6 @@ import django_outbox as outbox
 from django_outbox import Event, hooks
 from django_outbox.events import event_from_row
 from django_outbox.exceptions import DuplicateEvent, InvalidEvent, PayloadError
-from django_outbox.listeners import registry
-from django_outbox.listeners.outcomes import Failure
 from django_outbox.models import OutboxEvent
 from tests.cases import cases
 from tests.table import PLACED, listening, row, statuses
@@ -295,61 +293,3 @@ def test_a_delivered_event_itself_keeps_its_id_where_providers_and_modes_change_
 
 
 # -- policies, answers, listeners ------------------------------------------------------------------
-
-
-def a_listener(event: Event) -> None:
-    """Do nothing; a lambda could not be pickled."""
-
-
-VALUES: list[Any] = [
-    outbox.Exponential(base=1, max_attempts=3, retry_on=(ValueError,)),
-    outbox.Fixed(3, give_up_on=(KeyError,)),
-    outbox.Linear(step=2),
-    outbox.Jittered(outbox.Fixed(3), 0.25),
-    outbox.Done(),
-    outbox.Defer(timedelta(seconds=3)),
-    outbox.Dead("no"),
-    registry.Listener(
-        call=a_listener,
-        event_type="x",
-        aggregate_type=outbox.ANY,
-        name="n",
-        retry=outbox.Fixed(3),
-        timeout=1.0,
-        atomic=False,
-    ),
-]
-
-
-@copies
-@cases("value", VALUES, ids=lambda value: type(value).__name__)
-def test_policies_answers_and_listeners_copy_pickle_and_are_replaced(
-    value: Any, twin: Twin
-) -> None:
-    for other in (twin(value), dataclasses.replace(value), dataclasses.replace(twin(value))):
-        assert other == value
-        assert hash(other) == hash(value)
-        assert repr(other) == repr(value)
-
-
-@copies
-def test_a_failure_and_its_error_copy_and_pickle(twin: Twin) -> None:
-    error = outbox.RetryAfter(3, "the partner is busy")
-    error.note = "kept"  # type: ignore[attr-defined]
-    failure = Failure(listener="x", attempts=2, exception=error, text="RetryAfter")
-    other = dataclasses.replace(twin(failure), attempts=3)
-    assert (other.listener, other.attempts, other.text) == ("x", 3, "RetryAfter")
-    found: Any = other.exception
-    assert (type(found), found.delay, str(found)) == (outbox.RetryAfter, 3, "the partner is busy")
-    assert found.note == "kept"
-
-
-def test_a_fixed_policy_is_replaced() -> None:
-    policy = dataclasses.replace(outbox.Fixed(3), max_attempts=2)
-    assert (policy.wait, policy.max_attempts, policy.delay(1)) == (3, 2, 3)
-    assert dataclasses.replace(outbox.Fixed()) == outbox.Fixed(5) == outbox.Fixed(delay=5)
-    assert dataclasses.replace(policy, wait=4) == dataclasses.replace(policy, delay=4)
-    assert dataclasses.replace(policy, delay=4).delay(1) == 4
-    for unfit in (None, -1, "5"):
-        with pytest.raises(ValueError, match="wait"):
-            outbox.Fixed(unfit)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ import pytest
 
 from django_outbox import Worker
 from django_outbox.worker import worker as worker_room
-from django_outbox.worker.health import Health, HealthPipe
+from django_outbox.worker.health import Health
 from django_outbox.worker.probes import Probes
 from django_outbox.worker.threads import Loop
 from tests.fleet import wait_until
@@ -212,23 +212,6 @@ def test_a_file_is_not_touched_for_the_dead(tmp_path: Path) -> None:
 
 
 # -- what threads report ---------------------------------------------------------------------------
-
-
-def test_the_latest_word_counts_and_a_full_pipe_holds_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("django_outbox.worker.health.REPORT_INTERVAL", 0)
-    report = HealthPipe()
-    assert report.read_latest() is None
-    for n in range(5000):  # more than a pipe holds
-        report.publish(lambda n=n: Health(unready=(f"word {n} {'x' * 50}",)))  # type: ignore[misc]
-    assert report.read_latest() is not None
-    report.publish(lambda: Health(dead=("last",)))
-    assert report.read_latest() == Health(dead=("last",))
-    assert report.read_latest() is None
-    report.keep_writer()  # there is no reader any more
-    report.publish(Health)
-    os.close(report._write_end)
 
 
 @pytest.fixture

@@ -60,18 +60,6 @@ WHY = "explanation/why-an-outbox.md"
 SHOP = {"transaction": transaction, "Order": Order, "outbox": outbox}
 
 
-def test_508_a_call_in_the_transaction_makes_ghosts() -> None:
-    warehouse = Recorder()
-    given = {**SHOP, "warehouse": warehouse, "take_from_stock": out_of_stock}
-    with (
-        samples.run(WHY, only="    warehouse.reserve(sku)", **given) as names,
-        pytest.raises(OutOfStock),
-    ):
-        names["place_order"]("teapot")
-    assert [name for name, *_ in warehouse.calls] == ["reserve"]
-    assert not Order.objects.exists()
-
-
 def test_508_a_call_after_the_commit_makes_no_ghost_and_loses() -> None:
     warehouse = Recorder()
     with samples.run(WHY, only="on_commit(lambda: warehouse", **SHOP) as names:

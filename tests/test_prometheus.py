@@ -374,18 +374,6 @@ def test_427_the_namespace_prefixes_every_name() -> None:
         assert f"{prefix}events_settled" in names
 
 
-def test_j25_what_was_taken_out_can_be_put_in_again() -> None:
-    registry = CollectorRegistry()
-    for _ in range(3):
-        receivers = Receivers("outbox", registry)
-        receivers.connect()
-        write(1)
-        written = {"database": "default", "event_type": "other"}
-        assert registry.get_sample_value("outbox_events_written_total", written) == 1
-        receivers.disconnect()
-        assert [*registry.collect()] == []
-
-
 def test_201_without_the_app_nobody_listens() -> None:
     """Nothing is imported, no receiver is connected, and the signals are skipped."""
     from django_outbox import signals

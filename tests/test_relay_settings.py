@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
-from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_outbox import conf
 from django_outbox.checks.relays import EXTRAS
-from django_outbox.listeners import registry
 from django_outbox.relay_settings import FIELDS, relays_fault
 from django_outbox.relays import Backend
 from tests.cases import cases
@@ -224,14 +222,3 @@ def test_no_queue_of_a_relay_is_unknown_or_unused() -> None:
     assert checked_relay({"QUEUES": queues}) == []
     [warning] = checked_relay({"QUEUES": {"relay.nobody": {}}})
     assert warning.id == "django_outbox.W016"
-
-
-def test_too_many_queues_and_relays_together() -> None:
-    relays = {f"r{n}": GOOD for n in range(8)}
-    queues: dict[str, Any] = {f"q{n}": {} for n in range(8)}
-    with (
-        override_settings(OUTBOX={"RELAYS": relays, "QUEUES": queues}),
-        pytest.raises(ImproperlyConfigured, match="17 queues; expected at most 16"),
-    ):
-        conf.current()
-    assert not any(each.title.startswith("relay.") for each in registry.listeners())

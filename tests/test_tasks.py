@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from django_outbox.contrib.tasks import OutboxBackend
 from django_outbox.contrib.tasks.backend import PREFIX
 from django_outbox.contrib.tasks.framework import (
     InvalidTask,
-    InvalidTaskBackend,
     TaskResultDoesNotExist,
     TaskResultMismatch,
     TaskResultStatus,
@@ -148,36 +147,6 @@ def test_on_another_database() -> None:
 # -- what the backend supports ---------------------------------------------------------------------
 
 
-def test_what_django_refuses() -> None:
-    with pytest.raises(InvalidTask, match="does not support setting priority"):
-        tasks.add.using(priority=5)
-    with pytest.raises(InvalidTask, match="Queue 'unknown' is not valid"):
-        tasks.add.using(queue_name="unknown")
-    assert tasks.add.using(queue_name="unknown", backend="free").queue_name == "unknown"
-    with pytest.raises(InvalidTask, match="run_after must be an aware datetime"):
-        tasks.add.using(run_after=datetime.now())  # noqa: DTZ005
-    with pytest.raises(InvalidTaskBackend, match="'nowhere' doesn't exist"):
-        tasks.add.using(backend="nowhere")
-    with pytest.raises(InvalidTask, match="defined at a module level"):
-        task()(any)
-    with pytest.raises(InvalidTask, match="first argument of 'context'"):
-        task(takes_context=True)(tasks.add.func)
-
-
-OPTIONS = {
-    "unknown": {"retries": 3},
-    "policy": {"retry": {"policy": "sometimes"}},
-    "path": {"retry": "no.such.policy"},
-    "kind": {"retry": 7},
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_bad_options_are_told(name: str) -> None:
-    with pytest.raises(InvalidTaskBackend, match=r"TASKS\['mine'\]\['OPTIONS'\]"):
-        OutboxBackend("mine", {"OPTIONS": OPTIONS[name]})
-
-
 # -- results ---------------------------------------------------------------------------------------
 
 
@@ -231,18 +200,6 @@ def test_an_interrupt_hands_the_task_back_and_leaves_no_run_behind(outside: bool
 
 
 @both
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [(tasks.complex_value, TypeError), (tasks.not_a_number, ValueError)],
-    ids=["datetime", "nan"],
-)
-def test_what_json_does_not_know_is_a_failure(outside: bool, function: Any, error: type) -> None:
-    result = run(function.enqueue())
-    assert result.status == FAILED
-    assert result.errors[0].exception_class is error
-
-
-@both
 def test_retried_by_the_backends_own_policy(outside: bool) -> None:
     result = tasks.fail_twice.enqueue()
     run(result)
@@ -255,16 +212,6 @@ def test_retried_by_the_backends_own_policy(outside: bool) -> None:
     assert said == ["attempt 1", "attempt 2"]
     assert len(result.worker_ids) == 3
     assert result.started_at < result.last_attempted_at
-
-
-@both
-def test_a_replayed_task_runs_again(outside: bool) -> None:
-    result = run(tasks.fail.enqueue())
-    OutboxEvent.objects.dead().replay()
-    result.refresh()
-    assert (result.status, result.attempts) == (READY, 1)
-    run(result)
-    assert (result.status, result.attempts, len(result.errors)) == (FAILED, 2, 2)
 
 
 @both

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -355,16 +354,6 @@ def test_a_write_is_announced_and_receivers_cannot_harm_it() -> None:
         signals.event_written.disconnect(receiver)
     assert seen == [("default", "a"), ("default", "x")]
     assert rows() == 2
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads that other tests left
-def test_a_forked_child_knows_no_queue(queue: Queue) -> None:
-    """The worker runs in the parent only, so a forked child offers its events to no queue."""
-    child = os.fork()
-    if child == 0:  # run none of pytest's code in the child
-        os._exit(len(hot_queues.by_alias))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert hot_queues.by_alias == {"default": queue}
 
 
 # --- from models.py -------------------------------------------------------------------------------
