@@ -177,6 +177,17 @@ SURVIVORS = (
         test="tests/unit/test_breaker.py::test_only_a_success_of_the_probe_closes_it",
     ),
     Survivor(
+        name="a probe without compare-and-set",
+        edits=[
+            (
+                "sql/base/upkeep.py",
+                "f\"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}\",",
+                "\"WHERE kind = 'breaker' AND name = %s\",",
+            )
+        ],
+        test="tests/conformance/test_queue_sql.py::test_a_breaker_is_probed_when_its_pause_is_over",
+    ),
+    Survivor(
         name="a batch without an outcome that counts as a success",
         edits=[
             ("delivery/verdicts.py", "next(iter(decisions), LOST))", "next(iter(decisions), DONE))")

@@ -423,19 +423,6 @@ MUTANTS = (
         ],
     ),
     Mutant(
-        name="a probe without compare-and-set",
-        without="one worker probes at a time, the one that finds the pause over and prolongs it",
-        database="postgres",
-        scenario="breaker",
-        edits=[
-            (
-                "sql/base/upkeep.py",
-                "f\"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}\",",
-                "\"WHERE kind = 'breaker' AND name = %s\",",
-            )
-        ],
-    ),
-    Mutant(
         name="a breaker that is open for its own process only",
         without="no worker claims from a queue whose breaker is open",
         database="postgres",

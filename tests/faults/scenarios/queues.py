@@ -13,7 +13,6 @@ from tests.faults.oracle import Evidence, Run, by_listener
 from tests.faults.receiver import Receiver
 from tests.faults.rig import Rig
 from tests.faults.scenarios.registry import ALL, scenario
-from tests.faults.simulated import Simulation
 from tests.waiting import wait_until
 
 THREADS = {"default": 4, "hooks": 2, "mails": 2}  # of each queue in a worker
@@ -147,7 +146,7 @@ FAILURES = 3  # in a row, that open a breaker
 
 @scenario(*ALL)
 def breaker(rig: Rig) -> None:
-    """A service is down for several workers, some of them killed, and for fifty simulated ones."""
+    """A service is down for several workers, some of them killed."""
     rig.backlog, rig.listeners = True, SHARED
     pause, outage = rig.pick(ci=(0.5, 5.0), full=(30.0, 1800.0))
     settings = {"failures": FAILURES, "within": 60, "pause": pause}
@@ -169,25 +168,20 @@ def breaker(rig: Rig) -> None:
         keys=20,
         keyed=0.3,
     )
-    with Simulation(lease=rig.outbox["LEASE"], pause=pause, seed=rig.seed) as simulation:
-        wait_until(rig.started, within=60, what="the first events")
-        time.sleep(lasts)  # all is well
-        went = clock.now()
-        receiver.go()
-        simulation.partner.go()
-        with rig.fault("receiver away"):
-            strike(rig, outage)
-        pauses = open_breakers()
-        simulation.partner.come()
-        receiver.come()
-        came = clock.now()
-        rig.wait_for_writers()
-        rig.settle_down()
-        simulation.wait_until_closed(rig.patience)
+    wait_until(rig.started, within=60, what="the first events")
+    time.sleep(lasts)  # all is well
+    went = clock.now()
+    receiver.go()
+    with rig.fault("receiver away"):
+        strike(rig, outage)
+    pauses = open_breakers()
+    receiver.come()
+    came = clock.now()
+    rig.wait_for_writers()
+    rig.settle_down()
     receiver.go()
     measure_breaker(rig, (went, came), longest=pauses.get("hooks", pause))
     rig.measure("events that the receiver never got", len(called(rig) - receiver.received), most=0)
-    measure_simulation(rig, simulation, pause=pauses.get(simulation.queue, pause))
 
 
 def strike(rig: Rig, outage: float) -> None:
@@ -261,23 +255,3 @@ def waits(
         and evidence.intents[each].kind in kinds
     }
     return oracle.percentile(oracle.latencies(evidence, those), 0.95)
-
-
-def measure_simulation(rig: Rig, simulation: Simulation, *, pause: float) -> None:
-    calls, probes = simulation.failed_calls(), simulation.failed_probes()
-    rig.measure("simulated workers", simulation.count)
-    rig.measure(
-        "failures of theirs while the partner was away",
-        calls,
-        least=FAILURES,
-        most=simulation.failures * simulation.count + probes,
-    )
-    rig.measure("probes of theirs while it was away", probes, least=1)
-    rig.measure("probes at the same time or too early", simulation.early_probes(), most=0)
-    rig.measure("simulated workers that never called again", simulation.silent(), most=0)
-    rig.measure(
-        "until all of them called again, s",
-        simulation.recovery(),
-        timed=True,
-        most=simulation.longest(pause) + 3,
-    )
