@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.test import modify_settings
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
@@ -19,6 +24,8 @@ from tests.testapp.models import Order
 
 QUEUES = "how-to/migrate-from-a-task-queue.md"
 CELERY = f"{QUEUES}#Celery and `on_commit`"
+PROCRASTINATE = f"{QUEUES}#procrastinate"
+PARENTS = "how-to/come-from-another-outbox.md"
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,6 +36,13 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     found = Shop(monkeypatch)
     yield found
     found.close()
+
+
+def sql(page: str) -> str:
+    """Return the SQL block of a page."""
+    text = samples.section(page)
+    [found] = re.findall(r"^```(?:sql|postgresql)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return str(found)
 
 
 def booked(shop: Shop) -> list[Any]:
@@ -136,3 +150,39 @@ def test_a_message_that_comes_again_is_recognized(
         celery.send_task("shop.tasks.book_parcel", (1,), task_id="t-1")
     assert move_celery() == "moved 2, kept 0"
     assert OutboxEvent.objects.get().unique_key == "celery:t-1"
+
+
+@contextmanager
+def installed(app: str) -> Iterator[None]:
+    """Add an application, and take what it registered with the admin away with it."""
+    with modify_settings(INSTALLED_APPS={"append": app}):
+        try:
+            yield
+        finally:
+            models = [each for each in apps.get_models() if admin.site.is_registered(each)]
+            admin.site.unregister([m for m in models if m.__module__.startswith(app)])
+
+
+# --- procrastinate -------------------------------------------------------------------------------
+
+
+def parcels(shop: Shop) -> None:
+    block = samples.run(PROCRASTINATE, only="def book(order_id)", __name__="shop.parcels")
+    shop.add("shop.parcels", block)
+
+
+# --- the parents ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parents(shop: Shop) -> Iterator[Any]:
+    """Lend the modules of the page about other outboxes."""
+    models = {"INSTALLED_APPS": ["django_outbox", "shop", "reliable_outbox"]}
+    shop.add("shop.settings", given(models))
+    with samples.modules(PARENTS) as found:
+        yield found
+
+
+@contextmanager
+def given(names: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield names
