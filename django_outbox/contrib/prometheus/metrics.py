@@ -13,32 +13,15 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from ...models.statistics import BOUNDS
+
 BY_DATABASE: Final = ("database",)
 BY_TYPE: Final = ("database", "event_type")
 BY_LISTENER: Final = ("database", "listener", "queue")  # a listener has one queue
 BY_QUEUE: Final = ("database", "queue")
 BY_RELAY: Final = ("database", "relay")
 
-# Seconds. Waits: from a wakeup via a poll to an outage. Runs: from a query to a slow remote API.
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # events
-WAIT_BUCKETS: Final = (
-    0.002,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    15,
-    60,
-    300,
-    1800,
-)
-RUN_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +99,16 @@ COUNTERS: Final = {
 
 HISTOGRAMS: Final = {
     "run": MetricSpec(
-        "listener_seconds", "Time in a listener, and in its fallback.", BY_LISTENER, RUN_BUCKETS
+        "listener_seconds", "Time in a listener, and in its fallback.", BY_LISTENER, BOUNDS
     ),
     "schedule_to_start": MetricSpec(
-        "schedule_to_start_seconds",
-        "Time from an event's due time to its start.",
-        BY_TYPE,
-        WAIT_BUCKETS,
+        "schedule_to_start_seconds", "Time from an event's due time to its start.", BY_TYPE, BOUNDS
     ),
     "batch_size": MetricSpec(
         "batch_size", "Events in a call of a batch listener.", BY_LISTENER, SIZE_BUCKETS
     ),
     "relay": MetricSpec(
-        "relay_seconds", "Time to send a batch of a relay to its broker.", BY_RELAY, RUN_BUCKETS
+        "relay_seconds", "Time to send a batch of a relay to its broker.", BY_RELAY, BOUNDS
     ),
 }
 
