@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections import Counter
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.models import OutboxEvent
-from tests.reach.children import Child, Site
 from tests.table import in_thread, listening, row, statuses, steal, write
 from tests.test_atomic import ONCE, TWICE, ended, leave
 from tests.testapp.models import Effect
@@ -121,78 +117,3 @@ def test_26_a_lease_that_was_lost_undoes_everything(settings: Any) -> None:
     assert statuses() == {"NEW": 1}
     if connection.vendor != "sqlite":
         assert owner == "thief"
-
-
-def repeatable_read() -> dict[str, Any]:
-    options = {**connections.settings["default"].get("OPTIONS", {})}
-    if connection.vendor == "postgresql":
-        from psycopg import IsolationLevel
-
-        return {**options, "isolation_level": IsolationLevel.REPEATABLE_READ}
-    return {**options, "isolation_level": "repeatable read"}
-
-
-def test_a_renewed_lease_breaks_no_repeatable_read(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The heartbeat changes the row after the listener's first query, which fixed its snapshot."""
-    if connection.vendor == "sqlite":
-        pytest.skip("one writer at a time: no heartbeat renews beside a transaction that wrote")
-    monkeypatch.setitem(connections.settings["default"], "OPTIONS", repeatable_read())
-    settings.OUTBOX = {"LEASE": 1.2, "DRAIN_TIMEOUT": 1}
-    runs: list[str] = []
-
-    def listener(event: outbox.Event) -> None:
-        runs.append(event.event_id)
-        leave(event)
-        begun = in_thread(lambda: row(event.event_id).available_at).result(15)
-        wait_until(
-            lambda: in_thread(lambda: row(event.event_id).available_at).result(15) > begun,
-            what="a renewal",
-        )
-
-    with listening(listener, atomic=True, retry=ONCE), outbox.Worker():
-        (event_id,) = write()
-        ended(DONE=1)
-    assert runs == [event_id]
-    assert Effect.objects.count() == 1
-
-
-# -- kills -----------------------------------------------------------------------------------------
-
-
-def test_exactly_once_in_the_same_database_whatever_is_killed(
-    database_env: dict[str, str], tmp_path: Path
-) -> None:
-    """Workers are killed while they deliver, one by one, and another takes over each time."""
-    count = 300 if connection.vendor == "sqlite" else 1000
-    site, kills = Site(database_env, tmp_path), 4
-    few = {"COLD_QUEUE_CAPACITY": 20, "POLL_BATCH_SIZE": 20, "WORKERS": 4, "ASYNC_CONCURRENCY": 1}
-    brief = {"LEASE": 1.5, "DRAIN_TIMEOUT": 1, "MAX_RESCUES": 50, **few}
-    ids = write(count, "reach.exact", payload={"seconds": 0.005})
-
-    def done() -> int:
-        return OutboxEvent.objects.done().count()
-
-    with ExitStack() as stack:
-
-        def start() -> Child:
-            child: Child = stack.enter_context(site.worker(**brief))
-            return child
-
-        running = [start(), start()]
-        for number in range(kills):
-            enough = (number + 1) * count // (kills + 1)
-            wait_until(lambda enough=enough: done() >= enough, within=60, what=f"{enough} done")
-            victim = running.pop(0)
-            victim.tell(signal.SIGKILL)
-            victim.wait()
-            running.append(start())
-        wait_until(lambda: done() == count, within=60, what=f"{count} done")
-        for each in running:
-            each.says("worker started")  # only then is the signal handled
-        assert [each.stop() for each in running] == [0, 0]
-    assert OutboxEvent.objects.filter(rescues__gt=0).exists()  # the kills did interrupt deliveries
-    effects = Counter(Effect.objects.values_list("event_id", flat=True))
-    assert effects == Counter(ids)
-    assert statuses() == {"DONE": count}

@@ -10,13 +10,12 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import listening, steal, write
+from tests.table import listening, write
 from tests.test_batches import (
     AT_ONCE,
     FAR,
     Bulk,
     all_are,
-    attempts,
     deliver,
     everywhere,
     note_all,
@@ -65,26 +64,6 @@ def test_an_event_that_ended_elsewhere_is_not_called_again() -> None:
     with listening(bulk, batch=4, within=1.0, atomic=True), working():
         wait_until(all_are(Status.DONE), within=4)  # less than a delay after an error
     assert bulk.sizes == [4, 3]
-
-
-@outside
-@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="one writer at a time")
-def test_a_batch_that_lost_an_event_is_called_again_without_it() -> None:
-    ids = write(4)
-
-    def work(events: list[outbox.Event]) -> None:
-        if len(bulk.batches) == 1:
-            thread = threading.Thread(target=lambda: (steal(ids[1]), connection.close()))
-            thread.start()
-            thread.join()
-        note_all(events)
-
-    bulk = Bulk(work)
-    with listening(bulk, batch=4, within=1.0, atomic=True), working():
-        wait_until(lambda: [*statuses().values()].count(Status.DONE) == 3)
-    assert bulk.sizes == [4, 3]
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted({*ids} - {ids[1]})
-    assert {*attempts().values()} == {0}
 
 
 @outside

@@ -208,16 +208,6 @@ def test_10_the_router_finds_everything_by_column_options(log: Log, settings: An
 
 
 @decoding
-def test_10_a_plain_event_has_its_defaults(log: Log, settings: Any) -> None:
-    settings.OUTBOX = WRITER
-    write("shop.opened")
-    [change] = log.changes()
-    found = routed(change.columns, connector())
-    assert (found["topic"], found["key"]) == ("shop.__GLOBAL__", None)
-    assert found["headers"] == {"eventType": "shop.opened", "headers": None, "tenantId": None}
-
-
-@decoding
 def test_w24_in_writer_only_there_is_no_update(log: Log, settings: Any) -> None:
     """Writes of any kind, and a running worker, cause inserts only; no event is missing."""
     settings.OUTBOX = {**WRITER, "RETENTION_DONE": 3600, "PURGE_INTERVAL": 0.05}

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-import django_outbox as outbox
 from django_outbox.conf import current, index_name
 from django_outbox.delivery.lease import lease_from_row
 from django_outbox.events import stored_instant
@@ -35,14 +34,10 @@ from tests.table import (
     in_thread,
     insert,
     lease_ends_in,
-    listening,
     now,
     row,
-    statuses,
     steal,
-    write,
 )
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -87,7 +82,7 @@ def settle(event_id: str, decision: Decision, *, me: str = "me") -> int:
 # -- what a claim takes ----------------------------------------------------------------------------
 
 
-def test_a_claim_leases() -> None:
+def test_182_a_claim_leases() -> None:
     (event_id,) = insert(due=-2)
     (found,) = claim(lease=30)
     after = row(event_id)
@@ -128,12 +123,6 @@ def test_a_claim_brings_every_field_of_the_event() -> None:
     assert {name: found[name] for name in given} == given
 
 
-def test_a_live_lease_is_skipped() -> None:
-    insert(3)
-    assert len(claim("first")) == 3
-    assert claim("second") == []
-
-
 def test_an_ended_lease_is_taken_and_counted_as_a_rescue() -> None:
     (event_id,) = insert(attempts=2)
     claim("lost worker")
@@ -143,24 +132,6 @@ def test_an_ended_lease_is_taken_and_counted_as_a_rescue() -> None:
     assert (found["previous_owner"], found["rescues"], found["attempts"]) == ("lost worker", 1, 2)
     after = row(event_id)
     assert (after.locked_by, after.rescues, after.attempts) == ("second", 1, 2)
-
-
-def test_my_own_ended_lease_is_no_rescue() -> None:
-    (event_id,) = insert()
-    claim("me")
-    end_leases([event_id])
-    (found,) = claim("me")
-    assert (found["previous_owner"], found["rescues"]) == ("me", 0)
-    assert row(event_id).rescues == 0
-
-
-def test_undue_future_and_finished_rows_are_left() -> None:
-    insert(due=3600)
-    insert(due=None, status=Status.DONE)
-    insert(due=None, status=Status.DEAD)
-    insert(due=None, key="order-1", seq=1)
-    (due,) = insert(due=-1)
-    assert ids_of(claim()) == [due]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(4, 4), (5, 5), (6, 5)])
@@ -197,7 +168,7 @@ def test_a_hot_claim_takes_only_what_it_names_and_is_due_and_free() -> None:
     assert (row(other).locked_by, row(theirs).locked_by) == (None, "other")
 
 
-def test_g2_a_hot_claim_does_not_return_an_uncommitted_id() -> None:
+def test_g2_377_a_claim_does_not_return_an_uncommitted_id() -> None:
     if connection.vendor == "sqlite":
         pytest.skip("an open SQLite transaction keeps every other writer out")
     written: list[str] = []
@@ -259,13 +230,6 @@ def test_a_hot_claim_leaves_what_lost_workers_held(lost: dict[str, Any]) -> None
     assert claim(ids=[event_id]) == []
 
 
-def test_what_is_leased_was_not_lost_events() -> None:
-    insert(due=20, rescues=2, locked_by="another")
-    insert(due=20, locked_by="another")
-    assert lost_events()[:2] == (None, False)
-    assert claim(state=RescueState.SUSPECT) == claim(state=RescueState.LOST) == []
-
-
 def test_only_what_is_due_first_is_looked_through() -> None:
     early, late = insert(2, due=-10, locked_by="lost")
     insert(due=-5, rescues=2)
@@ -297,20 +261,6 @@ def test_w9_concurrent_claims_keep_to_their_limit_and_share_no_row() -> None:
     assert max(map(len, batches)) == 50
     assert sorted(taken) == sorted(ids)  # each once
     assert OutboxEvent.objects.filter(rescues=0).count() == 1000
-
-
-def test_377_open_business_transactions_block_no_claim() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("an open SQLite transaction keeps every other writer out")
-    ids = insert(20, due=-1)
-
-    def business() -> None:
-        write(5)
-        OutboxEvent.objects.filter(pk=ids[0]).count()
-
-    with elsewhere(business):
-        own = in_thread(lambda: ids_of(claim(limit=100)))
-        assert sorted(own.result(5)) == sorted(ids)
 
 
 def test_locked_rows_hide_none_that_are_due_later() -> None:
@@ -411,17 +361,6 @@ def test_renew_skips_what_somebody_has_locked() -> None:
     assert lease_ends_in(locked) <= 20 < lease_ends_in(free)
 
 
-def test_release_makes_due_now_and_counts_nothing() -> None:
-    mine, other = insert(2, attempts=1, rescues=1)
-    claim("me", ids=[mine])
-    claim("other", ids=[other])
-    assert dialect().release(connection, me="me", ids=[mine, other]) == 1
-    after = row(mine)
-    assert (after.locked_by, after.locked_at, after.attempts, after.rescues) == (None, None, 1, 1)
-    assert row(other).locked_by == "other"
-    assert ids_of(claim("next")) == [mine]
-
-
 @pytest.mark.parametrize("after", [None, 1.0])
 def test_a_hand_back_clears_the_owner_and_counts_nothing(after: float | None) -> None:
     mine, other, done = insert(3, attempts=1, rescues=1)
@@ -475,27 +414,6 @@ def test_j11_settling_done_twice_is_harmless() -> None:
     assert abs((now() - first.done_at).total_seconds()) < 5
 
 
-@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
-def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
-    (event_id,) = insert()
-    claim("stale")
-    end_leases([event_id])
-    claim("owner", state=RescueState.LOST)
-    before = row(event_id).__dict__ | {"_state": 0}
-    assert settle(event_id, decision, me="stale") == 0
-    assert row(event_id).__dict__ | {"_state": 0} == before
-    assert settle(event_id, decision, me="owner") == 1
-
-
-@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
-@pytest.mark.parametrize("status", [Status.DEAD, Status.DONE])
-def test_j11_what_is_final_is_not_touched(decision: Decision, status: Status) -> None:
-    (event_id,) = insert(due=None, status=status, locked_by="me", last_error="final")
-    assert settle(event_id, decision) == 0
-    after = row(event_id)
-    assert (after.status, after.last_error, after.attempts) == (status, "final", 0)
-
-
 @pytest.mark.usefixtures("assignments")
 @pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
 def test_j11_each_settle_clears_the_lease_and_the_rescues_but_for_done(decision: Decision) -> None:
@@ -545,13 +463,6 @@ def test_dead_is_final_and_dated() -> None:
     assert abs((now() - after.done_at).total_seconds()) < 5
 
 
-def test_no_delay_is_due_at_once() -> None:
-    (event_id,) = insert()
-    claim()
-    settle(event_id, Decision(status=Status.RETRY, delay=0.0, spent=1, outcome="retry"))
-    assert ids_of(claim("next")) == [event_id]
-
-
 # A batch is settled with one statement per kind of decision.
 @pytest.mark.usefixtures("assignments")
 def test_a_mixed_batch_settles_each_row_by_its_own_decision() -> None:
@@ -566,41 +477,6 @@ def test_a_mixed_batch_settles_each_row_by_its_own_decision() -> None:
     dated = OutboxEvent.objects.filter(done_at__isnull=False)
     assert {*dated.values_list("status", flat=True)} == {Status.DONE, Status.DEAD}
     assert dated.count() == len(ids) // 2
-
-
-@pytest.mark.usefixtures("assignments")
-def test_a_row_comes_through_all_its_states(settings: Any) -> None:
-    """Real workers rescue, retry, defer and replay events, with and without a stream."""
-    settings.OUTBOX = {"LEASE": 1.2, "DRAIN_TIMEOUT": 1}
-    (lost,) = insert(due=-1, locked_by="vanished", event_type="order.rescued")
-    rescues: list[int] = []
-
-    def listener(event: outbox.Event) -> Any:
-        kind, first = event.payload.get("kind"), not event.attempts
-        if kind == "retry" and first:
-            raise LookupError
-        return outbox.Dead("no") if kind == "dead" and alive.is_set() else None
-
-    alive = threading.Event()
-    alive.set()
-    with (
-        listening(listener, retry=outbox.Fixed(0.02)),
-        listening(lambda event: rescues.append(row(event.event_id).rescues), "order.rescued"),
-        outbox.Worker(),
-    ):
-        for key in (None, "k"):
-            for kind in ("dead", "retry", "plain"):
-                write(3, payload={"kind": kind}, key=key)
-        wait_until(lambda: statuses() == {"DONE": 13, "DEAD": 6}, what="all settled")
-        assert rescues == [1]
-        ended = OutboxEvent.objects.filter(done_at__isnull=False)
-        assert ended.count() == 19
-        assert not OutboxEvent.objects.exclude(available_at=None).exists()
-        alive.clear()
-        assert OutboxEvent.objects.dead().replay() == 6
-        wait_until(lambda: statuses() == {"DONE": 19}, what="all replayed")
-    assert row(lost).status == Status.DONE
-    assert [*OutboxStream.objects.values_list("due_at", "locked_by")] == [(None, None)]
 
 
 def test_delete_done_keeps_what_has_a_unique_key() -> None:

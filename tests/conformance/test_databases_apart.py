@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import django_outbox as outbox
 from django_outbox import doorbell, signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.fleet import Fleet
 from tests.sessions import terminate_other_sessions
 from tests.table import listening
 from tests.test_databases_apart import ALIASES, Witness, adds_effect, done, statuses, write
@@ -88,33 +87,6 @@ def test_49_the_doorbell_of_one_is_not_heard_by_the_other(settings: Any, kind: s
         finally:
             for ear in ears.values():
                 ear.close()  # type: ignore[union-attr]
-
-
-def two_workers(fleet: Fleet) -> dict[str, int]:
-    return {alias: fleet.start("--database", alias).pid for alias in ALIASES}
-
-
-def one_for_both(fleet: Fleet) -> dict[str, int]:
-    pid = fleet.start(*[text for alias in ALIASES for text in ("--database", alias)]).pid
-    return dict.fromkeys(ALIASES, pid)
-
-
-@pytest.mark.parametrize("started", [two_workers, one_for_both], ids=["two", "one"])
-def test_g13_worker_processes_serve_the_aliases_they_are_told(
-    database_env: dict[str, str], tmp_path: Path, started: Callable[[Fleet], dict[str, int]]
-) -> None:
-    fleet = Fleet(database_env, tmp_path, LEASE=60)
-    try:
-        pids = started(fleet)
-        ids = {alias: write(alias, 100, payload={}) for alias in ALIASES}
-        done(100)
-        ends = {fleet.end(each) for each in fleet._processes}
-    finally:
-        fleet.kill_all()
-    assert ends == {0}
-    expected = Counter((each, alias, pids[alias]) for alias in ALIASES for each in ids[alias])
-    starts = [line for line in fleet.lines() if line.phase == "start"]
-    assert Counter((line.id, line.database, line.pid) for line in starts) == expected
 
 
 # -- using= ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from django.db import IntegrityError, connection, transaction
+from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
@@ -39,23 +39,6 @@ def test_a_listeners_integrity_error_is_its_own(outside: bool) -> None:
     assert Effect.objects.count() == 2
     assert statuses() == {"DONE": 2, "DEAD": 1}
     assert "IntegrityError" in (OutboxEvent.objects.dead().get().last_error or "")
-
-
-@both
-def test_an_integrity_error_that_was_swallowed_spoils_nothing_either(outside: bool) -> None:
-    def swallows(event: outbox.Event) -> None:
-        if event.payload["n"] == 0:
-            try:
-                OutboxEvent.objects.create(event_id=event.event_id)
-            except IntegrityError:
-                return
-        leaves_an_effect(event)
-
-    write(2)
-    with listening(swallows):
-        assert outbox.drain() == 2
-    assert statuses() == {"DONE": 2}
-    assert Effect.objects.count() == 1
 
 
 @both

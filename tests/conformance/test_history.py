@@ -181,20 +181,6 @@ def test_a_replay_that_is_undone_leaves_no_entry() -> None:
 # -- what a settle that is refused leaves ----------------------------------------------------------
 
 
-def test_a_refused_settle_leaves_no_entry() -> None:
-    """The worker was considered lost; another one has the events, and counts their attempts."""
-    ids = write(3)
-
-    def lose_one(event: outbox.Event) -> None:
-        if event.event_id == ids[1]:
-            steal(event.event_id)
-        raise ValueError
-
-    with listening(lose_one, retry=outbox.Fixed(delay=3600)), outbox.Worker() as worker:
-        wait_until(lambda: statuses() == {"RETRY": 2, "NEW": 1} and worker.depths()["held"] == 0)
-    assert [kinds(each) for each in ids] == [[("failed", 1)], [], [("failed", 1)]]
-
-
 def test_some_of_one_settle_are_refused() -> None:
     """All in one group commit."""
     ids = insert(5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,8 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox import signals
-from tests.reach.children import Site, workers_show
-from tests.table import PLACED, listening, row, write
+from tests.table import PLACED, listening, write
 from tests.test_hot import Calls, hearing, quiet, resting, settled
-from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,42 +47,3 @@ def test_65_a_raw_savepoint_rollback_makes_no_ghost(
         wait_until(settled(2), what="DONE")
     assert ghost in [each["event"].event_id for each in offered]
     assert calls.ids == [real, last]
-
-
-def test_x5_a_savepoint_takes_only_its_own_events_along(settings: Any) -> None:
-    settings.OUTBOX = quiet()
-    calls = Calls()
-    with hearing(signals.event_queued) as offered, listening(calls), resting():
-        with transaction.atomic():
-            before = outbox.write(PLACED)
-            with pytest.raises(ZeroDivisionError), transaction.atomic():
-                outbox.write(PLACED)
-                raise ZeroDivisionError
-            with transaction.atomic():
-                kept = outbox.write(PLACED)
-            after = outbox.write(PLACED)
-        wait_until(settled(3), what="DONE")
-    expected = [str(before), str(kept), str(after)]
-    assert sorted(each["event"].event_id for each in offered) == sorted(expected)
-    assert calls.once_each(expected)
-    assert {*calls.sources} == {"hot"}
-
-
-# -- sharing ---------------------------------------------------------------------------------------
-
-
-def test_j8_two_worker_processes_share_a_table(database_env: dict[str, str], tmp_path: Any) -> None:
-    site = Site(database_env, tmp_path)
-    small = {"POLL_BATCH_SIZE": 5, "COLD_QUEUE_CAPACITY": 5, "WORKERS": 2}
-    with site.worker(**small) as one, site.worker(**small) as two:
-        workers_show(2)
-        with transaction.atomic():
-            ids = outbox.write_many(
-                outbox.Event(event_type="reach.slow", payload={"seconds": 0.01}) for _ in range(150)
-            )
-        wait_until(settled(150), within=40, what="DONE")
-        assert [one.stop(), two.stop()] == [0, 0]
-    ends = Effect.objects.filter(phase="end")
-    assert Counter(ends.values_list("event_id", flat=True)) == Counter(ids)
-    assert {*ends.values_list("pid", flat=True)} == {one.pid, two.pid}
-    assert not any(row(each).locked_by for each in ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from django.db import connection, connections
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of, engine_connection
-from tests.reach.children import Site
 from tests.sessions import sessions, terminate_other_sessions
 from tests.table import in_thread, listening, row, statuses, write
 from tests.testapp.models import Effect
@@ -242,20 +240,6 @@ def test_a_renewed_lease_breaks_no_atomic_listener(settings: Any, strict: str, b
     assert statuses() == {"DONE": 1}
     assert Effect.objects.count() == 1
     assert levels == ["READ COMMITTED"] * (connection.vendor == "postgresql")
-
-
-def test_one_in_a_process_of_its_own(
-    strict: str, database_env: dict[str, str], tmp_path: Path
-) -> None:
-    """``outbox_worker`` runs without any setting for this; only the role's default differs."""
-    if connection.vendor != "postgresql":
-        pytest.skip("the environment of a child process has no OPTIONS")
-    with Site(database_env, tmp_path).worker(LEASE=1.2, DRAIN_TIMEOUT=1) as child:
-        ids = write(3, "reach.exact", payload={"seconds": 1.5})
-        wait_until(lambda: statuses() == {"DONE": 3}, within=30, what="3 DONE")
-        assert child.stop() == 0
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)
-    assert {*OutboxEvent.objects.values_list("attempts", flat=True)} == {0}
 
 
 def test_a_connection_is_asked_once_where_it_is_read_committed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +31,7 @@ from tests.test_keyed_write import (
     statements,
     stream,
 )
-from tests.test_write import Undone, undone
+from tests.test_write import undone
 from tests.testapp.models import Order
 from tests.waiting import wait_until
 
@@ -81,28 +81,6 @@ def test_a_keyed_write_leaves_no_warning() -> None:
     assert not [each for each in found if each[1]]
 
 
-def test_seq_rises_by_one_and_each_key_counts_for_itself() -> None:
-    with transaction.atomic():
-        for key in "kkzk":
-            write("x", key=key)
-    first = seqs()[0]
-    assert first is not None
-    assert seqs() == [first, first + 1, first + 2]
-    assert stream().seq == first + 2
-    assert seqs("z") == [stream("z").seq]
-
-
-def test_a_fresh_stream_starts_at_the_databases_clock_in_microseconds() -> None:
-    """So the numbers still rise after an idle stream was purged."""
-    before = micros()
-    with transaction.atomic():
-        write("x", key="k")
-        write_many(keyed("z", "z", "z"))
-    after = micros()
-    for first in (seqs()[0], seqs("z")[0]):
-        assert before - 1000 <= first <= after  # type: ignore[operator]  # SQLite counts in ms
-
-
 def test_an_application_clock_changes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the database's clock counts."""
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -146,13 +124,6 @@ def test_keys_are_texts(given: Any, stored: str) -> None:
     assert stream(stored).seq == seqs(stored)[-1]
 
 
-def test_keys_that_differ_in_case_or_accent_are_different_streams() -> None:
-    keys = ["Order-1", "order-1", "Ördér-1", "Order-1\t"]
-    with transaction.atomic():
-        write_many(keyed(*keys))
-    assert {*OutboxStream.objects.values_list("key", flat=True)} == {*keys}
-
-
 def test_many_take_places_in_the_order_given_among_events_without_a_key() -> None:
     """The n events of a key take the numbers seq-n+1 … seq."""
     with transaction.atomic():
@@ -175,12 +146,6 @@ def test_many_keys_are_one_upsert_in_the_order_of_the_keys() -> None:
     assert [sent[0].index(f"'{key}'") for key in "abcde"] == sorted(
         sent[0].index(f"'{key}'") for key in "abcde"
     )
-
-
-def test_one_key_takes_all_its_places_at_once() -> None:
-    statements_of_one = statements(lambda: write_many(keyed(*"k" * 50)))
-    assert len(statements_of_one) == {"postgresql": 2, "mysql": 2, "sqlite": 3}[connection.vendor]
-    assert seqs() == [*range(stream().seq - 49, stream().seq + 1)]
 
 
 def test_more_keys_than_a_statement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,28 +292,6 @@ def test_writers_of_other_keys_wait_for_nobody() -> None:
     assert OutboxEvent.objects.count() == 5
 
 
-def test_a_late_rollback_lets_the_next_writer_begin_the_stream() -> None:
-    """An undone transaction keeps no place in the stream."""
-    ready, end = threading.Event(), threading.Event()
-
-    def fails() -> None:
-        with suppress(Undone), transaction.atomic():
-            write("ghost", key="k")
-            ready.set()
-            assert end.wait(60)
-            raise Undone
-
-    failing = in_thread(fails)
-    assert ready.wait(30)
-    second = in_thread(lambda: _write("k"))
-    wait_for_a_waiter()
-    end.set()
-    failing.result(30)
-    second.result(30)
-    assert seqs() == [stream().seq]
-    assert OutboxEvent.objects.get().event_type == "x"
-
-
 def _write(key: str) -> None:
     with transaction.atomic():
         write("x", key=key)
@@ -416,3 +359,10 @@ def test_r9_a_second_writer_at_repeatable_read() -> None:
         strict()
     late = OutboxEvent.objects.get(event_type="late")
     assert late.seq == stream().seq == max(each for each in seqs() if each is not None)
+
+
+def test_keys_that_differ_in_case_or_accent_are_different_streams() -> None:
+    keys = ["Order-1", "order-1", "Ördér-1", "Order-1\t"]
+    with transaction.atomic():
+        write_many(keyed(*keys))
+    assert {*OutboxStream.objects.values_list("key", flat=True)} == {*keys}

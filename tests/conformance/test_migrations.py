@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
@@ -75,16 +74,6 @@ def test_497_the_reference_shows_what_the_migrations_run() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
-def test_the_table_has_the_models_columns(model: Any) -> None:
-    with connection.cursor() as cursor:
-        columns = connection.introspection.get_table_description(cursor, model._meta.db_table)
-    assert {each.name: each.null_ok for each in columns} == {
-        field.column: field.null for field in model._meta.local_fields
-    }
-
-
-@pytest.mark.django_db
 def test_the_database_fills_what_a_row_begins_with() -> None:
     """The defaults are in the table itself, not only in the model."""
     with connection.cursor() as cursor:
@@ -133,40 +122,6 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
         "outbox_stream_queue": ["queue", "due_at"],
         "outbox_stream_due": ["due_at"],
     }
-
-
-@pytest.mark.django_db
-@pytest.mark.skipif(connection.vendor == "mysql", reason="has no partial indexes")
-def test_indexes_are_partial_where_the_database_can() -> None:
-    """Partial indexes leave out finished rows, which therefore cost a claim nothing."""
-    catalogue = (
-        "SELECT indexdef FROM pg_indexes WHERE tablename = %s"
-        if vendor == "postgres"
-        else "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type = 'index' "
-        "AND tbl_name = %s"
-    )
-    conditions = {
-        "outbox_event": {
-            "queue": "available_at",
-            "due": "available_at",
-            "key": "status",
-            "unique": "unique_key",
-            "dead": "status",
-            "lost": "rescues",
-        },
-        "outbox_stream": {"queue": "due_at", "due": "due_at"},
-    }
-    for table, columns in conditions.items():
-        with connection.cursor() as cursor:
-            cursor.execute(catalogue, [table])
-            found = [
-                sql
-                for (sql,) in cursor.fetchall()
-                if f"{table}_" in sql.split(" ON ")[0] and "pkey" not in sql
-            ]
-        for name, column in columns.items():
-            [sql] = [each for each in found if f"{table}_{name}_" in each]
-            assert column in sql.partition(" WHERE ")[2]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -420,18 +375,3 @@ def test_a_utf8mb3_database_holds_four_byte_texts(scratch: Scratch) -> None:
     """)
     assert found == ["utf8mb3", [[name, "utf8mb4_bin"] for name in NAMES]]
     assert scratch.run(WRITE_AND_DRAIN) == WORKS
-
-
-def test_two_processes_that_migrate_at_once_do_no_harm(scratch: Scratch) -> None:
-    """The database may refuse one of them; the tables are complete either way."""
-    both = [scratch.start("-m", "django", "migrate", "--verbosity=0") for _ in range(2)]
-    ended = [(each.communicate(timeout=SECONDS)[0], each.returncode) for each in both]
-    assert min(code for _, code in ended) == 0, ended
-
-    scratch.manage("migrate", "--verbosity=0")
-    assert scratch.run(WRITE_AND_DRAIN) == WORKS
-    assert scratch.run(TABLES) == sorted([*NAMES, "django_migrations"])
-
-
-def test_the_apps_own_models_are_all_here() -> None:
-    assert {*apps.get_app_config("django_outbox").get_models()} == {*MODELS}

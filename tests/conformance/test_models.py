@@ -10,13 +10,11 @@ import pytest
 from django.db import connection, connections
 from django.db.utils import ConnectionHandler
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 
 from django_outbox import models as outbox_models
 from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, missing_table
-from django_outbox.models.fields import DatabaseNow
 from django_outbox.sql import dialect_of
 from tests.databases import vendor
 
@@ -89,35 +87,12 @@ def test_adjectives_tell_the_states_apart() -> None:
     assert ids(rows.dead()) == ["dead first", "dead"]  # oldest first
 
 
-def test_due_is_ordered_by_id_where_times_are_equal() -> None:
-    at = now()
-    for event_id in "cab":
-        row(event_id, available_at=at)
-    assert ids(OutboxEvent.objects.due()) == ["a", "b", "c"]
-
-
-def test_dead_can_be_filtered_and_limited() -> None:
-    for number in range(4):
-        row(f"dead {number}", DEAD, event_type="xy"[number % 2], aggregate_type="a")
-    dead = OutboxEvent.objects.dead().filter(event_type="y", aggregate_type="a")
-    assert ids(dead[:1]) == ["dead 1"]
-    assert dead.count() == 2
-
-
 def test_the_clock_is_the_databases(wrong_clock: None) -> None:
     row("due")
     row("later", available_at=now() + HOUR)
     row("leased", available_at=now() + HOUR, locked_by="w")
     assert ids(OutboxEvent.objects.due()) == ["due"]
     assert ids(OutboxEvent.objects.leased()) == ["leased"]
-
-
-def test_text_is_compared_exactly() -> None:
-    row("Order-1", event_type="Order-1")
-    for other in ("order-1", "Ördér-1", "ORDER-1"):
-        assert not OutboxEvent.objects.filter(event_type=other).exists()
-        assert not OutboxEvent.objects.filter(event_id=other).exists()
-    assert OutboxEvent.objects.filter(event_id="Order-1", event_type="Order-1").exists()
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -154,19 +129,6 @@ def test_replay_makes_a_dead_event_new_and_due() -> None:
     assert (found.payload, found.headers, found.tenant_id) == ('{"a":1}', '{"h":"1"}', "t")
     assert found.occurred_at == found.created_at == LONG_AGO
     assert ids(OutboxEvent.objects.due()) == ["dead"]
-
-
-@pytest.mark.parametrize("status", [NEW, DONE, RETRY])
-def test_replay_leaves_every_other_event_alone(status: Status) -> None:
-    row("it", status, attempts=3, last_error="no", locked_by="w")
-    before = OutboxEvent.objects.values().get()
-    assert OutboxEvent.objects.all().replay() == 0
-    assert OutboxEvent.objects.values().get() == before
-
-
-def test_a_second_replay_finds_nothing() -> None:
-    dead_row()
-    assert [OutboxEvent.objects.dead().replay() for _ in range(2)] == [1, 0]
 
 
 def test_replay_takes_any_queryset() -> None:
@@ -252,18 +214,6 @@ def test_a_walk_over_dead_events_goes_on_where_it_was_left() -> None:
 # --- discard and release --------------------------------------------------------------------------
 
 
-def test_discard_deletes_dead_events_alone() -> None:
-    """Events in other states stay, whatever the queryset."""
-    for status in Status:
-        row(status.name, status)
-    for number in range(3):
-        row(f"dead {number}", DEAD)
-
-    assert OutboxEvent.objects.dead().filter(event_id__startswith="dead")[:2].discard() == 2
-    assert OutboxEvent.objects.all().discard() == 2
-    assert {*ids(OutboxEvent.objects.all())} == {"NEW", "DONE", "RETRY"}
-
-
 def test_what_waits_is_made_due_now() -> None:
     """Attempts and leases stay. An event with a key still waits for the events before it."""
     row("scheduled", available_at=now() + HOUR)
@@ -328,12 +278,6 @@ def test_done_events_are_purged_by_age_since_they_were_done(
         assert OutboxEvent.objects.purge() == 4 - len(left)
         assert OutboxEvent.objects.purge() == 0  # a second purge finds nothing
     assert sorted(ids(OutboxEvent.objects.all())) == left
-
-
-@override_settings(OUTBOX={"RETENTION_DONE": 0})
-def test_no_retention_purges_what_is_done_by_now() -> None:
-    row("done", DONE, done_at=now() - timedelta(milliseconds=5))
-    assert OutboxEvent.objects.purge() == 1
 
 
 @pytest.mark.parametrize(
@@ -405,22 +349,6 @@ def test_purge_deletes_bounded_batches_upwards() -> None:
     assert sum(batches) == 13
     assert left == sorted(left)
     assert OutboxEvent.objects.count() == 7
-
-
-@override_settings(OUTBOX={"PURGE_BATCH_SIZE": 4})
-def test_no_statement_of_a_purge_deletes_more_than_a_batch() -> None:
-    backlog(20)
-    with CaptureQueriesContext(connection) as sent:
-        OutboxEvent.objects.purge()
-    deletes = [each["sql"] for each in sent.captured_queries if each["sql"].startswith("DELETE")]
-    assert len(deletes) == 5
-    assert all(sql.count("'0000") <= 4 for sql in deletes)
-
-
-def test_purge_drains_a_big_backlog() -> None:
-    backlog(3000)
-    assert OutboxEvent.objects.purge() == 2000
-    assert OutboxEvent.objects.counts_by_status() == {"NEW": 1000, "DONE": 0, "RETRY": 0, "DEAD": 0}
 
 
 @pytest.mark.django_db(transaction=True)
@@ -511,24 +439,6 @@ def test_an_event_with_a_key_waits_since_its_stream_is_due() -> None:
 # --- aliases, instants, tables --------------------------------------------------------------------
 
 
-def test_verbs_stay_on_their_alias() -> None:
-    """After ``using()`` no method touches another database."""
-    for alias in ("default", "other"):
-        row("dead", DEAD, using=alias, done_at=LONG_AGO)
-        row("gone", DEAD, using=alias, done_at=LONG_AGO)
-        row("done", DONE, using=alias, done_at=LONG_AGO)
-        row("leased", using=alias, locked_by="w", available_at=now(alias) + HOUR)
-    other = OutboxEvent.objects.using("other")
-
-    assert other.filter(event_id="dead").replay() == 1
-    assert other.filter(event_id="gone").discard() == 1
-    assert other.release() == 1
-    assert other.purge() == 1
-    assert other.counts_by_status() == {"NEW": 2, "DONE": 0, "RETRY": 0, "DEAD": 0}
-    assert OutboxEvent.objects.counts_by_status() == {"NEW": 1, "DONE": 1, "RETRY": 0, "DEAD": 2}
-    assert OutboxEvent.objects.leased().count() == 1
-
-
 class ReadsElsewhere:
     """A database router that sends reads to a replica."""
 
@@ -581,26 +491,9 @@ def test_the_time_zone_of_a_database_shifts_nothing(monkeypatch: pytest.MonkeyPa
             here.__dict__.pop(name, None)
 
 
-@pytest.mark.parametrize("use_tz", [True, False])
-def test_the_databases_now_is_utc_whatever_the_settings_say(use_tz: bool, settings: Any) -> None:
-    """Django's Now() would be 5 to 13 hours off."""
-    settings.USE_TZ = use_tz
-    settings.TIME_ZONE = "America/New_York"
-    row("it")
-    found = OutboxEvent.objects.annotate(at=DatabaseNow()).get().at  # type: ignore[attr-defined]
-    assert abs(found - datetime.now(timezone.utc)) < timedelta(minutes=5)
-    OutboxEvent.objects.update(available_at=DatabaseNow())
-    assert abs(get("it").available_at - found) < timedelta(minutes=1)  # type: ignore[operator]
-
-
 def test_a_row_is_named_in_one_line_without_payload() -> None:
     found = row("01", aggregate_id="7", payload='"secret"')
     assert str(found) == "x 01 (7)"
-
-
-def test_tables_that_are_there_are_not_missing() -> None:
-    assert missing_table(None) is None
-    assert missing_table("other") is None
 
 
 @pytest.fixture

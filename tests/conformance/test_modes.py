@@ -65,15 +65,6 @@ def test_28_a_purge_waits_for_nobody_and_holds_nobody_up(
         wait_until(lambda: not OutboxEvent.objects.filter(pk__in=ids).exists(), what="the last")
 
 
-def test_w2_several_may_purge_at_once(settings: Any) -> None:
-    settings.OUTBOX = {**PURGING, "PURGE_BATCH_SIZE": 20}
-    ids = expired(400)
-    runs = [in_thread(lambda: sum(OutboxEvent.objects.purge_batches())) for _ in range(3)]
-    counts = [each.result(60) for each in runs]
-    assert sum(counts) == len(ids)
-    assert not OutboxEvent.objects.exists()
-
-
 def test_retention_zero_waits_for_no_open_transaction(settings: Any) -> None:
     """Some optimizers scan a small table, including rows that other transactions have locked."""
     if connection.vendor == "sqlite":
@@ -86,3 +77,12 @@ def test_retention_zero_waits_for_no_open_transaction(settings: Any) -> None:
     ):
         in_thread(lambda: write(5)).result(15)
         wait_until(lambda: not OutboxEvent.objects.exists(), within=10, what="an empty table")
+
+
+def test_w2_several_may_purge_at_once(settings: Any) -> None:
+    settings.OUTBOX = {**PURGING, "PURGE_BATCH_SIZE": 20}
+    ids = expired(400)
+    runs = [in_thread(lambda: sum(OutboxEvent.objects.purge_batches())) for _ in range(3)]
+    counts = [each.result(60) for each in runs]
+    assert sum(counts) == len(ids)
+    assert not OutboxEvent.objects.exists()

@@ -341,7 +341,7 @@ class Streams(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("on_dead", ["continue", "block"])
 @pytest.mark.parametrize("stop", [True, False], ids=["stop", "go-on"])
-def test_streams_do_what_the_model_says(stop: bool, on_dead: str) -> None:
+def test_g1_streams_do_what_the_model_says(stop: bool, on_dead: str) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         lambda: Streams(stop, on_dead),
         settings=settings(

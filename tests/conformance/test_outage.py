@@ -5,33 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from django.db import Error, connections, transaction
+from django.db import connections
 
-import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import databases
 from tests.fleet import Fleet, wait_until
 from tests.servers import Server
-from tests.table import in_thread, write
+from tests.table import write
 
 LASTS = 4.0  # seconds without a database
-WAYS = {"postgres": ["fast", "immediate"], "mariadb": ["kill"], "mysql": ["kill"], "sqlite": []}
 BACK_WITHIN = 60  # seconds: the longest back-off, with jitter, on a slow machine
-IN_FLIGHT = 10  # events that are claimed and not settled, at most; one is written in 10 ms
 OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 2, "WORKERS": 2, "POLL_INTERVAL": 0.5, "LOCK_WAIT": 0.5}
 
-with_server = pytest.mark.skipif(
-    databases.vendor() == "sqlite", reason="SQLite has no server that could go away"
-)
 on_sqlite = pytest.mark.skipif(
     databases.vendor() != "sqlite", reason="only SQLite locks a whole database"
 )
@@ -48,42 +40,6 @@ def fleet(server: Server, alias: str, tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(environment, tmp_path, **OUTBOX)
     yield fleet
     fleet.kill_all()
-
-
-class Writer:
-    """A thread that commits one event after another until stopped, despite database errors."""
-
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-        self.committed: list[str] = []  # appended by the writer's thread
-        self.refused = 0
-        self._enough = threading.Event()
-        self._future: Future[None] = in_thread(self._write)
-
-    def _write(self) -> None:
-        while not self._enough.wait(0.01):
-            try:
-                with transaction.atomic(using=self.alias):
-                    event_id = outbox.write("order.placed", {}, using=self.alias)
-            except Error:
-                self.refused += 1  # or it was committed without a reply, which the table shows
-                connections[self.alias].close()
-            else:
-                assert event_id is not None
-                self.committed.append(event_id)
-
-    def stop(self) -> None:
-        self._enough.set()
-        self._future.result(30)
-
-
-@contextmanager
-def writing(alias: str) -> Iterator[Writer]:
-    writer = Writer(alias)
-    try:
-        yield writer
-    finally:
-        writer.stop()
 
 
 class Watch:
@@ -116,30 +72,6 @@ def delivered(fleet: Fleet) -> int:
 def pending(alias: str) -> int:
     connections[alias].close()  # an outage may have broken it
     return OutboxEvent.objects.using(alias).pending().count()
-
-
-@with_server
-@pytest.mark.parametrize("way", WAYS[databases.vendor()])
-def test_a_worker_carries_on_after_a_restart(
-    fleet: Fleet, alias: str, server: Server, way: str
-) -> None:
-    worker = fleet.start()
-    with writing(alias) as writer:
-        wait_until(lambda: delivered(fleet) > 50, what="more than 50 deliveries")
-        server.stop(way)
-        watch, before = Watch(fleet, worker), delivered(fleet)
-        time.sleep(LASTS)  # duration of the fault; nothing is waited for
-        watch.check()
-        server.start()
-        wait_until(lambda: delivered(fleet) > before + 50, within=BACK_WITHIN, what="going on")
-        refused, committed = writer.refused, len(writer.committed)
-        wait_until(lambda: len(writer.committed) > committed + 20, what="writes going on")
-    wait_until(lambda: not pending(alias), what="an event pending")
-    assert refused > 0
-    assert fleet.end(worker) == 0
-    # A claim on PostgreSQL does not wait until it is on disk: see the page on databases.
-    forgets = databases.vendor() == "postgres" and way == "immediate"
-    check_oracle(fleet, alias, writer.committed, again=IN_FLIGHT if forgets else 0)
 
 
 def check_oracle(

@@ -11,12 +11,10 @@ from tests import databases
 from tests.fleet import Fleet, wait_for_end_of, wait_until
 from tests.reach.children import Site
 from tests.relay import Relay
-from tests.sessions import terminate_other_sessions
-from tests.table import row, statuses, write
+from tests.table import row, write
 from tests.test_health import PORT, QUICK, Answer, ask, port_of, wait_for
 from tests.test_process import Workers, effects, quick, wait_until_all_done, workers
 from tests.test_stops_process import LONG, fleet, wait_for_start
-from tests.testapp.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,37 +56,6 @@ def test_48_database_down_at_the_start_and_again_later(workers: Workers, relay: 
     assert worker.is_running()
     assert workers.end(worker) == 0
     assert effects("end").total() == 6
-
-
-@NO_SERVER
-def test_48_a_worker_that_waits_for_its_database_can_be_stopped(
-    workers: Workers, relay: Relay
-) -> None:
-    worker = workers.start(
-        **databases.environment({"default": relay.settings(), "other": relay.settings()})
-    )
-    wait_until(lambda: workers.logged("claimer failed"))
-    assert workers.end(worker) == 0
-
-
-@NO_SERVER
-def test_a_storm_of_terminated_sessions_loses_nothing(workers: Workers) -> None:
-    events, rounds = 400, 12
-    ids = quick(events)
-    worker = workers.start()
-    ended = 0
-    for n in range(rounds):
-        goal = (n + 1) * events // (rounds + 2)
-        wait_until(lambda goal=goal: Effect.objects.count() >= goal)  # type: ignore[misc]
-        ended += terminate_other_sessions()
-    wait_until_all_done()
-    assert ended >= rounds
-    assert worker.is_running()
-    assert sorted(effects("end")) == sorted(ids)
-    assert statuses() == {"DONE": events}
-    quick(5)
-    wait_until_all_done()
-    assert workers.end(worker) == 0
 
 
 @NO_SERVER

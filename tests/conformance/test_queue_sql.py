@@ -113,16 +113,6 @@ def test_a_claim_takes_of_each_queue_its_own_limit_oldest_first() -> None:
     assert row(late).locked_by is None
 
 
-def test_what_a_claim_returns_names_the_queue() -> None:
-    (one,) = insert(queue="a")
-    (other,) = insert()
-    found = claim(branches=branches(["a", "default"]))
-    assert {each["event_id"]: each["queue"] for each in found} == {one: "a", other: "default"}
-    OutboxEvent.objects.update(available_at=now(), locked_by=None)
-    found = claim(ids=[one, other])
-    assert {each["event_id"]: each["queue"] for each in found} == {one: "a", other: "default"}
-
-
 @pytest.mark.parametrize("count", [1, 2, MAX_QUEUES])
 def test_a_claim_of_all_queues_is_one_statement(count: int) -> None:
     for queue in MANY[:count]:
@@ -185,14 +175,6 @@ def test_what_is_excluded_is_excluded_from_each_queue() -> None:
     ids = [*insert(2, due=-1, queue="a"), *insert(2, due=-1, queue="b")]
     found = claim(branches=branches("ab"), exclude=[ids[0], ids[2]])
     assert sorted(ids_of(found)) == sorted([ids[1], ids[3]])
-
-
-def test_what_lost_workers_had_leased_is_claimed_by_queue() -> None:
-    (mine,) = insert(due=-1, queue="a", locked_by="lost")
-    (theirs,) = insert(due=-1, queue="b", locked_by="lost")
-    assert claim(branches=branches("ab")) == []
-    assert ids_of(claim(queue="a", state=RescueState.LOST)) == [mine]
-    assert row(theirs).locked_by == "lost"
 
 
 def test_lost_events_are_found_by_queue_in_one_statement() -> None:
@@ -357,42 +339,6 @@ def changes_of(ids: Sequence[str]) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="others plan each statement anew")
-@pytest.mark.parametrize("model", [OutboxEvent, OutboxStream], ids=["events", "streams"])
-def test_a_plan_prepared_while_all_rows_are_in_one_queue_holds_for_others(model: Any) -> None:
-    own = engine_connection("default", lock_wait=1)
-    insert(3000, due=3600, queue="queue-01")
-    multiply(
-        OutboxStream(key="one", seq=1, due_at=now() + timedelta(hours=1), queue="queue-01"),
-        [f"one-{n}" for n in range(3000)],
-    )
-    analyze(model)
-    name = "event" if model is OutboxEvent else "stream"
-
-    def poll() -> list[Any]:
-        if model is OutboxEvent:
-            return list(dialect().claim(own, due_claim(branches=branches(MANY))).rows)
-        return list(dialect().claim_streams(own, stream_claim(branches=branches(MANY))).rows)
-
-    try:
-        with own.cursor() as cursor:
-            cursor.execute("SET plan_cache_mode = force_generic_plan")
-            for _ in range(12):  # beyond PREPARE_AFTER
-                assert poll() == []
-            cursor.execute(
-                "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
-                "WHERE statement LIKE '%FOR UPDATE SKIP LOCKED%' AND generic_plans > 0"
-            )
-            [(prepared, number)] = cursor.fetchall()
-            nulls = ", ".join(["NULL"] * number)
-            cursor.execute(f"EXPLAIN EXECUTE {prepared} ({nulls})")
-            plan = "\n".join(line for (line,) in cursor.fetchall())
-        assert f"outbox_{name}_queue_" in plan
-        assert f"outbox_{name}_due_" not in plan
-    finally:
-        own.close()
-
-
 # -- leases given back, and moves ------------------------------------------------------------------
 
 
@@ -507,16 +453,6 @@ def test_a_queue_in_which_events_wait_hides_none_behind_it() -> None:
     assert others("default") == ["a", "b", "c"]
 
 
-def test_other_queues_are_found_at_the_same_cost_whatever_is_in_the_known_ones() -> None:
-    for queue in MANY:
-        insert(1, due=-1, queue=queue)
-    analyze(OutboxEvent)
-    before = effort(lambda: others(*MANY))
-    insert(3000, due=-1, queue="queue-05")
-    insert(3000, due=None, queue="queue-06", status=Status.DONE)
-    assert effort(lambda: others(*MANY)) <= 1.5 * before + 30
-
-
 def test_has_due() -> None:
     insert(due=60, queue="a")
     insert(due=-1, queue="b")
@@ -619,25 +555,6 @@ def two_queues(settings: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_queues")
-def test_the_columns_default_is_not_named_in_the_statement() -> None:
-    """The server fills it, and most projects have one queue."""
-
-    def inserts(**fields: Any) -> list[str]:
-        return [
-            sql.partition("VALUES")[0]
-            for sql in sent(lambda: write(**fields))
-            if "INTO" in sql and "outbox_event" in sql
-        ]
-
-    assert [
-        "queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="local")
-    ] == [False]
-    assert [
-        "queue" in each.rpartition("outbox_event")[2] for each in inserts(event_type="hook")
-    ] == [True]
-
-
-@pytest.mark.usefixtures("two_queues")
 def test_events_are_written_each_into_the_first_queue_of_its_listeners() -> None:
     types = ["local", "hook", "letter", "nobody-listens", "both"]
     with transaction.atomic():
@@ -682,14 +599,6 @@ def test_an_idle_stream_goes_to_the_queue_of_its_new_head(many: bool) -> None:
     in_queue("default", *keys)
     put("hook", keys=keys)
     assert {stream(key).queue for key in keys} == {"default"}
-
-
-@pytest.mark.usefixtures("two_queues")
-def test_an_event_of_default_brings_an_idle_stream_back() -> None:
-    keyed("k", due=None)
-    in_queue("webhooks", "k")
-    write(event_type="local", key="k")
-    assert stream("k").queue == "default"
 
 
 def test_numbers_are_taken_with_the_queue_of_the_first_event() -> None:
@@ -760,16 +669,6 @@ def test_the_settle_of_a_keyed_event_moves_its_row_and_the_release_its_stream() 
     assert dialect().release_streams(connection, me="me", streams=streams) == {"a", "b"}
     assert (stream("a").queue, stream("b").queue) == ("webhooks", "default")
     assert 0 < stream_due_in("a") <= 2 < stream_due_in("b") <= 3
-
-
-def test_many_streams_are_released_each_into_its_queue() -> None:
-    keys = [f"k{n:03}" for n in range(250)]
-    multiply(OutboxStream(key=keys[0], seq=1, due_at=now(), queue="a"), keys[1:])
-    take_streams(limit=500, queue="a")
-    given = [Release(key, 1, 1.0, MANY[n % 5] if n % 2 else None) for n, key in enumerate(keys)]
-    assert dialect().release_streams(connection, me="me", streams=given) == {*keys}
-    found = dict(OutboxStream.objects.values_list("key", "queue"))
-    assert found == {each.key: each.queue or "a" for each in given}
 
 
 # -- circuit breakers ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.plans import analyze, explain, statements
 from tests.table import insert, keyed, now
-from tests.test_queue_status import queue, queues, two_queues
+from tests.test_queue_status import queues, two_queues
 from tests.test_stream_queryset import put
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,12 +38,6 @@ def test_due_events_and_streams_are_counted_by_queue() -> None:
     assert {name: each["due"] for name, each in found.items()} == {"default": 1, "hooks": 4}
     assert 120 <= found["hooks"]["oldest_due_age"] < 180
     assert 5 <= found["default"]["oldest_due_age"] < 65
-
-
-def test_the_age_is_that_of_an_event_or_of_a_stream() -> None:
-    insert(1, due=-300, queue="hooks")
-    put("due", due_at=now() - timedelta(seconds=120), queue="hooks")
-    assert 300 <= queue()["oldest_due_age"] < 360
 
 
 def test_a_queue_that_is_not_configured_is_listed_while_rows_wait_in_it() -> None:

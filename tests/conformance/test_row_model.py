@@ -234,7 +234,7 @@ class Rows(RuleBasedStateMachine):
             self.settings.disable()
 
 
-def test_rows_do_what_the_model_says() -> None:
+def test_g4_w22_rows_do_what_the_model_says() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Rows,
         settings=settings(

@@ -14,15 +14,12 @@ import pytest
 from django.db import connection, transaction
 
 import django_outbox as outbox
-from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import RescueState
 from django_outbox.worker.statistics import Statistics
 from tests.sessions import processes
 from tests.table import (
     claim,
-    end_leases,
     in_thread,
     insert,
     lease_ends_in,
@@ -32,7 +29,7 @@ from tests.table import (
     statuses,
     write,
 )
-from tests.test_engine_threads import DEAD, FAR, SOON, Engine, Gate, gated, watched
+from tests.test_engine_threads import FAR, SOON, Engine, Gate, gated, watched
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -57,10 +54,6 @@ def statements(work: Callable[[], object]) -> list[str]:
     return [sql for sql in sent if "outbox_event" in sql]
 
 
-def settle(event_id: str, decision: Decision, *, me: str) -> int:
-    return dialect_of(connection).settle_all(connection, me=me, decisions=[(event_id, decision)])
-
-
 def renew(ids: list[str], *, me: str = "me") -> tuple[set[str], set[str]]:
     return dialect_of(connection).renew(connection, me=me, ids=ids, lease=90)
 
@@ -83,23 +76,6 @@ def test_190_skip_locked_only_where_the_features_have_it(monkeypatch: pytest.Mon
     assert sent
     assert not any("SKIP LOCKED" in sql for sql in sent)
     assert all(lease_ends_in(each) > 80 for each in ids)
-
-
-def test_182_the_claiming_statement_itself_leases() -> None:
-    insert(3)
-    sent = statements(lambda: claim(limit=2))
-    leasing = " ".join(sent[-1].split())
-    assert "SET rescues = " in leasing
-    assert ", locked_by = %s, locked_at = " in leasing
-    if connection.vendor == "postgresql":
-        assert len(sent) == 1
-        assert all(each in leasing for each in ("SKIP LOCKED", "RETURNING"))
-        once = "ANY(ARRAY(" if connection.pg_version >= 180000 else "AS MATERIALIZED"
-        assert once in leasing  # the subquery with the LIMIT runs once
-    else:
-        select, _ = sent
-        assert select.startswith("SELECT") and "FOR UPDATE" not in select
-        assert "event_id IN (" in leasing and "available_at <= %s" in leasing
 
 
 def test_192_a_lost_race_is_logged_at_debug_and_loses_nothing(
@@ -158,30 +134,6 @@ def test_n7_a_failed_renewal_is_repeated_on_a_new_connection(
     assert caplog.text.count("heartbeat failed") >= 2
     assert sorted(gate.entered) == sorted(ids)
     assert not OutboxEvent.objects.exclude(rescues=0).exists()
-
-
-def test_n7_a_late_renewal_does_not_take_back_a_lost_lease() -> None:
-    (event_id,) = insert()
-    claim("late")
-    end_leases([event_id])
-    claim("owner", state=RescueState.LOST)
-    before = row(event_id).__dict__ | {"_state": 0}
-    assert renew([event_id], me="late") == (set(), set())
-    assert row(event_id).__dict__ | {"_state": 0} == before
-
-
-def test_w22_a_late_settle_after_rescue_and_replay_has_no_effect() -> None:
-    (event_id,) = insert()
-    claim("late")
-    end_leases([event_id])
-    claim("rescuer", state=RescueState.LOST)
-    assert settle(event_id, DEAD, me="rescuer") == 1
-    assert settle(event_id, DONE, me="late") == 0
-    assert OutboxEvent.objects.dead().replay() == 1
-    assert [settle(event_id, DONE, me=each) for each in ("late", "rescuer")] == [0, 0]
-    claim("next")
-    assert [settle(event_id, DONE, me=each) for each in ("late", "rescuer")] == [0, 0]
-    assert (row(event_id).status, row(event_id).locked_by) == (Status.NEW, "next")
 
 
 # -- transactions ----------------------------------------------------------------------------------

@@ -40,12 +40,6 @@ def test_45_events_streams_and_leases_are_counted() -> None:
     assert found["blocked"] == 1
 
 
-def test_45_the_age_is_that_of_an_event_or_of_a_stream() -> None:
-    insert(1, due=-300)
-    put("due", due_at=now() - timedelta(seconds=120))
-    assert 300 <= ask()["oldest_due_age"] < 360
-
-
 @pytest.fixture
 def large_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Create a table too large to count in full: 60 done, 12 new, 5 to be retried, 7 dead."""
@@ -124,12 +118,6 @@ def test_more_than_a_tenth_dead_in_five_minutes_is_too_much() -> None:
     assert check("--max-dead-share=20") == 0
 
 
-def test_45_inside_a_transaction_the_caller_sees_its_own_rows() -> None:
-    with transaction.atomic():
-        insert(3)
-        assert ask()["counts"]["NEW"] == 3
-
-
 def test_45_the_exit_code_of_the_process(database_env: dict[str, str]) -> None:
     """A probe runs the command in a process of its own."""
     insert(1, due=None, status=DEAD)
@@ -151,3 +139,15 @@ def test_streams_are_asked_by_the_databases_clock(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("django.utils.timezone.now", lambda: 1 / 0)
     assert OutboxStream.objects.oldest_due_age() is not None
     assert ask()["due"] == 1
+
+
+def test_45_the_age_is_that_of_an_event_or_of_a_stream() -> None:
+    insert(1, due=-300)
+    put("due", due_at=now() - timedelta(seconds=120))
+    assert 300 <= ask()["oldest_due_age"] < 360
+
+
+def test_45_inside_a_transaction_the_caller_sees_its_own_rows() -> None:
+    with transaction.atomic():
+        insert(3)
+        assert ask()["counts"]["NEW"] == 3

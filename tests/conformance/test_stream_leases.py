@@ -12,7 +12,6 @@ import pytest
 from django.db import connection
 from django.db.models import F
 
-from django_outbox.conf import index_name
 from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
@@ -152,11 +151,6 @@ def test_n4_concurrent_claims_share_no_stream() -> None:
     assert sorted(taken) == sorted(keys)
 
 
-def test_a_keyed_row_is_never_due_itself() -> None:
-    keyed("order-1", 3, due=-1)
-    assert claim() == []
-
-
 # -- read ------------------------------------------------------------------------------------------
 
 
@@ -202,23 +196,6 @@ def test_the_limit_is_for_each_stream() -> None:
     streams = read("long", "short", limit=5)
     assert ids(streams["long"]) == long[:5]
     assert ids(streams["short"]) == short
-
-
-def test_failed_events_are_read_in_their_place() -> None:
-    first, second, third = keyed("a", 3)
-    OutboxEvent.objects.filter(pk=second).update(status=Status.RETRY)
-    take()
-    assert ids(read("a", limit=2)["a"]) == [first, second]
-    assert ids(read("a", limit=3)["a"]) == [first, second, third]
-
-
-def test_finished_events_are_not_read_and_dead_ones_on_demand() -> None:
-    dead, done, new = keyed("a", 3)
-    OutboxEvent.objects.filter(pk=dead).update(status=Status.DEAD, done_at=now())
-    OutboxEvent.objects.filter(pk=done).update(status=Status.DONE, done_at=now())
-    take()
-    assert ids(read("a")["a"]) == [new]
-    assert ids(read("a", dead_too=True)["a"]) == [dead, new]
 
 
 def test_failures_that_wait_are_passed_over_on_demand() -> None:
@@ -369,27 +346,6 @@ def test_a_release_leaves_the_stream_idle_or_due_later() -> None:
     assert stream("idle").locked_at is not None  # the time since which it is idle
 
 
-def test_r2_a_stream_that_was_written_to_is_not_released() -> None:
-    keyed("a")
-    take()
-    seq = read("a")["a"].seq
-    (late,) = keyed("a")
-    before = stream("a").__dict__ | {"_state": 0}
-    assert not release("a", seq)
-    assert stream("a").__dict__ | {"_state": 0} == before
-    assert late in ids(read("a")["a"])
-    assert release("a", seq + 1)
-
-
-def test_who_does_not_own_a_stream_does_not_release_it() -> None:
-    keyed("a")
-    assert not release("a", 1)
-    take("another")
-    assert not release("a", 1)
-    assert not release("never written", 1)
-    assert stream("a").locked_by == "another"
-
-
 def test_a_stop_releases_whatever_was_written_meanwhile() -> None:
     keyed("a")
     take()
@@ -494,21 +450,6 @@ def test_renew_reports_what_is_lost() -> None:
     assert stream("released").due_at is None
 
 
-# -- the next due time -----------------------------------------------------------------------------
-
-
-def test_streams_count_for_the_next_due_time() -> None:
-    insert(due=60)
-    keyed("a", due=-5)
-    assert 55 < next_due()["default"] <= 60
-    keyed("b", due=30)
-    assert 25 < next_due()["default"] <= 30
-    OutboxEvent.objects.filter(key=None).delete()
-    assert 25 < next_due()["default"] <= 30
-    OutboxStream.objects.filter(key="b").delete()
-    assert next_due() == {}
-
-
 # -- races -----------------------------------------------------------------------------------------
 
 
@@ -531,7 +472,7 @@ def business(*keys: str) -> AbstractContextManager[None]:
 
 
 @NO_SESSIONS
-def test_r1_a_writer_that_commits_around_a_release_is_found() -> None:
+def test_r1_r2_a_writer_that_commits_around_a_release_is_found() -> None:
     """A release that checked for pending rows itself would miss this write in its snapshot."""
     keyed("a")
     take()
@@ -654,21 +595,6 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
     assert not any("outbox_event" in sql for sql in claims)
 
 
-def test_r10_killed_between_the_settle_and_the_release() -> None:
-    (event_id,) = keyed("a")
-    take("killed")
-    seen = read("a", me="killed")["a"]
-    settle(event_id, me="killed")
-    end_stream_leases("a")
-    assert found("heir") == [("a", "killed", "default")]
-    assert read("a", me="heir")["a"].rows == []
-    assert release("a", seen.seq, me="heir")
-    assert settle(event_id, me="killed") == 0  # a late return of the killed worker changes nothing
-    assert not release("a", seen.seq, me="killed")
-    assert not release("a", None, 0, me="killed")
-    assert stream("a").due_at is None
-
-
 # -- by their index --------------------------------------------------------------------------------
 
 
@@ -739,11 +665,6 @@ def test_a_key_with_thousands_behind_it_is_read_by_its_head(
         assert sum(int(count) for _, count in cursor.fetchall()) < 100
 
 
-def test_the_read_goes_by_the_index_of_keys(streams_among_many: Sequence[str]) -> None:
-    sql, params = statements(lambda: (take(), read(*streams_among_many[:10], limit=5)))[-1]
-    assert index_name("outbox_event_key") in str(explain(sql, params))
-
-
 # -- stopped half-way ------------------------------------------------------------------------------
 
 
@@ -772,3 +693,18 @@ def test_x3_no_lock_outlives_a_statement() -> None:
         assert dialect().release(connection, me="me", ids=events) == 3
         assert release("a", None, 0.0)
     assert len(sent) >= 6
+
+
+def test_r10_killed_between_the_settle_and_the_release() -> None:
+    (event_id,) = keyed("a")
+    take("killed")
+    seen = read("a", me="killed")["a"]
+    settle(event_id, me="killed")
+    end_stream_leases("a")
+    assert found("heir") == [("a", "killed", "default")]
+    assert read("a", me="heir")["a"].rows == []
+    assert release("a", seen.seq, me="heir")
+    assert settle(event_id, me="killed") == 0  # a late return of the killed worker changes nothing
+    assert not release("a", seen.seq, me="killed")
+    assert not release("a", None, 0, me="killed")
+    assert stream("a").due_at is None

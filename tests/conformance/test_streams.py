@@ -75,22 +75,6 @@ def test_a_replay_brings_the_stream_back_that_was_purged() -> None:
     assert stream().seq > 1_000_000  # from the clock, so that numbers keep rising
 
 
-def test_a_replay_of_many_streams_is_one_transaction_for_each_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("django_outbox.models.event_queryset.BATCH_SIZE", 4)
-    for n in range(5):
-        events(f"k{n}", DEAD, DEAD, progress='{"a": {"state": "done"}}')
-        put(f"k{n}")
-    unkeyed = insert(due=None, status=DEAD)
-
-    assert OutboxEvent.objects.dead().replay() == 11
-
-    assert OutboxEvent.objects.filter(status=NEW).count() == 11
-    assert OutboxStream.objects.due().count() == 5
-    assert [each.event_id for each in OutboxEvent.objects.due()] == unkeyed
-
-
 def test_a_replay_waits_for_the_writer_of_its_key_and_both_count() -> None:
     """Each raises the version of the stream, and neither change is lost."""
     [dead] = events("k", DEAD)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import signals
@@ -78,35 +78,6 @@ def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_wh
             go_on.set()
         ended(DONE=1)
     assert effects() == ["1"]
-    assert row(event_id).attempts == 1
-
-
-@NOT_SQLITE
-def test_an_atomic_listener_whose_undoing_fails_is_written_off_all_the_same(
-    clock: MovedClock,
-) -> None:
-    """The failed rollback raises an error in the thread, which does not count as an outcome."""
-    failed: list[str] = []
-
-    def breaks(event: outbox.Event) -> None:
-        def fails() -> None:
-            failed.append("rollback")
-            raise ArithmeticError
-
-        if not event.attempts:
-            connections["default"]._rollback = fails
-
-    with (
-        heard(signals.event_decided) as decided,
-        hanging(clock, then=breaks, atomic=True) as listener,
-        outbox.Worker(workers=1),
-    ):
-        (event_id,) = write()
-        ended(DONE=1)
-        listener.wake()
-        wait_until(lambda: listener.first_thread_has_ended)
-    assert failed == ["rollback"]
-    assert [each["outcome"] for each in decided] == ["retry", "done"]
     assert row(event_id).attempts == 1
 
 

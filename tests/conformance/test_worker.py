@@ -17,7 +17,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.sessions import terminate_other_sessions
-from tests.table import PLACED, elsewhere, in_thread, listening, row, sessions, statuses, write
+from tests.table import PLACED, elsewhere, in_thread, listening, row, sessions, write
 from tests.test_worker import AT_ONCE, SOON, gated, soon, wait_for_statuses
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
@@ -30,48 +30,11 @@ __all__ = ["soon"]  # fixtures
 SQLITE = os.environ.get("OUTBOX_TEST_DB", "sqlite") == "sqlite"
 
 
-# -- delivering ------------------------------------------------------------------------------------
-
-
-def test_g2_nothing_runs_before_the_commit() -> None:
-    seen: list[str] = []
-    with listening(lambda event: seen.append(event.event_type)), outbox.Worker():
-        write(event_type="order.first")
-        with listening(lambda event: seen.append(event.event_type), "order.*"):
-            wait_until(lambda: seen == ["order.first"] or statuses() != {}, what="the first")
-            with transaction.atomic():
-                outbox.write("order.second")
-                if not SQLITE:  # there, every other writer waits for this transaction
-                    in_thread(lambda: write(event_type="order.third")).result(10)
-                    wait_until(lambda: "order.third" in seen)
-                assert "order.second" not in seen
-            wait_until(lambda: "order.second" in seen)
-
-
 # -- the database refuses --------------------------------------------------------------------------
 
 
 def lock_row(event_id: str) -> None:
     OutboxEvent.objects.filter(pk=event_id).update(tenant_id="locked")
-
-
-def test_j13_a_settle_that_fails_runs_no_listener_again(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = {**SOON, "LOCK_WAIT": 0.3}
-    with gated() as gate, outbox.Worker(workers=1):
-        (event_id,) = write()
-        wait_until(lambda: gate.entered)
-        with elsewhere(lambda: lock_row(event_id)):
-            gate.open()
-            wait_until(lambda: "settler failed" in caplog.text, what="a refused settle")
-            assert row(event_id).status == Status.NEW
-        wait_for_statuses(DONE=1)
-        assert gate.entered == [event_id]
-        assert row(event_id).attempts == 0
-        write()
-        wait_for_statuses(DONE=2)
-    assert "settler works again" in caplog.text
 
 
 @pytest.mark.skipif(SQLITE, reason="an open SQLite transaction keeps every writer out")
@@ -174,7 +137,7 @@ def full_disk() -> Iterator[None]:
             cursor.execute(f"DROP TRIGGER full_disk{f' ON {table}' * (vendor == 'postgresql')}")
 
 
-def test_x9_what_a_full_disk_refuses_is_kept_and_settled_later(settings: Any) -> None:
+def test_j13_x9_what_a_full_disk_refuses_is_kept_and_settled_later(settings: Any) -> None:
     """Meanwhile no event runs twice, and the worker claims no more than it has room for."""
     settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 10, "ASYNC_CONCURRENCY": 1}
     called: list[str] = []
