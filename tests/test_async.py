@@ -11,7 +11,7 @@ import pytest
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
-from tests.table import in_thread, lease_ends_in, listening, row, statuses, write
+from tests.table import listening, row, statuses, write
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -121,33 +121,3 @@ def test_w6_what_a_listener_raises_is_a_failure_and_ends_nothing(
     assert row(bad).attempts == 2
     assert error.__name__ in str(row(bad).last_error)
     assert {row(each).attempts for each in (good, after)} == {0}
-
-
-# -- the stop --------------------------------------------------------------------------------------
-
-
-def test_a_listener_that_ignores_its_cancellation_holds_no_stop(settings: Any) -> None:
-    """It may still run, so no other worker may claim its event until the lease ends."""
-    settings.OUTBOX = {"DRAIN_TIMEOUT": 0.1}
-    started, go_on = threading.Event(), threading.Event()
-
-    async def listener(event: outbox.Event) -> None:
-        started.set()
-        while not go_on.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                continue
-
-    with listening(listener):
-        worker = outbox.Worker()
-        worker.start()
-        try:
-            (event_id,) = write()
-            assert started.wait(15)
-            stopping = in_thread(worker.stop)
-            assert stopping.result(15) is False
-            assert row(event_id).locked_by is None
-            assert lease_ends_in(event_id) > 0
-        finally:
-            go_on.set()

@@ -14,7 +14,6 @@ import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.db import OperationalError, transaction
 
-import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management import arguments
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, OutboxStream
@@ -235,16 +234,6 @@ def test_465_an_interruption_says_how_to_go_on(
     (late,) = dead(1, ago=-1)  # died after the interrupt
     assert replay(*filters, *shlex.split(found[2])) == "replayed 4"
     assert left() == {*ids[:2], late}
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_an_alias_of_its_own() -> None:
-    dead(1)
-    with transaction.atomic(using="other"):
-        outbox.write("x", using="other")
-    OutboxEvent.objects.using("other").update(status=DEAD, done_at=now(), available_at=None)
-    assert replay("--all", "--database", "other") == "replayed 1"
-    assert len(left()) == 1
 
 
 # -- purge -----------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -126,27 +124,6 @@ def test_each_call_gets_unchanged_payloads(run: str, atomic: bool) -> None:
 
 
 @outside
-@everywhere
-@pytest.mark.parametrize("places", [[31, 32], [0, 1, 2, 3, 63]], ids=["middle", "ends"])
-def test_several_bad_events_leave_the_others_at_one_attempt_or_two(
-    run: str, places: list[int]
-) -> None:
-    ids = write(64)
-    bad = {ids[place] for place in places}
-    bulk, done = poisoned(*bad), []
-
-    def work(events: list[outbox.Event]) -> None:
-        bulk(events)
-        done.extend(ids_of(events))
-
-    with listening(work, batch=64, retry=outbox.Fixed(0, max_attempts=4)):
-        deliver(run, lambda: {*statuses().values()} == {Status.DONE, Status.DEAD})
-    assert {each for each, status in statuses().items() if status == Status.DEAD} == bad
-    assert sorted(done) == sorted({*ids} - bad)  # each once
-    assert max(attempts()[each] for each in {*ids} - bad) <= 2
-
-
-@outside
 def test_what_a_stop_leaves_of_a_batch_counts_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be good: only the next calls would have told."""
     ids = write(8)
@@ -203,104 +180,6 @@ def test_a_second_call_that_hangs_fails_alone(clock: MovedClock) -> None:
     assert bulk.sizes == [8, 4, 4]
     assert [statuses()[each] for each in ids] == 4 * [Status.RETRY] + 4 * [Status.DONE]
     assert attempts() == {each: int(each in ids[:4]) for each in ids}
-
-
-@contextmanager
-def failing(subject: Any) -> Iterator[None]:
-    if len(subject) > 2:
-        raise LookupError("not so many")
-    yield
-    raise ValueError("at its end")
-
-
-failing.batch = True  # type: ignore[attr-defined]
-
-
-# -- keys ------------------------------------------------------------------------------------------
-
-
-@outside
-@everywhere
-def test_a_payload_that_does_not_fit_blocks_its_key(run: str, settings: Any) -> None:
-    settings.OUTBOX = {"ON_DEAD": "block"}
-    kind = "batch.typed"
-    (first,) = keyed("a", 1, event_type=kind, payload='{"number": 1}')
-    (bad,) = keyed("a", 1, event_type=kind, payload='{"number": "two"}')
-    (last,) = keyed("a", 1, event_type=kind, payload='{"number": 3}')
-    bulk = Bulk()
-    with listening(bulk, Batched, batch=5, per_key=5):
-        deliver(run, lambda: statuses()[bad] == Status.DEAD)
-    assert bulk.ids == [first]
-    assert statuses()[last] == Status.NEW
-
-
-@outside
-@everywhere
-def test_the_good_events_before_a_bad_one_of_their_key_do_not_fail(run: str) -> None:
-    ids = keyed("a", 8)
-    bulk = poisoned(ids[1])
-    with listening(bulk, batch=8, per_key=8, retry=FAR):
-        deliver(run, lambda: statuses()[ids[1]] == Status.RETRY)
-    assert attempts() == {each: int(each == ids[1]) for each in ids}
-    assert statuses()[ids[0]] == Status.DONE
-
-
-@outside
-@everywhere
-@pytest.mark.parametrize("on_dead", ["block", "continue"])
-@pytest.mark.parametrize("atomic", [False, True])
-def test_order_holds_beside_dead_events(
-    run: str, on_dead: str, atomic: bool, settings: Any
-) -> None:
-    settings.OUTBOX = {"ON_DEAD": on_dead}
-    ids = {key: keyed(key, 6) for key in "abc"}
-    done: list[str] = []
-
-    def work(events: list[outbox.Event]) -> list[Any]:
-        stopped, answers = set(), list[Any]()
-        for each in events:
-            if each.event_id == ids["b"][2]:
-                stopped.add(each.key)
-            elif each.key not in stopped:
-                done.append(each.event_id)
-            answers.append(outbox.Dead("no") if each.event_id == ids["b"][2] else None)
-        return answers
-
-    with listening(work, batch=10, per_key=4, atomic=atomic):
-        left = ids["b"][3:] if on_dead == "block" else []
-        others = {each for some in ids.values() for each in some} - {*left, ids["b"][2]}
-        deliver(run, lambda: all(statuses()[each] == Status.DONE for each in others))
-    assert statuses()[ids["b"][2]] == Status.DEAD
-    for key, expected in ids.items():
-        assert [each for each in done if each in expected] == [
-            each for each in expected if each in others
-        ], key
-    assert [statuses()[each] for each in left] == [Status.NEW] * len(left)
-
-
-@outside
-def test_a_batch_may_follow_an_ordinary_event_of_its_key(settings: Any) -> None:
-    """Without another claim: the thread that delivered the first event passes the second on."""
-    settings.OUTBOX = {"WORKERS": 1}
-    claims: list[int] = []
-
-    def count(sender: str, count: int, **kwargs: Any) -> None:
-        claims.append(count)
-
-    ids = [keyed("a", 1, event_type=f"mixed.{n % 2}")[0] for n in range(10)]
-    seen: list[str] = []
-    events_claimed.connect(count)
-    try:
-        with (
-            listening(lambda event: seen.append(event.event_id), "mixed.0"),
-            listening(lambda events: seen.extend(ids_of(events)), "mixed.1", batch=5),
-            working(),
-        ):
-            wait_until(all_are(Status.DONE))
-    finally:
-        events_claimed.disconnect(count)
-    assert seen == ids
-    assert sum(claims) == 10
 
 
 # -- atomic listeners ------------------------------------------------------------------------------
@@ -369,6 +248,85 @@ def test_an_awaited_batch_is_handed_back_at_a_stop(settings: Any) -> None:
 
 
 @outside
+def test_a_rate_counts_events_and_not_calls(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"default": {"RATE": "10/s"}}}
+    bulk = Bulk()
+    write(100)
+    with listening(bulk, batch=50), working():
+        wait_until(lambda: len(bulk.ids) >= 12)
+    assert max(bulk.sizes) <= 10
+
+
+@pytest.mark.django_db
+def test_the_test_kit_delivers_batches() -> None:
+    from django_outbox import testing
+
+    bulk = Bulk()
+    with listening(bulk, batch=10):
+        write(3)
+        assert testing.drain() == 3
+        write(1)
+        with (
+            pytest.raises(AssertionError, match="1 events failed"),
+            listening(Bulk(lambda events: [LookupError("no")]), name="bad", batch=2, retry=FAR),
+        ):
+            testing.drain()
+        bulk([testing.make_event(PLACED, {"n": 1})])
+    assert bulk.sizes == [3, 1, 1]
+
+
+@outside
+@everywhere
+def test_a_payload_that_does_not_fit_blocks_its_key(run: str, settings: Any) -> None:
+    settings.OUTBOX = {"ON_DEAD": "block"}
+    kind = "batch.typed"
+    (first,) = keyed("a", 1, event_type=kind, payload='{"number": 1}')
+    (bad,) = keyed("a", 1, event_type=kind, payload='{"number": "two"}')
+    (last,) = keyed("a", 1, event_type=kind, payload='{"number": 3}')
+    bulk = Bulk()
+    with listening(bulk, Batched, batch=5, per_key=5):
+        deliver(run, lambda: statuses()[bad] == Status.DEAD)
+    assert bulk.ids == [first]
+    assert statuses()[last] == Status.NEW
+
+
+@outside
+@everywhere
+def test_the_good_events_before_a_bad_one_of_their_key_do_not_fail(run: str) -> None:
+    ids = keyed("a", 8)
+    bulk = poisoned(ids[1])
+    with listening(bulk, batch=8, per_key=8, retry=FAR):
+        deliver(run, lambda: statuses()[ids[1]] == Status.RETRY)
+    assert attempts() == {each: int(each == ids[1]) for each in ids}
+    assert statuses()[ids[0]] == Status.DONE
+
+
+@outside
+def test_a_batch_may_follow_an_ordinary_event_of_its_key(settings: Any) -> None:
+    """Without another claim: the thread that delivered the first event passes the second on."""
+    settings.OUTBOX = {"WORKERS": 1}
+    claims: list[int] = []
+
+    def count(sender: str, count: int, **kwargs: Any) -> None:
+        claims.append(count)
+
+    ids = [keyed("a", 1, event_type=f"mixed.{n % 2}")[0] for n in range(10)]
+    seen: list[str] = []
+    events_claimed.connect(count)
+    try:
+        with (
+            listening(lambda event: seen.append(event.event_id), "mixed.0"),
+            listening(lambda events: seen.extend(ids_of(events)), "mixed.1", batch=5),
+            working(),
+        ):
+            wait_until(all_are(Status.DONE))
+    finally:
+        events_claimed.disconnect(count)
+    assert seen == ids
+    assert sum(claims) == 10
+
+
+@outside
 def test_an_awaited_fallback_that_cannot_be_called_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -396,31 +354,3 @@ def test_an_awaited_fallback_that_cannot_be_called_is_tried_again(
                 )
             )
     assert {*attempts().values()} == {0}
-
-
-@outside
-def test_a_rate_counts_events_and_not_calls(settings: Any) -> None:
-    settings.OUTBOX = {"QUEUES": {"default": {"RATE": "10/s"}}}
-    bulk = Bulk()
-    write(100)
-    with listening(bulk, batch=50), working():
-        wait_until(lambda: len(bulk.ids) >= 12)
-    assert max(bulk.sizes) <= 10
-
-
-@pytest.mark.django_db
-def test_the_test_kit_delivers_batches() -> None:
-    from django_outbox import testing
-
-    bulk = Bulk()
-    with listening(bulk, batch=10):
-        write(3)
-        assert testing.drain() == 3
-        write(1)
-        with (
-            pytest.raises(AssertionError, match="1 events failed"),
-            listening(Bulk(lambda events: [LookupError("no")]), name="bad", batch=2, retry=FAR),
-        ):
-            testing.drain()
-        bulk([testing.make_event(PLACED, {"n": 1})])
-    assert bulk.sizes == [3, 1, 1]

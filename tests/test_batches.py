@@ -133,15 +133,6 @@ def test_a_batch_shrinks_with_the_failures_of_its_events() -> None:
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db
-def test_drain_makes_batches_in_a_test_case() -> None:
-    bulk = Bulk()
-    write(30)
-    with listening(bulk, batch=20):
-        assert outbox.drain() == 30
-    assert bulk.sizes == [20, 10]
-
-
 @outside
 @everywhere
 def test_a_batch_ends_at_its_bytes(run: str, settings: Any) -> None:
@@ -263,16 +254,6 @@ def test_in_an_outage_a_batch_is_called_three_times(run: str) -> None:
 
 @outside
 @everywhere
-def test_the_next_batch_after_a_failure_is_smaller(run: str) -> None:
-    insert(40, attempts=1, status=Status.RETRY)
-    bulk = Bulk()
-    with listening(bulk, batch=40, within=1.0, retry=AT_ONCE):
-        deliver(run)
-    assert bulk.sizes == [10, 10, 10, 10]
-
-
-@outside
-@everywhere
 def test_no_event_dies_of_a_shared_call(run: str) -> None:
     """With one execution, each event has one that it shares and, after that, one of its own."""
     ids = write(8)
@@ -295,18 +276,6 @@ def test_retry_after_holds_for_all(run: str) -> None:
         deliver(run, all_are(Status.RETRY))
     assert bulk.sizes == [8]
     assert {*attempts().values()} == {1}
-
-
-@outside
-@everywhere
-def test_damaged_json_is_dead_alone(run: str) -> None:
-    good = write(3)
-    (bad,) = insert(1, payload="{")
-    bulk = Bulk()
-    with listening(bulk, batch=10):
-        deliver(run)
-    assert statuses()[bad] == Status.DEAD
-    assert sorted(bulk.ids) == sorted(good)
 
 
 @outside
@@ -529,19 +498,6 @@ def test_events_of_a_key_keep_their_order(run: str, per_key: int) -> None:
 
 @outside
 @everywhere
-def test_an_atomic_batch_keeps_the_progress_of_fan_outs(run: str) -> None:
-    ids, seen = write(6), []
-    with (
-        listening(lambda event: seen.append(event.event_id), name="one"),
-        listening(Bulk(note_all), name="bulk", batch=6, atomic=True),
-    ):
-        deliver(run, all_are(Status.DONE))
-    assert sorted(seen) == sorted(ids)
-    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)
-
-
-@outside
-@everywhere
 def test_an_atomic_batch_commits_with_the_ends_of_its_events(run: str) -> None:
     ids = write(30)
 
@@ -570,3 +526,28 @@ def test_atomic_batches_delete_what_is_not_kept(run: str, per_key: int, settings
         deliver(run, lambda: OutboxEvent.objects.count() == 1)
     assert row(unique).status == Status.DONE
     assert Effect.objects.count() == 11
+
+
+@outside
+@everywhere
+def test_damaged_json_is_dead_alone(run: str) -> None:
+    good = write(3)
+    (bad,) = insert(1, payload="{")
+    bulk = Bulk()
+    with listening(bulk, batch=10):
+        deliver(run)
+    assert statuses()[bad] == Status.DEAD
+    assert sorted(bulk.ids) == sorted(good)
+
+
+@outside
+@everywhere
+def test_an_atomic_batch_keeps_the_progress_of_fan_outs(run: str) -> None:
+    ids, seen = write(6), []
+    with (
+        listening(lambda event: seen.append(event.event_id), name="one"),
+        listening(Bulk(note_all), name="bulk", batch=6, atomic=True),
+    ):
+        deliver(run, all_are(Status.DONE))
+    assert sorted(seen) == sorted(ids)
+    assert sorted(Effect.objects.values_list("event_id", flat=True)) == sorted(ids)

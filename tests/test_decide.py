@@ -69,7 +69,9 @@ class Own(Exception):
     ],
     ids=repr,
 )
-def test_j14_every_answer_and_exception(answer: Any, expected: tuple[Any, ...]) -> None:
+def test_j14_215_216_217_219_every_answer_and_exception(
+    answer: Any, expected: tuple[Any, ...]
+) -> None:
     assert summary(decision(answer)) == expected
 
 
@@ -85,7 +87,7 @@ def test_j14_every_answer_and_exception(answer: Any, expected: tuple[Any, ...]) 
         (10**6, (DEAD, None, 1, "dead")),
     ],
 )
-def test_attempts_end_in_dead(attempts: int, expected: tuple[Any, ...]) -> None:
+def test_j4_348_attempts_end_in_dead(attempts: int, expected: tuple[Any, ...]) -> None:
     """The last execution counts as an attempt, too."""
     made = decision(ValueError("no"), attempts=attempts)
     assert summary(made) == (expected[0], pytest.approx(expected[1]), *expected[2:])

@@ -11,25 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.surroundings import both, inside, outside_alone
-from tests.table import (
-    PLACED,
-    claim,
-    in_thread,
-    insert,
-    lease_ends_in,
-    listening,
-    now,
-    row,
-    statuses,
-    write,
-)
+from tests.table import PLACED, claim, in_thread, insert, listening, now, row, statuses, write
 from tests.waiting import MovedClock, wait_until
 
 
@@ -38,17 +26,6 @@ def nothing(event: outbox.Event) -> None:
 
 
 # -- what it does ----------------------------------------------------------------------------------
-
-
-@both
-def test_limit(outside: bool) -> None:
-    insert(5, due=-1)
-    with listening(nothing):
-        assert outbox.drain(limit=2) == 2
-        assert statuses() == {"DONE": 2, "NEW": 3}
-        assert outbox.drain(limit=0) == 0
-        assert outbox.drain(limit=10) == 3
-    assert OutboxEvent.objects.filter(locked_by=None).count() == 5
 
 
 @both
@@ -180,23 +157,6 @@ def test_what_another_holds_is_left_and_what_was_lost_is_taken(outside: bool) ->
         assert outbox.drain() == 1
     assert row(held).locked_by == "another"
     assert row(lost).status == Status.DONE
-
-
-@both
-def test_an_interrupt_releases_and_propagates(outside: bool) -> None:
-    first, second, third = [insert(due=-9 + n, attempts=2)[0] for n in range(3)]
-
-    def interrupted(event: outbox.Event) -> None:
-        if event.event_id == second:
-            raise KeyboardInterrupt
-
-    with listening(interrupted), pytest.raises(KeyboardInterrupt):
-        outbox.drain()
-    assert row(first).status == Status.DONE
-    for event_id in (second, third):
-        after = row(event_id)
-        assert (after.status, after.locked_by, after.attempts) == (Status.NEW, None, 2)
-        assert lease_ends_in(event_id) <= 0
 
 
 @outside_alone

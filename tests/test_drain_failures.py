@@ -131,18 +131,6 @@ def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
 
 
 @outside_alone
-def test_once_delivers_what_stands_behind_a_listener_that_exits(fleet: Fleet) -> None:
-    (bad,) = insert(due=-9, event_type="process.exits")
-    good = insert(3, due=-1, event_type="process.quick")
-    assert wait_for_end_of(fleet.start("--once")) == 0
-    assert fleet.logged("delivered 4")
-    assert (row(bad).status, row(bad).attempts) == (Status.DEAD, 1)
-    assert [row(each).status for each in good] == [Status.DONE] * 3
-    assert wait_for_end_of(fleet.start("--once")) == 0
-    assert fleet.logged("delivered 0")  # the next cron run does not deliver it again
-
-
-@outside_alone
 def test_once_hands_back_at_ctrl_c(fleet: Fleet, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     (event_id,) = write(event_type="process.gated", payload={"gate": str(gate)})

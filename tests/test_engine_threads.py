@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -24,22 +22,10 @@ from django.db.backends.signals import connection_created
 import django_outbox as outbox
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
-from django_outbox.models import OutboxEvent, OutboxWorker
+from django_outbox.models import OutboxEvent
 from django_outbox.worker import prefetch
 from django_outbox.worker.throttle import Throttle
-from tests.table import (
-    PLACED,
-    end_leases,
-    in_thread,
-    insert,
-    lease_ends_in,
-    listening,
-    now,
-    row,
-    statuses,
-    steal,
-    write,
-)
+from tests.table import PLACED, in_thread, insert, listening, now, statuses, steal, write
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,9 +36,6 @@ def soon(settings: Any) -> None:
     settings.OUTBOX = SOON
 
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 FAR = 3600.0  # seconds; an interval that no test waits for
 
 
@@ -60,9 +43,6 @@ SOON = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05, "LOCK_WAIT": 1}
 
 
 LONG_AGO = timedelta(days=30)
-
-
-DELIVERING_MODES = ["multi_node", "single_node", "ordered"]
 
 
 DEAD = Decision(status=Status.DEAD, error="it is over", outcome="dead")
@@ -143,10 +123,6 @@ def engine_threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("outbox-")]
 
 
-def names() -> set[str]:
-    return {each.name.removeprefix("outbox-default-") for each in engine_threads()}
-
-
 def test_338_poll_and_probe_are_jittered_within_bounds(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,29 +180,6 @@ def test_269_a_claimer_that_waits_is_stopped_at_once(settings: Any) -> None:
     assert time.monotonic() - started < 15  # a busy machine; its next poll is an hour away
 
 
-@pytest.mark.parametrize("mode", DELIVERING_MODES)
-def test_410_workers_capacities_and_retry_hold_in_all_modes(settings: Any, mode: str) -> None:
-    settings.OUTBOX = {
-        **SOON,
-        "MODE": mode,
-        "WORKERS": 2,
-        "COLD_QUEUE_CAPACITY": 3,
-        "RETRY": {"policy": "fixed", "delay": 0.01, "max_attempts": 2},
-    }
-    insert(20, due=-1)
-
-    def fail(event: outbox.Event) -> None:
-        raise ValueError("always")
-
-    with gated() as gate, listening(fail, "order.failing"), outbox.Worker():
-        wait_until(lambda: len(gate.entered) == 2)
-        assert OutboxEvent.objects.leased().count() <= 2 + 3
-        gate.open.set()
-        (failing,) = write(event_type="order.failing")
-        wait_until(lambda: statuses() == {"DONE": 20, "DEAD": 1}, what="all settled")
-    assert row(failing).attempts == 2
-
-
 def test_440_every_thread_is_named_a_daemon_and_one_of_its_kind(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "DOORBELL": "local"}
     with outbox.Worker(workers=3):
@@ -236,33 +189,6 @@ def test_440_every_thread_is_named_a_daemon_and_one_of_its_kind(settings: Any) -
     assert sorted(each.name for each in threads) == [f"outbox-default-{kind}" for kind in kinds]
     assert all(each.daemon for each in threads)
     assert not any(each.is_alive() for each in threads)
-
-
-def test_412_the_heartbeat_goes_last(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LEASE": 1.2, "DRAIN_TIMEOUT": 30, "DOORBELL": "local"}
-    alive_at_the_end: set[str] = set()
-
-    def look(thread: str, sql: str, params: Any) -> None:
-        if thread.endswith("heartbeat") and sql.startswith("DELETE") and worker.id in repr(params):
-            alive_at_the_end.update(names())
-
-    with watched() as engine, gated() as gate:
-        engine.before = look
-        worker = outbox.Worker(workers=1)
-        worker.start()
-        (event_id,) = write()
-        wait_until(lambda: gate.entered)
-        wait_until(OutboxWorker.objects.exists)
-        stopping = in_thread(worker.stop)
-        wait_until(lambda: names() == {"worker-0", "loop", "settler", "heartbeat", "watchdog"})
-        lease = row(event_id).available_at
-        assert lease is not None
-        later = lease + timedelta(seconds=1.2)
-        wait_until(lambda: (row(event_id).available_at or lease) > later, what="a kept lease")
-        gate.open.set()
-        assert stopping.result(20) is True
-    assert alive_at_the_end == {"heartbeat"}
-    assert (row(event_id).status, row(event_id).rescues) == (Status.DONE, 0)
 
 
 def test_439_the_registry_is_safe_to_read_from_all_threads() -> None:
@@ -303,41 +229,6 @@ def session_of(made: Any) -> Any:
     )
 
 
-def test_w22_a_process_that_claims_its_own_running_event_runs_it_once(settings: Any) -> None:
-    settings.OUTBOX = far()
-    with gated() as gate, outbox.Worker(workers=2) as worker:
-        (event_id,) = write()
-        wait_until(lambda: gate.entered)
-        end_leases([event_id])
-        worker.poll()
-        wait_until(lambda: lease_ends_in(event_id) > 0, what="a new lease")
-        assert (row(event_id).locked_by, row(event_id).rescues) == (worker.id, 0)
-        (other,) = write()  # queued behind it
-        wait_until(lambda: len(gate.entered) == 2)
-        assert gate.entered == [event_id, other]
-        gate.open.set()
-        wait_until(lambda: statuses() == {"DONE": 2})
-    assert gate.entered == [event_id, other]
-
-
-def test_8_nothing_depends_on_the_row_of_a_worker(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "LEASE": 0.9, "DRAIN_TIMEOUT": 0.5}
-    with listening(lambda event: None), outbox.Worker() as worker:
-        wait_until(OutboxWorker.objects.exists)
-        shown = OutboxWorker.objects.get()
-        assert (shown.id, shown.pid) == (worker.id, os.getpid())
-        assert shown.hostname
-        assert abs((now() - shown.started_at).total_seconds()) < 10
-        assert '"mode": "multi_node"' in (shown.info or "")
-        OutboxWorker.objects.all().delete()
-        write()
-        wait_until(lambda: statuses() == {"DONE": 1})
-        wait_until(OutboxWorker.objects.exists, what="the row, written again")
-        again = OutboxWorker.objects.get()
-        wait_until(lambda: OutboxWorker.objects.get().heartbeat_at > again.heartbeat_at)
-    assert not OutboxWorker.objects.exists()
-
-
 def finished(count: int = 1, **columns: Any) -> list[str]:
     ended = now() - LONG_AGO
     made = LONG_AGO.total_seconds() + 1
@@ -369,28 +260,6 @@ def test_43_outbox_purge_counts_or_deletes() -> None:
     assert said() == "purged events: 3, idle streams: 0, received messages: 0"
     assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 0"
     assert OutboxEvent.objects.count() == 1
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-@pytest.mark.parametrize(("prefix", "code"), [("", 0), ("absent_", 1)])
-def test_43_outbox_purge_exits_by_its_success(
-    database_env: dict[str, str], prefix: str, code: int
-) -> None:
-    environment = {
-        **database_env,
-        "DJANGO_SETTINGS_MODULE": "tests.fault_settings",
-        "OUTBOX_TEST_SETTINGS": f'{{"TABLE_PREFIX": "{prefix}"}}',
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "django", "outbox_purge"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == code, done.stderr
 
 
 def levels(caplog: pytest.LogCaptureFixture, text: str) -> set[int]:

@@ -260,25 +260,6 @@ def lease(event_id: str, size: int, **given: Any) -> Lease:
     )
 
 
-def test_the_bytes_of_leases_are_counted_exactly() -> None:
-    """Leases count correctly when settled, replaced by a newer claim, or dropped twice."""
-    held = Held(30)
-    first, again, newer = lease("a", 10), lease("a", 10, renewal=True), lease("a", 30)
-    load = held.load("default")
-    held.add([first])
-    held.add([again])
-    assert (load.held, load.payload_bytes) == (1, 10)
-    held.add([newer])
-    assert (load.held, load.payload_bytes) == (1, 30)
-    held.move(newer, "other")
-    assert (load.held, load.payload_bytes) == (0, 0)
-    assert (held.load("other").held, held.load("other").payload_bytes) == (1, 30)
-    held.drop([first])
-    held.drop([newer])
-    held.drop([newer])
-    assert (held.load("other").held, held.load("other").payload_bytes) == (0, 0)
-
-
 def test_a_busy_thread_is_told_from_an_idle_one() -> None:
     ready = Ready()
     prefetch = prefetch_of(Settings(), held := Held(30), ready)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from django.core.checks import run_checks
 from django.db import connection, transaction
 
 import django_outbox as outbox
-from django_outbox import signals
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
@@ -117,14 +115,6 @@ def test_n5_what_is_not_retried_goes_straight_to_it(
     assert row(event_id).attempts == spent
 
 
-@both
-def test_348_without_one_the_same_event_is_dead(outside: bool) -> None:
-    write()
-    with listening(raising(LookupError()), retry=ONCE):
-        drain()
-    assert statuses() == {"DEAD": 1}
-
-
 @inside
 @pytest.mark.parametrize(
     ("columns", "listen", "status"),
@@ -146,22 +136,6 @@ def test_what_is_no_failure_of_the_listener_is_not_for_it(
     with guarded(listen, fallback):
         drain()
     assert statuses() == {status: 1}
-    assert fallback.calls == []
-
-
-@dataclasses.dataclass
-class Parcel:
-    to: str
-
-
-@inside
-def test_a_payload_that_does_not_fit_the_listeners_class_is_not_for_it() -> None:
-    fallback = Fallback()
-    outbox.event("parcel.posted")(Parcel)
-    insert(event_type="parcel.posted", payload='{"from": "us"}')
-    with guarded(lambda event: None, fallback, event_type=Parcel):
-        drain()
-    assert statuses() == {"DEAD": 1}
     assert fallback.calls == []
 
 
@@ -219,41 +193,6 @@ def test_whatever_else_it_answers_is_done(outside: bool, answer: Any) -> None:
     with guarded(raising(LookupError()), Fallback(lambda event, failure: answer), retry=ONCE):
         drain()
     assert statuses() == {"DONE": 1}
-
-
-@both
-def test_33_listener_then_retry_decision_then_fallback_then_dead(outside: bool) -> None:
-    steps: list[str] = []
-
-    class Policy:
-        max_attempts = 3
-
-        def should_retry(self, error: BaseException) -> bool:
-            steps.append("retry decision")
-            return not steps.count("listener") > 1
-
-        def delay(self, attempt: int) -> float:
-            return 0.0
-
-    def listen(event: outbox.Event) -> None:
-        steps.append("listener")
-        raise LookupError
-
-    def fails(event: outbox.Event, failure: outbox.Failure) -> None:
-        steps.append("fallback")
-        raise RuntimeError
-
-    def note(**kwargs: Any) -> None:
-        steps.append("dead")
-
-    signals.event_dead.connect(note)
-    try:
-        write()
-        with guarded(listen, fails, retry=Policy()):
-            drain(3)
-    finally:
-        signals.event_dead.disconnect(note)
-    assert steps == ["listener", "retry decision", "listener", "retry decision", "fallback", "dead"]
 
 
 # -- its surroundings ------------------------------------------------------------------------------
@@ -474,14 +413,6 @@ def test_344_another_signature_is_a_check_error(fallback: Any, fits: bool) -> No
         assert "lambda" in errors[0].msg
         assert errors[0].hint == "Give it the signature (event, failure)."
         assert errors[0].is_serious()
-
-
-def test_a_failure_is_a_value() -> None:
-    failure = outbox.Failure(listener="x", attempts=1, exception=KeyError(), text="KeyError")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        failure.attempts = 2  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        outbox.Failure("x", 1, KeyError(), "KeyError")  # type: ignore[misc]
 
 
 # -- the documentation -----------------------------------------------------------------------------

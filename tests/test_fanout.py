@@ -93,33 +93,6 @@ def states(event_id: str) -> dict[str, str]:
 
 
 @both
-def test_an_event_is_done_when_all_its_listeners_are(outside: bool) -> None:
-    (event_id,) = write()
-    first, second, third = (Listener(name, nothing) for name in ("", "mail", "audit"))
-    with registered(first, second, third):
-        drain()
-    assert [len(each.seen) for each in (first, second, third)] == [1, 1, 1]
-    assert statuses() == {"DONE": 1}
-    assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "done", f"{PLACED} audit": "done"}
-    assert row(event_id).attempts == 0
-
-
-@both
-def test_an_event_is_dead_only_when_none_can_go_on(outside: bool) -> None:
-    (event_id,) = write()
-    hopeless = Listener("", fails, retry=ONCE)
-    slow = Listener("mail", fails_first(2), retry=SOON)
-    with registered(hopeless, slow):
-        drain()
-        assert statuses() == {"RETRY": 1}
-        assert states(event_id) == {PLACED: "dead", f"{PLACED} mail": "due"}
-        drain(2)
-    assert statuses() == {"DEAD": 1}
-    assert (len(hopeless.seen), len(slow.seen)) == (1, 3)
-    assert states(event_id) == {PLACED: "dead", f"{PLACED} mail": "done"}
-
-
-@both
 def test_a_dead_event_tells_the_error_of_a_listener_that_died(outside: bool) -> None:
     """``last_error`` is not the later error of a listener that succeeded in the end."""
     (event_id,) = write()
@@ -131,18 +104,6 @@ def test_a_dead_event_tells_the_error_of_a_listener_that_died(outside: bool) -> 
         drain()
     assert statuses() == {"DEAD": 1}
     assert str(row(event_id).last_error) == f"LookupError: no {PLACED}"
-
-
-@both
-def test_defer_among_several(outside: bool) -> None:
-    (event_id,) = write()
-    done, deferred = Listener("", nothing), Listener("mail", lambda event: outbox.Defer(600))
-    with registered(done, deferred):
-        drain()
-    assert statuses() == {"NEW": 1}
-    assert row(event_id).attempts == 0
-    assert 590 < lease_ends_in(event_id) < 610
-    assert states(event_id) == {PLACED: "done", f"{PLACED} mail": "due"}
 
 
 # -- retries and due times -------------------------------------------------------------------------
@@ -371,26 +332,6 @@ def test_those_that_are_all_async_occupy_no_thread(settings: Any) -> None:
     assert {title for each in ids for title in states(each)} == {f"{PLACED} a", f"{PLACED} b"}
 
 
-@outside_alone
-def test_an_async_one_past_its_timeout_is_cancelled_and_the_others_go_on(settings: Any) -> None:
-    settings.OUTBOX = {}
-
-    async def endless(event: outbox.Event) -> None:
-        await asyncio.Event().wait()
-
-    second = Crowd("b", nothing)
-    with (
-        listening(endless, name="a", timeout=0.05, retry=outbox.Fixed(0.01, max_attempts=2)),
-        registered(second),
-        outbox.Worker(),
-    ):
-        (event_id,) = write()
-        wait_until(lambda: statuses() == {"DEAD": 1}, what="DEAD")
-    assert states(event_id) == {f"{PLACED} a": "dead", f"{PLACED} b": "done"}
-    assert "ListenerTimeout" in str(row(event_id).last_error)
-    assert len(second.seen) == 1
-
-
 # -- the documentation -----------------------------------------------------------------------------
 
 
@@ -499,39 +440,6 @@ def test_an_atomic_one_that_fails_leaves_nothing_and_harms_no_other(outside: boo
     assert statuses() == {"DEAD": 1}
 
 
-@both
-def test_what_an_atomic_one_committed_outlives_the_end_of_the_caller(outside: bool) -> None:
-    """Its progress is committed before the next listener is called."""
-    (event_id,) = write()
-
-    def interrupted(event: outbox.Event) -> None:
-        raise KeyboardInterrupt
-
-    booked = Listener("book", effect, atomic=True)
-    last = Listener("mail", interrupted)
-    with registered(booked, last):
-        with pytest.raises(KeyboardInterrupt):
-            drain()
-        if outside:  # inside, its savepoint is undone too
-            assert states(event_id) == {f"{PLACED} book": "done"}
-        last.work = nothing
-        OutboxEvent.objects.update(available_at=now(), locked_by=None)
-        drain()
-    assert statuses() == {"DONE": 1}
-    assert Effect.objects.count() == 1
-
-
 def leaves_open(event: outbox.Event) -> None:
     effect(event)
     transaction.atomic().__enter__()
-
-
-@outside_alone
-def test_a_worker_undoes_nothing_of_the_others_either(settings: Any) -> None:
-    settings.OUTBOX = {}
-    careless = Listener("m", leaves_open)
-    with registered(Listener("a", effect), careless, Listener("z", effect)), outbox.Worker():
-        write()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
-    kept = {*Effect.objects.values_list("phase", flat=True)}
-    assert kept >= {f"{PLACED} a", f"{PLACED} z"}

@@ -333,21 +333,8 @@ def test_232_hot_and_cold_events_are_equal_but_for_their_source(settings: Any) -
         assert getattr(hot, name) == getattr(cold, name), name
 
 
-def test_j5_one_callback_for_everything_a_transaction_wrote(settings: Any) -> None:
-    settings.OUTBOX = quiet()
-    calls = Calls()
-    with listening(calls), resting():
-        with transaction.atomic():
-            ids = outbox.write_many([outbox.Event(event_type=PLACED) for _ in range(50)])
-            ids += [str(outbox.write(PLACED)), str(outbox.write(PLACED))]
-            assert len(connection.run_on_commit) == 1
-        wait_until(settled(52), what="DONE")
-    assert calls.once_each(ids)
-    assert {*calls.sources} == {"hot"}
-
-
 @pytest.mark.parametrize(("poll", "delay"), [(FAR, 0.5), (0.1, 0.5)])
-def test_g12_a_delayed_event_is_not_offered_and_not_early_and_not_late(
+def test_g12_j6_a_delayed_event_is_not_offered_and_not_early_and_not_late(
     settings: Any, poll: float, delay: float
 ) -> None:
     settings.OUTBOX = quiet(POLL_INTERVAL=poll, PROBE_INTERVAL=poll)
@@ -383,3 +370,16 @@ def test_29_an_event_that_is_offered_and_due_runs_once(settings: Any) -> None:
         ids = [each for _ in range(60) for each in write(3)]
         wait_until(settled(180), what="DONE")
     assert calls.once_each(ids)
+
+
+def test_j5_one_callback_for_everything_a_transaction_wrote(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with listening(calls), resting():
+        with transaction.atomic():
+            ids = outbox.write_many([outbox.Event(event_type=PLACED) for _ in range(50)])
+            ids += [str(outbox.write(PLACED)), str(outbox.write(PLACED))]
+            assert len(connection.run_on_commit) == 1
+        wait_until(settled(52), what="DONE")
+    assert calls.once_each(ids)
+    assert {*calls.sources} == {"hot"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fleet import wait_until
-from tests.reach.children import Site, is_alive, workers_show
+from tests.reach.children import Site
 from tests.table import row, statuses, write
 from tests.test_health import PORT, ask, port_of, wait_for
 from tests.testapp.models import Effect
@@ -62,25 +62,3 @@ def test_a_hung_listener_costs_one_thread_and_a_pool_of_them_the_process(
         assert fresh.stop() == 0
     assert [row(each).attempts for each in (first, second)] == [1, 1]
     assert statuses() == {"DONE": 3}
-
-
-def test_a_supervisor_replaces_a_process_whose_threads_all_hang(site: Site) -> None:
-    settings = {**QUICK, "WORKERS": 1, "LISTENER_TIMEOUT": TIMEOUT}
-    with site.worker(*PORT, "--processes", "2", **settings) as child:
-        port = port_of(child)
-        workers_show(2)
-        wait_for(port, "/ready", 200)
-        before = {each.pid for each in child.children}
-        event_id = hang()
-        ended = child.says(r"worker process ended pid=\d+ code=1")
-        victim = int(ended.split("pid=")[1].split()[0])
-        assert victim in before
-        done(event_id)
-        assert tried(event_id) == ["try 0", "try 1"]
-        wait_for(port, "/ready", 200)
-        after = {each.pid for each in child.children}
-        assert len(after) == 2
-        assert len(after & before) == 1
-        assert not any(each.pid == victim and is_alive(each) for each in child.children)
-        assert child.stop() == 0
-    assert row(event_id).attempts == 1

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import F
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxLease, OutboxWorker
@@ -23,20 +22,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 DAY = 86400.0
 DONE = {"status": 1, "due": None}
-
-
-# -- every mode ------------------------------------------------------------------------------------
-
-DELIVERING = ["multi_node", "single_node", "ordered"]
-
-
-def test_the_command_purges_and_ends_well_in_writer_only(site: Site) -> None:
-    ago = now() - timedelta(days=2)
-    (old,) = insert(**DONE, made=2 * DAY + 1, done_at=ago, created_at=ago)
-    with site.worker(MODE="writer_only", PURGE_INTERVAL=0.05, RETENTION_DONE=DAY) as child:
-        wait_until(lambda: not OutboxEvent.objects.filter(pk=old).exists(), what="a purge")
-        assert child.stop() == 0
-    nothing_is_left()
 
 
 # -- single_node -----------------------------------------------------------------------------------
@@ -171,50 +156,7 @@ def test_a_stop_ends_a_run(settings: Any) -> None:
     assert OutboxEvent.objects.count() == 25
 
 
-@pytest.mark.parametrize("mode", DELIVERING)
-def test_two_workers_deliver_each_event_once_in_every_mode(
-    site: Site, settings: Any, mode: str
-) -> None:
-    settings.OUTBOX = {"MODE": mode}  # for the writer: in "ordered" its events have keys
-    with ExitStack() as stack:
-        children = [
-            stack.enter_context(site.worker(MODE=mode, POLL_INTERVAL=0.3, PROBE_INTERVAL=0.1))
-            for _ in range(2)
-        ]
-        workers_show(2)
-        ids = [
-            event_id
-            for n in range(10)
-            for event_id in write(4, "reach.noted", aggregate_type="Order", aggregate_id=f"{n}")
-        ]
-        assert delivered_by(ids) <= {each.pid for each in children}
-        wait_until(lambda: statuses() == {"DONE": 40}, what="40 DONE")
-        assert [each.stop() for each in children] == [0, 0]
-    assert Effect.objects.count() == 40
-    keys = OutboxEvent.objects.values_list("key", flat=True).distinct().count()
-    assert keys == (10 if mode == "ordered" else 1)
-    nothing_is_left()
-
-
-def test_retention_zero_keeps_what_has_a_unique_key(settings: Any) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 0, "PURGE_INTERVAL": 0.05}
-    with listening(lambda event: None), outbox.Worker():
-        with transaction.atomic():
-            unique = outbox.write(PLACED, unique_key="once")
-            for _ in range(5):
-                outbox.write(PLACED)
-        wait_until(lambda: statuses() == {"DONE": 1}, what="one row left")
-        (left,) = OutboxEvent.objects.all()
-        with transaction.atomic(), pytest.raises(outbox.DuplicateEvent):
-            outbox.write(PLACED, unique_key="once")
-        OutboxEvent.objects.update(
-            done_at=F("done_at") - timedelta(days=8)
-        )  # past RETENTION_UNIQUE
-        wait_until(lambda: not OutboxEvent.objects.exists(), what="a purge of the key")
-    assert left.event_id == unique
-
-
-def test_w17_a_workers_row_comes_goes_and_is_written_again(settings: Any) -> None:
+def test_8_w17_a_workers_row_comes_goes_and_is_written_again(settings: Any) -> None:
     settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
     with listening(lambda event: None):
         worker = outbox.Worker()

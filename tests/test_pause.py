@@ -13,10 +13,9 @@ from django.db import connection, transaction
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql.values import POSTPONED_FOR
-from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
 from tests.surroundings import heard
 from tests.table import insert, keyed, listening, now, row, stream, stream_due_in, write
@@ -98,17 +97,6 @@ def test_what_nothing_can_be_called_is_refused(kind: str, name: str, says: str) 
 
 
 # -- an event type ---------------------------------------------------------------------------------
-
-
-def test_the_listener_gets_the_attempts_from_before_the_pause() -> None:
-    seen: list[int] = []
-    with listening(lambda event: seen.append(event.attempts), SENT):
-        insert(event_type=SENT, status=Status.RETRY, attempts=2)
-        pause(*TYPE)
-        outbox.drain()
-        resume(*TYPE)
-        outbox.drain()
-    assert seen == [2]
 
 
 def test_a_drain_at_a_later_time_ends_and_delivers_none_of_it() -> None:
@@ -241,44 +229,6 @@ def test_a_paused_stream_keeps_its_order_and_its_writers_go_on() -> None:
         assert resume("stream", "k") == Resumed(pauses=1, events=0, streams=1)
         outbox.drain()
     assert got == [free, *ids]
-
-
-def test_a_keyed_event_waits_for_its_paused_listener_and_holds_its_stream() -> None:
-    with noting(SENT, name="mail") as mail, noting(SENT, name="stock") as stock:
-        ids = keyed("k", 2, event_type=SENT)
-        pause("listener", f"{SENT} mail")
-        outbox.drain()
-        assert (mail, stock) == ([], ids[:1])
-        OutboxStream.objects.update(due_at=now())
-        OutboxEvent.objects.filter(pk=ids[0]).update(deliver_at=now() - timedelta(seconds=1))
-        outbox.drain()
-        assert stream_due_in("k") > 60
-        assert resume("listener", f"{SENT} mail").streams == 1
-        outbox.drain()
-    assert (mail, stock) == (ids, ids)
-
-
-def test_resuming_a_listener_leaves_what_waits_for_a_type() -> None:
-    (event_id,) = insert(event_type=SENT)
-    pause(*TYPE)
-    pause("listener", f"{OTHER} mail")
-    outbox.drain()
-    assert resume("listener", f"{OTHER} mail").events == 0
-    assert is_far(event_id)
-
-
-def test_what_is_free_among_the_paused_is_all_a_claim_may_ask_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pauses, "CHECK_BATCH", 10)
-    for _ in range(20):
-        insert(due=-60, event_type=SENT)
-        insert(due=-60, event_type=OTHER)
-    pause(*TYPE)
-    looking = KnownPauses()
-    looking.read(connection)
-    assert postpone_due(looking, 100) == 5
-    assert OutboxEvent.objects.postponed().count() == 5
 
 
 def test_a_postponement_is_bounded() -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import signals
@@ -86,13 +86,6 @@ def test_a_drain_ends_a_pause_as_a_resume_does(caplog: pytest.LogCaptureFixture)
     first = row(ids[0]).first_due_at
     assert first is not None
     assert (now() - first).total_seconds() < 60
-
-
-def test_a_drain_at_a_later_time_does_not_end_a_pause() -> None:
-    insert(event_type=SENT)
-    pause(*TYPE)
-    assert outbox.drain(at=now() + timedelta(days=1)) == 0
-    assert OutboxPause.objects.exists()
 
 
 def test_the_pause_of_a_breaker_that_is_over_is_no_end() -> None:
@@ -192,18 +185,6 @@ def test_what_another_pause_holds_stays_paused() -> None:
     assert got == [ended]
     assert is_far(held)
     assert OutboxPause.objects.get().name == OTHER
-
-
-def test_a_drain_in_a_transaction_ends_pauses_in_it() -> None:
-    with noting(SENT) as got:
-        ids = insert(2, event_type=SENT)
-        pause(*TYPE)
-        let_end()
-        with transaction.atomic():
-            assert outbox.drain() == 2
-            transaction.set_rollback(True)
-    assert got == ids
-    assert OutboxPause.objects.exists()
 
 
 def test_a_pause_set_again_meanwhile_is_not_ended() -> None:

@@ -12,11 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from django.db import DatabaseError
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.sql import engine_connection
 from tests.fleet import Fleet, wait_for_end_of, wait_until
 from tests.table import insert, row, statuses, write
 from tests.testapp.models import Effect
@@ -33,7 +31,6 @@ OUTBOX = {
     "COLD_QUEUE_CAPACITY": 100,
     "RETRY": {"policy": "fixed", "delay": 0.05, "max_attempts": 100},
 }
-KILLED = -signal.SIGKILL
 
 
 class Workers(Fleet):
@@ -79,32 +76,6 @@ def wait_for_start(*ids: str, times: int = 1) -> None:
 
 def wait_until_all_done(within: float = 90) -> None:
     wait_until(lambda: [*statuses()] == ["DONE"], within=within, what=f"all done: {statuses()}")
-
-
-def wait_until_it_runs(workers: Workers, worker: psutil.Popen) -> None:
-    """Wait for the log line: claims may begin earlier, but signals are received only after it."""
-    mine = f" {worker.pid} INFO worker started"
-    wait_until(lambda: workers.logged(mine), what="the worker's start")
-
-
-def pause(worker: psutil.Process) -> None:
-    """Send SIGSTOP at a moment when the process holds no lock that would block the others."""
-
-    def is_paused() -> bool:
-        worker.suspend()
-        own = engine_connection("default", lock_wait=0.3)
-        table = own.ops.quote_name(OutboxEvent._meta.db_table)
-        try:
-            with own.cursor() as cursor:
-                cursor.execute(f"UPDATE {table} SET tenant_id = 'paused'")
-        except DatabaseError:
-            worker.resume()
-            return False
-        finally:
-            own.close()
-        return True
-
-    wait_until(is_paused)
 
 
 def wait_until_it_stops(worker: psutil.Popen, threads: int) -> None:
@@ -153,58 +124,6 @@ def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> 
     assert OutboxEvent.objects.due().filter(pk__in=waiting, locked_by=None).count() == 10
     assert OutboxEvent.objects.exclude(locked_by=None).count() == 0  # handed back
     assert {(row(each).rescues, row(each).attempts) for each in running} == {(0, 0)}
-
-
-# -- lost workers ----------------------------------------------------------------------------------
-
-
-def test_a_kill_loop_loses_nothing(workers: Workers) -> None:
-    events, kills, threads = 600, 5, 4
-    ids: list[str] = []
-    alive = [workers.start("--workers", str(threads)) for _ in range(2)]
-    for _ in range(kills):
-        for each in alive:
-            wait_until_it_runs(workers, each)
-        before = Effect.objects.count()
-        ids += quick(events // kills)
-        wait_until(lambda goal=before + events // kills // 2: Effect.objects.count() >= goal)  # type: ignore[misc]
-        victim = alive.pop(0)
-        victim.kill()
-        assert wait_for_end_of(victim) == KILLED
-        alive.append(workers.start("--workers", str(threads)))
-    for each in alive:
-        wait_until_it_runs(workers, each)
-    wait_until_all_done()
-    assert [workers.end(each) for each in alive] == [0, 0]
-    ends = effects("end")
-    assert sorted(ends) == sorted(ids)  # 0 lost
-    assert statuses() == {"DONE": events}  # 0 stuck, 0 dead
-    assert OutboxEvent.objects.exclude(locked_by=None).count() == 0
-    assert workers.logged("rescued")  # some kills hit leased events
-    assert ends.total() - events <= kills * threads
-
-
-def test_w16_a_paused_worker_cannot_settle_what_it_lost(workers: Workers, gate: Path) -> None:
-    (event_id,) = gated(gate)
-    paused = workers.start("--workers", "2")
-    wait_for_start(event_id)
-    pause(paused)
-    other = workers.start()
-    wait_for_start(event_id, times=2)  # the lease ended, and the other worker took the event
-    gate.touch()
-    wait_until_all_done()
-    before = row(event_id).__dict__ | {"_state": 0}
-    assert workers.end(other) == 0
-    paused.resume()  # SIGCONT
-    wait_until(lambda: workers.logged("lost leases"), what="the refused settle")
-    assert row(event_id).__dict__ | {"_state": 0} == before
-    quick(10)
-    wait_until_all_done()
-    assert {*Effect.objects.filter(phase="end").values_list("pid", flat=True)} == {
-        paused.pid,
-        other.pid,
-    }
-    assert workers.end(paused) == 0
 
 
 # -- the command -----------------------------------------------------------------------------------

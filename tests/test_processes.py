@@ -61,7 +61,7 @@ def phases() -> dict[str, set[str]]:
     return found
 
 
-def test_38_two_processes_share_the_work_and_end_with_their_supervisor(site: Site) -> None:
+def test_38_j8_two_processes_share_the_work_and_end_with_their_supervisor(site: Site) -> None:
     with site.worker(*TWO, WORKERS=1, COLD_QUEUE_CAPACITY=2, POLL_BATCH_SIZE=2) as child:
         workers = running(child)
         processes = child.children

@@ -13,7 +13,6 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.conf import Settings
 from django_outbox.listeners.outcomes import Status
@@ -23,7 +22,6 @@ from django_outbox.sql import dialect_of
 from django_outbox.worker import purger
 from django_outbox.worker.purger import Progress
 from tests.table import insert, multiply, now, purging, rest_of
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -95,22 +93,6 @@ def test_a_worker_that_joins_leaves_the_run_of_this_interval(runs: list[str]) ->
     an_hour_passes()
     rest_of(purging(3600, me="second"))
     assert (len(left()), len(runs)) == (0, 2)
-
-
-def test_a_worker_that_takes_the_lease_late_finds_the_run_made(
-    runs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It saw that a run was due, but another worker was faster."""
-    late = purging(3600, me="late")
-    take = late._leader.take
-
-    def overtaken() -> bool:
-        rest_of(purging(3600, me="fast"))
-        return take()
-
-    monkeypatch.setattr(late._leader, "take", overtaken)
-    assert 3500 < late.run() < 4000
-    assert len(runs) == 1
 
 
 def test_a_shorter_interval_holds_at_once(runs: list[str]) -> None:
@@ -187,15 +169,6 @@ def test_a_stop_gives_the_lease_back(cut: None) -> None:
     assert len(left()) == 20
 
 
-def test_a_stopped_worker_gives_the_lease_back(cut: None, settings: Any) -> None:
-    finished(40)
-    with outbox.Worker() as worker:
-        wait_until(
-            lambda: OutboxLease.objects.filter(locked_by=worker.id).exists(), what="its lease"
-        )
-    assert OutboxLease.objects.get().locked_by is None
-
-
 def test_a_lease_that_cannot_be_given_back_does_not_hold_the_stop_up(
     cut: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,15 +179,6 @@ def test_a_lease_that_cannot_be_given_back_does_not_hold_the_stop_up(
     with caplog.at_level(logging.WARNING, "django_outbox"):
         each.close()
     assert "release of a lease failed name=purge error=division by zero" in caplog.text
-
-
-def test_without_a_purge_a_worker_takes_no_lease(settings: Any) -> None:
-    settings.OUTBOX = {"PURGE_INTERVAL": 0.05}
-    finished(3)
-    worker = outbox.Worker(purge=False)
-    worker._purger.step()
-    worker._purger.close()
-    assert not OutboxLease.objects.exists()
 
 
 def test_the_command_needs_no_lease_and_changes_none(cut: None) -> None:
@@ -313,40 +277,6 @@ def test_the_scan_goes_on_where_another_worker_stopped(monkeypatch: pytest.Monke
     assert found < ids[9]
     rest_of(purging(3600, me="second"))
     assert left() == {found}
-
-
-def test_the_scan_of_a_dead_worker_goes_on_where_it_last_said_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(purger, "SCAN_RATE", 10)
-    rest_of(purging(3600, me="before"))
-    ids = sorted(own_ids(30, days=1))
-    later(scanned_at=timedelta(days=1))
-    dead = purging(3600, me="dead", lease=30)
-    dead.run()
-    dead._leader._renewed_at -= 20
-    dead.run()
-    end_lease()
-    assert progress().scan == ("events", ids[19])
-    heir = purging(3600, me="heir")
-    heir.run()
-    assert heir._progress.scan == ("events", ids[29])
-
-
-def test_a_run_comes_in_the_middle_of_a_scan(
-    monkeypatch: pytest.MonkeyPatch, runs: list[str]
-) -> None:
-    monkeypatch.setattr(purger, "SCAN_RATE", 10)
-    rest_of(purging(3600, me="before"))
-    own_ids(30, days=1)
-    later(scanned_at=timedelta(days=1))
-    each = purging(3600)
-    each.run()
-    each._progress.ran_at -= timedelta(hours=1)  # type: ignore[operator]
-    each._progress.rest_until = None
-    each.run()
-    assert len(runs) == 2
-    assert each._progress.scan is not None
 
 
 def test_what_the_scan_deletes_is_announced() -> None:

@@ -9,7 +9,6 @@ import pytest
 from django.core.management import CommandError
 
 import django_outbox as outbox
-from django_outbox import doorbell, signals
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from tests.table import insert, keyed, listening, now
 from tests.test_admin_pauses import boss
@@ -106,14 +105,6 @@ def test_a_queue_that_cannot_be_paused_is_refused(arguments: list[str], says: st
     assert not OutboxPause.objects.exists()
 
 
-def test_workers_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings: list[int] = []
-    monkeypatch.setattr(doorbell, "ring", lambda _: rings.append(OutboxPause.objects.count()))
-    run("outbox_pause", "--queue", "hooks")
-    run("outbox_pause", "--end", "--queue", "hooks")
-    assert rings == [1, 0]
-
-
 # --- queryset -------------------------------------------------------------------------------------
 
 
@@ -145,29 +136,6 @@ def test_events_in_a_closed_queue_are_paused(rows: list[Any], kind: str) -> None
     paused = OutboxEvent.objects.paused()
     assert paused.count() == 9  # 6 without a key, 3 with one; none that is leased or done
     assert {*paused.values_list("queue", flat=True)} == {"hooks"}
-
-
-def test_resumes_are_announced() -> None:
-    heard: list[tuple[str, Any]] = []
-
-    def resumed(kind: str, name: str, count: int, **kwargs: Any) -> None:
-        heard.append((kind, (name, count)))
-
-    def closed(queue: str, **kwargs: Any) -> None:
-        heard.append(("closed", queue))
-
-    signals.delivery_resumed.connect(resumed)
-    signals.breaker_closed.connect(closed)
-    try:
-        OutboxPause.objects.pause("queue", "hooks")
-        OutboxPause.objects.resume()
-        assert heard == [("queue", ("hooks", 0))]
-        breaker()
-        OutboxPause.objects.resume()
-    finally:
-        signals.delivery_resumed.disconnect(resumed)
-        signals.breaker_closed.disconnect(closed)
-    assert heard[1:] == [("breaker", ("hooks", 0)), ("closed", "hooks")]
 
 
 # --- admin ----------------------------------------------------------------------------------------

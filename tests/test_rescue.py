@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from django_outbox.signals import event_rescued
 from django_outbox.worker.queues import Held
 from django_outbox.worker.suspects import Trial
 from tests.fleet import Fleet, wait_until
-from tests.table import insert, keyed, listening, now, row, statuses, write
+from tests.table import insert, keyed, listening, row, write
 from tests.waiting import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,21 +60,6 @@ def pending() -> int:
 
 def rescues() -> Counter[int]:
     return Counter(OutboxEvent.objects.values_list("rescues", flat=True))
-
-
-def test_suspects_do_not_starve_the_others(fleet: Fleet) -> None:
-    suspects = insert(6, due=-60, event_type="order.counted", payload='{"seconds": 0.2}', **SUSPECT)
-    others = insert(300, due=-1, event_type="order.counted", payload='{"seconds": 0.005}')
-    worker = fleet.start()
-    wait_until(lambda: not pending(), what="an event pending")
-    assert fleet.end(worker) == 0
-    starts = [line for line in fleet.lines() if line.phase == "start"]
-    assert {line.id for line in starts} == {*suspects, *others}
-    assert statuses() == {"DONE": 306}
-    turns = [line.id in suspects for line in starts]
-    between = "".join("s" if turn else "." for turn in turns)
-    assert "ss" not in between.rstrip("s"), between
-    assert all(line.held == 0 for line in starts if line.id in suspects)
 
 
 def suspect_waits() -> bool:
@@ -186,7 +170,7 @@ def object_with_id(event_id: str) -> Lease:
     )
 
 
-def test_little_is_in_hand_while_a_lost_workers_events_are_taken_over(settings: Any) -> None:
+def test_239_little_is_in_hand_while_a_lost_workers_events_are_taken_over(settings: Any) -> None:
     """If this worker were lost too, each event it has leased would have to be tried alone."""
     settings.OUTBOX = {**OUTBOX, "COLD_QUEUE_CAPACITY": 1000, "POLL_BATCH_SIZE": 500}
     lost = insert(300, due=-2, locked_by="a lost worker")
@@ -211,71 +195,6 @@ def test_a_lease_that_ends_while_a_worker_is_idle_is_noticed_at_once(settings: A
         insert(due=0.5, locked_by="a lost worker")
         worker.poll()
         wait_until(lambda: not pending(), what="the lost worker's event")
-
-
-class Calls:
-    """A listener whose first two calls wait for their gates; the first then asks for a retry."""
-
-    def __init__(self) -> None:
-        self.begun, self.gates = list[int](), [threading.Event(), threading.Event()]
-
-    def __call__(self, event: outbox.Event) -> None:
-        number = len(self.begun)
-        self.begun.append(number)
-        if number < len(self.gates):
-            self.gates[number].wait(60)
-        if number == 0:
-            raise outbox.RetryAfter(0)
-
-    def end(self) -> None:
-        for gate in self.gates:
-            gate.set()
-
-
-def test_an_event_claimed_back_from_a_lost_worker_is_not_called_next_to_the_call_that_runs(
-    settings: Any,
-) -> None:
-    settings.OUTBOX = OUTBOX
-    calls = Calls()
-    with listening(calls), outbox.Worker(workers=2):
-        try:
-            (event_id,) = write()
-            wait_until(lambda: calls.begun == [0])
-            OutboxEvent.objects.update(locked_by="another", available_at=now())  # which died
-            wait_until(lambda: row(event_id).rescues == 1)
-            insert(3, event_type="nobody.listens")  # claims that would start it
-            wait_until(lambda: OutboxEvent.objects.filter(locked_by=None).count() == 3)
-            assert calls.begun == [0]
-            calls.gates[0].set()
-            wait_until(lambda: calls.begun == [0, 1], what="calls, the second after the first")
-        finally:
-            calls.end()
-        wait_until(lambda: row(event_id).status == Status.DONE)
-    assert calls.begun == [0, 1]
-    assert (row(event_id).attempts, row(event_id).rescues) == (1, 0)
-
-
-def test_a_call_on_a_lost_lease_does_not_release_the_event_that_this_worker_runs_anew(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = OUTBOX
-    calls = Calls()
-    with listening(calls), outbox.Worker(workers=2):
-        try:
-            (event_id,) = write()
-            wait_until(lambda: calls.begun == [0])
-            # Another worker had it, counted a failure, leased it again and died.
-            OutboxEvent.objects.update(locked_by="another", available_at=now(), attempts=1)
-            wait_until(lambda: calls.begun == [0, 1], what="calls, one of them anew")
-            calls.gates[0].set()
-            wait_until(lambda: "settles refused" in caplog.text)
-            assert calls.begun == [0, 1]
-            assert row(event_id).locked_by
-        finally:
-            calls.end()
-        wait_until(lambda: not pending())
-    assert calls.begun == [0, 1]
-    assert row(event_id).status == Status.DONE
 
 
 @pytest.fixture
@@ -303,69 +222,3 @@ def test_a_rescue_is_announced_and_logged_once(
     logged = [each.getMessage() for each in caplog.records if "rescued" in each.message]
     assert logged == [f"rescued event_id={event_id} event_type=order.placed rescues=1"]
     assert row(event_id).rescues == 1
-
-
-@pytest.mark.parametrize("answer", ["retry", "defer"])
-def test_any_outcome_of_a_listener_clears_the_rescues(
-    told: list[tuple[str, int]], settings: Any, answer: str
-) -> None:
-    """The process survived the listener, so this event did not cause the earlier losses."""
-    settings.OUTBOX = OUTBOX
-    (event_id,) = insert(**{**SUSPECT, "rescues": 3})
-
-    def respond(event: outbox.Event) -> outbox.Defer:
-        if answer == "retry":
-            raise outbox.RetryAfter(3600)
-        return outbox.Defer(3600)
-
-    with listening(respond), outbox.Worker():
-        wait_until(lambda: row(event_id).locked_by is None, what="the lease")
-    after = row(event_id)
-    assert told == [(event_id, 4)]
-    assert after.rescues == 0
-    expected = (Status.RETRY, 1) if answer == "retry" else (Status.NEW, 0)
-    assert (after.status, after.attempts) == expected
-
-
-def test_one_lost_worker_too_many_is_dead_without_another_run(
-    told: list[tuple[str, int]], settings: Any
-) -> None:
-    settings.OUTBOX = OUTBOX
-    (event_id,) = insert(**{**SUSPECT, "rescues": MAX_RESCUES - 1})
-    runs: list[str] = []
-
-    def run(event: outbox.Event) -> None:
-        runs.append(event.event_id)
-
-    with listening(run), outbox.Worker():
-        wait_until(lambda: not pending(), what="an event pending")
-    assert (row(event_id).status, row(event_id).attempts) == (Status.DEAD, 0)
-    assert row(event_id).last_error == f"lost {MAX_RESCUES} workers"
-    assert told == [(event_id, MAX_RESCUES)]
-    assert not runs
-
-
-def test_a_healthy_suspect_is_delivered_alone_and_its_neighbours_go_on(fleet: Fleet) -> None:
-    before = insert(60, due=-2, event_type="order.counted")
-    (suspect,) = insert(due=-1, event_type="order.counted", **SUSPECT)
-    after = insert(60, due=0, event_type="order.counted")
-    worker = fleet.start()
-    wait_until(lambda: not pending(), what="an event pending")
-    assert fleet.end(worker) == 0
-    held = {line.id: line.held for line in fleet.lines() if line.phase == "start"}
-    assert statuses() == {"DONE": 121}
-    assert {*held} == {*before, suspect, *after}
-    assert held[suspect] == 0
-    assert max(held[event_id] or 0 for event_id in after) > 0, "nobody ever had a neighbour"
-    assert (row(suspect).rescues, row(suspect).attempts) == (3, 0)
-
-
-def test_two_workers_do_not_take_a_suspect_each_beside_what_they_hold(fleet: Fleet) -> None:
-    suspects = insert(4, event_type="order.counted", payload='{"seconds": 0.3}', **SUSPECT)
-    insert(200, event_type="order.counted", payload='{"seconds": 0.01}')
-    workers = fleet.start_several(2)
-    wait_until(lambda: not pending(), what="an event pending")
-    assert fleet.end(workers) == 0
-    starts = [line for line in fleet.lines() if line.phase == "start"]
-    assert Counter(line.id for line in starts).most_common(1)[0][1] == 1
-    assert [line.held for line in starts if line.id in suspects] == [0] * 4

@@ -168,20 +168,7 @@ def test_each_one_handed_back_is_a_warning_that_names_it(caplog: pytest.LogCaptu
     assert end.endswith("released=0 handed_back=2")
 
 
-def test_a_shared_event_names_the_listener_that_runs(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        listening(lambda event: None, name="a"),
-        gated(Gate(), name="b") as gate,
-        worker() as running,
-    ):
-        (event_id,) = insert()
-        wait_until(lambda: gate.entered)
-        running.stop(timeout=0.1)
-    (line,) = [each.getMessage() for each in caplog.records if event_id in each.getMessage()]
-    assert "listener='order.placed b'" in line
-
-
-def test_the_unstarted_is_released_at_once_and_not_after_the_drain() -> None:
+def test_j12_the_unstarted_is_released_at_once_and_not_after_the_drain() -> None:
     with gated(Gate()) as gate, worker(WORKERS=1) as running:
         first, *rest = insert(3, due=-1)
         wait_until(lambda: gate.entered and OutboxEvent.objects.leased().count() == 3)
@@ -195,7 +182,7 @@ def test_the_unstarted_is_released_at_once_and_not_after_the_drain() -> None:
     assert gate.entered == [first]
 
 
-def test_a_drain_longer_than_a_lease_renews_what_runs(clock: MovedClock) -> None:
+def test_412_a_drain_longer_than_a_lease_renews_what_runs(clock: MovedClock) -> None:
     with gated(Gate()) as gate, worker(LEASE=6, WORKERS=1, DRAIN_TIMEOUT=60) as running:
         (event_id,) = insert()
         wait_until(lambda: gate.entered)
@@ -212,63 +199,7 @@ def test_a_drain_longer_than_a_lease_renews_what_runs(clock: MovedClock) -> None
     assert facts(event_id) == (None, None, 0, 0, Status.DONE)
 
 
-def test_finish_and_hand_back_may_be_repeated() -> None:
-    with gated(Gate()) as gate, worker() as running:
-        (event_id,) = insert()
-        wait_until(lambda: gate.entered)
-        assert running.finish(at_once) is False
-        assert running.finish(at_once) is True  # nothing is left to do
-        running.hand_back(1.0)
-        OutboxEvent.objects.filter(pk=event_id).update(locked_by=running.id)
-        running.hand_back(1.0)
-        assert row(event_id).locked_by == running.id
-    outbox.Worker().hand_back(1.0)  # never started
-
-
 # -- streams -------------------------------------------------------------------------------------
-
-
-def test_a_stream_leaves_as_soon_as_what_runs_of_it_is_settled() -> None:
-    with (
-        gated(Gate()) as gate,
-        gated(Gate(), event_type="other") as other,
-        worker(WORKERS=2) as running,
-    ):
-        keyed("a", 3)
-        keyed("b", event_type="other")
-        wait_until(lambda: gate.entered and other.entered)
-        stopping = in_thread(lambda: running.finish(lambda: False))
-        wait_until(lambda: running._state == "finished" and not running._streams.followers)
-        gate.open()
-        wait_until(lambda: stream("a").locked_by is None, what="the release")
-        assert stream_due_in("a") <= 0
-        assert stream("b").locked_by == running.id
-        other.open()
-        assert stopping.result(20) is True
-    assert len(gate.entered) == 1
-    assert statuses() == {"DONE": 2, "NEW": 2}
-
-
-def test_what_a_keyed_events_start_had_counted_is_undone() -> None:
-    with gated(Gate()) as gate:
-        head, follower = keyed("a", 2)
-        lose("a")
-        with worker() as running:
-            wait_until(lambda: gate.entered)
-            assert row(head).rescues == 1  # a worker was lost with its stream
-            running.finish(at_once)
-            running.hand_back(0.0)
-        assert [row(each).rescues for each in (head, follower)] == [0, 0]
-        for times in range(2, 8):  # more than MAX_RESCUES
-            with worker() as running:
-                wait_until(lambda n=times: len(gate.entered) == n)  # type: ignore[misc]
-                running.finish(at_once)
-                running.hand_back(0.0)
-            assert row(head).rescues == 0
-        gate.open()
-        with worker():
-            wait_until(lambda: statuses() == {"DONE": 2})
-    assert gate.entered == [head] * 8 + [follower]
 
 
 @pytest.fixture
@@ -297,30 +228,6 @@ def test_what_was_counted_for_a_start_that_never_came_is_undone(
     assert [row(each).rescues for each in heads] == [0, 0]
     assert [stream(key).locked_by for key in "ab"] == [None, None]
     assert max(map(stream_due_in, "ab")) <= 0
-
-
-def test_a_stream_left_to_others_takes_back_what_was_counted(
-    careful: tuple[outbox.Worker, list[str]],
-) -> None:
-    running, heads = careful
-    for key in "ab":
-        mine = running._streams.get(key)
-        assert mine is not None
-        mine.careful = 0  # the last one to be run with care
-    running._streams.release_surplus([0])  # half of the streams are another worker's share
-    in_thread(lambda: running._streams.release(connection)).result(10)
-    assert sorted(row(each).rescues for each in heads) == [0, 1]
-
-
-def test_drain_takes_back_what_it_did_not_start() -> None:
-    def interrupt(event: outbox.Event) -> None:
-        raise KeyboardInterrupt
-
-    heads = {keyed(key)[0]: key for key in "ab"}
-    lose("a", "b")
-    with listening(interrupt), pytest.raises(KeyboardInterrupt):
-        outbox.drain()
-    assert any(row(each).rescues == 0 and not stream(heads[each]).locked_by for each in heads)
 
 
 # -- async -----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,11 @@ import psutil
 import pytest
 
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.models import OutboxStream
 from tests.fleet import Fleet, Line, children, wait_for_end_of, wait_until
 from tests.table import lease_ends_in, row, statuses, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
-# Each deploy stops a worker in the middle of a long listener; 20 deploys are the full size.
-TIMES = int(os.environ.get("OUTBOX_TEST_DEPLOYS", "2"))
 LONG = {"seconds": 600}
 # No lease ends during a test, unless the test is about that.
 OUTBOX: dict[str, Any] = {"DRAIN_TIMEOUT": 0.3, "LEASE": 600, "POLL_INTERVAL": 1, "LOCK_WAIT": 1}
@@ -59,45 +56,6 @@ def facts(event_id: str) -> tuple[Any, ...]:
 HANDED_BACK = (None, 0, 0, Status.NEW)
 
 
-# -- deploys -------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(120 + 60 * TIMES)
-@pytest.mark.parametrize("crash", [False, True], ids=["stops", "a crash among them"])
-def test_deploys_in_the_middle_of_a_listener_are_no_rescues(fleet: Fleet, crash: bool) -> None:
-    """What a stop hands back starts again long before a lease would have ended."""
-    lease = {"LEASE": SOON_OVER} if crash else {}
-    killed_at = TIMES - 1 if crash else None
-    worker = start(fleet, **lease)
-    (plain,) = write(1, payload=LONG)
-    keyed, *followers = write(3, key="order:1", payload=LONG)
-    wait_for_start(fleet, plain)
-    wait_for_start(fleet, keyed)
-    for times in range(TIMES):
-        successor = start(fleet, **lease)
-        write(5, payload={})
-        if times == killed_at:
-            worker.kill()
-            wait_for_end_of(worker)
-        else:
-            worker.terminate()
-            assert wait_for_end_of(worker) == 1
-        wait_for_start(fleet, plain, times + 2)
-        wait_for_start(fleet, keyed, times + 2)
-        worker = successor
-    wait_until(lambda: OutboxEvent.objects.pending().count() == 2 + len(followers))
-    assert not any(starts(fleet, each) for each in followers)  # the order is kept
-    for event_id in (plain, keyed):
-        assert len(fleet.logged(f"rescued event_id={event_id}")) == int(crash)
-        assert facts(event_id)[1:] == (0, int(crash), Status.NEW)
-    assert crash or not fleet.logged("rescued")  # a crash may hit neighbours, too
-    worker.terminate()
-    assert wait_for_end_of(worker) == 1
-    assert facts(plain) == (None, 0, int(crash), Status.NEW)
-    assert facts(keyed) == HANDED_BACK  # with a key, the stop undoes the count of its start
-    assert [facts(each) for each in followers] == [HANDED_BACK] * len(followers)
-
-
 # -- a stop --------------------------------------------------------------------------------------
 
 
@@ -123,25 +81,6 @@ def test_what_still_runs_is_due_a_second_later(fleet: Fleet, hurry: bool) -> Non
         (line,) = [line for line in lines if f"event_id={each} " in line]
         assert "event_type=order.placed listener='order.placed'" in line
         assert "WARNING" in line
-
-
-def test_a_kill_during_the_drain_is_a_rescue(fleet: Fleet) -> None:
-    worker = start(fleet, DRAIN_TIMEOUT=300, LEASE=SOON_OVER)
-    both = [*write(1, payload=LONG), *write(1, key="a", payload=LONG)]
-    for each in both:
-        wait_for_start(fleet, each)
-    threads = worker.num_threads()
-    worker.terminate()
-    wait_until(lambda: worker.num_threads() < threads, what="a thread fewer")
-    worker.kill()
-    assert wait_for_end_of(worker) == -signal.SIGKILL
-    other = start(fleet)
-    for each in both:
-        wait_for_start(fleet, each, 2)
-    assert [row(each).rescues for each in both] == [1, 1]
-    assert len(fleet.logged("rescued event_id=")) == 2
-    other.terminate()
-    assert wait_for_end_of(other) == 1
 
 
 # -- --max-events ----------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ from django_outbox import signals
 from django_outbox.delivery import timeouts
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
-from django_outbox.testing import pass_time
 from django_outbox.worker.dispatcher import Dispatcher
 from tests.surroundings import heard
-from tests.table import PLACED, in_thread, listening, row, statuses, stream, write
+from tests.table import PLACED, in_thread, listening, row, statuses, write
 from tests.testapp.models import Effect
 from tests.waiting import Gate, MovedClock, wait_until
 
@@ -157,20 +156,6 @@ def test_a_listeners_own_timeout_comes_before_the_default(settings: Any, clock: 
             patient.open.set()
         ended(DONE=2)
     assert (row(event_id).attempts, patient.entered) == (0, [event_id])
-
-
-@pytest.mark.parametrize(
-    ("policy", "attempts"),
-    [(outbox.Fixed(0.01, max_attempts=2), 2), (outbox.Fixed(0, give_up_on=(Exception,)), 1)],
-    ids=["attempts", "give up"],
-)
-def test_the_retry_policy_decides_on_a_timeout(
-    policy: Any, attempts: int, clock: MovedClock
-) -> None:
-    with hanging(clock, 5, retry=policy), outbox.Worker(workers=1):
-        (event_id,) = write()
-        ended(DEAD=1)
-    assert row(event_id).attempts == attempts
 
 
 @pytest.mark.parametrize(
@@ -330,21 +315,6 @@ def test_a_fallback_that_hangs_is_written_off_and_the_event_dead(clock: MovedClo
 # -- fan-out ---------------------------------------------------------------------------------------
 
 
-def test_listener_and_fallback_may_both_hang(clock: MovedClock) -> None:
-    fallback = Hanging(clock)
-    with hanging(clock, retry=ONCE) as listener, outbox.Worker(workers=1) as worker:
-        registry.fallback(listener, fallback)
-        try:
-            (event_id,) = write()
-            ended(DEAD=1)
-            assert worker._dispatchers[0]._hanging() == 2
-            write()  # the worker still has one usable thread
-            wait_until(lambda: len(listener.attempts) == 2)
-        finally:
-            fallback.wake()
-    assert str(row(event_id).last_error).count("ListenerTimeout: ") >= 2
-
-
 def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
     clock: MovedClock, rounds: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,36 +353,6 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
 
 # -- a call that was written off cannot commit -----------------------------------------------------
 RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, outcome="retry")
-
-
-# -- streams ---------------------------------------------------------------------------------------
-
-
-def put(key: str, count: int) -> list[str]:
-    return write(count, key=key)
-
-
-def test_a_written_off_event_keeps_its_followers_until_its_retry_is_done(clock: MovedClock) -> None:
-    order: list[int] = []
-
-    def note(event: outbox.Event) -> None:
-        order.append(event.payload["n"])
-
-    with (
-        hanging(clock, first=note, then=note, retry=outbox.Fixed(60)) as listener,
-        outbox.Worker(workers=4),
-    ):
-        ids = put("a", 4)
-        ended(RETRY=1, NEW=3)
-        assert order == [0]
-        wait_until(lambda: stream("a").locked_by is None, what="the stream's release")
-        pass_time(60)
-        ended(DONE=4)
-        assert order == [0, 0, 1, 2, 3]
-        listener.wake()
-        wait_until(lambda: listener.first_thread_has_ended)
-    assert order == [0, 0, 1, 2, 3, 0]  # the last one is the first call, which returned late
-    assert [row(each).attempts for each in ids] == [1, 0, 0, 0]
 
 
 # -- logs and signals ------------------------------------------------------------------------------
@@ -521,6 +461,21 @@ def test_a_pool_that_is_stuck_is_not_ready_and_one_error_names_the_events(
     assert all(f"{each} ({PLACED})" in line for each in first + second)
 
 
+def test_listener_and_fallback_may_both_hang(clock: MovedClock) -> None:
+    fallback = Hanging(clock)
+    with hanging(clock, retry=ONCE) as listener, outbox.Worker(workers=1) as worker:
+        registry.fallback(listener, fallback)
+        try:
+            (event_id,) = write()
+            ended(DEAD=1)
+            assert worker._dispatchers[0]._hanging() == 2
+            write()  # the worker still has one usable thread
+            wait_until(lambda: len(listener.attempts) == 2)
+        finally:
+            fallback.wake()
+    assert str(row(event_id).last_error).count("ListenerTimeout: ") >= 2
+
+
 def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedClock) -> None:
     with (
         hanging(clock, name="a") as hangs,
@@ -533,17 +488,3 @@ def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedCl
         wait_until(lambda: hangs.first_thread_has_ended)
     assert effects() == ["0"]
     assert (row(event_id).attempts, hangs.attempts) == (1, [0, 1])
-
-
-def test_several_atomic_listeners_each_read_what_the_one_before_wrote() -> None:
-    def again(event: outbox.Event) -> None:
-        leave(event)
-
-    with (
-        listening(leave, name="a", atomic=True),
-        listening(again, name="b", atomic=True),
-        outbox.Worker(workers=1),
-    ):
-        write(5)
-        ended(DONE=5)
-    assert effects() == ["0"] * 10

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,10 @@ import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.worker import shedding
 from django_outbox.worker.queues import Held
 from django_outbox.writing.hot_queue import hot_queues
 from tests.surroundings import heard
-from tests.table import (
-    in_thread,
-    insert,
-    lease_ends_in,
-    listening,
-    now,
-    row,
-    statuses,
-    steal,
-    write,
-)
+from tests.table import in_thread, insert, lease_ends_in, listening, row, statuses, steal, write
 from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -83,62 +71,6 @@ def engine_threads() -> list[str]:
 # -- delivering ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("answers", "attempts"),
-    [
-        ([outbox.Defer(0.01), outbox.Defer(0.01), None], 0),
-        ([outbox.RetryAfter(0.01), outbox.RetryAfter(0.01), None], 2),
-        ([SystemExit(1), KeyboardInterrupt(), None], 2),
-    ],
-    ids=["defer", "retry after", "system exit"],
-)
-def test_215_217_later_and_later_then_done(answers: list[Any], attempts: int) -> None:
-    left = list(answers)
-
-    def listener(event: outbox.Event) -> Any:
-        answer = left.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    with listening(listener, retry=AT_ONCE), outbox.Worker(workers=1):
-        (event_id,) = write()
-        wait_for_statuses(DONE=1)
-    assert row(event_id).attempts == attempts
-    assert left == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [(outbox.Unrecoverable("never"), "Unrecoverable: never"), (outbox.Dead("closed"), "closed")],
-)
-def test_216_219_dead_at_once(answer: Any, error: str) -> None:
-    def listener(event: outbox.Event) -> Any:
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    with listening(listener), outbox.Worker():
-        (event_id,) = write()
-        wait_for_statuses(DEAD=1)
-    assert row(event_id).attempts == 0
-    assert error in (row(event_id).last_error or "")
-
-
-def test_j6_a_delayed_event_is_on_time_and_not_at_the_poll(settings: Any) -> None:
-    settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
-    clock: list[Any] = []
-    with listening(lambda event: clock.append(now())), outbox.Worker():
-        write()
-        wait_for_statuses(DONE=1)
-        (event_id,) = write(deliver_after=0.8)
-        wait_for_statuses(DONE=2)  # the poll is a minute away, which is later than this waits
-    due = row(event_id).deliver_at
-    assert due is not None
-    assert (clock[1] - due).total_seconds() >= -0.002
-    assert len(clock) == 2
-
-
 def test_22_a_retry_is_on_time_and_not_at_the_poll(settings: Any) -> None:
     settings.OUTBOX = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
     started: list[float] = []
@@ -175,7 +107,7 @@ def test_w7_229_at_most_workers_at_once() -> None:
 # -- capacity --------------------------------------------------------------------------------------
 
 
-def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
+def test_230_410_slow_listeners_stop_the_claims(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "COLD_QUEUE_CAPACITY": 5}
     insert(60, due=-1)
     with gated() as gate, outbox.Worker(workers=2) as worker:
@@ -190,28 +122,6 @@ def test_230_slow_listeners_stop_the_claims(settings: Any) -> None:
         gate.open()
         wait_for_statuses(DONE=100)
     assert len(gate.entered) == len(set(gate.entered)) == 100
-
-
-# -- leases ----------------------------------------------------------------------------------------
-
-
-def test_w16_what_was_stolen_before_its_start_is_not_run(
-    settings: Any, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shedding, "MAX_THREAD_WAIT", 3600.0)  # or what waits is released first
-    settings.OUTBOX = {**SOON, "LEASE": 6}
-    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
-        first, second = write(2)
-        wait_until(lambda: len(gate.entered) == 1 and OutboxEvent.objects.leased().count() == 2)
-        waiting = second if gate.entered == [first] else first
-        steal(waiting)
-        OutboxEvent.objects.filter(pk=waiting).update(available_at=now() + timedelta(seconds=60))
-        clock.advance(3)  # time to renew
-        wait_until(lambda: lost, what="the heartbeat's count")
-        gate.open()
-        wait_until(lambda: statuses().get("DONE") == 1)
-    assert waiting not in gate.entered
-    assert row(waiting).locked_by == "thief"
 
 
 # -- stop and start --------------------------------------------------------------------------------
@@ -267,82 +177,6 @@ def test_411_a_part_that_cannot_start_stops_the_others(monkeypatch: pytest.Monke
 # -- nothing leaks ---------------------------------------------------------------------------------
 
 
-def test_j4_retries_until_dead() -> None:
-    calls: list[int] = []
-
-    def fails(event: outbox.Event) -> None:
-        calls.append(event.attempts)
-        raise ValueError(f"execution {event.attempts + 1}")
-
-    policy = outbox.Fixed(delay=0.02, max_attempts=4)
-    with (
-        heard(signals.event_dead) as dead,
-        heard(signals.event_settled) as settled,
-        listening(fails, retry=policy),
-        outbox.Worker(),
-    ):
-        (event_id,) = write()
-        wait_for_statuses(DEAD=1)
-    after = row(event_id)
-    assert calls == [0, 1, 2, 3]
-    assert after.attempts == 4
-    assert (after.last_error or "").startswith("ValueError: execution 4")
-    assert [each["event"].event_id for each in dead] == [event_id]
-    assert [each["outcome"] for each in settled] == ["retry", "retry", "retry", "dead"]
-
-
-def test_g4_a_replayed_event_starts_from_nought() -> None:
-    attempts: list[int] = []
-    fail = [True]
-
-    def listener(event: outbox.Event) -> None:
-        attempts.append(event.attempts)
-        if fail[0]:
-            raise outbox.Unrecoverable("not yet")
-
-    with listening(listener), outbox.Worker():
-        (event_id,) = write()
-        wait_for_statuses(DEAD=1)
-        OutboxEvent.objects.update(attempts=3)
-        fail[0] = False
-        assert OutboxEvent.objects.dead().replay() == 1
-        wait_for_statuses(DONE=1)
-    assert attempts == [0, 0]
-    assert (row(event_id).attempts, row(event_id).last_error) == (0, None)
-
-
-def test_239_a_lost_workers_events_are_rescued_in_more_than_one_batch(settings: Any) -> None:
-    settings.OUTBOX = {**SOON, "POLL_BATCH_SIZE": 20}
-    insert(60, due=-1, locked_by="lost", attempts=2)
-    insert(1, due=-1, locked_by="lost", headers="{damaged")
-    attempts: list[int] = []
-    with (
-        heard(signals.event_rescued) as rescued,
-        listening(lambda event: attempts.append(event.attempts)),
-        outbox.Worker(),
-    ):
-        wait_for_statuses(DONE=60, DEAD=1)
-    assert attempts == [2] * 60
-    assert [each["rescues"] for each in rescued] == [1] * 61
-
-
-def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
-        (stolen,) = write()
-        wait_until(lambda: gate.entered)
-        steal(stolen)
-        gate.open()
-        wait_until(lambda: lost)
-        (other,) = write()
-        wait_until(lambda: row(other).status == Status.DONE)
-    assert [each["count"] for each in lost] == [1]
-    after = row(stolen)
-    assert (after.status, after.locked_by, after.done_at) == (Status.NEW, "thief", None)
-    assert "lost leases" in caplog.text
-
-
 @pytest.mark.parametrize("key", [None, "a"])
 def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
     key: str | None, monkeypatch: pytest.MonkeyPatch
@@ -376,33 +210,6 @@ def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
     assert len(calls) == 2
 
 
-def test_w5_a_row_deleted_meanwhile_is_harmless() -> None:
-    def deletes(event: outbox.Event) -> None:
-        OutboxEvent.objects.filter(pk=event.event_id).delete()
-
-    with heard(signals.lease_lost) as lost, listening(deletes), outbox.Worker():
-        write()
-        wait_until(lambda: lost)
-    assert statuses() == {}
-
-
-def test_j12_stop_finishes_what_runs_and_releases_the_rest() -> None:
-    insert(10, due=-1, attempts=3)
-    with gated() as gate:
-        worker = outbox.Worker(workers=2)
-        worker.start()
-        wait_until(lambda: len(gate.entered) == 2 and OutboxEvent.objects.leased().count() > 2)
-        stopping = in_thread(worker.stop)
-        wait_until(lambda: not any("claimer" in name for name in engine_threads()))
-        gate.open()
-        assert stopping.result(20) is True
-    assert statuses() == {"DONE": 2, "NEW": 8}
-    assert len(gate.entered) == 2
-    rest = OutboxEvent.objects.pending()
-    assert rest.filter(locked_by=None, locked_at=None, attempts=3).count() == 8
-    assert OutboxEvent.objects.due().count() == 8
-
-
 def test_206_stop_and_start_may_be_repeated() -> None:
     worker = outbox.Worker()
     worker.start()
@@ -416,20 +223,6 @@ def test_206_stop_and_start_may_be_repeated() -> None:
     with outbox.Worker():
         write()  # without a listener it waits for the grace period
         wait_until(lambda: OutboxEvent.objects.exclude(last_error=None).exists())
-
-
-def test_delivers_what_is_written_and_what_was_there() -> None:
-    seen: list[str] = []
-    with listening(lambda event: seen.append(event.event_id)):
-        before = write(5)
-        with outbox.Worker():
-            after = [write()[0] for _ in range(5)]
-            wait_for_statuses(DONE=10)
-    assert sorted(seen) == sorted(before + after)
-    done = OutboxEvent.objects.all()
-    assert {(each.attempts, each.locked_by, each.available_at) for each in done} == {
-        (0, None, None)
-    }
 
 
 def test_14_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) -> None:
@@ -446,3 +239,20 @@ def test_14_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) ->
         wait_for_statuses(DONE=1)
     assert gate.entered == [event_id]
     assert row(event_id).rescues == 0
+
+
+def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with heard(signals.lease_lost) as lost, gated() as gate, outbox.Worker(workers=1):
+        (stolen,) = write()
+        wait_until(lambda: gate.entered)
+        steal(stolen)
+        gate.open()
+        wait_until(lambda: lost)
+        (other,) = write()
+        wait_until(lambda: row(other).status == Status.DONE)
+    assert [each["count"] for each in lost] == [1]
+    after = row(stolen)
+    assert (after.status, after.locked_by, after.done_at) == (Status.NEW, "thief", None)
+    assert "lost leases" in caplog.text
