@@ -138,14 +138,6 @@ def test_an_event_copies_and_pickles(made: Made) -> None:
         assert len({event, other}) == 1
 
 
-def test_only_a_shallow_copy_shares_the_payload() -> None:
-    event = fresh(payload={"lines": []})
-    assert copy.copy(event).payload is event.payload
-    deep = copy.deepcopy(event)
-    deep.payload["lines"].append("changed")
-    assert event.payload == {"lines": []}
-
-
 @copies
 def test_a_copy_keeps_the_exact_text(twin: Twin) -> None:
     """The text given to ``from_json`` is stored unchanged, also when a copy is written."""
@@ -290,6 +282,3 @@ def test_a_delivered_event_itself_keeps_its_id_where_providers_and_modes_change_
     found = row(event.event_id)
     assert json.loads(str(found.headers)) == {"region": "eu", "user": "7"}
     assert found.key == "shop.Order:7"
-
-
-# -- policies, answers, listeners ------------------------------------------------------------------

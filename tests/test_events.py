@@ -40,7 +40,6 @@ from tests.testapp.models import Order
 
 ORDER = Order.from_db("default", ["id"], [42])  # as if it were read from the table
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
-SECOND = timedelta(seconds=1)
 
 
 class Kind(models.TextChoices):
@@ -213,14 +212,6 @@ def test_a_naive_datetime_warns_with_time_zone_support() -> None:
     assert event.available_at == datetime(2030, 1, 1, 17, tzinfo=timezone.utc)
 
 
-def test_times_are_utc() -> None:
-    given = datetime(2030, 1, 1, 20, tzinfo=EAST)
-    event = Event(event_type="x", occurred_at=given, available_at=given)
-    assert event.occurred_at == event.available_at == event.deliver_at == NOON
-    assert event.occurred_at.tzinfo is timezone.utc
-    assert event.is_delayed
-
-
 def test_deliver_after_counts_from_the_databases_now_or_from_occurred_at() -> None:
     """Without ``occurred_at`` there is no due time until the database supplies one."""
     for delay in (90, 90.0, timedelta(seconds=90)):
@@ -283,13 +274,6 @@ def test_a_copy_may_be_due_at_another_time() -> None:
     assert not at_once.is_delayed
     with pytest.raises(InvalidEvent, match="both given"):
         dataclasses.replace(due, deliver_after=5)
-
-
-def test_a_copy_is_checked_like_any_event() -> None:
-    with pytest.raises(InvalidEvent, match="event_type"):
-        dataclasses.replace(Event(event_type="x"), event_type="")
-    with pytest.raises(InvalidEvent, match="lies before"):
-        dataclasses.replace(Event(event_type="x", occurred_at=NOON), available_at=NOON - SECOND)
 
 
 def test_ready_json_is_kept_by_a_copy_until_its_payload_changes() -> None:

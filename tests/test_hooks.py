@@ -95,11 +95,6 @@ class OnlyCommitted:
         heard.append(("after_commit", events))
 
 
-class OnlyRolledBack:
-    def after_rollback(self, events: list[Event]) -> None:
-        heard.append(("after_rollback", events))
-
-
 class Failing:
     def after_write(self, events: list[Event]) -> None:
         raise ZeroDivisionError("after_write")
@@ -198,22 +193,6 @@ def test_the_writes_of_a_transaction_are_told_of_together_at_its_end(settings: A
         ("after_write", "b c"),
         ("after_commit", "a b c"),
     ]
-
-
-@pytest.mark.parametrize("hook", [OnlyWritten, OnlyCommitted, OnlyRolledBack, Stamping])
-def test_a_hook_may_define_any_of_the_methods(settings: Any, hook: type) -> None:
-    use(settings, hook)
-    with transaction.atomic():
-        assert write("x")
-    with undone():
-        assert write("x")
-    told = {
-        OnlyWritten: ["after_write"] * 2,
-        OnlyCommitted: ["after_commit"],
-        OnlyRolledBack: ["after_rollback"],
-        Stamping: [],
-    }
-    assert [moment for moment, _ in heard] == told[hook]
 
 
 def test_hooks_see_what_was_stored_whatever_becomes_of_the_callers_objects(settings: Any) -> None:
@@ -319,15 +298,6 @@ def test_before_write_may_suppress(settings: Any, nothing: Any) -> None:
     assert stored() == []
 
 
-def test_before_write_may_suppress_some(settings: Any) -> None:
-    use(settings, Answering, Ends)
-    Answering.answer = lambda given: [each for each in given if each.event_type != "secret"]
-    with transaction.atomic():
-        assert len(write_many(events("x", "secret", "y"))) == 2
-    assert stored() == ["x", "y"]
-    assert heard[-1] == ("committed", "x y")
-
-
 def test_an_error_before_the_write_reaches_the_caller_and_nothing_is_inserted(
     settings: Any,
 ) -> None:
@@ -418,14 +388,6 @@ def test_hooks_are_told_of_a_commit_though_the_hand_over_fails(
 
 
 # --- the ends of transactions ---------------------------------------------------------------------
-
-
-def test_set_rollback_is_a_rollback(settings: Any) -> None:
-    use(settings, Ends)
-    with transaction.atomic():
-        write("x")
-        transaction.set_rollback(True)
-    assert heard == [("rolled back", "x")]
 
 
 def test_an_undone_savepoint_is_told_of_at_once_and_takes_only_its_own_along(settings: Any) -> None:
@@ -530,29 +492,6 @@ def test_somebodys_failing_callback_is_no_rollback(settings: Any, inside: bool) 
     gc.collect()
     assert heard == []  # Django ran no callback after the failure, so no hook was called
     assert "x" in stored()
-
-
-def test_a_failing_callback_after_ours_changes_nothing(settings: Any) -> None:
-    use(settings, Ends)
-    with pytest.raises(Undone), transaction.atomic():
-        write("x")
-        transaction.on_commit(failing)
-        with transaction.atomic():
-            write("y")
-    gc.collect()
-    assert heard == [("committed", "x")]
-    assert stored() == ["x", "y"]
-
-
-def test_a_rollback_is_seen_behind_somebodys_callback(settings: Any) -> None:
-    use(settings, Ends)
-    with undone():
-        transaction.on_commit(failing)
-        write("x")
-        with undone():
-            write("y")
-        assert heard == [("rolled back", "y")]
-    assert heard[1:] == [("rolled back", "x")]
 
 
 @pytest.mark.parametrize("robust", [False, True])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 import uuid
 from collections import Counter
 from datetime import timedelta
@@ -21,7 +19,6 @@ import django_outbox as outbox
 from django_outbox import inbox
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests import samples
-from tests.fleet import REPOSITORY
 from tests.table import listening, now, purging, write
 from tests.testapp.models import Effect, Order
 
@@ -108,22 +105,6 @@ def skus() -> list[str]:
     return [*Order.objects.order_by("sku").values_list("sku", flat=True)]
 
 
-def test_the_room_is_found_by_its_name() -> None:
-    script = "import django_outbox as outbox\nprint(outbox.inbox.once.__name__)"
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    code = f"import django; django.setup()\n{script}"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout == "once\n", done.stderr
-
-
 def receive(message: Any = "m1", source: str = "bank", **options: Any) -> bool:
     """Receive a message in its own transaction, and leave an effect if it is the first time."""
     with transaction.atomic(**options), inbox.once(source, message, **options) as first:
@@ -147,18 +128,6 @@ def test_ints_and_uuids_stand_for_their_text() -> None:
     assert receive(number)
     assert not receive("17")
     assert not receive(str(number))
-
-
-@outside
-def test_a_repeat_leaves_the_transaction_usable() -> None:
-    receive()
-    with transaction.atomic():
-        leave_effect("before")
-        with inbox.once("bank", "m1") as first:
-            leave_effect("within")
-        leave_effect("after")
-    assert not first
-    assert effects() == {"m1": 1, "before": 1, "within": 1, "after": 1}
 
 
 class InATestCase(TestCase):

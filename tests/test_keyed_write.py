@@ -12,7 +12,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox import DuplicateEvent, Event, InvalidEvent, signals, write, write_many
+from django_outbox import Event, InvalidEvent, signals, write, write_many
 from django_outbox.events import LENGTHS, aggregate_key
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.writing.hot_queue import hot_queues
@@ -121,22 +121,6 @@ def test_an_event_with_a_key_rings_where_no_worker_is(monkeypatch: pytest.Monkey
     assert rung == ["default"]
 
 
-def test_an_ignored_duplicate_rings_for_nobody(queue: Queue) -> None:
-    with transaction.atomic():
-        write("a", key="k", unique_key="u")
-    with transaction.atomic():
-        write("a", key="k", unique_key="u", on_duplicate="ignore")
-    assert queue.polls == 1
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_streams_of_two_databases_do_not_mix() -> None:
-    with transaction.atomic(using="other"):
-        outbox.write("x", key="k", using="other")
-    assert OutboxStream.objects.using("other").count() == 1
-    assert not OutboxStream.objects.exists()
-
-
 # --- MODE "ordered" ------------------------------------------------------------------------------
 
 ORDERED = {"MODE": "ordered"}
@@ -212,16 +196,6 @@ def test_an_ordered_event_is_announced_with_its_key_and_not_offered(queue: Queue
     assert (told, queue.types, queue.polls) == (["Order"], [], 1)
     assert row(event.event_id).payload == '{"n":1.0}'
     assert event.key is None  # the caller's event is unchanged
-
-
-@override_settings(OUTBOX=ORDERED)
-def test_an_ordered_duplicate_is_one_too() -> None:
-    with transaction.atomic():
-        first = write("x", unique_key="u", aggregate_type="Order")
-        with pytest.raises(DuplicateEvent):
-            write("x", unique_key="u", aggregate_type="Order")
-        assert write("x", unique_key="u", on_duplicate="ignore") == first
-    assert [*OutboxStream.objects.values_list("key", flat=True)] == ["Order"]
 
 
 def test_35_no_two_aggregates_share_a_stream() -> None:

@@ -174,21 +174,6 @@ def test_what_json_cannot_hold_is_invalid_and_nobody_is_called() -> None:
     assert heard == []
 
 
-def test_several_signals_of_one_transaction_are_several_events() -> None:
-    placed, paid = signal("order.placed"), signal("order.paid")
-    with transaction.atomic():
-        placed.send(sender=None, n=1)
-        placed.send(sender=None, n=2)
-        paid.send(sender=None, n=3)
-    rows = OutboxEvent.objects.order_by("pk").values_list("event_type", "payload")
-    assert [*rows] == [
-        ("order.placed", '{"n":1}'),
-        ("order.placed", '{"n":2}'),
-        ("order.paid", '{"n":3}'),
-    ]
-    assert len(heard) == 3
-
-
 def test_a_failing_receiver_undoes_the_event_with_the_transaction() -> None:
     with pytest.raises(Undone), transaction.atomic():
         signal(receiver=fail).send(sender=None)
@@ -206,16 +191,6 @@ def test_receivers_may_be_async() -> None:
     with transaction.atomic():
         assert signal(receiver=areceive).send(sender=None) == [(areceive, "received")]
     assert heard == ["async"]
-
-
-def test_receivers_may_be_chosen_by_sender() -> None:
-    made = OutboxSignal("order.placed", use_caching=True)
-    made.connect(receive, sender=Order, weak=False)
-    with transaction.atomic():
-        made.send(sender=Placed)
-        made.send(sender=Order)
-    assert [sender for sender, _ in heard] == [Order]
-    assert OutboxEvent.objects.count() == 2
 
 
 @every_way

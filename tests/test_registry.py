@@ -167,14 +167,6 @@ def test_a_second_listener_of_a_pair_is_refused_and_both_are_named() -> None:
     assert route(GLOBAL, "x") == [first.__qualname__]
 
 
-def test_pairs_and_names_are_places_of_their_own() -> None:
-    for options in ({}, {"name": "a"}, {"name": "b"}, {"aggregate_type": GLOBAL}):
-        add("x", "it", **options)
-    with pytest.raises(ListenerAlreadyRegistered):
-        add("x", "it", name="a")
-    assert len(registry.listeners()) == 4
-
-
 @pytest.mark.parametrize("value", ["", "x" * 129, None, 5], ids=repr)
 def test_a_type_that_no_event_can_have_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="event_type"):

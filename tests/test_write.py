@@ -229,18 +229,7 @@ def callbacks() -> int:
     return len(connection.run_on_commit)
 
 
-def test_all_writes_of_a_transaction_share_one_callback(queue: Queue) -> None:
-    """All hot events of a transaction are offered after its commit, in the order of writing."""
-    with transaction.atomic():
-        write("a")
-        write_many(events(5))
-        write("b")
-        assert callbacks() == 1
-        assert queue.types == []
-    assert queue.types == ["a", *"xxxxx", "b"]
-
-
-def test_every_savepoint_has_its_own_callback_and_takes_only_its_own_events_along(
+def test_x5_every_savepoint_has_its_own_callback_and_takes_only_its_own_events_along(
     queue: Queue,
 ) -> None:
     """A savepoint that is rolled back drops its own callback and events, and no others."""
@@ -255,13 +244,6 @@ def test_every_savepoint_has_its_own_callback_and_takes_only_its_own_events_alon
         write("after")
         assert callbacks() == 2
     assert queue.types == ["before", "after", "kept"]
-
-
-def test_an_event_not_inserted_is_not_handed_over(queue: Queue) -> None:
-    with transaction.atomic():
-        write("first", unique_key="u")
-        write("second", unique_key="u", on_duplicate="ignore")
-    assert queue.types == ["first"]
 
 
 def test_delayed_events_are_not_offered_but_the_claimer_polls(queue: Queue) -> None:
