@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -16,7 +17,7 @@ from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent, OutboxStatistics
+from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
 from django_outbox.models.statistics import (
     BOUNDS,
     COUNTS,
@@ -208,6 +209,24 @@ def test_41_an_idle_worker_writes_no_more_than_its_sign_of_life() -> None:
 
 
 # --- several workers ------------------------------------------------------------------------------
+
+
+def test_41_the_rows_of_several_workers_add_up(fleet: Fleet) -> None:
+    insert(300, event_type="order.followed")
+    insert(20, payload='{"fails": true}')
+    workers = [fleet.start(), fleet.start()]
+    wait_until(lambda: OutboxWorker.objects.count() == 2, within=60, what="both workers at work")
+    wait_until(settled, within=60)
+    assert [fleet.end(each) for each in workers] == [0, 0]
+    for span in SPANS:
+        assert summed(span) == {"done": 320, "retry": 20}
+        assert summed(span, event_type=PLACED) == {"done": 20, "retry": 20}
+    assert sum(spread(WAIT_COLUMNS)) == 340
+    shares = Counter(fleet_line.pid for fleet_line in fleet.lines() if fleet_line.phase == "end")
+    done = OutboxStatistics.objects.filter(span=60, done__gt=0)
+    assert sorted(
+        each["done"] for each in done.order_by().values("owner").annotate(done=Sum("done"))
+    ) == sorted(shares.values())
 
 
 def test_41_a_killed_worker_loses_no_more_than_its_last_interval(fleet: Fleet) -> None:
