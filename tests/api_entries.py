@@ -246,14 +246,6 @@ CHAPTERS: dict[str, list[Entry]] = {
             see="[Deliver in order](../how-to/deliver-in-order.md)",
         )
     ],
-    "statistics": [
-        Entry(
-            path="django_outbox.models.statistics:StatisticsQuerySet",
-            signature="",
-            methods=tuple("since over_time by_type expired purge".split()),
-        ),
-        called("django_outbox.models.statistics:quantile"),
-    ],
     "messages": [
         Entry(
             path="django_outbox.models.inbox_queryset:InboxQuerySet",

@@ -23,7 +23,6 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import FULL, LIGHT, TAIL, Branch, Claim, Claimed, StreamClaim
 from django_outbox.worker.purger import Purger
-from django_outbox.worker.statistics import Statistics
 from tests.sessions import processes
 
 T = TypeVar("T")
@@ -341,5 +340,4 @@ def rest_of(purger: Purger) -> float:
 
 def purging(interval: float, *, me: str = "me", lease: float = 30.0) -> Purger:
     """Return a purger of this database."""
-    statistics = Statistics(alias="default", me=me)
-    return Purger(alias="default", me=me, lease=lease, interval=interval, statistics=statistics)
+    return Purger(alias="default", me=me, lease=lease, interval=interval)

@@ -84,7 +84,7 @@ def alive(*, age: float = 1, **columns: Any) -> OutboxWorker:
 def minute(back: int, **columns: Any) -> None:
     """Store the statistics of one worker for the minute that began ``back`` minutes ago."""
     start = now().replace(second=0, microsecond=0) - timedelta(minutes=back)
-    given = {"span": 60, "started_at": start, "owner": "me", "event_type": PLACED}
+    given = {"started_at": start, "owner": "me", "event_type": PLACED}
     OutboxStatistics.objects.create(**{**given, **columns})
 
 

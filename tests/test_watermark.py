@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import clocks, doorbell
-from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxLease
-from django_outbox.models.event_queryset import OutboxQuerySet
+from django_outbox.models import OutboxLease
 from django_outbox.sql.values import Found
 from django_outbox.worker import claimer, poll_times, stream_claims, throttle, watermark
-from django_outbox.worker.statistics import Statistics
 from django_outbox.worker.throttle import FULL_SCAN_FACTOR, LONGEST_PAUSE, Throttle
 from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, ScanningWatermark, Watermark
-from tests.table import insert, keyed, listening, now, purging, rest_of, statuses, write
+from tests.table import insert, keyed, listening, purging, rest_of, statuses, write
 from tests.waiting import wait_until
 
 FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
@@ -156,31 +151,3 @@ def test_a_long_purge_is_followed_by_a_pause(monkeypatch: pytest.MonkeyPatch) ->
         pause = rest_of(purger)
         assert least <= pause <= most
         assert purging(100, me="another").run() >= min(pause, 100) / 2  # other workers wait too
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_long_scan_for_the_oldest_is_followed_by_a_pause(
-    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
-) -> None:
-    monkeypatch.setattr(Throttle, "after", pause_for(600.0))
-    statistics = Statistics(alias="default", me="me")
-    assert statistics.measure_lag() > 590
-    with django_assert_num_queries(0):
-        assert statistics.measure_lag() > 590
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_purge_does_not_wait_for_a_look_that_fails(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.OUTBOX = {"RETENTION_DONE": 1}
-    insert(due=None, status=Status.DONE, done_at=now() - timedelta(seconds=60), made=61)
-
-    def refused(rows: OutboxQuerySet) -> float:
-        raise OperationalError("canceling statement due to statement timeout")
-
-    monkeypatch.setattr(OutboxQuerySet, "oldest_pending_age", refused)
-    with caplog.at_level(logging.WARNING, "django_outbox"):
-        purging(1.0).step()
-    assert "statement timeout" in caplog.text
-    assert not OutboxEvent.objects.exists()

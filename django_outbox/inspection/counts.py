@@ -22,7 +22,6 @@ from ..sql import dialect_of
 MAX_EXACT_COUNT: Final = 100_000  # events; a table up to this size is counted in full
 MAX_PENDING: Final = 100_000  # pending events with a key, and as many without, that an index counts
 PERIOD: Final = 300  # seconds
-SPAN: Final = 60  # seconds that a row of statistics covers
 MAX_DEAD_SHARE: Final = 0.1  # of the events that ended
 COUNT_LIMIT: Final = 10_000  # leased and blocked rows that are counted
 MAX_STREAMS: Final = 1000  # streams whose events are counted if partial indexes are not supported
@@ -116,7 +115,7 @@ class Rates:
 
 def minutes(alias: str, since: datetime) -> list[dict[str, Any]]:
     """Return the counts of each minute since then, of all event types and workers."""
-    rows: Any = OutboxStatistics.objects.using(alias).since(since, span=SPAN).values("started_at")
+    rows: Any = OutboxStatistics.objects.using(alias).since(since).values("started_at")
     sums = {name: Sum(name) for name in Rates.__dataclass_fields__}
     return [*rows.annotate(**sums).order_by("started_at")]
 

@@ -16,7 +16,7 @@ from ..listeners.registry import ANY, listeners, qualified_name, route
 from ..models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
 from ..sql import dialect_of
 from .causes import Causes, load_causes
-from .counts import SPAN, Rates, minutes, rates
+from .counts import Rates, minutes, rates
 from .losses import Loss, losses, suspects
 from .queues import QueueState, lag, queue_states, unserved_queues
 from .workers import WorkerInfo, clock_and_workers, missing
@@ -136,7 +136,7 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
         backlog=backlog(alias),
         rates=lately,
         points=points,
-        types=OutboxStatistics.objects.using(alias).since(hour, span=SPAN).by_type(MAX_TYPES),
+        types=OutboxStatistics.objects.using(alias).since(hour).by_type(MAX_TYPES),
         causes=_causes(alias, causes),
         blocked=blocked_streams(alias),
         pauses=pauses,

@@ -345,16 +345,13 @@ class Migration(migrations.Migration):
             name="OutboxStatistics",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("span", models.IntegerField()),
                 ("started_at", django_outbox.models.fields.UTCDateTimeField()),
                 ("owner", django_outbox.models.fields.ExactCharField(max_length=128)),
                 ("event_type", django_outbox.models.fields.ExactCharField(max_length=128)),
                 ("done", models.IntegerField(default=0)),
                 ("retry", models.IntegerField(default=0)),
-                ("deferred", models.IntegerField(default=0)),
                 ("dead", models.IntegerField(default=0)),
                 ("rescued", models.IntegerField(default=0)),
-                ("lag", models.FloatField(null=True)),
                 ("wait_0", models.IntegerField(default=0)),
                 ("wait_1", models.IntegerField(default=0)),
                 ("wait_2", models.IntegerField(default=0)),
@@ -396,13 +393,11 @@ class Migration(migrations.Migration):
                 "db_table": table_name("outbox_statistics"),
                 "default_permissions": (),
                 "indexes": [
-                    models.Index(
-                        fields=["span", "started_at"], name=index_name("outbox_stats_time")
-                    )
+                    models.Index(fields=["started_at"], name=index_name("outbox_stats_time"))
                 ],
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("owner", "span", "started_at", "event_type"),
+                        fields=("owner", "started_at", "event_type"),
                         name=index_name("outbox_stats_once"),
                     )
                 ],

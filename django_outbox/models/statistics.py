@@ -8,19 +8,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, models
-from django.db.models import Count, F, Max, Sum
+from django.db.models import F, Sum
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import DAY, current, index_name, table_name
+from ..conf import current, index_name, table_name
 from ..events import LENGTHS
 from .fields import ExactCharField, UTCDateTimeField
 from .queryset import TableQuerySet
 
-HOUR: Final = 3600.0
-# Span of a row, and how long such rows are kept, in seconds: for charts of an hour, a day and a
-# week. A week of one-minute rows would be sixty times as many.
-SPANS: Final = {60: 3 * HOUR, 600: 2 * DAY, 3600: 8 * DAY}
-OUTCOMES: Final = ("done", "retry", "deferred", "dead")
+KEPT: Final = timedelta(hours=3)  # the dashboard shows one
+OUTCOMES: Final = ("done", "retry", "dead")
 # Upper bounds of the histogram buckets in seconds; one more bucket counts what is slower.
 BOUNDS: Final = (
     0.002,
@@ -43,7 +40,7 @@ BOUNDS: Final = (
 WAIT_COLUMNS: Final = tuple(f"wait_{number}" for number in range(len(BOUNDS) + 1))
 RUN_COLUMNS: Final = tuple(f"run_{number}" for number in range(len(BOUNDS) + 1))
 COUNTS: Final = (*OUTCOMES, "rescued", *WAIT_COLUMNS, *RUN_COLUMNS)
-UNIQUE_FIELDS: Final = ("owner", "span", "started_at", "event_type")
+UNIQUE_FIELDS: Final = ("owner", "started_at", "event_type")
 
 
 def bucket(seconds: float) -> int:
@@ -79,74 +76,46 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
     Example::
 
         an_hour_ago = timezone.now() - timedelta(hours=1)
-        for minute in OutboxStatistics.objects.since(an_hour_ago, span=60).over_time():
-            print(minute["started_at"], minute["done"], minute["dead"])
+        for row in OutboxStatistics.objects.since(an_hour_ago).by_type(most=10):
+            print(row["event_type"], row["done"], row["dead"])
     """
 
     table = "outbox_statistics"
 
-    def since(self, instant: datetime, *, span: int) -> StatisticsQuerySet:
-        """Return rows of one span (seconds) that begin at or after an instant."""
-        return self.filter(span=span, started_at__gte=instant)
-
-    def over_time(self) -> list[dict[str, Any]]:
-        """Return the sums over all workers and types for each start time, oldest first."""
-        sums = {name: Sum(name) for name in COUNTS}
-        workers = Count("owner", distinct=True)
-        every: Any = self.values("started_at")
-        rows = every.annotate(**sums, oldest=Max("lag"), workers=workers)
-        return [*rows.order_by("started_at")]
+    def since(self, instant: datetime) -> StatisticsQuerySet:
+        """Return rows of minutes that begin at or after an instant."""
+        return self.filter(started_at__gte=instant)
 
     def by_type(self, most: int) -> list[dict[str, Any]]:
         """Return the sums by event type, most deliveries first; "" stands for all other types."""
-        deliveries = Sum(F("done") + F("retry") + F("deferred") + F("dead"))
+        deliveries = Sum(F("done") + F("retry") + F("dead"))
         every: Any = self.values("event_type")
         rows = every.annotate(total=deliveries).filter(total__gt=0)
         rows = rows.annotate(**{name: Sum(name) for name in COUNTS})
         return [*rows.order_by("-total", "event_type")[:most]]
 
-    def expired(self) -> StatisticsQuerySet:
-        """Return rows older than their span is kept, which the next purge deletes."""
-        old = models.Q()
-        for span, limit in self._limits().items():
-            old |= models.Q(span=span, started_at__lt=limit)
-        return self.filter(old)
-
-    def purge(self) -> int:
-        """Delete every expired row, whatever this is filtered by; return how many."""
-        return sum(self.purge_batches())
-
     def purge_batches(self) -> Iterator[int]:
-        """Do what ``purge`` does; yield the size of each delete, which commits by itself."""
+        """Delete every row older than three hours; yield the size of each delete, which commits."""
         every, size = self._all_rows(), current().PURGE_BATCH_SIZE
-        for span, limit in self._limits().items():  # each is a range of the index
-            expired = every.filter(span=span, started_at__lt=limit).order_by("started_at")
-            count = size
-            while count == size:
-                ids = [*expired.values_list("pk", flat=True)[:size]]
-                count = every.filter(pk__in=ids)._delete_unlocked()
-                yield count
-
-    def _limits(self) -> dict[int, datetime]:
-        """Return, for each span, the instant before which its rows are expired."""
-        now = self._clock()
-        return {span: now - timedelta(seconds=kept) for span, kept in SPANS.items()}
+        expired = every.filter(started_at__lt=self._clock() - KEPT).order_by("started_at")
+        count = size
+        while count == size:
+            ids = [*expired.values_list("pk", flat=True)[:size]]
+            count = every.filter(pk__in=ids)._delete_unlocked()
+            yield count
 
 
 class OutboxStatistics(models.Model):
-    """What one worker settled of one event type in one minute, ten minutes or hour."""
+    """What one worker settled of one event type in one minute."""
 
     id = models.BigAutoField(primary_key=True)
-    span = models.IntegerField()  # seconds
-    started_at = UTCDateTimeField()  # a multiple of the span, by the database's clock
+    started_at = UTCDateTimeField()  # the beginning of the minute, by the database's clock
     owner = ExactCharField(max_length=128)  # the worker, the only one that writes its rows
     event_type = ExactCharField(max_length=LENGTHS["event_type"])  # "": the types beyond the top
     done = models.IntegerField(default=0)
     retry = models.IntegerField(default=0)
-    deferred = models.IntegerField(default=0)
     dead = models.IntegerField(default=0)
     rescued = models.IntegerField(default=0)  # of these, rescued from a lost worker
-    lag = models.FloatField(null=True)  # seconds the oldest due event waited, at most; only in ""
 
     objects = StatisticsQuerySet.as_manager()
 
@@ -160,9 +129,7 @@ class OutboxStatistics(models.Model):
             # on MariaDB no insert waits for that of another worker.
             models.UniqueConstraint(fields=UNIQUE_FIELDS, name=index_name("outbox_stats_once"))
         ]
-        indexes = [
-            models.Index(fields=["span", "started_at"], name=index_name("outbox_stats_time"))
-        ]
+        indexes = [models.Index(fields=["started_at"], name=index_name("outbox_stats_time"))]
 
     def __str__(self) -> str:
         return f"{self.started_at:%Y-%m-%d %H:%M} {self.event_type or '*'} ({self.owner})"
@@ -181,5 +148,5 @@ def write_statistics(alias: str, rows: Sequence[OutboxStatistics]) -> None:
         rows,
         update_conflicts=True,
         unique_fields=UNIQUE_FIELDS if by_name else None,
-        update_fields=(*COUNTS, "lag"),
+        update_fields=COUNTS,
     )

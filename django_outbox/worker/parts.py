@@ -82,7 +82,7 @@ class Parts:
             throttle=throttle,
             **parts,
         )
-        self._give_threads(heartbeat, statistics)
+        self._give_threads(heartbeat)
 
     def _make_claimer(
         self, known_pauses: KnownPauses, throttle: ClaimThrottle, parts: dict[str, Any]
@@ -167,7 +167,7 @@ class Parts:
             most_bytes=max(settings.PREFETCH_BYTES // len(self.queues), 1),
         )
 
-    def _give_threads(self, heartbeat: Heartbeat, statistics: Statistics) -> None:
+    def _give_threads(self, heartbeat: Heartbeat) -> None:
         settings = self.settings
         self._watchdog = Watchdog(self.alias, watch=[each.watch for each in self._delivering])
         self._settler_loop = self._loop("settler", self._settler.step)
@@ -180,13 +180,7 @@ class Parts:
         self._claimer_loop = self._loop("claimer", self._claimer.step)
         self._wakeup.wake = self._claimer_loop.wake
         interval = settings.PURGE_INTERVAL if self._purge else None
-        self._purger = Purger(
-            alias=self.alias,
-            me=self.id,
-            lease=settings.LEASE,
-            interval=interval,
-            statistics=statistics,
-        )
+        self._purger = Purger(alias=self.alias, me=self.id, lease=settings.LEASE, interval=interval)
         self._purger_loop = self._loop("purger", self._purger.step, close=self._purger.close)
         self._doorbell_loop: Loop | None = None
         if (ear := doorbell.ear(self.alias)) is not None:

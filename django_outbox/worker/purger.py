@@ -27,7 +27,6 @@ from ..signals import announce, events_purged
 from ..sql import dialect_of
 from ..sql.halving import answers
 from .leader_lease import Leader
-from .statistics import Statistics
 from .throttle import Throttle
 
 logger = logging.getLogger("django_outbox")
@@ -88,11 +87,9 @@ class Purger:
     table is kept. A scan continues where any worker stopped.
     """
 
-    def __init__(
-        self, *, alias: str, me: str, lease: float, interval: float | None, statistics: Statistics
-    ) -> None:
+    def __init__(self, *, alias: str, me: str, lease: float, interval: float | None) -> None:
         """``interval``: seconds between two runs; None: no runs."""
-        self._alias, self._interval, self._statistics = alias, interval or inf, statistics
+        self._alias, self._interval = alias, interval or inf
         self._leader = Leader(alias=alias, me=me, name="purge", lease=lease)
         self._continue_after = min(MAX_RUN, self._interval, lease / 3)  # seconds; the lease is kept
         self._progress = Progress()
@@ -106,14 +103,13 @@ class Purger:
         self.stopping = False
 
     def step(self) -> float:
-        pause = self._statistics.measure_lag()
         if monotonic() >= self._next_at:
             rest = self.run()
             self._next_at = monotonic() + rest
         if (error := self._error) is not None:
             self._error = None
             raise error
-        return max(min(pause, self._next_at - monotonic()), 0.001)
+        return max(min(self._next_at - monotonic(), DAY), 0.001)
 
     def run(self) -> float:
         """Purge what is due, unless another worker does; return the seconds to the next call."""

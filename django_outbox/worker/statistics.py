@@ -14,23 +14,22 @@ from ..clocks import monotonic
 from ..delivery.lease import Lease
 from ..listeners.outcomes import Decision
 from ..log import first_line
-from ..models import OutboxEvent, OutboxStatistics, write_statistics
-from ..models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, SPANS, WAIT_COLUMNS, bucket
+from ..models import OutboxStatistics, write_statistics
+from ..models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, bucket
 from ..sql import dialect_of
 from ..sql.halving import in_halves
-from .throttle import Throttle
 
 logger = logging.getLogger("django_outbox")
 
 WRITE_INTERVAL = 10.0  # seconds between two writes, at least; a killed worker loses no more
-MAX_TYPES = 20  # event types that get rows of their own in one span; all others share one
-LATE_LIMIT = 120.0  # seconds after its end in which a span may still be counted into
+MAX_TYPES = 20  # event types that get rows of their own in one minute; all others share one
+LATE_LIMIT = 120.0  # seconds after its end in which a minute may still be counted into
 MINUTE = 60  # seconds
 
 RESCUED, WAIT, RUN = (COUNTS.index(name) for name in ("rescued", WAIT_COLUMNS[0], RUN_COLUMNS[0]))
 PLACES = {name: place for place, name in enumerate(OUTCOMES)}
 
-Key = tuple[int, int, str]  # span (seconds), its start (seconds since 1970), event type
+Key = tuple[int, str]  # the minute (its start, seconds since 1970), event type
 
 
 class Statistics:
@@ -43,8 +42,6 @@ class Statistics:
         self._rows: dict[Key, OutboxStatistics] = {}  # as written; only for the heartbeat
         self._changed: set[Key] = set()
         self._write_at = 0.0  # monotonic
-        self._lag: float | None = None  # seconds; as the purger's thread last measured it
-        self._throttle = Throttle()  # of this measurement
         self._failures = 0  # consecutive
 
     def add(self, settled: Iterable[tuple[Lease, Decision]]) -> None:
@@ -54,7 +51,9 @@ class Statistics:
             minute, event_type = None, ""
             counts: list[int] = []  # of the type
             for lease, decision in settled:
-                if decision.outcome not in PLACES:  # lost or moved: the next delivery counts it
+                if (
+                    decision.outcome not in PLACES
+                ):  # deferred, lost or moved: the next delivery counts
                     continue
                 if minute is None:
                     minute = _minute(lease.now.timestamp() + now - lease.claimed_at)
@@ -62,20 +61,6 @@ class Statistics:
                     event_type = lease.event_type
                     counts = self._new_counts.setdefault((minute, event_type), [0] * len(COUNTS))
                 _count(counts, lease, decision)
-
-    def measure_lag(self) -> float:
-        """Measure how long the oldest due event has waited; return the seconds to the next time.
-
-        While a snapshot is open this takes long, so the thread that renews leases must not call it.
-        """
-        if (started := monotonic()) >= self._throttle.until:
-            try:
-                age = OutboxEvent.objects.using(self._alias).oldest_pending_age()
-                self._lag = round(age or 0.0, 3)
-            except Exception as error:  # noqa: BLE001 - it must not delay the purge
-                self._log_error(error)
-            self._throttle.after(started)
-        return max(WRITE_INTERVAL, self._throttle.until - monotonic())
 
     def write_if_due(self) -> None:
         """Write, if it is time; what cannot be written now is written next time."""
@@ -106,40 +91,25 @@ class Statistics:
         """Add new counts to the rows; frequent types first, so that they get rows of their own."""
         with self._lock:
             fresh, self._new_counts = self._new_counts, {}
-        self._record_lag(_minute(now.timestamp()))
         for (minute, event_type), counts in sorted(fresh.items(), key=_frequency):
-            for span in SPANS:
-                key = self._key(span, minute, event_type)
-                row = self._row(key)
-                for name, count in zip(COUNTS, counts, strict=True):
-                    if count:
-                        setattr(row, name, getattr(row, name) + count)
-                self._changed.add(key)
+            key = self._key(minute, event_type)
+            row = self._row(key)
+            for name, count in zip(COUNTS, counts, strict=True):
+                if count:
+                    setattr(row, name, getattr(row, name) + count)
+            self._changed.add(key)
 
-    def _record_lag(self, minute: int) -> None:
-        """Note how long the oldest due event has waited, whichever worker will deliver it."""
-        lag, self._lag = self._lag, None
-        if lag is None:
-            return
-        for span in SPANS:
-            row = self._row(key := (span, minute // span * span, ""))
-            if row.lag is None or lag > row.lag:
-                row.lag = lag
-                self._changed.add(key)
-
-    def _key(self, span: int, minute: int, event_type: str) -> Key:
+    def _key(self, minute: int, event_type: str) -> Key:
         """Return the row to count in: the type's own, or the shared one after MAX_TYPES types."""
-        start = minute // span * span
-        if (key := (span, start, event_type)) in self._rows:
+        if (key := (minute, event_type)) in self._rows:
             return key
-        named = sum(each[:2] == (span, start) and each[2] != "" for each in self._rows)
-        return key if named < MAX_TYPES else (span, start, "")
+        named = sum(start == minute and name != "" for start, name in self._rows)
+        return key if named < MAX_TYPES else (minute, "")
 
     def _row(self, key: Key) -> OutboxStatistics:
         if key not in self._rows:
-            span, start, event_type = key
+            start, event_type = key
             self._rows[key] = OutboxStatistics(
-                span=span,
                 started_at=datetime.fromtimestamp(start, timezone.utc),
                 owner=self._me,
                 event_type=event_type,
@@ -147,9 +117,9 @@ class Statistics:
         return self._rows[key]
 
     def _remove_old_rows(self, now: datetime) -> None:
-        """Remove rows whose spans are over."""
-        over = now.timestamp() - LATE_LIMIT
-        self._rows = {key: row for key, row in self._rows.items() if key[0] + key[1] > over}
+        """Remove rows whose minutes are over."""
+        over = now.timestamp() - MINUTE - LATE_LIMIT
+        self._rows = {key: row for key, row in self._rows.items() if key[0] > over}
         self._changed &= self._rows.keys()
 
     def _log_error(self, error: Exception) -> None:

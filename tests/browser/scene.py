@@ -139,7 +139,6 @@ def the_drill() -> str:
     clock = now()
     start = clock.replace(second=0, microsecond=0) - timedelta(minutes=1)
     OutboxStatistics.objects.create(
-        span=60,
         started_at=start,
         owner=HOSTS[0],
         event_type="parcel.requested",
@@ -259,14 +258,7 @@ def _history() -> None:
         bad = 1.0 if age < 14 * 60 else 0.0
         for host in HOSTS:
             rows += [_row(start, host, *each, bad) for each in TYPES.items()]
-            lag = CHANCE.uniform(0.01, 0.4) + bad * max(14 * 60 - age, 0)
-            rows.append(_empty(start, host, "", lag=round(lag, 3)))
     OutboxStatistics.objects.bulk_create(rows, batch_size=500)
-
-
-def _empty(start: float, host: str, event_type: str, **more: Any) -> OutboxStatistics:
-    at = datetime.fromtimestamp(start, timezone.utc)
-    return OutboxStatistics(span=60, started_at=at, owner=host, event_type=event_type, **more)
 
 
 def _row(
@@ -275,12 +267,12 @@ def _row(
     rate, wait, run = given
     tide = 0.65 + 0.35 * math.sin(2 * math.pi * (start % 86400 / 86400 - 0.3))
     count = max(int(rate * tide * CHANCE.uniform(0.85, 1.15) / len(HOSTS)), 1)
-    row = _empty(start, host, event_type)
+    at = datetime.fromtimestamp(start, timezone.utc)
+    row = OutboxStatistics(started_at=at, owner=host, event_type=event_type)
     hit = bad and event_type == "parcel.requested"
     row.retry = int(count * (0.75 if hit else 0.01 * CHANCE.random()))
     row.dead = int(CHANCE.random() * 2.5) if hit else 0
     row.done = max(count - row.retry - row.dead, 0)
-    row.deferred = int(count * 0.02)
     for name, middle in (("wait", wait * (1 + 900 * bad)), ("run", run * (12 if hit else 1))):
         for part, sigma in ((0.55, 0.3), (0.33, 1.0), (0.09, 2.2), (0.03, 4.5)):
             place = bucket(min(middle * sigma * CHANCE.uniform(0.7, 1.3), BOUNDS[-1]))
@@ -334,5 +326,5 @@ def evil(text: str) -> None:
     )
     started = clock.replace(second=0, microsecond=0)
     OutboxStatistics.objects.create(
-        span=60, started_at=started, owner=text, event_type=short["event_type"], done=1, dead=1
+        started_at=started, owner=text, event_type=short["event_type"], done=1, dead=1
     )

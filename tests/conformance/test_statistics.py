@@ -18,15 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
-from django_outbox.models.statistics import (
-    BOUNDS,
-    COUNTS,
-    OUTCOMES,
-    RUN_COLUMNS,
-    SPANS,
-    WAIT_COLUMNS,
-    bucket,
-)
+from django_outbox.models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, bucket
 from django_outbox.worker import statistics as engine_statistics
 from django_outbox.worker.statistics import Statistics
 from tests.fleet import Fleet
@@ -54,15 +46,15 @@ def fleet(database_env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
         fleet.kill_all()
 
 
-def summed(span: int = 60, **only: Any) -> dict[str, int]:
-    """Return the summed counts of all rows of one span (seconds), without zeros."""
-    rows = OutboxStatistics.objects.filter(span=span, **only)
+def summed(**only: Any) -> dict[str, int]:
+    """Return the summed counts of all rows, without zeros."""
+    rows = OutboxStatistics.objects.filter(**only)
     found = rows.aggregate(**{name: Sum(name) for name in COUNTED})
     return {name: count for name, count in found.items() if count}
 
 
 def spread(names: tuple[str, ...], **only: Any) -> list[int]:
-    rows = OutboxStatistics.objects.filter(span=60, **only)
+    rows = OutboxStatistics.objects.filter(**only)
     found = rows.aggregate(**{name: Sum(name) for name in names})
     return [found[name] for name in names]
 
@@ -71,16 +63,9 @@ def settled() -> bool:
     return not OutboxEvent.objects.pending().exists()
 
 
-def row_at(age: timedelta, span: int = 60, **columns: Any) -> OutboxStatistics:
+def row_at(age: timedelta, **columns: Any) -> OutboxStatistics:
     given = {"owner": "me", "event_type": PLACED, **columns}
-    return OutboxStatistics.objects.create(span=span, started_at=now() - age, **given)
-
-
-# --- arithmetic -----------------------------------------------------------------------------------
-
-
-def counts(**by_number: int) -> list[int]:
-    return [by_number.get(f"b{number}", 0) for number in range(len(BOUNDS) + 1)]
+    return OutboxStatistics.objects.create(started_at=now() - age, **given)
 
 
 # --- counting -------------------------------------------------------------------------------------
@@ -107,10 +92,9 @@ def test_41_every_outcome_is_counted_once() -> None:
         with outbox.Worker():
             soon = OutboxEvent.objects.filter(available_at__lte=now() + timedelta(seconds=45))
             wait_until(lambda: not soon.exists())  # neither due nor leased
-    for span in SPANS:
-        assert summed(span) == {"done": 1, "retry": 2, "dead": 3, "deferred": 4}
+    assert summed() == {"done": 1, "retry": 2, "dead": 3}
     assert summed(event_type=PLACED) == summed()
-    assert sum(spread(WAIT_COLUMNS)) == sum(spread(RUN_COLUMNS)) == 10
+    assert sum(spread(WAIT_COLUMNS)) == sum(spread(RUN_COLUMNS)) == 6
 
 
 def test_41_waits_and_runs_are_measured_on_the_database_s_clock() -> None:
@@ -164,48 +148,16 @@ def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyP
     with listening(lambda event: None, "order.*"), outbox.Worker():
         wait_until(settled)
     assert summed()["done"] == 55
-    for span in SPANS:
-        rows = OutboxStatistics.objects.filter(span=span)
-        starts = rows.values("started_at").distinct().count()  # a new minute may have begun
-        assert rows.count() <= 4 * starts
-        assert summed(span)["done"] == 55
-
-
-@pytest.mark.parametrize("kind", ["event", "stream"])
-def test_41_the_oldest_due_event_is_noted_while_nothing_is_settled(kind: str) -> None:
-    if kind == "event":
-        insert(due=-100)
-    else:
-        keyed("k", due=-100)
-    statistics = Statistics(alias="default", me="me")
-    statistics.measure_lag()
-    statistics.write()
-    rows = OutboxStatistics.objects.filter(owner="me", event_type="")
-    assert {row.span for row in rows} == {*SPANS}
-    assert all(100 <= (row.lag or 0) < 130 for row in rows)
-
-
-def test_41_the_greatest_lag_of_a_span_stays() -> None:
-    (event_id,) = insert(due=-1000)
-    statistics = Statistics(alias="default", me="me")
-    for _ in range(2):
-        statistics.measure_lag()
-        statistics.write()
-        OutboxEvent.objects.filter(pk=event_id).delete()
-    assert min(row.lag or 0 for row in OutboxStatistics.objects.filter(span=3600)) >= 1000
+    rows = OutboxStatistics.objects.all()
+    starts = rows.values("started_at").distinct().count()  # a new minute may have begun
+    assert rows.count() <= 4 * starts
 
 
 def test_41_an_idle_worker_writes_no_more_than_its_sign_of_life() -> None:
-    statistics = Statistics(alias="default", me="me")
-    statistics.measure_lag()
-    statistics.write()
-    before = [*OutboxStatistics.objects.order_by("pk").values()]
     with CaptureQueriesContext(connection) as asked:
-        statistics.measure_lag()
-        statistics.write()
-    if now().minute == before[0]["started_at"].minute:  # a new minute gets new rows
-        assert len(asked) == 3  # the oldest event, the oldest stream, the clock
-        assert [*OutboxStatistics.objects.order_by("pk").values()] == before
+        Statistics(alias="default", me="me").write()
+    assert len(asked) == 1  # the clock
+    assert not OutboxStatistics.objects.exists()
 
 
 # --- several workers ------------------------------------------------------------------------------
@@ -218,12 +170,11 @@ def test_41_the_rows_of_several_workers_add_up(fleet: Fleet) -> None:
     wait_until(lambda: OutboxWorker.objects.count() == 2, within=60, what="both workers at work")
     wait_until(settled, within=60)
     assert [fleet.end(each) for each in workers] == [0, 0]
-    for span in SPANS:
-        assert summed(span) == {"done": 320, "retry": 20}
-        assert summed(span, event_type=PLACED) == {"done": 20, "retry": 20}
+    assert summed() == {"done": 320, "retry": 20}
+    assert summed(event_type=PLACED) == {"done": 20, "retry": 20}
     assert sum(spread(WAIT_COLUMNS)) == 340
     shares = Counter(fleet_line.pid for fleet_line in fleet.lines() if fleet_line.phase == "end")
-    done = OutboxStatistics.objects.filter(span=60, done__gt=0)
+    done = OutboxStatistics.objects.filter(done__gt=0)
     assert sorted(
         each["done"] for each in done.order_by().values("owner").annotate(done=Sum("done"))
     ) == sorted(shares.values())
@@ -260,8 +211,7 @@ def test_41_workers_that_write_at_once_do_not_hinder_each_other() -> None:
     owners = [f"worker-{number}" for number in range(4)]
     threads = [in_thread(partial(write_often, owner)) for owner in owners]
     assert [each.result(60) for each in threads] == [0] * 4
-    for span in SPANS:
-        assert summed(span) == {"done": 4 * 15 * 5}
+    assert summed() == {"done": 4 * 15 * 5}
 
 
 # --- failing --------------------------------------------------------------------------------------
@@ -299,36 +249,23 @@ def test_41_without_its_table_events_are_delivered_and_counts_kept(
 # --- reading and purging --------------------------------------------------------------------------
 
 
-def test_41_rows_are_added_up_over_time_and_by_type() -> None:
-    at = now()
+def test_41_rows_are_added_up_by_type() -> None:
     for owner in ("one", "two"):
         row_at(timedelta(minutes=5), owner=owner, done=3, wait_2=3, event_type="a")
         row_at(timedelta(minutes=5), owner=owner, dead=1, run_1=1, event_type="b")
         row_at(timedelta(hours=2), owner=owner, done=100)
-        row_at(timedelta(minutes=5), span=600, owner=owner, done=1000)
-    OutboxStatistics.objects.filter(done=3).update(started_at=at)
-    OutboxStatistics.objects.filter(dead=1).update(started_at=at - timedelta(minutes=1), lag=7.5)
-    found = OutboxStatistics.objects.since(at - timedelta(hours=1), span=60)
-
-    earlier, later = found.over_time()
-    assert (earlier["dead"], earlier["oldest"], earlier["workers"]) == (2, 7.5, 2)
-    assert (later["done"], later["wait_2"], later["oldest"]) == (6, 6, None)
-    assert earlier["started_at"] < later["started_at"]
+    found = OutboxStatistics.objects.since(now() - timedelta(hours=1))
     kinds = found.by_type(5)
     assert [(each["event_type"], each["total"]) for each in kinds] == [("a", 6), ("b", 2)]
+    assert (kinds[0]["wait_2"], kinds[1]["run_1"]) == (6, 2)
     assert len(found.by_type(1)) == 1
 
 
-def test_41_the_purge_keeps_each_length_of_time_as_long_as_it_says() -> None:
-    soon = timedelta(minutes=1)
-    for span, kept in SPANS.items():
-        row_at(timedelta(seconds=kept) - soon, span=span)
-        row_at(timedelta(seconds=kept) + soon, span=span)
-    OutboxStatistics.objects.update(owner="them")
-    assert OutboxStatistics.objects.expired().count() == 3
+def test_41_the_purge_keeps_three_hours() -> None:
+    kept = row_at(timedelta(hours=3) - timedelta(minutes=1))
+    row_at(timedelta(hours=3) + timedelta(minutes=1))
     purging(3600).run()
-    assert OutboxStatistics.objects.count() == 3
-    assert not OutboxStatistics.objects.expired().exists()
+    assert [each.pk for each in OutboxStatistics.objects.all()] == [kept.pk]
 
 
 def test_41_the_purge_goes_batch_by_batch(settings: Any) -> None:
@@ -342,23 +279,19 @@ def test_41_the_purge_goes_batch_by_batch(settings: Any) -> None:
 
 def test_41_reading_and_trimming_use_the_index() -> None:
     clock = now()
-    rows = [
+    OutboxStatistics.objects.bulk_create(
         OutboxStatistics(
-            span=span,
-            started_at=clock - timedelta(seconds=span * number),
-            owner=owner,
+            started_at=clock - timedelta(minutes=number),
+            owner=f"worker-{owner}",
             event_type=PLACED,
             done=1,
         )
-        for span, count in ((60, 500), (600, 400), (3600, 200))
-        for number in range(count)
-        for owner in ("one", "two", "three", "four")
-    ]
-    OutboxStatistics.objects.bulk_create(rows, batch_size=500)
+        for number in range(180)
+        for owner in range(25)
+    )
     analyze(OutboxStatistics)
-    hour = OutboxStatistics.objects.since(clock - timedelta(hours=1), span=60)
     works: dict[str, Callable[[], object]] = {
-        "over time": hour.over_time,
-        "by type": lambda: hour.by_type(20),
+        "by type": lambda: OutboxStatistics.objects.since(clock - timedelta(minutes=10)).by_type(9),
+        "purge": lambda: [*OutboxStatistics.objects.purge_batches()],
     }
     assert large_steps(works) == {}

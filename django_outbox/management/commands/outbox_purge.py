@@ -74,7 +74,7 @@ class Command(OutboxCommand):
             text = f"{_summary(label, counts)}, interrupted. The next call continues."
             raise CommandError(text, returncode=INTERRUPTED) from error
         if not options["dry_run"]:
-            OutboxStatistics.objects.using(alias).purge()
+            sum(OutboxStatistics.objects.using(alias).purge_batches())
         self.stdout.write(_summary(label, counts))
 
 

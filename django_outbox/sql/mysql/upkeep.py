@@ -19,7 +19,7 @@ from .claim import ALL, skip_locked
 ALWAYS = {
     "outbox_event": "status >= 0",
     "outbox_inbox": "received_at IS NOT NULL",
-    "outbox_statistics": "span > 0",
+    "outbox_statistics": "id > 0",
 }
 MAX_IDS = 10_000  # of dead events, in the condition of a query
 WHOLE = ("utf8mb4", "gb18030")  # charsets that have every character
