@@ -15,7 +15,6 @@ from django.test.utils import CaptureQueriesContext
 import django_outbox as outbox
 from django_outbox import Event, InvalidEvent, write, write_many
 from django_outbox.models import OutboxEvent
-from tests.table import listening
 
 pytestmark = pytest.mark.django_db
 
@@ -161,20 +160,3 @@ def test_hooks_see_the_context_and_have_the_last_word(settings: Any) -> None:
         event_id = write("x")
     assert calls == ["tenant", "tenant=t-1", "by=tenant"]
     assert headers_of(event_id) == {"tenant": "t-1"}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_listener_reads_what_held_at_the_write(settings: Any) -> None:
-    use(settings, session)
-    heard: list[Mapping[str, str]] = []
-    session_key.set("at the write")
-    with transaction.atomic():
-        write("x")
-    session_key.set("long after")
-
-    def hear(event: Event) -> None:
-        heard.append(event.headers)
-
-    with listening(hear, "x"):
-        assert outbox.drain() == 1
-    assert heard == [{"session": "at the write", "by": "session"}]

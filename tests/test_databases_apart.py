@@ -279,6 +279,23 @@ def test_the_aliases_of_a_process_stop_at_the_same_time(
     assert after["NEW"] > after.get("DONE", 0)  # it stopped claiming at once
 
 
+def test_74_writing_and_draining_take_a_database(settings: Any) -> None:
+    settings.OUTBOX = {}
+    witness = Witness()
+    with transaction.atomic(using="other"):
+        one = outbox.write(PLACED, {"at": "other"}, using="other")
+        many = outbox.write_many(
+            [outbox.Event(event_type=PLACED, payload={"at": "other"})], using="other"
+        )
+    write("default")
+    with listening(witness):
+        assert outbox.drain(using="other") == 2
+        assert statuses("default") == {"NEW": 1}
+        assert outbox.drain() == 1
+    assert [each[0] for each in witness.seen[:2]] == [one, *many]
+    assert [each[1] for each in witness.seen] == ["other", "other", "default"]
+
+
 def test_74_a_listener_knows_where_to_go_on() -> None:
     def follow(event: outbox.Event) -> None:
         with transaction.atomic(using=event.database):
