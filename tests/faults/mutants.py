@@ -507,13 +507,6 @@ MUTANTS = (
         ],
     ),
     Mutant(
-        name="a Done behind a failure of its key",
-        without="behind a failure, the answers to later events of the key are ignored",
-        database="postgres",
-        scenario="batches",
-        edits=[("delivery/verdicts.py", "if key in stopped:", "if key in stopped and not key:")],
-    ),
-    Mutant(
         name="a half that overtakes an event of its key",
         without="after a failed call, an event waits for those of its key in the other half",
         database="postgres",
@@ -540,19 +533,6 @@ MUTANTS = (
         ],
     ),
     Mutant(
-        name="several events of a key in every batch",
-        without="a batch has at most one event of a key unless per_key allows more",
-        database="postgres",
-        scenario="batches",
-        edits=[
-            (
-                "listeners/batching.py",
-                "    return Batching(batch, wait, per_key)\n",
-                "    return Batching(batch, wait, max(per_key, 3))\n",
-            )
-        ],
-    ),
-    Mutant(
         name="a failed batch that is not split",
         without="good events do not fail with a bad one: the batch is halved",
         database="postgres",
@@ -562,45 +542,6 @@ MUTANTS = (
                 "delivery/batch.py",
                 "            is_split = not isinstance(answer, FOR_ALL)\n",
                 "            is_split = False\n",
-            )
-        ],
-    ),
-    Mutant(
-        name="a batch that is split in an outage",
-        without="if both halves of a batch fail alike, nothing more is called",
-        database="postgres",
-        scenario="poisoned_batches",
-        edits=[
-            (
-                "delivery/halves.py",
-                "        if self._failures >= OUTAGE_AFTER:\n",
-                "        if self._queue:\n            return False\n        if True:\n",
-            )
-        ],
-    ),
-    Mutant(
-        name="a shared call that events die of",
-        without="an event dies only of an execution of its own",
-        database="postgres",
-        scenario="poisoned_batches",
-        edits=[
-            (
-                "delivery/decide.py",
-                "    if decision.status is not Status.DEAD:\n",
-                "    if decision is not None:\n",
-            )
-        ],
-    ),
-    Mutant(
-        name="events that always share their calls",
-        without="an event that failed twice is called alone",
-        database="postgres",
-        scenario="poisoned_batches",
-        edits=[
-            (
-                "listeners/batching.py",
-                "        if attempts >= FAILURES_BEFORE_ALONE or attempts + 1 >= max_attempts:\n",
-                "        if attempts + 1 >= max_attempts:\n",
             )
         ],
     ),
@@ -670,13 +611,6 @@ MUTANTS = (
         edits=[
             ("worker/broker_breaker.py", "        if not self._succeeded:\n", "        if True:\n")
         ],
-    ),
-    Mutant(
-        name="several events of a key in a relay's batch",
-        without="what follows a refused message of its key waits for it",
-        database="postgres",
-        scenario="relays_nats",
-        edits=[("relays/registration.py", "min(per_key, settings.BATCH)),", "settings.BATCH),")],
     ),
 )
 
