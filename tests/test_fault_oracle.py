@@ -138,27 +138,12 @@ WELL: dict[str, Evidence] = {
 ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
     "no run": (evidence(), {"lost": 1, "done_without_effect": 1}),
     "no row": (evidence(rows=[]), {"lost": 1}),
-    "a row that was purged before its effect": (
-        evidence(ran(1, None), rows=[], purged=True),
-        {"lost": 1},
-    ),
-    "a run that never ended": (evidence(ran(1, None)), {"lost": 1, "done_without_effect": 1}),
     "pending": (evidence(ran(1, 2), rows=[row(status=0)]), {"stuck": 1}),
-    "done and leased": (evidence(ran(1, 2), rows=[row(leased=True)]), {"stuck": 1}),
     "an effect of nothing": (evidence(ran(1, 2), ran(3, 4, event_id="b")), {"ghosts": 1}),
     "a row of nothing": (evidence(ran(1, 2), rows=[row(), row("b")]), {"ghosts": 1}),
     "a repeat without a fault": (evidence(ran(1, 2), ran(3, 4, pid=TWO)), {"unexplained": 1}),
     "a repeat of what was settled long before": (
         evidence(ran(1, 2), ran(9, 10, pid=TWO), faults=[kill(8)]),
-        {"unexplained": 1},
-    ),
-    "a failure that wakes what had ended": (
-        evidence(
-            ran(1, 5, phase="failed"),
-            ran(3, 4, pid=TWO),
-            ran(6, 7, attempts=1),
-            faults=[Fault(kind="pause", at=1.5, until=4.5, pids=frozenset({ONE}))],
-        ),
         {"unexplained": 1},
     ),
     "both at a time": (evidence(ran(1, 4), ran(3, 5, pid=TWO)), {"unexplained": 1, "overlaps": 1}),
@@ -186,10 +171,6 @@ ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
         evidence(ran(1, 2), ran(4, 5), deeds=[asked("replay")]),
         {"unexplained": 1},
     ),
-    "discarded though it had ended well": (
-        evidence(ran(1, 2), rows=[], deeds=[asked("discard")]),
-        {"lost": 1},
-    ),
     "places against the writer's order": (
         evidence(
             ran(1, 2),
@@ -203,13 +184,6 @@ ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
 
 
 WELL["replayed"] = evidence(ran(1, 2, phase="failed"), ran(4, 5), deeds=[asked("replay")])
-WELL["replayed out of its order"] = evidence(
-    ran(1, 2, phase="failed"),
-    ran(2.1, 2.2, event_id="b"),
-    ran(4, 5),
-    deeds=[asked("replay")],
-    **KEYED,
-)
 WELL["stopped on the way into a listener"] = evidence(
     ran(0.1, 0.2, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO), **STOPPED
 )
@@ -260,10 +234,6 @@ ILL["a repeat without a hand-over"] = (
     evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[Fault(kind="SIGTERM", at=2, until=3)]),
     {"unexplained": 1, "overlaps": 1},  # for all that is known, the first still runs
 )
-ILL["a repeat though another event was handed back"] = (
-    evidence(ran(1, 2), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5, event_id="b")]),
-    {"unexplained": 1},
-)
 ILL["handed back, and run before the process was gone"] = (
     evidence(ran(1, None), ran(2.4, 5, pid=TWO), faults=[handed_back(2, 2.5)]),
     {"overlaps": 1},
@@ -285,12 +255,6 @@ WELL["rescued after a crash"] = evidence(
     rescues=rescued(3.9),
     rows=[row(rescues=1)],
 )
-WELL["rescued with its key"] = evidence(
-    ran(4, 5, pid=TWO), faults=[lost_with(2, "k")], rescues=rescued(3.9), intents=[intent(key="k")]
-)
-WELL["rescued from a worker that was stopped, by whatever it held"] = evidence(
-    ran(4, 5, pid=TWO), faults=[stop(1, 3, ONE)], rescues=rescued(3.9)
-)
 ILL["a rescue after an orderly stop"] = (
     evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[handed_back(2, 2.5)], rescues=rescued(3.9)),
     {"false_rescues": 1},
@@ -299,47 +263,14 @@ ILL["two rescues for one crash"] = (
     evidence(ran(1, None), ran(4, 5, pid=TWO), faults=[lost_with(2)], rescues=rescued(3.9, 5.9)),
     {"false_rescues": 1},
 )
-ILL["a rescue though the lost worker had something else"] = (
-    evidence(ran(4, 5, pid=TWO), faults=[lost_with(2, "b")], rescues=rescued(3.9)),
-    {"false_rescues": 1},
-)
 
 # Timeouts: the call has failed, once; what its thread does later comes beside the retry.
 WELL["written off, and late"] = evidence(
     ran(1, 2.5), ran(2, 3, attempts=1, pid=TWO), rows=[row(attempts=1)], faults=[written_off(1.5)]
 )
-WELL["atomic, written off, and late"] = evidence(
-    ran(1, 2.5),
-    ran(2, 3, attempts=1, pid=TWO),
-    faults=[written_off(1.5)],
-    intents=[intent(kind="charged")],
-    bookings={"a": 1},
-)
 ILL["a retry before it was written off"] = (
     evidence(ran(1, None), ran(1.4, 3, attempts=1, pid=TWO), faults=[written_off(1.5)]),
     {"overlaps": 1},
-)
-ILL["a retry of what had ended well long before"] = (
-    evidence(ran(1, 2), ran(6, 7, attempts=1), faults=[written_off(5)]),
-    {"unexplained": 1},
-)
-ILL["a retry that counts no attempt"] = (
-    evidence(ran(1, 2.5), ran(3, 4, pid=TWO), faults=[written_off(1.5)]),
-    {"unexplained": 1},
-)
-ILL["a third run after a late end"] = (
-    evidence(ran(1, 2.5), ran(2, 3, attempts=1), ran(4, 5, attempts=1), faults=[written_off(1.5)]),
-    {"unexplained": 1},
-)
-ILL["atomic, written off, and committed after all"] = (
-    evidence(
-        ran(1, 2.5),
-        ran(2, 3, attempts=1, pid=TWO),
-        faults=[written_off(1.5)],
-        intents=[intent(kind="charged")],
-        bookings={"a": 2},
-    ),
-    {"booked_twice": 1},
 )
 
 
@@ -368,35 +299,6 @@ ILL["one of two listeners never ran"] = (
 ILL["two listeners at a time"] = (
     shared(ran(1, 3, listener="here"), ran(2, 4, listener="there", pid=TWO)),
     {"overlaps": 1},
-)
-ILL["a listener repeated beside another's failure"] = (
-    shared(
-        ran(1, 2, listener="here"),
-        ran(2.1, 3, listener="there", phase="failed"),
-        ran(4, 5, listener="here"),
-        ran(5.1, 6, listener="there", attempts=1),
-    ),
-    {"unexplained": 1},
-)
-ILL["a listener repeated that was written before the second one began"] = (
-    shared(
-        ran(1, 2, listener="here"),
-        ran(5, None, listener="there"),
-        ran(9, 10, listener="here", pid=TWO),
-        ran(10.1, 11, listener="there", pid=TWO),
-        faults=[kill(7)],
-    ),
-    {"unexplained": 1},
-)
-ILL["the second of a key before the first one's second listener"] = (
-    shared(
-        ran(1, 2, listener="here"),
-        ran(2.1, 5, listener="there"),
-        ran(3, 4, listener="here", event_id="b", pid=TWO),
-        ran(6, 7, listener="there", event_id="b", pid=TWO),
-        **KEYED,
-    ),
-    {"inversions": 1},
 )
 
 
@@ -479,10 +381,6 @@ ILL["booked, though it is dead"] = (
         mortal=["ledger"],
         **LEDGER,
     ),
-    {"ghosts": 1},
-)
-ILL["a booking of an event that was never committed"] = (
-    evidence(ran(1, 2), bookings={"b": 1}),
     {"ghosts": 1},
 )
 
