@@ -6,14 +6,16 @@ Kafka's is Tansu, a real broker that speaks its protocol and keeps its records i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import pytest
 
 from tests import brokers
+from tests.relay_messages import message, messages
 from tests.waiting import wait_until
 
 
@@ -31,7 +33,6 @@ class Adapter:
 
     backend: ClassVar[str]
     client: ClassVar[str]  # the module of the client
-    wrong_option: ClassVar[dict[str, Any]]
     prefix: ClassVar[str] = "ce-"  # of CloudEvents attributes
     refused: ClassVar[str]  # the class of the outcome for ``refusing``
     is_logged: ClassVar[bool] = False  # whether the client itself logs an outage
@@ -61,7 +62,7 @@ class Adapter:
 
 class Redis(Adapter):
     backend = "redis.Stream"
-    client, refused, wrong_option = "redis", "Refused", {"nope": 1}
+    client, refused = "redis", "Refused"
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -96,25 +97,73 @@ class Redis(Adapter):
         return redis.Redis.from_url(self.broker.url)
 
 
+class Consumer:
+    """An exchange of RabbitMQ and a queue, of one test."""
+
+    def __init__(
+        self, url: str, key: str = "#", exchange: str = "", kind: str = "topic", **arguments: Any
+    ) -> None:
+        self.url, self.name = url, exchange or f"test-{uuid4()}"
+        self._key, self._kind, self._arguments = key, kind, arguments
+        self._run(self._declare)
+
+    def _run(self, work: Callable[[Any], Any]) -> Any:
+        import aio_pika
+
+        async def connected() -> Any:
+            async with await aio_pika.connect(self.url) as connection:
+                return await work(await connection.channel())
+
+        return asyncio.run(connected())
+
+    async def _declare(self, channel: Any) -> None:
+        exchange = await channel.declare_exchange(self.name, self._kind, durable=True)
+        queue = await channel.declare_queue(self.name, durable=True, arguments=self._arguments)
+        await queue.bind(exchange, self._key)
+
+    def count(self) -> int:
+        async def work(channel: Any) -> Any:
+            queue = await channel.declare_queue(self.name, passive=True)
+            return queue.declaration_result.message_count
+
+        return int(self._run(work))
+
+    def read(self, count: int = 1) -> list[Any]:
+        """Return the next messages; the connection is closed, so they cannot be acknowledged."""
+
+        async def work(channel: Any) -> Any:
+            queue = await channel.get_queue(self.name, ensure=False)
+            return [await queue.get(no_ack=True, timeout=20) for _ in range(count)]
+
+        found: list[Any] = self._run(work)
+        return found
+
+    def delete_exchange(self) -> None:
+        async def work(channel: Any) -> None:
+            await channel.exchange_delete(self.name)
+
+        self._run(work)
+
+    def backend(self, **options: Any) -> Any:
+        from django_outbox.relays.rabbitmq import RabbitMQ as Backend
+
+        return Backend(**{"url": self.url, "exchange": self.name, **options})
+
+
 class RabbitMQ(Adapter):
     backend = "rabbitmq.RabbitMQ"
-    client, refused, wrong_option = "aio_pika", "UnroutableMessage", {"routing": "x"}
+    client, refused = "aio_pika", "UnroutableMessage"
     prefix, is_logged = "cloudEvents:", True
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.broker = brokers.RabbitMQ(directory)
+        self.broker, self._consumers = brokers.RabbitMQ(directory), dict[str, Consumer]()
 
     def options(self, name: str) -> dict[str, Any]:
         return {"url": self.broker.url, "exchange": name}
 
     def prepare(self, name: str) -> None:
-        async def work(channel: Any) -> None:
-            exchange = await channel.declare_exchange(name, "topic", durable=True)
-            queue = await channel.declare_queue(name, durable=True)
-            await queue.bind(exchange, name)
-
-        self._run(work)
+        self._consumers[name] = Consumer(self.broker.url, key=name, exchange=name)
 
     def refusing(self, name: str) -> str:
         return "nobody.listens"
@@ -123,39 +172,73 @@ class RabbitMQ(Adapter):
         return {"headers": {"ä" * 65: "x"}}
 
     def stored(self, name: str) -> list[Stored]:
-        async def work(channel: Any) -> Any:
-            queue = await channel.declare_queue(name, passive=True)
-            count = queue.declaration_result.message_count
-            return [await queue.get(no_ack=True, timeout=20) for _ in range(count)]
-
+        consumer = self._consumers[name]
         return [
             Stored(body=each.body, headers=each.headers, content_type=each.content_type)
-            for each in self._run(work)
+            for each in consumer.read(consumer.count())
         ]
 
-    def _run(self, work: Any) -> Any:
-        import aio_pika
 
-        async def connected() -> Any:
-            async with await aio_pika.connect(self.broker.url) as connection:
-                return await work(await connection.channel())
+class Stream:
+    """A stream of JetStream, of one test; unless told, it takes what begins with its name."""
 
-        return asyncio.run(connected())
+    def __init__(self, url: str, name: str = "", **config: Any) -> None:
+        self.url, self.name = url, name or f"test-{uuid4()}"
+        config = {"subjects": [f"{self.name}.>"], **config}
+        self.run(lambda context: context.add_stream(name=self.name, **config))
+
+    def run(self, work: Callable[[Any], Any]) -> Any:
+        return asyncio.run(self.connected(work))
+
+    async def connected(self, work: Callable[[Any], Any]) -> Any:
+        import nats
+
+        client = await nats.connect(self.url)
+        try:
+            return await work(client.jetstream())
+        finally:
+            await client.close()
+
+    def count(self) -> int:
+        return int(self.run(lambda context: context.stream_info(self.name)).state.messages)
+
+    def read(self) -> list[Any]:
+        async def work(context: Any) -> Any:
+            count = (await context.stream_info(self.name)).state.messages
+            subscription = await context.pull_subscribe("", stream=self.name)
+            found: list[Any] = []
+            while len(found) < count:
+                found += await subscription.fetch(count - len(found), timeout=20)
+            return found
+
+        found: list[Any] = self.run(work)
+        return found
+
+    def message(self, subject: str = "order.placed", **given: Any) -> Any:
+        return message(f"{self.name}.{subject}", **given)
+
+    def messages(self, count: int, subject: str = "order.placed", **given: Any) -> list[Any]:
+        return messages(count, f"{self.name}.{subject}", **given)
+
+    def backend(self, **options: Any) -> Any:
+        from django_outbox.relays.nats import JetStream
+
+        return JetStream(**{"servers": self.url, **options})
 
 
 class Nats(Adapter):
     backend = "nats.JetStream"
-    client, refused, wrong_option = "nats", "NoStream", {"subject": "x"}
+    client, refused = "nats", "NoStream"
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.broker = brokers.Nats(directory)
+        self.broker, self._streams = brokers.Nats(directory), dict[str, Stream]()
 
     def options(self, name: str) -> dict[str, Any]:
         return {"servers": self.broker.url}
 
     def prepare(self, name: str) -> None:
-        self._run(lambda context: context.add_stream(name=name, subjects=[name]))
+        self._streams[name] = Stream(self.broker.url, name, subjects=[name])
 
     def refusing(self, name: str) -> str:
         return "nobody.listens"
@@ -164,35 +247,15 @@ class Nats(Adapter):
         return {"headers": {"trace": "a\r\nNats-Rollup: all"}}
 
     def stored(self, name: str) -> list[Stored]:
-        async def work(context: Any) -> Any:
-            count = (await context.stream_info(name)).state.messages
-            subscription = await context.pull_subscribe(name, stream=name)
-            found: list[Any] = []
-            while len(found) < count:
-                found += await subscription.fetch(count - len(found), timeout=20)
-            return found
-
         return [
             Stored(body=each.data, headers=each.headers, content_type=each.headers["content-type"])
-            for each in self._run(work)
+            for each in self._streams[name].read()
         ]
-
-    def _run(self, work: Any) -> Any:
-        import nats
-
-        async def connected() -> Any:
-            client = await nats.connect(self.broker.url)
-            try:
-                return await work(client.jetstream())
-            finally:
-                await client.close()
-
-        return asyncio.run(connected())
 
 
 class Kafka(Adapter):
     backend = "kafka.Kafka"
-    client, refused, wrong_option = "confluent_kafka", "", {"acks_": "all"}
+    client, refused = "confluent_kafka", ""
     prefix = "ce_"
 
     def __init__(self, directory: Path) -> None:

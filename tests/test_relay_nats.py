@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import threading
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -19,6 +17,7 @@ from django_outbox.exceptions import Unrecoverable
 from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
 from tests.receiver import certificate
+from tests.relay_adapters import Stream
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
 from tests.waiting import wait_until
 
@@ -55,49 +54,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., brokers.Nats]]:
     yield start
     for each in started:
         each.stop()
-
-
-class Stream:
-    """A stream of one test; it takes in subjects that begin with its name."""
-
-    def __init__(self, url: str, **config: Any) -> None:
-        self.url, self.name = url, f"test-{uuid4()}"
-        config = {"subjects": [f"{self.name}.>"], **config}
-        self.run(lambda context: context.add_stream(name=self.name, **config))
-
-    def run(self, work: Callable[[Any], Any]) -> Any:
-        return asyncio.run(self.connected(work))
-
-    async def connected(self, work: Callable[[Any], Any]) -> Any:
-        client = await nats.connect(self.url)
-        try:
-            return await work(client.jetstream())
-        finally:
-            await client.close()
-
-    def count(self) -> int:
-        return int(self.run(lambda context: context.stream_info(self.name)).state.messages)
-
-    def read(self) -> list[Any]:
-        async def work(context: Any) -> Any:
-            count = (await context.stream_info(self.name)).state.messages
-            subscription = await context.pull_subscribe(f"{self.name}.>", stream=self.name)
-            found: list[Any] = []
-            while len(found) < count:
-                found += await subscription.fetch(count - len(found), timeout=20)
-            return found
-
-        found: list[Any] = self.run(work)
-        return found
-
-    def message(self, subject: str = "order.placed", **given: Any) -> Any:
-        return message(f"{self.name}.{subject}", **given)
-
-    def messages(self, count: int, subject: str = "order.placed", **given: Any) -> list[Any]:
-        return messages(count, f"{self.name}.{subject}", **given)
-
-    def backend(self, **options: Any) -> JetStream:
-        return JetStream(**{"servers": self.url, **options})
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -14,6 +13,7 @@ from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
+from tests.relay_adapters import Consumer
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish, use_relay, write
 from tests.waiting import wait_until
 
@@ -36,55 +36,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.RabbitM
         yield broker
     finally:
         broker.stop()
-
-
-class Consumer:
-    """An exchange and a queue of one test."""
-
-    def __init__(
-        self, url: str, key: str = "#", exchange: str = "", kind: str = "topic", **arguments: Any
-    ) -> None:
-        self.url, self.name = url, exchange or f"test-{uuid4()}"
-        self._key, self._kind, self._arguments = key, kind, arguments
-        self._run(self._declare)
-
-    def _run(self, work: Callable[[Any], Any]) -> Any:
-        async def connected() -> Any:
-            async with await aio_pika.connect(self.url) as connection:
-                return await work(await connection.channel())
-
-        return asyncio.run(connected())
-
-    async def _declare(self, channel: Any) -> None:
-        exchange = await channel.declare_exchange(self.name, self._kind, durable=True)
-        queue = await channel.declare_queue(self.name, durable=True, arguments=self._arguments)
-        await queue.bind(exchange, self._key)
-
-    def count(self) -> int:
-        async def work(channel: Any) -> Any:
-            queue = await channel.declare_queue(self.name, passive=True)
-            return queue.declaration_result.message_count
-
-        return int(self._run(work))
-
-    def read(self, count: int = 1) -> list[Any]:
-        """Return the next messages; the connection is closed, so they cannot be acknowledged."""
-
-        async def work(channel: Any) -> Any:
-            queue = await channel.get_queue(self.name, ensure=False)
-            return [await queue.get(no_ack=True, timeout=20) for _ in range(count)]
-
-        found: list[Any] = self._run(work)
-        return found
-
-    def delete_exchange(self) -> None:
-        async def work(channel: Any) -> None:
-            await channel.exchange_delete(self.name)
-
-        self._run(work)
-
-    def backend(self, **options: Any) -> RabbitMQ:
-        return RabbitMQ(**{"url": self.url, "exchange": self.name, **options})
 
 
 @pytest.fixture

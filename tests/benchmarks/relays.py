@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests import brokers
+from tests.relay_adapters import Consumer, Stream
 
 from . import backlog
 from .figures import Figure, in_turn
@@ -116,12 +117,6 @@ def rabbitmq(directory: Path) -> Iterator[Target]:
     """RabbitMQ with a durable queue and persistent messages."""
     import aio_pika
 
-    async def prepare() -> None:
-        async with await aio_pika.connect(server.url) as client:
-            channel = await client.channel()
-            exchange = await channel.declare_exchange("events", "topic", durable=True)
-            await (await channel.declare_queue("events", durable=True)).bind(exchange, "#")
-
     async def sending(count: int) -> float:
         async with await aio_pika.connect(server.url) as client:
             exchange = await (await client.channel()).get_exchange("events")
@@ -135,7 +130,7 @@ def rabbitmq(directory: Path) -> Iterator[Target]:
             return count / (time.perf_counter() - began)
 
     with running(brokers.RabbitMQ(directory)) as server:
-        asyncio.run(prepare())
+        Consumer(server.url, exchange="events")
         options = {"url": server.url, "exchange": "events"}
         backend = "django_outbox.relays.rabbitmq.RabbitMQ"
         yield {"BACKEND": backend, "OPTIONS": options}, lambda n: asyncio.run(sending(n))
@@ -145,11 +140,6 @@ def rabbitmq(directory: Path) -> Iterator[Target]:
 def jetstream(directory: Path) -> Iterator[Target]:
     """NATS with a JetStream stream on disk."""
     import nats
-
-    async def prepare() -> None:
-        client = await nats.connect(server.url)
-        await client.jetstream().add_stream(name="events", subjects=[PLACE])
-        await client.close()
 
     async def sending(count: int) -> float:
         client = await nats.connect(server.url)
@@ -163,7 +153,7 @@ def jetstream(directory: Path) -> Iterator[Target]:
         return count / seconds
 
     with running(brokers.Nats(directory)) as server:
-        asyncio.run(prepare())
+        Stream(server.url, "events", subjects=[PLACE])
         backend, options = "django_outbox.relays.nats.JetStream", {"servers": server.url}
         yield {"BACKEND": backend, "OPTIONS": options}, lambda n: asyncio.run(sending(n))
 
