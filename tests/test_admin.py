@@ -66,21 +66,14 @@ def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
 
 
 def visitor(*codenames: str, is_staff: bool = True, **options: Any) -> Client:
-    """Return the client of a user with these permissions on events."""
+    """Return the client of a user with these permissions, on events unless they say what on."""
     user = User.objects.create_user(f"user-{User.objects.count()}", is_staff=is_staff)
-    wanted = [f"{codename}_outboxevent" for codename in codenames]
+    wanted = [each if "_" in each else f"{each}_outboxevent" for each in codenames]
     found = Permission.objects.filter(codename__in=wanted, content_type__app_label="django_outbox")
     assert len(found) == len(wanted)
     user.user_permissions.set(found)
     client = Client(**options)
     client.force_login(user)
-    return client
-
-
-@pytest.fixture
-def boss(admin_user: User) -> Client:
-    client = Client()
-    client.force_login(admin_user)
     return client
 
 
@@ -197,10 +190,10 @@ def test_only_a_permitted_post_changes_a_row(verb: str, actor: str, way: str) ->
 
 
 @pytest.mark.parametrize("actor", ["view only", "edit only", "permitted", "boss"])
-def test_nothing_can_be_added_edited_or_deleted(actor: str, boss: Client) -> None:
+def test_nothing_can_be_added_edited_or_deleted(actor: str, admin_client: Client) -> None:
     event = make()
     before = checksum()
-    client = boss if actor == "boss" else ACTORS[actor]("replay")
+    client = admin_client if actor == "boss" else ACTORS[actor]("replay")
     add = reverse("admin:django_outbox_outboxevent_add")
     delete = reverse("admin:django_outbox_outboxevent_delete", args=[event.pk])
     change = reverse(PAGE, args=[event.pk])
@@ -227,26 +220,28 @@ def test_offers_what_the_visitor_may_do() -> None:
         assert f"/{done.pk}/replay/" not in body(client, reverse(PAGE, args=[done.pk]))
 
 
-def test_a_get_of_every_page_changes_nothing(boss: Client) -> None:
+def test_a_get_of_every_page_changes_nothing(admin_client: Client) -> None:
     """A GET of every link, form and button of the admin changes no row and logs nothing."""
     for status in Status:
         make(status)
     make(Status.RETRY, locked_by="worker", available_at=NOW + timedelta(hours=1))
-    act(boss, "replay", make())
+    act(admin_client, "replay", make())
     before, logged = checksum(), traces()
-    seen = crawl(boss, "/admin/")
+    seen = crawl(admin_client, "/admin/")
     paths = {urlsplit(url).path for url in seen}
     assert {url_of(verb, "event-0003") for verb in VERBS} <= paths
     assert any("state=dead" in url for url in seen)
     assert (checksum(), traces()) == (before, logged)
 
 
-def test_markup_is_escaped_on_every_page(boss: Client) -> None:
+def test_markup_is_escaped_on_every_page(admin_client: Client) -> None:
     """Every text column of every table has it, also as a key of JSON."""
     scene.evil(EVIL)
     starts = [f"{reverse(LIST)}?{urlencode({'q': EVIL})}", f"{reverse(STREAMS)}?state=all"]
     found = {
-        url: page for start in ("/admin/", *starts) for url, page in crawl(boss, start).items()
+        url: page
+        for start in ("/admin/", *starts)
+        for url, page in crawl(admin_client, start).items()
     }
     for url, page in found.items():
         for bad in ("<script>alert", "<img src=x", "</pre><script"):
@@ -572,7 +567,7 @@ def fan_out(**entries: dict[str, Any]) -> str:
     return json.dumps({f"order.placed {name}".rstrip(): each for name, each in entries.items()})
 
 
-def test_a_shared_event_shows_what_each_listener_has_reached(boss: Client) -> None:
+def test_a_shared_event_shows_what_each_listener_has_reached(admin_client: Client) -> None:
     """The page of a dead event shows which listeners a replay will call."""
     at = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
     event = make(
@@ -583,7 +578,7 @@ def test_a_shared_event_shows_what_each_listener_has_reached(boss: Client) -> No
             audit={"state": "due"},
         )
     )
-    page = body(boss, reverse(PAGE, args=[event.pk]))
+    page = body(admin_client, reverse(PAGE, args=[event.pk]))
     rows = re.findall(r"<tr><th>order\.placed (.*?)</td></tr>", page, re.DOTALL)
     cells = [[*re.sub(r"<[^>]+>|\n", "|", row).split("|")] for row in rows]
     assert [[cell for cell in row if cell] for row in cells] == [
@@ -595,9 +590,9 @@ def test_a_shared_event_shows_what_each_listener_has_reached(boss: Client) -> No
 
 
 @pytest.mark.parametrize("text", ["{", '{"order.placed": {"state": "lost"}}', "[1]"])
-def test_progress_that_cannot_be_read_is_shown_as_it_is(boss: Client, text: str) -> None:
+def test_progress_that_cannot_be_read_is_shown_as_it_is(admin_client: Client, text: str) -> None:
     event = make(progress=text)
-    page = html.unescape(body(boss, reverse(PAGE, args=[event.pk])))
+    page = html.unescape(body(admin_client, reverse(PAGE, args=[event.pk])))
     assert display.indented(text) in page
     assert "outbox-progress" not in page
 

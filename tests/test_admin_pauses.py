@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import ADDITION, DELETION, LogEntry
-from django.contrib.auth.models import Permission, User
-from django.contrib.messages import get_messages
+from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
@@ -18,6 +17,7 @@ from django_outbox import doorbell
 from django_outbox.models import OutboxEvent, OutboxPause
 from tests.cases import cases
 from tests.table import insert, keyed, undone
+from tests.test_admin import body, said, visitor
 
 pytestmark = pytest.mark.django_db
 
@@ -28,38 +28,9 @@ SENT = "parcel.sent"
 FORM = {"kind": "event_type", "name": SENT, "reason": "carrier down", "force": "on"}
 
 
-def hear(event: outbox.Event) -> None:
-    """Do nothing."""
-
-
-def visitor(*codenames: str, **user: Any) -> Client:
-    made = User.objects.create_user(f"user-{User.objects.count()}", **{"is_staff": True, **user})
-    made.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-    client = Client()
-    client.force_login(made)
-    return client
-
-
-@pytest.fixture
-def boss(admin_user: User) -> Client:
-    client = Client()
-    client.force_login(admin_user)
-    return client
-
-
 def paused(name: str = SENT, kind: str = "event_type") -> OutboxPause:
     OutboxPause.objects.pause(kind, name, reason="why", by="ada")
     return OutboxPause.objects.get(kind=kind, name=name)
-
-
-def text(client: Client, url: str) -> str:
-    response = client.get(url)
-    assert response.status_code == 200, response
-    return response.content.decode()
-
-
-def said(response: Any) -> str:
-    return " ".join(str(each) for each in get_messages(response.wsgi_request))
 
 
 def act(client: Client, *pauses: OutboxPause) -> Any:
@@ -67,8 +38,8 @@ def act(client: Client, *pauses: OutboxPause) -> Any:
     return client.post(reverse(LIST), data)
 
 
-def test_the_form_pauses(boss: Client, admin_user: User) -> None:
-    response = boss.post(reverse(ADD), FORM)
+def test_the_form_pauses(admin_client: Client, admin_user: User) -> None:
+    response = admin_client.post(reverse(ADD), FORM)
     assert response.status_code == 302
     found = OutboxPause.objects.get()
     assert (found.kind, found.name, found.reason) == ("event_type", SENT, "carrier down")
@@ -79,15 +50,15 @@ def test_the_form_pauses(boss: Client, admin_user: User) -> None:
     assert "carrier down" in entry.get_change_message()
 
 
-def test_the_form_refuses_an_unknown_name_unless_it_is_forced(boss: Client) -> None:
+def test_the_form_refuses_an_unknown_name_unless_it_is_forced(admin_client: Client) -> None:
     insert(event_type="seen.before")
     given = {**FORM, "name": "seen.befroe", "force": ""}
-    page = boss.post(reverse(ADD), given).content.decode()
+    page = admin_client.post(reverse(ADD), given).content.decode()
     assert "No event type &#x27;seen.befroe&#x27;" in page
     assert "Did you mean &#x27;seen.before&#x27;?" in page
     assert not OutboxPause.objects.exists()
     for changes in ({"name": "seen.before"}, {"force": "on"}):
-        assert boss.post(reverse(ADD), {**given, **changes}).status_code == 302
+        assert admin_client.post(reverse(ADD), {**given, **changes}).status_code == 302
     assert OutboxPause.objects.count() == 2
 
 
@@ -101,22 +72,22 @@ def test_the_form_refuses_an_unknown_name_unless_it_is_forced(boss: Client) -> N
     ids=["kind", "empty", "long"],
 )
 def test_what_cannot_be_paused_is_said_at_its_field(
-    boss: Client, given: dict[str, str], error: str
+    admin_client: Client, given: dict[str, str], error: str
 ) -> None:
-    response = boss.post(reverse(ADD), {**FORM, **given})
+    response = admin_client.post(reverse(ADD), {**FORM, **given})
     assert error in response.content.decode()
     assert not OutboxPause.objects.exists()
 
 
-def test_what_is_paused_already_is_refused(boss: Client) -> None:
+def test_what_is_paused_already_is_refused(admin_client: Client) -> None:
     paused()
-    response = boss.post(reverse(ADD), FORM)
+    response = admin_client.post(reverse(ADD), FORM)
     assert "already exists" in response.content.decode()
     assert OutboxPause.objects.get().reason == "why"
 
 
-def test_a_link_may_fill_the_form(boss: Client) -> None:
-    page = text(boss, f"{reverse(ADD)}?kind=stream&name=Order:1&paused_by=mallory")
+def test_a_link_may_fill_the_form(admin_client: Client) -> None:
+    page = body(admin_client, f"{reverse(ADD)}?kind=stream&name=Order:1&paused_by=mallory")
     assert 'value="Order:1"' in page
     assert '<option value="stream" selected>' in page
     assert "mallory" not in page
@@ -125,23 +96,25 @@ def test_a_link_may_fill_the_form(boss: Client) -> None:
 # -- an end time -----------------------------------------------------------------------------------
 
 
-def test_the_form_gives_a_pause_an_end(boss: Client, settings: Any) -> None:
+def test_the_form_gives_a_pause_an_end(admin_client: Client, settings: Any) -> None:
     settings.TIME_ZONE = "Asia/Kathmandu"
-    assert "(time zone Asia/Kathmandu)" in text(boss, reverse(ADD))
-    assert re.search(r'<input type="datetime-local" name="until"', text(boss, reverse(ADD)))
-    boss.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
+    assert "(time zone Asia/Kathmandu)" in body(admin_client, reverse(ADD))
+    assert re.search(r'<input type="datetime-local" name="until"', body(admin_client, reverse(ADD)))
+    admin_client.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
     found = OutboxPause.objects.get()
     assert found.until is not None
     assert found.until.isoformat() == "2126-11-26T03:15:00+00:00"
     message = LogEntry.objects.get().get_change_message()
     assert message == "Paused until 2126-11-26 09:00:00.000+05:45. carrier down"
     for url in (reverse(LIST), reverse(PAGE, args=[found.pk])):
-        assert "2126-11-26 09:00, in " in text(boss, url)
+        assert "2126-11-26 09:00, in " in body(admin_client, url)
 
 
-def test_the_form_takes_local_time_without_time_zone_support(boss: Client, settings: Any) -> None:
+def test_the_form_takes_local_time_without_time_zone_support(
+    admin_client: Client, settings: Any
+) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kathmandu"
-    boss.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
+    admin_client.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
     found = OutboxPause.objects.get()
     assert found.until is not None
     assert found.until.isoformat() == "2126-11-26T03:15:00+00:00"
@@ -155,8 +128,10 @@ def test_the_form_takes_local_time_without_time_zone_support(boss: Client, setti
     ],
     ids=["past", "unreadable"],
 )
-def test_an_end_that_cannot_be_is_said_at_its_field(boss: Client, until: str, error: str) -> None:
-    response = boss.post(reverse(ADD), {**FORM, "until": until})
+def test_an_end_that_cannot_be_is_said_at_its_field(
+    admin_client: Client, until: str, error: str
+) -> None:
+    response = admin_client.post(reverse(ADD), {**FORM, "until": until})
     assert error in response.context["adminform"].form.errors["until"].as_text()
     assert not OutboxPause.objects.exists()
 
@@ -167,21 +142,21 @@ EVENT, GROUPS = (
 
 
 def pause_links(client: Client, url: str) -> list[str]:
-    block = text(client, url).partition('<p class="outbox-pauses">')[2].partition("</p>")[0]
+    block = body(client, url).partition('<p class="outbox-pauses">')[2].partition("</p>")[0]
     return [unescape(each) for each in re.findall(r'href="([^"]*)"', block)]
 
 
-def test_an_event_and_an_error_are_paused_from_their_pages(boss: Client) -> None:
+def test_an_event_and_an_error_are_paused_from_their_pages(admin_client: Client) -> None:
     [pk] = keyed("Order 7&8", event_type=SENT)
     insert(event_type=SENT, status=OutboxEvent.Status.DEAD)
-    links = pause_links(boss, reverse(EVENT, args=[pk]))
+    links = pause_links(admin_client, reverse(EVENT, args=[pk]))
     assert links == [
         f"{reverse(ADD)}?kind=event_type&name={SENT}",
         f"{reverse(ADD)}?kind=queue&name=default",
         f"{reverse(ADD)}?kind=stream&name=Order+7%268",
     ]
-    assert pause_links(boss, reverse(GROUPS)) == links[:1]
-    page = text(boss, links[2])
+    assert pause_links(admin_client, reverse(GROUPS)) == links[:1]
+    page = body(admin_client, links[2])
     assert 'value="Order 7&amp;8"' in page
     assert '<option value="stream" selected>' in page
 
@@ -194,19 +169,19 @@ def test_a_link_to_pause_needs_the_permission() -> None:
 
 
 def test_the_list_asks_a_bounded_number_of_questions(
-    boss: Client, django_assert_max_num_queries: Any
+    admin_client: Client, django_assert_max_num_queries: Any
 ) -> None:
     for number in range(20):
         paused(f"type.{number}")
     with django_assert_max_num_queries(15):
-        text(boss, reverse(LIST))
+        body(admin_client, reverse(LIST))
 
 
-def test_the_action_resumes(boss: Client) -> None:
+def test_the_action_resumes(admin_client: Client) -> None:
     ids = insert(2, event_type=SENT)
     one, other = paused(), paused("k", "stream")
     outbox.drain()
-    response = act(boss, one)
+    response = act(admin_client, one)
     assert f"Resumed: event type {SENT}." in said(response)
     assert [*OutboxPause.objects.all()] == [other]
     assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
@@ -214,25 +189,27 @@ def test_the_action_resumes(boss: Client) -> None:
     assert (entry.action_flag, entry.object_repr) == (DELETION, f"event type {SENT}")
 
 
-def test_the_page_has_a_button_that_resumes(boss: Client) -> None:
+def test_the_page_has_a_button_that_resumes(admin_client: Client) -> None:
     pause = paused()
-    page = text(boss, reverse(PAGE, args=[pause.pk]))
+    page = body(admin_client, reverse(PAGE, args=[pause.pk]))
     form = page.partition('<div class="outbox-actions">')[2].partition("</div>")[0]
     fields = dict(re.findall(r'name="([^"]+)" value="([^"]+)"', form))
     assert f'formaction="{reverse(LIST)}"' in form
-    assert boss.post(reverse(LIST), fields).status_code == 302
+    assert admin_client.post(reverse(LIST), fields).status_code == 302
     assert not OutboxPause.objects.exists()
-    assert "It is no longer paused." in said(boss.post(reverse(LIST), fields))
+    assert "It is no longer paused." in said(admin_client.post(reverse(LIST), fields))
 
 
 @pytest.mark.django_db(transaction=True)
-def test_workers_are_rung_after_the_commit(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_rung_after_the_commit(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rings: list[bool] = []
     monkeypatch.setattr(
         doorbell, "ring", lambda connection: rings.append(connection.in_atomic_block)
     )
-    boss.post(reverse(ADD), FORM)
-    act(boss, OutboxPause.objects.get())
+    admin_client.post(reverse(ADD), FORM)
+    act(admin_client, OutboxPause.objects.get())
     assert rings == [False, False]
 
 

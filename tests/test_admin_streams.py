@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.test import Client, override_settings
 from django.urls import reverse
@@ -16,6 +15,7 @@ from django_outbox.admin import stream_admin
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from tests.table import insert, now, row
+from tests.test_admin import body
 from tests.test_stream_queryset import events, in_ten_minutes, put
 
 pytestmark = pytest.mark.django_db
@@ -24,27 +24,6 @@ NEW, RETRY, DEAD = Status.NEW, Status.RETRY, Status.DEAD
 LIST = "admin:django_outbox_outboxstream_changelist"
 PAGE = "admin:django_outbox_outboxstream_change"
 BLOCK = {"ON_DEAD": "block"}
-
-
-@pytest.fixture
-def boss(admin_user: User) -> Client:
-    client = Client()
-    client.force_login(admin_user)
-    return client
-
-
-def visitor(*codenames: str) -> Client:
-    user = User.objects.create_user(f"user-{User.objects.count()}", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-    client = Client()
-    client.force_login(user)
-    return client
-
-
-def body(client: Client, url: str, **query: Any) -> str:
-    response = client.get(url, query)
-    assert response.status_code == 200, response
-    return response.content.decode()
 
 
 def listed(client: Client, **query: Any) -> set[str]:
@@ -60,13 +39,13 @@ def blocked(key: str = "k", due: datetime | None = None, **fields: Any) -> str:
     return head
 
 
-def test_the_list_shows_blocked_streams_with_what_blocks_them(boss: Client) -> None:
+def test_the_list_shows_blocked_streams_with_what_blocks_them(admin_client: Client) -> None:
     head = blocked(event_type="order.paid")
     for key in ("due", "idle"):
         put(key, due_at=now() if key == "due" else None)
 
-    assert listed(boss) == {"k"}
-    text = body(boss, reverse(LIST))
+    assert listed(admin_client) == {"k"}
+    text = body(admin_client, reverse(LIST))
     assert reverse("admin:django_outbox_outboxevent_change", args=[head]) in text
     for part in ("order.paid", "OSError: refused", "outbox-retry", "in 9 min"):
         assert part in text
@@ -75,61 +54,63 @@ def test_the_list_shows_blocked_streams_with_what_blocks_them(boss: Client) -> N
 
 
 @override_settings(OUTBOX=BLOCK)
-def test_a_dead_head_that_blocks_is_shown(boss: Client) -> None:
+def test_a_dead_head_that_blocks_is_shown(admin_client: Client) -> None:
     head, _ = events("k", DEAD, NEW)
     put()
-    text = body(boss, reverse(LIST))
+    text = body(admin_client, reverse(LIST))
     assert (head in text, "not automatically" in text) == (True, True)
 
 
-def test_states_can_be_chosen(boss: Client) -> None:
+def test_states_can_be_chosen(admin_client: Client) -> None:
     blocked("waits")
     put("due", due_at=now())
     put("leased", due_at=in_ten_minutes(), locked_by="w1")
     put("idle")
-    assert listed(boss, state="due") == {"due"}
-    assert listed(boss, state="leased") == {"leased"}
-    assert listed(boss, state="all") == {"waits", "due", "leased", "idle"}
-    assert boss.get(reverse(LIST), {"state": "nonsense"}).status_code == 302
+    assert listed(admin_client, state="due") == {"due"}
+    assert listed(admin_client, state="leased") == {"leased"}
+    assert listed(admin_client, state="all") == {"waits", "due", "leased", "idle"}
+    assert admin_client.get(reverse(LIST), {"state": "nonsense"}).status_code == 302
 
 
-def test_a_stream_is_found_by_its_whole_key(boss: Client) -> None:
+def test_a_stream_is_found_by_its_whole_key(admin_client: Client) -> None:
     for key in ("Order:1", "Order:12"):
         blocked(key)
-    assert listed(boss, q="Order:1") == {"Order:1"}
-    assert listed(boss, q="Order") == set()
+    assert listed(admin_client, q="Order:1") == {"Order:1"}
+    assert listed(admin_client, q="Order") == set()
 
 
-def test_the_page_of_a_stream(boss: Client) -> None:
+def test_the_page_of_a_stream(admin_client: Client) -> None:
     blocked("shop.Order:1/2")
-    text = body(boss, reverse(PAGE, args=["shop.Order:1_2F2".replace(":", "_3A")]))
+    text = body(admin_client, reverse(PAGE, args=["shop.Order:1_2F2".replace(":", "_3A")]))
     for part in ("shop.Order:1/2", "OSError: refused", "in 9 min"):
         assert part in text
 
 
-def test_the_page_of_an_event_tells_its_place(boss: Client) -> None:
+def test_the_page_of_an_event_tells_its_place(admin_client: Client) -> None:
     """The event page shows the stream position."""
     blocked("k")
     last = OutboxEvent.objects.filter(key="k").order_by("-seq")[0]
-    text = body(boss, reverse("admin:django_outbox_outboxevent_change", args=[last.pk]))
+    text = body(admin_client, reverse("admin:django_outbox_outboxevent_change", args=[last.pk]))
     assert reverse(PAGE, args=["k"]) in text
     assert "Before it:" in text
     assert '<div class="readonly">2</div>' in text
 
     [unkeyed] = insert()
-    text = body(boss, reverse("admin:django_outbox_outboxevent_change", args=[unkeyed]))
+    text = body(admin_client, reverse("admin:django_outbox_outboxevent_change", args=[unkeyed]))
     assert "Before it:" not in text
 
 
 # --- unblocking ----------------------------------------------------------------------------------
 
 
-def test_a_waiting_head_is_skipped_from_its_page_unless_a_worker_has_it(boss: Client) -> None:
+def test_a_waiting_head_is_skipped_from_its_page_unless_a_worker_has_it(
+    admin_client: Client,
+) -> None:
     heads = [blocked("a"), blocked("b")]
     OutboxStream.objects.filter(key="b").update(locked_by="w1")
     urls = [reverse("admin:django_outbox_outboxevent_skip", args=[each]) for each in heads]
     told = [
-        " ".join(map(str, get_messages(boss.post(each).wsgi_request)))  # as confirmed
+        " ".join(map(str, get_messages(admin_client.post(each).wsgi_request)))  # as confirmed
         for each in urls
     ]
     assert told[0] == "1 event was skipped."
@@ -142,25 +123,27 @@ def test_a_waiting_head_is_skipped_from_its_page_unless_a_worker_has_it(boss: Cl
 # --- what it costs -------------------------------------------------------------------------------
 
 
-def test_the_list_costs_few_queries(boss: Client, django_assert_max_num_queries: Any) -> None:
+def test_the_list_costs_few_queries(
+    admin_client: Client, django_assert_max_num_queries: Any
+) -> None:
     for n in range(stream_admin.OutboxStreamAdmin.list_per_page + 5):
         blocked(f"k{n}")
     with django_assert_max_num_queries(15):
-        body(boss, reverse(LIST))
+        body(admin_client, reverse(LIST))
 
 
-def test_a_page_costs_few_queries(boss: Client, django_assert_max_num_queries: Any) -> None:
+def test_a_page_costs_few_queries(admin_client: Client, django_assert_max_num_queries: Any) -> None:
     head = blocked()
     with django_assert_max_num_queries(15):
-        body(boss, reverse(PAGE, args=["k"]))
+        body(admin_client, reverse(PAGE, args=["k"]))
     with django_assert_max_num_queries(15):
-        body(boss, reverse("admin:django_outbox_outboxevent_change", args=[head]))
+        body(admin_client, reverse("admin:django_outbox_outboxevent_change", args=[head]))
 
 
 def test_a_long_backlog_is_counted_no_further_than_its_limit(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_outbox.models.stream_queryset.MAX_BACKLOG", 2)
     monkeypatch.setattr(stream_admin, "MAX_BACKLOG", 2)
     blocked()
-    assert '<td class="field-backlog">2+</td>' in body(boss, reverse(LIST))
+    assert '<td class="field-backlog">2+</td>' in body(admin_client, reverse(LIST))

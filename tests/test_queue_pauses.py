@@ -11,11 +11,8 @@ from django.core.management import CommandError
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from tests.table import insert, keyed, listening, now
-from tests.test_admin_pauses import boss
 from tests.test_pause_commands import listed, run
 from tests.test_queue_status import breaker
-
-__all__ = ["boss"]  # the fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

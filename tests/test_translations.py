@@ -7,9 +7,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import translation
 
-from tests.test_admin import LIST, PAGE, boss, make
-
-__all__ = ["boss"]  # the fixture
+from tests.test_admin import LIST, PAGE, make
 
 PAGES = {  # texts of each page: title, column, state, action
     "de": (["Outbox-Ereignisse", "Fehlversuche", "tot", "Tote erneut zustellen"], "Nutzdaten"),
@@ -19,12 +17,12 @@ PAGES = {  # texts of each page: title, column, state, action
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("language", PAGES)
-def test_the_admin_speaks_the_language_that_is_active(boss: Client, language: str) -> None:
+def test_the_admin_speaks_the_language_that_is_active(admin_client: Client, language: str) -> None:
     event = make()
     words, payload = PAGES[language]
     with translation.override(language):
-        text = boss.get(reverse(LIST)).content.decode()
-        page = boss.get(reverse(PAGE, args=[event.pk])).content.decode()
+        text = admin_client.get(reverse(LIST)).content.decode()
+        page = admin_client.get(reverse(PAGE, args=[event.pk])).content.decode()
     for word in words:
         assert word in text
     assert payload in page
