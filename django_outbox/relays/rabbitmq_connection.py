@@ -21,7 +21,10 @@ DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 PLACE: Final = ("host", "port", "login", "password", "virtualhost", "ssl", "ssl_options")
 MANNER: Final = ("ssl_context", "client_properties")
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
-LOGGERS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel")
+CLIENTS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel")
+FAILED_SEND: Final = (
+    "socket.send() raised exception."  # asyncio's: the client writes on for a moment
+)
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
 
 
@@ -67,7 +70,7 @@ class Connection:
         return int(self._client.transport.connection.connection_tune.frame_max)
 
     async def open(self) -> None:
-        for name in LOGGERS:
+        for name in (*CLIENTS, "asyncio"):
             logging.getLogger(name).addFilter(_OF_OTHERS)  # once: a filter is not added twice
         address = self._address
         self._client = aio_pika.Connection(address.url, ssl_context=address.ssl_context)
@@ -128,10 +131,11 @@ class _Transports(aiormq.TransportFactory):  # type: ignore[misc]
 
 
 class _OfOthers(logging.Filter):
-    """Lets through what other users of the client in this process log; the relay reports ours."""
+    """Lets through what others log, and what asyncio says of anything else: the relay reports."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.threadName != THREAD_NAME
+        is_ours = record.threadName == THREAD_NAME
+        return not is_ours or (record.name == "asyncio" and record.msg != FAILED_SEND)
 
 
 _OF_OTHERS: Final = _OfOthers()

@@ -19,6 +19,7 @@ READING = 60.0  # seconds without a further message after which a broker is read
 USER = "guest"
 USUAL, ODD = "fault.relayed", "fault.odd"  # event types; a broker may have no place for the second
 NO_PLACE = "no place"
+UNDER_WAY = 500  # messages that may be stored while a stream is given its limit
 
 
 class Broker:
@@ -189,9 +190,10 @@ class Nats(Broker):
 
     def refuse(self, why: str) -> None:
         async def limit(stream: Any) -> None:
-            there = (await stream.stream_info(PLACE)).state.messages  # a lower limit drops some
+            # A limit below what the stream holds by then would drop the oldest messages.
+            most = (await stream.stream_info(PLACE)).state.messages + UNDER_WAY
             types = self.types[:-1] if why == NO_PLACE else self.types
-            config = _config(*types, **({} if why == NO_PLACE else {"max_msgs": there}))
+            config = _config(*types, **({} if why == NO_PLACE else {"max_msgs": most}))
             await stream.update_stream(config)
 
         self._ask(limit)
