@@ -22,9 +22,7 @@ PLACE: Final = ("host", "port", "login", "password", "virtualhost", "ssl", "ssl_
 MANNER: Final = ("ssl_context", "client_properties")
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
 CLIENTS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel")
-FAILED_SEND: Final = (
-    "socket.send() raised exception."  # asyncio's: the client writes on for a moment
-)
+FAILED_SEND: Final = "socket.send() raised exception."  # the client writes on for a moment
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
 
 
