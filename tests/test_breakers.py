@@ -10,7 +10,7 @@ import pytest
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
-from django_outbox.signals import breaker_closed, breaker_opened
+from django_outbox.signals import breaker_opened
 from django_outbox.worker.pools import Pool
 from tests.table import insert, keyed, listening, now, row, statuses, write
 from tests.waiting import wait_until
@@ -91,28 +91,6 @@ def test_it_opens_after_failures_in_a_row_and_nothing_more_is_called() -> None:
     assert "ConnectionError" in found.reason
     assert [(each["queue"], each["pause"]) for each in told] == [("hooks", 60)]
     assert OutboxEvent.objects.filter(event_type=SENT, attempts=0).count() == 97
-
-
-def test_a_probe_that_succeeds_closes_it() -> None:
-    partner, told = Partner(), list[Any]()
-
-    def note(**facts: Any) -> None:
-        told.append(facts["queue"])
-
-    breaker_closed.connect(note)
-    try:
-        with listening(partner, SENT, queue="hooks"), outbox.Worker():
-            write(20, SENT)
-            wait_until(breaker)
-            partner.is_away = False
-            several_polls()
-            assert len(partner.calls) == 3
-            end_pause()
-            wait_until(lambda: statuses() == {"DONE": 20 + POLLS})
-            wait_until(lambda: breaker() is None)
-    finally:
-        breaker_closed.disconnect(note)
-    assert told == ["hooks"]
 
 
 def test_a_probe_that_fails_costs_one_attempt_and_doubles_the_pause() -> None:

@@ -243,22 +243,6 @@ def test_49_the_hot_queue_of_one_is_not_that_of_the_other(settings: Any) -> None
             done(3, "default")
 
 
-def test_a_worker_of_one_alias_leaves_the_other_alone(
-    database_env: dict[str, str], tmp_path: Path
-) -> None:
-    fleet = Fleet(database_env, tmp_path)
-    try:
-        worker = fleet.start("--database", "other", "--database", "other")  # twice counts once
-        write("default", 5, payload={})
-        write("other", 5, payload={})
-        done(5, "other")
-        assert fleet.end(worker) == 0
-    finally:
-        fleet.kill_all()
-    assert statuses("default") == {"NEW": 5}
-    assert not OutboxEvent.objects.using("default").exclude(locked_by=None).exists()
-
-
 def test_the_aliases_of_a_process_stop_at_the_same_time(
     database_env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 from django.db import connection
 
 import django_outbox as outbox
-from django_outbox import signals
 from django_outbox.delivery.deliver import adeliver, deliver, is_async
 from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.listeners.outcomes import DONE, Decision, Status
@@ -129,21 +128,6 @@ def test_what_waits_to_be_settled_holds_no_decoded_payload() -> None:
     assert (lease.event_id, lease.event.payload) == (seen[0].event_id, {"deep": [[1]]})
 
 
-def test_event_started_names_event_and_listener() -> None:
-    insert()
-    heard: list[tuple[str, str]] = []
-
-    def receiver(event: outbox.Event, listener: Any, **kwargs: Any) -> None:
-        heard.append((event.event_type, listener.event_type))
-
-    signals.event_started.connect(receiver)
-    try:
-        delivered(lambda event: None, event_type="order.*")
-    finally:
-        signals.event_started.disconnect(receiver)
-    assert heard == [(PLACED, "order.*")]
-
-
 # -- unroutable ------------------------------------------------------------------------------------
 
 
@@ -248,15 +232,6 @@ def test_27_an_async_listener_past_its_timeout_is_cancelled() -> None:
     assert outcome(decision) == (Status.RETRY, 3.0, 1)
     assert "ListenerTimeout" in (decision.error or "")
     assert cancelled == [True]
-
-
-def test_an_async_listener_that_is_cancelled_by_itself_has_failed() -> None:
-    async def cancels_itself(event: outbox.Event) -> None:
-        raise asyncio.CancelledError
-
-    insert()
-    decision = adelivered(cancels_itself, retry=outbox.Fixed(delay=3))
-    assert outcome(decision) == (Status.RETRY, 3.0, 1)
 
 
 def test_180_the_event_as_it_was_written() -> None:

@@ -11,13 +11,11 @@ import pytest
 from django.db import connection, transaction
 
 import django_outbox as outbox
-from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql.values import POSTPONED_FOR
 from django_outbox.worker.pauses import KnownPauses
-from tests.surroundings import heard
 from tests.table import insert, keyed, listening, now, row, stream, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,24 +58,6 @@ def noting(*event_types: str, name: str = "") -> Iterator[list[str]]:
 
 
 # -- pause and resume ------------------------------------------------------------------------------
-
-
-def test_a_pause_says_what_since_when_why_and_by_whom() -> None:
-    with heard(signals.delivery_paused) as told:
-        assert pause(*TYPE, reason="the carrier is down", by="ada")
-    found = OutboxPause.objects.get()
-    assert (found.kind, found.name) == TYPE
-    assert (found.reason, found.paused_by) == ("the carrier is down", "ada")
-    assert abs((found.paused_at - now()).total_seconds()) < 5
-    assert str(found) == "event type parcel.sent"
-    facts = {
-        "kind": "event_type",
-        "name": SENT,
-        "reason": "the carrier is down",
-        "by": "ada",
-        "until": None,
-    }
-    assert told == [{"sender": "default", **facts}]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -46,24 +46,6 @@ def known() -> KnownPauses:
     found = KnownPauses()
     found.read(connection)
     return found
-
-
-# -- the end that is given -------------------------------------------------------------------------
-
-
-def test_a_pause_has_the_end_that_was_given() -> None:
-    end = now() + timedelta(hours=2)
-    with heard(signals.delivery_paused) as told:
-        assert OutboxPause.objects.pause(*TYPE, until=end)
-    assert OutboxPause.objects.get().until == end
-    assert [each["until"] for each in told] == [end]
-
-
-def test_an_end_in_the_past_is_refused() -> None:
-    end = datetime(2001, 2, 3, 4, 5, tzinfo=timezone.utc)
-    with pytest.raises(ValueError, match=r"2001-02-03 04:05:00\+00:00, is not in the future; it"):
-        OutboxPause.objects.pause(*TYPE, until=end)
-    assert not OutboxPause.objects.exists()
 
 
 # -- a drain ---------------------------------------------------------------------------------------
@@ -154,22 +136,6 @@ def test_an_idle_worker_ends_a_pause_in_time(settings: Any, kind: str) -> None:
     assert done is not None
     assert end is not None
     assert done >= end
-    assert not OutboxPause.objects.exists()
-
-
-@pytest.mark.parametrize("kind", ["event_type", "listener", "stream", "queue"])
-def test_every_kind_of_pause_ends(kind: str) -> None:
-    names = {"event_type": SENT, "listener": f"{SENT} mail", "stream": "k", "queue": "hooks"}
-    got: list[str] = []
-    queue = "hooks" if kind == "queue" else "default"
-    with listening(lambda event: got.append(event.event_id), SENT, name="mail", queue=queue):
-        ids = write(2, SENT, key="k") if kind == "stream" else write(2, SENT)
-        pause(kind, names[kind])
-        outbox.drain()
-        assert got == []
-        let_end()
-        outbox.drain()
-    assert got == ids
     assert not OutboxPause.objects.exists()
 
 

@@ -234,15 +234,6 @@ def test_events_of_a_stream_wait_for_their_time_and_keep_their_order() -> None:
     assert got == [first, second, behind]
 
 
-def test_a_worker_delivers_them_as_they_become_due() -> None:
-    ids = sorted(dead(3))
-    with listening(lambda event: None):
-        OutboxEvent.objects.dead().replay(rate="1/m")
-        assert outbox.drain() == 1
-        assert outbox.drain(at=now() + MINUTE) == 1
-    assert [row(each).status for each in ids] == [Status.DONE, Status.DONE, Status.NEW]
-
-
 def test_a_spacing_that_was_interrupted_makes_no_burst() -> None:
     """What was not replayed meanwhile is not caught up."""
     late = now()

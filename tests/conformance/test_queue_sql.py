@@ -516,21 +516,6 @@ def test_paused_rows_of_one_queue_take_no_room_in_another(monkeypatch: pytest.Mo
     assert {*OutboxEvent.objects.postponed().values_list("pk", flat=True)} == {*paused}
 
 
-@pytest.mark.parametrize("kind", ["queue", "breaker"])
-def test_a_pause_of_a_queue_postpones_no_row(kind: str) -> None:
-    insert(3, due=-1, queue="a")
-    if kind == "queue":
-        OutboxPause.objects.create(kind=kind, name="a", paused_at=now())
-    else:
-        dialect().open_breaker(connection, queue="a", pause=30, reason="")
-    known = KnownPauses()
-    known.read(connection)
-    assert known.closed == {"a"}
-    assert {*known.breakers} == ({"a"} if kind == "breaker" else set())
-    assert sent(lambda: known.postpone_due(connection, {"a": 5, "default": 5})) == []
-    assert not OutboxEvent.objects.postponed().exists()
-
-
 # -- writes ----------------------------------------------------------------------------------------
 
 
@@ -599,26 +584,6 @@ def test_an_idle_stream_goes_to_the_queue_of_its_new_head(many: bool) -> None:
     in_queue("default", *keys)
     put("hook", keys=keys)
     assert {stream(key).queue for key in keys} == {"default"}
-
-
-def test_numbers_are_taken_with_the_queue_of_the_first_event() -> None:
-    keyed("busy", due=-1)
-    in_queue("a", "busy")
-    keyed("idle", due=None)
-    in_queue("a", "idle")
-    places = [("busy", 2, "b"), ("idle", 1, "b"), ("new", 3, "c")]
-    with transaction.atomic():
-        last = dialect().number(connection, places)
-        last |= dialect().number(connection, [("single", 1, "d")])
-    found = {each.key: (each.queue, each.seq) for each in OutboxStream.objects.all()}
-    assert {key: queue for key, (queue, _) in found.items()} == {
-        "busy": "a",
-        "idle": "b",
-        "new": "c",
-        "single": "d",
-    }
-    assert {key: seq for key, (_, seq) in found.items()} == last
-    assert (last["busy"], last["idle"]) == (3, 2)
 
 
 def test_a_stream_that_is_woken_keeps_its_queue_unless_it_was_idle() -> None:
