@@ -22,13 +22,13 @@ from django_outbox.signals import listener_overdue
 from tests.relay_backend import BROKER
 from tests.table import insert, now
 from tests.test_checks import ours
-from tests.test_dashboard import body, boss, part
+from tests.test_dashboard import body, part
 from tests.test_prometheus import Shown, shown
 from tests.test_status import fails
 from tests.test_status import run as run_status
 from tests.waiting import wait_until
 
-__all__ = ["boss", "shown"]  # the fixtures
+__all__ = ["shown"]  # the fixtures
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -211,28 +211,33 @@ def test_a_broker_that_does_not_answer_is_not_awaited_for_ever(settings: Any) ->
 # -- the dashboard ---------------------------------------------------------------------------------
 
 
-def test_the_dashboard_shows_where_relays_send_to(boss: Client) -> None:
+def test_the_dashboard_shows_where_relays_send_to(admin_client: Client) -> None:
     insert(2, event_type="order.placed", due=-90, queue="relay.orders")
-    text = part(body(boss), "queues")
+    text = part(body(admin_client), "queues")
     assert "relay.orders → {event_type} (InMemory) 2 1 min" in text
     assert "relay.hooks → https://***@example.org/{event_type}?*** (InMemory) 0" in text
-    assert "hunter2" not in body(boss)
+    assert "hunter2" not in body(admin_client)
 
 
-def test_the_dashboard_tells_since_when_a_broker_is_away_and_why(boss: Client) -> None:
+def test_the_dashboard_tells_since_when_a_broker_is_away_and_why(admin_client: Client) -> None:
     breaker()
     OutboxPause.objects.pause("queue", "relay.hooks")
-    text = part(body(boss), "queues")
+    text = part(body(admin_client), "queues")
     assert "unavailable for 1 min : no answer from kafka:9092" in text
     assert text.endswith("paused")
-    assert re.search(r'<section class="[^"]*outbox-wrong[^"]*" id="outbox-queues"', body(boss))
+    assert re.search(
+        r'<section class="[^"]*outbox-wrong[^"]*" id="outbox-queues"', body(admin_client)
+    )
 
 
-def test_markup_in_a_relay_is_escaped(boss: Client, settings: Any) -> None:
+def test_markup_in_a_relay_is_escaped(admin_client: Client, settings: Any) -> None:
     settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "EVENTS": ["<b>"], "TO": "<b>"}}}
     breaker()
     OutboxPause.objects.update(reason="<b>")
-    assert "<b>" not in body(boss).partition('id="outbox-queues"')[2].partition("</section>")[0]
+    assert (
+        "<b>"
+        not in body(admin_client).partition('id="outbox-queues"')[2].partition("</section>")[0]
+    )
 
 
 # -- settings of other listeners -------------------------------------------------------------------
