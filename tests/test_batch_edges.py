@@ -16,6 +16,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.signals import events_claimed
 from django_outbox.worker.drain import _Drain
+from tests.surroundings import heard
 from tests.table import PLACED, insert, keyed, listening, now, row, write
 from tests.test_batches import (
     FAR,
@@ -305,25 +306,17 @@ def test_the_good_events_before_a_bad_one_of_their_key_do_not_fail(run: str) -> 
 def test_a_batch_may_follow_an_ordinary_event_of_its_key(settings: Any) -> None:
     """Without another claim: the thread that delivered the first event passes the second on."""
     settings.OUTBOX = {"WORKERS": 1}
-    claims: list[int] = []
-
-    def count(sender: str, count: int, **kwargs: Any) -> None:
-        claims.append(count)
-
     ids = [keyed("a", 1, event_type=f"mixed.{n % 2}")[0] for n in range(10)]
     seen: list[str] = []
-    events_claimed.connect(count)
-    try:
-        with (
-            listening(lambda event: seen.append(event.event_id), "mixed.0"),
-            listening(lambda events: seen.extend(ids_of(events)), "mixed.1", batch=5),
-            working(),
-        ):
-            wait_until(all_are(Status.DONE))
-    finally:
-        events_claimed.disconnect(count)
+    with (
+        heard(events_claimed) as claims,
+        listening(lambda event: seen.append(event.event_id), "mixed.0"),
+        listening(lambda events: seen.extend(ids_of(events)), "mixed.1", batch=5),
+        working(),
+    ):
+        wait_until(all_are(Status.DONE))
     assert seen == ids
-    assert sum(claims) == 10
+    assert sum(each["count"] for each in claims) == 10
 
 
 @outside

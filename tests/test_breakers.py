@@ -12,6 +12,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.signals import breaker_opened
 from django_outbox.worker.pools import Pool
+from tests.surroundings import heard
 from tests.table import insert, keyed, listening, now, row, statuses, write
 from tests.waiting import wait_until
 
@@ -69,20 +70,12 @@ def several_polls() -> None:
 
 
 def test_it_opens_after_failures_in_a_row_and_nothing_more_is_called() -> None:
-    partner, told = Partner(), list[dict[str, Any]]()
-
-    def note(**facts: Any) -> None:
-        told.append(facts)
-
-    breaker_opened.connect(note)
-    try:
-        with listening(partner, SENT, queue="hooks"), outbox.Worker():
-            insert(100, event_type=SENT, queue="hooks")
-            found = wait_until(breaker)
-            wait_until(lambda: not OutboxEvent.objects.leased().exists())
-            several_polls()
-    finally:
-        breaker_opened.disconnect(note)
+    partner = Partner()
+    with heard(breaker_opened) as told, listening(partner, SENT, queue="hooks"), outbox.Worker():
+        insert(100, event_type=SENT, queue="hooks")
+        found = wait_until(breaker)
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+        several_polls()
     assert len(partner.calls) == 3
     assert (found.name, found.pause_seconds) == ("hooks", 60)
     assert found.until is not None

@@ -21,6 +21,7 @@ from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.worker import prefetch, queues
 from django_outbox.worker.throttle import ClaimThrottle
 from django_outbox.worker.wakeup import Wakeup
+from tests.surroundings import heard
 from tests.table import PLACED, insert, listening, now, statuses, write
 from tests.waiting import wait_until
 
@@ -45,7 +46,7 @@ def test_j3_354_a_full_hot_queue_is_no_error_and_loses_nothing(
     calls = Calls(hold)
     with caplog.at_level(logging.WARNING, "django_outbox"), listening(calls), outbox.Worker():
         try:
-            with hearing(signals.event_dropped) as dropped:
+            with heard(signals.event_dropped) as dropped:
                 ids = write(60) + [each for _ in range(20) for each in write()]
             assert started.wait(15)
             assert OutboxEvent.objects.pending().count() == 80
@@ -239,21 +240,6 @@ class Calls:
 
 
 @contextmanager
-def hearing(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    """Collect what a signal sends during a block."""
-    heard: list[dict[str, Any]] = []
-
-    def receive(**facts: Any) -> None:
-        heard.append(facts)
-
-    signal.connect(receive)
-    try:
-        yield heard
-    finally:
-        signal.disconnect(receive)
-
-
-@contextmanager
 def engine_statements() -> Iterator[list[tuple[str, Any]]]:
     """Collect the statements of every connection that other threads open."""
     seen: list[tuple[str, Any]] = []
@@ -340,7 +326,7 @@ def test_g12_j6_a_delayed_event_is_not_offered_and_not_early_and_not_late(
     settings.OUTBOX = quiet(POLL_INTERVAL=poll, PROBE_INTERVAL=poll)
     times = []
     calls = Calls(lambda event: times.append(now()))
-    with hearing(signals.event_queued) as offered, listening(calls), outbox.Worker():
+    with heard(signals.event_queued) as offered, listening(calls), outbox.Worker():
         with transaction.atomic():
             outbox.write(PLACED, deliver_after=delay)
         wait_until(settled(1), within=20, what="DONE")

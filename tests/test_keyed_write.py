@@ -18,6 +18,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.writing.hot_queue import hot_queues
 from tests import samples
 from tests.cases import cases
+from tests.surroundings import heard
 from tests.table import now, row
 from tests.test_write import Queue
 from tests.testapp.models import Order
@@ -181,19 +182,11 @@ def test_33_a_delayed_event_has_no_key(ordering: dict[str, Any]) -> None:
 
 @override_settings(OUTBOX=ORDERED)
 def test_an_ordered_event_is_announced_with_its_key_and_not_offered(queue: Queue) -> None:
-    told: list[str | None] = []
-
-    def written(sender: str, event: Event, **kwargs: Any) -> None:
-        told.append(event.key)
-
-    signals.event_written.connect(written)
-    try:
-        with transaction.atomic():
-            event = Event(event_type="x", payload={"n": 1.0}, aggregate_type="Order")
-            assert write(event) == event.event_id
-    finally:
-        signals.event_written.disconnect(written)
-    assert (told, queue.types, queue.polls) == (["Order"], [], 1)
+    with heard(signals.event_written) as told, transaction.atomic():
+        event = Event(event_type="x", payload={"n": 1.0}, aggregate_type="Order")
+        assert write(event) == event.event_id
+    assert [each["event"].key for each in told] == ["Order"]
+    assert (queue.types, queue.polls) == ([], 1)
     assert row(event.event_id).payload == '{"n":1.0}'
     assert event.key is None  # the caller's event is unchanged
 

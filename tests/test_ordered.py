@@ -18,6 +18,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.signals import event_settled
+from tests.surroundings import heard
 from tests.table import end_stream_leases, keyed, listening, now, row, statuses, stream, write
 from tests.waiting import wait_until
 
@@ -148,27 +149,24 @@ def test_an_unroutable_head_holds_its_stream_and_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """During the grace it is deferred, which costs no attempt, and shown as blocked."""
-    seen, started = Seen(), []
-
-    def note(*, event: outbox.Event, outcome: str, **facts: Any) -> None:
-        started.append((event.event_type, outcome))
-
+    seen = Seen()
     (head,) = write(event_type="order.unheard_of", key="a")
     put("a", 2)
     put("b", 2, 10)
-    event_settled.connect(note)
-    try:
-        with caplog.at_level("INFO", "django_outbox"), listening(seen), worker(UNROUTABLE_GRACE=60):
-            wait_until(lambda: len(seen.order["b"]) == 2)
-            for _ in range(3):
-                wait_until(lambda: started.count(("order.unheard_of", "deferred")) > 0)
-                wait_until(lambda: stream("a").locked_by is None)
-                started.clear()
-                OutboxEvent.objects.filter(pk=head).update(deliver_at=None)
-                end_stream_leases("a")
-            wait_until(lambda: [each.key for each in OutboxStream.objects.blocked()] == ["a"])
-    finally:
-        event_settled.disconnect(note)
+    with (
+        heard(event_settled) as settled,
+        caplog.at_level("INFO", "django_outbox"),
+        listening(seen),
+        worker(UNROUTABLE_GRACE=60),
+    ):
+        wait_until(lambda: len(seen.order["b"]) == 2)
+        for _ in range(3):
+            wait_until(lambda: "deferred" in [each["outcome"] for each in settled])
+            wait_until(lambda: stream("a").locked_by is None)
+            settled.clear()
+            OutboxEvent.objects.filter(pk=head).update(deliver_at=None)
+            end_stream_leases("a")
+        wait_until(lambda: [each.key for each in OutboxStream.objects.blocked()] == ["a"])
     assert (row(head).status, row(head).attempts, seen.order["a"]) == (Status.NEW, 0, [])
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len([each for each in warnings if "order.unheard_of" in each]) == 1

@@ -21,6 +21,7 @@ from django_outbox.models.retention import ages
 from django_outbox.sql import dialect_of
 from django_outbox.worker import purger
 from django_outbox.worker.purger import Progress
+from tests.surroundings import heard
 from tests.table import insert, multiply, now, purging, rest_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -283,17 +284,9 @@ def test_what_the_scan_deletes_is_announced() -> None:
     rest_of(purging(3600, me="before"))
     own_ids(30)
     later(scanned_at=timedelta(days=1))
-    told: list[int] = []
-
-    def receiver(sender: str, count: int, **kwargs: Any) -> None:
-        told.append(count)
-
-    signals.events_purged.connect(receiver)
-    try:
+    with heard(signals.events_purged) as told:
         rest_of(purging(3600))
-    finally:
-        signals.events_purged.disconnect(receiver)
-    assert told == [30]
+    assert [each["count"] for each in told] == [30]
 
 
 @pytest.mark.parametrize(

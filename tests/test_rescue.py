@@ -18,6 +18,7 @@ from django_outbox.signals import event_rescued
 from django_outbox.worker.queues import Held
 from django_outbox.worker.suspects import Trial
 from tests.fleet import Fleet, wait_until
+from tests.surroundings import heard
 from tests.table import insert, keyed, listening, row, write
 from tests.waiting import Gate
 
@@ -197,28 +198,15 @@ def test_a_lease_that_ends_while_a_worker_is_idle_is_noticed_at_once(settings: A
         wait_until(lambda: not pending(), what="the lost worker's event")
 
 
-@pytest.fixture
-def told() -> Iterator[list[tuple[str, int]]]:
-    """Collect (event id, rescues) of each ``event_rescued`` signal."""
-    found: list[tuple[str, int]] = []
-
-    def receive(event: outbox.Event, rescues: int, **facts: Any) -> None:
-        found.append((event.event_id, rescues))
-
-    event_rescued.connect(receive)
-    yield found
-    event_rescued.disconnect(receive)
-
-
 def test_a_rescue_is_announced_and_logged_once(
-    told: list[tuple[str, int]], settings: Any, caplog: pytest.LogCaptureFixture
+    settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.OUTBOX = OUTBOX
     insert(3)
     (event_id,) = insert(locked_by="a lost worker", rescues=0)
-    with listening(lambda event: None), outbox.Worker():
+    with heard(event_rescued) as told, listening(lambda event: None), outbox.Worker():
         wait_until(lambda: not pending(), what="an event pending")
-    assert told == [(event_id, 1)]
+    assert [(each["event"].event_id, each["rescues"]) for each in told] == [(event_id, 1)]
     logged = [each.getMessage() for each in caplog.records if "rescued" in each.message]
     assert logged == [f"rescued event_id={event_id} event_type=order.placed rescues=1"]
     assert row(event_id).rescues == 1

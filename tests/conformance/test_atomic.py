@@ -12,6 +12,7 @@ from django.db import connection, transaction
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.models import OutboxEvent
+from tests.surroundings import heard
 from tests.table import in_thread, listening, row, statuses, steal, write
 from tests.test_atomic import ONCE, TWICE, ended, leave
 from tests.testapp.models import Effect
@@ -92,7 +93,6 @@ def test_a_failed_statement_is_a_failure_and_spoils_nothing_else(settings: Any) 
 
 def test_26_a_lease_that_was_lost_undoes_everything(settings: Any) -> None:
     settings.OUTBOX = {}
-    lost: list[int] = []
 
     def listener(event: outbox.Event) -> None:
         leave(event)
@@ -101,18 +101,11 @@ def test_26_a_lease_that_was_lost_undoes_everything(settings: Any) -> None:
         else:
             in_thread(lambda: steal(event.event_id)).result(15)
 
-    def note(count: int, **kwargs: Any) -> None:
-        lost.append(count)
-
-    signals.lease_lost.connect(note)
-    try:
-        with listening(listener, atomic=True), outbox.Worker():
-            (event_id,) = write()
-            wait_until(lambda: lost, what="a lost lease")
-            owner = row(event_id).locked_by
-    finally:
-        signals.lease_lost.disconnect(note)
-    assert sum(lost) == 1
+    with heard(signals.lease_lost) as lost, listening(listener, atomic=True), outbox.Worker():
+        (event_id,) = write()
+        wait_until(lambda: lost, what="a lost lease")
+        owner = row(event_id).locked_by
+    assert [each["count"] for each in lost] == [1]
     assert not Effect.objects.exists()
     assert statuses() == {"NEW": 1}
     if connection.vendor != "sqlite":

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from django_outbox import doorbell, signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.sessions import terminate_other_sessions
+from tests.surroundings import heard
 from tests.table import listening
 from tests.test_databases_apart import ALIASES, Witness, adds_effect, done, statuses, write
 from tests.test_doorbell import rings_at
@@ -27,21 +28,6 @@ from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
-
-
-@contextmanager
-def settled() -> Iterator[Counter[str]]:
-    """Count the settled events by the alias that the signal names."""
-    counts: Counter[str] = Counter()
-
-    def note(sender: str, **kwargs: Any) -> None:
-        counts[sender] += 1
-
-    signals.event_settled.connect(note)
-    try:
-        yield counts
-    finally:
-        signals.event_settled.disconnect(note)
 
 
 # -- nothing crosses -------------------------------------------------------------------------------
@@ -52,7 +38,7 @@ def test_g13_two_workers_of_one_process_keep_apart(settings: Any, atomic: bool) 
     settings.OUTBOX = {"WORKERS": 2}
     witness = Witness()
     with (
-        settled() as counts,
+        heard(signals.event_settled) as settled,
         listening(witness, atomic=atomic),
         outbox.Worker(using="default"),
         outbox.Worker(using="other"),
@@ -65,7 +51,7 @@ def test_g13_two_workers_of_one_process_keep_apart(settings: Any, atomic: bool) 
     assert Counter(each[:2] for each in witness.seen) == Counter(
         (event_id, alias) for alias in ALIASES for event_id in ids[alias]
     )
-    assert counts == {"default": 50, "other": 50}
+    assert Counter(each["sender"] for each in settled) == {"default": 50, "other": 50}
 
 
 @pytest.mark.parametrize("kind", ["local", "redis", "postgres"])

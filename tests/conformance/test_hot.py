@@ -10,8 +10,9 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox import signals
+from tests.surroundings import heard
 from tests.table import PLACED, listening, write
-from tests.test_hot import Calls, hearing, quiet, resting, settled
+from tests.test_hot import Calls, quiet, resting, settled
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,7 +37,7 @@ def test_65_a_raw_savepoint_rollback_makes_no_ghost(
     """Django does not notice it, so the undone event is offered; its claim finds no row."""
     settings.OUTBOX = quiet()
     calls = Calls()
-    with hearing(signals.event_queued) as offered, listening(calls), resting():
+    with heard(signals.event_queued) as offered, listening(calls), resting():
         with transaction.atomic():
             sid = connection.savepoint()
             ghost = outbox.write(PLACED)

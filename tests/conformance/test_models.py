@@ -17,6 +17,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, missing_table
 from django_outbox.sql import dialect_of
 from tests.databases import vendor
+from tests.surroundings import heard
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -155,21 +156,13 @@ def test_replay_keeps_what_other_listeners_have_done() -> None:
 
 
 def test_replay_is_announced_once_with_its_count() -> None:
-    told: list[tuple[str, int]] = []
-
-    def receiver(sender: str, count: int, **kwargs: Any) -> None:
-        told.append((sender, count))
-
-    signals.events_replayed.connect(receiver)
-    try:
-        dead_row("a")
-        dead_row("b")
-        dead_row("c", progress='{"x": {"state": "dead"}}')
+    dead_row("a")
+    dead_row("b")
+    dead_row("c", progress='{"x": {"state": "dead"}}')
+    with heard(signals.events_replayed) as told:
         OutboxEvent.objects.dead().replay()
         OutboxEvent.objects.dead().replay()
-    finally:
-        signals.events_replayed.disconnect(receiver)
-    assert told == [("default", 3)]
+    assert told == [{"sender": "default", "count": 3}]
 
 
 def test_a_replay_in_batches_ends_though_its_events_die_again() -> None:
@@ -370,19 +363,11 @@ def test_purge_keeps_to_its_queryset() -> None:
 
 
 def test_purge_is_announced_with_its_count() -> None:
-    told: list[tuple[str, int]] = []
-
-    def receiver(sender: str, count: int, **kwargs: Any) -> None:
-        told.append((sender, count))
-
-    signals.events_purged.connect(receiver)
-    try:
-        ages(status=DONE, days=(8, 9))
+    ages(status=DONE, days=(8, 9))
+    with heard(signals.events_purged) as told:
         OutboxEvent.objects.purge()
         OutboxEvent.objects.purge()
-    finally:
-        signals.events_purged.disconnect(receiver)
-    assert told == [("default", 2)]
+    assert told == [{"sender": "default", "count": 2}]
 
 
 # --- counts and ages ------------------------------------------------------------------------------
