@@ -1,4 +1,4 @@
-"""What tests run in: a transaction that is rolled back or none, and receivers of a signal."""
+"""What tests run in: a transaction that is rolled back or none, receivers of a signal, a gate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+from tests.table import PLACED, listening
+from tests.waiting import Gate
 
 inside = pytest.mark.django_db
 outside_alone = pytest.mark.django_db(transaction=True)
@@ -33,3 +36,14 @@ def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
         yield found
     finally:
         signal.disconnect(receive)
+
+
+@contextmanager
+def gated(event_type: str = PLACED, *, gate: Gate | None = None, **options: Any) -> Iterator[Gate]:
+    """Register a gate; open it at the end, so that no thread stays blocked in it."""
+    gate = gate or Gate()
+    with listening(gate, event_type, **options):
+        try:
+            yield gate
+        finally:
+            gate.open.set()

@@ -25,8 +25,9 @@ from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.worker import prefetch
 from django_outbox.worker.throttle import Throttle
+from tests.surroundings import gated
 from tests.table import PLACED, in_thread, insert, listening, now, statuses, steal, write
-from tests.waiting import wait_until
+from tests.waiting import Gate, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,30 +52,6 @@ DEAD = Decision(status=Status.DEAD, error="it is over", outcome="dead")
 def far(**more: Any) -> dict[str, Any]:
     """Return settings under which a worker polls only when something triggers a poll."""
     return {"DOORBELL": None, "POLL_INTERVAL": FAR, "PROBE_INTERVAL": FAR, **more}
-
-
-class Gate:
-    """A listener whose calls run until ``open`` is set."""
-
-    def __init__(self, work: Callable[[outbox.Event], object] = lambda event: None) -> None:
-        self.entered: list[str] = []
-        self.open = threading.Event()
-        self._work = work
-
-    def __call__(self, event: outbox.Event) -> None:
-        self._work(event)
-        self.entered.append(event.event_id)
-        assert self.open.wait(60)
-
-
-@contextmanager
-def gated(gate: Gate | None = None) -> Iterator[Gate]:
-    gate = gate or Gate()
-    with listening(gate):
-        try:
-            yield gate
-        finally:
-            gate.open.set()
 
 
 class Engine:
@@ -157,7 +134,7 @@ def test_227_a_large_first_number_comes_near_strict_priority(
     settings.OUTBOX = far(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1, FAIRNESS=(50, 1))
     sources: list[str] = []
     gate = Gate(lambda event: sources.append(event.source))
-    with gated(gate), outbox.Worker() as worker:
+    with gated(gate=gate), outbox.Worker() as worker:
         write()
         wait_until(lambda: gate.entered)
         insert(20)

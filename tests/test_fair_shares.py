@@ -27,22 +27,13 @@ from django_outbox.worker.ready import Ready
 from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
 from tests.fleet import wait_until
+from tests.surroundings import gated
 from tests.table import in_thread, insert, keyed, listening, row, statuses, stream, write
 from tests.waiting import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SOON_AGAIN: dict[str, Any] = {"POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.1, "DRAIN_TIMEOUT": 1}
-
-
-@contextmanager
-def gated(event_type: str = "order.gated", **options: Any) -> Iterator[Gate]:
-    gate = Gate()
-    with listening(gate, event_type, **options):
-        try:
-            yield gate
-        finally:
-            gate.open.set()
 
 
 def leased() -> int:
@@ -114,7 +105,7 @@ def test_the_first_events_say_nothing_for_a_thread_was_free_for_each() -> None:
 
 def test_a_worker_whose_threads_are_all_busy_claims_nothing(settings: Any) -> None:
     settings.OUTBOX = SOON_AGAIN
-    with gated() as gate, listening(lambda event: None), busy_worker(gate) as worker:
+    with gated("order.gated") as gate, listening(lambda event: None), busy_worker(gate) as worker:
         insert(20)
         write(20)  # offered to this process
         worker.poll()
@@ -132,7 +123,7 @@ def test_a_busy_worker_rings_for_what_was_offered_to_it(
     rung: list[str] = []
     monkeypatch.setattr("django_outbox.doorbell.ring", lambda found: rung.append(found.alias))
     settings.OUTBOX = {**SOON_AGAIN, "POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}
-    with gated() as gate, listening(lambda event: None), busy_worker(gate):
+    with gated("order.gated") as gate, listening(lambda event: None), busy_worker(gate):
         rung.clear()
         write(5)
         wait_until(lambda: rung, what="a ring")
@@ -146,7 +137,7 @@ def test_what_waits_too_long_is_released_with_its_old_due_time(settings: Any) ->
     settings.OUTBOX = SOON_AGAIN
     ids = insert(8, due=-5, event_type="order.gated")
     due = {each: row(each).available_at for each in ids}
-    with gated() as gate, outbox.Worker(workers=2):
+    with gated("order.gated") as gate, outbox.Worker(workers=2):
         wait_until(lambda: len(gate.entered) == 2)
         wait_until(lambda: leased() == 2, what="the others released")
         waiting = [row(each) for each in ids if each not in gate.entered]
@@ -190,7 +181,7 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
 
 def test_a_stream_whose_head_waits_too_long_is_left_to_others(settings: Any) -> None:
     settings.OUTBOX = SOON_AGAIN
-    with gated() as gate:
+    with gated("order.gated") as gate:
         for key in "abcd":
             keyed(key, 2, event_type="order.gated")
         with outbox.Worker(workers=2):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.worker.queues import Held
 from django_outbox.writing.hot_queue import hot_queues
-from tests.surroundings import heard
+from tests.surroundings import gated, heard
 from tests.table import in_thread, insert, lease_ends_in, listening, row, statuses, steal, write
 from tests.waiting import MovedClock, wait_until
 
@@ -32,32 +30,6 @@ AT_ONCE = outbox.Fixed(delay=0.01)
 def soon(settings: Any) -> None:
     """Use short intervals, so that no test waits long for a timer."""
     settings.OUTBOX = SOON
-
-
-class Gate:
-    """A listener that blocks until it is opened."""
-
-    def __init__(self) -> None:
-        self.entered: list[str] = []
-        self._open = threading.Event()
-
-    def __call__(self, event: outbox.Event) -> None:
-        self.entered.append(event.event_id)
-        assert self._open.wait(60)
-
-    def open(self) -> None:
-        self._open.set()
-
-
-@contextmanager
-def gated(**options: Any) -> Iterator[Gate]:
-    """Register a ``Gate``; open it at the end, so that no thread stays blocked in it."""
-    gate = Gate()
-    with listening(gate, **options):
-        try:
-            yield gate
-        finally:
-            gate.open()
 
 
 def wait_for_statuses(within: float = 20, **expected: int) -> None:
@@ -119,7 +91,7 @@ def test_230_410_slow_listeners_stop_the_claims(settings: Any) -> None:
         (pool,) = worker._pools
         wait_until(lambda: not len(pool.offers), what="the offers left to others")
         assert OutboxEvent.objects.leased().count() == 2
-        gate.open()
+        gate.open.set()
         wait_for_statuses(DONE=100)
     assert len(gate.entered) == len(set(gate.entered)) == 100
 
@@ -235,7 +207,7 @@ def test_14_a_slow_listener_keeps_its_lease(settings: Any, clock: MovedClock) ->
         clock.advance(6)
         wait_until(lambda: row(event_id).available_at > claimed.available_at, what="a renewal")  # type: ignore[operator]
         assert row(event_id).locked_at == claimed.locked_at  # renewed, not claimed again
-        gate.open()
+        gate.open.set()
         wait_for_statuses(DONE=1)
     assert gate.entered == [event_id]
     assert row(event_id).rescues == 0
@@ -248,7 +220,7 @@ def test_w16_a_lost_lease_is_counted_and_the_worker_carries_on(
         (stolen,) = write()
         wait_until(lambda: gate.entered)
         steal(stolen)
-        gate.open()
+        gate.open.set()
         wait_until(lambda: lost)
         (other,) = write()
         wait_until(lambda: row(other).status == Status.DONE)

@@ -34,14 +34,16 @@ def wait_until(fact: Callable[[], T], *, within: float = 20.0, what: str = "") -
 
 
 class Gate:
-    """A listener that is in its call until the gate is opened."""
+    """A listener that is in its call until the gate is opened; before, it does its work."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Callable[[Any], object] = lambda event: None) -> None:
         self.open, self.entered = threading.Event(), list[str]()
+        self._work = work
 
     def __call__(self, event: Any) -> None:
+        self._work(event)
         self.entered.append(event.event_id)
-        self.open.wait(60)
+        assert self.open.wait(60)
 
 
 class MovedClock:

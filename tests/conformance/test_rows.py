@@ -18,6 +18,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.worker.statistics import Statistics
 from tests.sessions import processes
+from tests.surroundings import gated
 from tests.table import (
     claim,
     in_thread,
@@ -29,9 +30,9 @@ from tests.table import (
     statuses,
     write,
 )
-from tests.test_engine_threads import FAR, SOON, Engine, Gate, gated, watched
+from tests.test_engine_threads import FAR, SOON, Engine, watched
 from tests.testapp.models import Effect
-from tests.waiting import wait_until
+from tests.waiting import Gate, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

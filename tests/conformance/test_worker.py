@@ -17,8 +17,9 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.sessions import terminate_other_sessions
+from tests.surroundings import gated
 from tests.table import PLACED, elsewhere, in_thread, listening, row, sessions, write
-from tests.test_worker import AT_ONCE, SOON, gated, soon, wait_for_statuses
+from tests.test_worker import AT_ONCE, SOON, soon, wait_for_statuses
 from tests.testapp.models import Effect
 from tests.waiting import wait_until
 
@@ -53,7 +54,7 @@ def test_w5_a_locked_row_holds_up_no_other(settings: Any, caplog: pytest.LogCapt
         wait_until(lambda: gate.entered)
         write(4, event_type="order.shipped")
         with elsewhere(lambda: lock_row(locked)):
-            gate.open()
+            gate.open.set()
             wait_until(lambda: "settler failed" in caplog.text, what="a refused settle")
             told.set()
             wait_for_statuses(NEW=1, DONE=3, DEAD=1)
