@@ -52,6 +52,19 @@ def statements(work: Callable[[], object]) -> list[tuple[str, Any]]:
     return [(sql, params) for sql, params, _ in _sent(work)]
 
 
+def sent(work: Callable[[], object]) -> list[str]:
+    """Return the statements that ``work`` sends on this thread's connection."""
+    found: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        found.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        work()
+    return found
+
+
 def _sent(work: Callable[[], object]) -> list[tuple[str, Any, int | None]]:
     """Return the statements that ``work`` sends, and the rows that each read, where that is told.
 

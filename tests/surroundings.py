@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import django_outbox as outbox
+from django_outbox.models import OutboxEvent
 from tests.table import PLACED, listening
-from tests.waiting import Gate
+from tests.waiting import Gate, wait_until
 
 inside = pytest.mark.django_db
 outside_alone = pytest.mark.django_db(transaction=True)
@@ -21,6 +23,25 @@ both = pytest.mark.parametrize(
         pytest.param(True, marks=outside_alone, id="outside"),
     ],
 )
+by_whom = pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])
+
+
+def deliver(*, until: dict[str, int], by_drain: bool, using: str = "default") -> None:
+    """Have a worker deliver, or ``drain()``, which tries each event once."""
+
+    def found() -> dict[str, int]:
+        counts = OutboxEvent.objects.using(using).counts_by_status()
+        return {name: count for name, count in counts.items() if count}
+
+    if by_drain:
+        while outbox.drain(using=using):
+            pass
+        assert found() == until
+        return
+    with outbox.Worker(using=using) as worker:
+        wait_until(lambda: found() == until, what=f"{until}")
+        assert worker.lost_threads == ()
+        assert worker.health().is_live
 
 
 @contextmanager

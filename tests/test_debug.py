@@ -9,9 +9,9 @@ import pytest
 from django.db import connection, connections
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent, OutboxInbox
+from django_outbox.models import OutboxInbox
+from tests.surroundings import by_whom, deliver
 from tests.table import listening, write
-from tests.waiting import wait_until
 
 TWICE = outbox.Fixed(delay=0, max_attempts=2)
 
@@ -19,26 +19,9 @@ TWICE = outbox.Fixed(delay=0, max_attempts=2)
 outside = pytest.mark.django_db(transaction=True)
 
 
-by_whom = pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])
-
-
 @pytest.fixture(autouse=True)
 def quick(settings: Any) -> None:
     settings.OUTBOX = {"WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2}
-
-
-def deliver(*, until: dict[str, int], by_drain: bool, using: str = "default") -> None:
-    def found() -> dict[str, int]:
-        counts = OutboxEvent.objects.using(using).counts_by_status()
-        return {name: n for name, n in counts.items() if n}
-
-    if by_drain:
-        while outbox.drain(using=using):
-            pass
-        assert found() == until
-        return
-    with outbox.Worker(using=using):
-        wait_until(lambda: found() == until, what=f"{until}")
 
 
 def failing_with(text: str) -> Callable[[Any], None]:

@@ -19,29 +19,17 @@ from django_outbox.doorbell.local import Local
 from django_outbox.worker import main
 from django_outbox.worker.probes import Probes
 from django_outbox.worker.supervisor import Signals
+from tests.surroundings import by_whom, deliver
 from tests.table import listening, statuses, write
 from tests.waiting import wait_until
 
 outside = pytest.mark.django_db(transaction=True)
-by_whom = pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])
 TWICE = outbox.Fixed(delay=0, max_attempts=2)
 
 
 @pytest.fixture(autouse=True)
 def quick(settings: Any) -> None:
     settings.OUTBOX = {"WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2}
-
-
-def deliver(*, until: dict[str, int], by_drain: bool) -> None:
-    if by_drain:
-        while outbox.drain():
-            pass
-        assert statuses() == until
-        return
-    with outbox.Worker() as worker:
-        wait_until(lambda: statuses() == until, what=f"{until}")
-        assert worker.lost_threads == ()
-        assert worker.health().is_live
 
 
 # -- logging ---------------------------------------------------------------------------------------

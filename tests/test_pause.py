@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -16,6 +15,7 @@ from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql.values import POSTPONED_FOR
 from django_outbox.worker.pauses import KnownPauses
+from tests.plans import sent
 from tests.table import insert, keyed, listening, now, row, stream, stream_due_in, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -131,18 +131,6 @@ def test_of_several_listeners_the_others_run_and_the_paused_one_waits() -> None:
 # -- a claim costs the same ------------------------------------------------------------------------
 
 
-def asked(work: Callable[[], object]) -> list[str]:
-    sent: list[str] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        sent.append(sql)
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        work()
-    return sent
-
-
 def postpone_due(known: KnownPauses, limit: int) -> int:
     """Postpone paused rows; return how many rows a claim may take, which is ``limit`` at most."""
     left = known.postpone_due(connection, {"default": limit})
@@ -153,10 +141,10 @@ def postpone_due(known: KnownPauses, limit: int) -> int:
 def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
     insert(3)
     looking = KnownPauses()
-    sent = asked(lambda: (looking.refresh(connection), postpone_due(looking, 10)))
-    assert len(sent) == 1
-    assert "outbox_pause" in sent[0]
-    assert asked(lambda: looking.refresh(connection)) == []  # just read
+    asked = sent(lambda: (looking.refresh(connection), postpone_due(looking, 10)))
+    assert len(asked) == 1
+    assert "outbox_pause" in asked[0]
+    assert sent(lambda: looking.refresh(connection)) == []  # just read
 
 
 # -- a resume while a worker postpones -------------------------------------------------------------

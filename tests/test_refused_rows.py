@@ -11,6 +11,7 @@ from django.db import DataError, OperationalError
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests.faulty import ERRORS, Fault, failing
+from tests.surroundings import by_whom, deliver
 from tests.table import history, insert, listening, now, purging, rest_of, row, statuses, write
 from tests.waiting import wait_until
 
@@ -26,22 +27,9 @@ SKULL = "\N{SKULL AND CROSSBONES}"
 SETTLE = r"last_error = COALESCE"
 
 
-by_whom = pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])
-
-
 @pytest.fixture(autouse=True)
 def quick(settings: Any) -> None:
     settings.OUTBOX = {"WORKERS": 2, "PROBE_INTERVAL": 0.05, "POLL_INTERVAL": 0.2, "LEASE": 6}
-
-
-def deliver(*, until: dict[str, int], by_drain: bool) -> None:
-    if by_drain:
-        while outbox.drain():
-            pass
-        assert statuses() == until
-        return
-    with outbox.Worker():
-        wait_until(lambda: statuses() == until, what=f"{until}")
 
 
 def bad(event: outbox.Event) -> None:

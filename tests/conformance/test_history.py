@@ -17,6 +17,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL
 from django_outbox.worker import settler
+from tests.surroundings import deliver
 from tests.table import (
     claimed,
     histories,
@@ -30,7 +31,6 @@ from tests.table import (
     steal,
     write,
 )
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -48,17 +48,6 @@ def kinds(event_id: str) -> list[tuple[str, int]]:
 
 def fail(event: Any) -> None:
     raise ValueError(f"no {event.event_type}")
-
-
-def deliver(*, until: dict[str, int], by_drain: bool) -> None:
-    """Have a worker deliver, or ``drain()``, which tries each event once."""
-    if by_drain:
-        while outbox.drain():
-            pass
-        assert statuses() == until
-        return
-    with outbox.Worker():
-        wait_until(lambda: statuses() == until, what=f"{until}")
 
 
 @pytest.mark.parametrize("by_drain", [False, True], ids=["worker", "drain"])

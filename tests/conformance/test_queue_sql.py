@@ -28,7 +28,7 @@ from django_outbox.sql.values import (
 )
 from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
-from tests.plans import analyze, effort, statements, uses
+from tests.plans import analyze, effort, sent, statements, uses
 from tests.table import (
     claim,
     claimed,
@@ -61,19 +61,6 @@ not_sqlite = pytest.mark.skipif(
 
 def dialect() -> Any:
     return dialect_of(connection)
-
-
-def sent(work: Callable[[], object]) -> list[str]:
-    """Return the statements that ``work`` sends."""
-    found: list[str] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        found.append(sql)
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        work()
-    return found
 
 
 def branches(queues: Sequence[str], limit: int = 10, **more: Any) -> list[Branch]:

@@ -17,6 +17,7 @@ import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.worker.statistics import Statistics
+from tests.plans import sent
 from tests.sessions import processes
 from tests.surroundings import gated
 from tests.table import (
@@ -43,16 +44,7 @@ def soon(settings: Any) -> None:
 
 
 def statements(work: Callable[[], object]) -> list[str]:
-    """Return the statements on the event table that ``work`` sends on this thread's connection."""
-    sent: list[str] = []
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        sent.append(sql)
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(note):
-        work()
-    return [sql for sql in sent if "outbox_event" in sql]
+    return [sql for sql in sent(work) if "outbox_event" in sql]
 
 
 def renew(ids: list[str], *, me: str = "me") -> tuple[set[str], set[str]]:

@@ -13,8 +13,9 @@ from django.db import connection, connections, transaction
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests import databases
+from tests.surroundings import by_whom, deliver
 from tests.table import histories, listening, row, statuses, write
-from tests.test_debug import TWICE, by_whom, deliver, failing_with, outside
+from tests.test_debug import TWICE, failing_with, outside
 
 MYSQL = databases.vendor() in ("mysql", "mariadb")
 
