@@ -35,17 +35,13 @@ pytest.importorskip(
 )
 
 from django_outbox.contrib.tasks import OutboxBackend
-from django_outbox.contrib.tasks.backend import PREFIX
-from django_outbox.contrib.tasks.framework import (
+from django_outbox.contrib.tasks.backend import (
+    PREFIX,
     InvalidTask,
-    TaskResultDoesNotExist,
-    TaskResultMismatch,
     TaskResultStatus,
-    task,
-    task_backends,
-    task_enqueued,
-    task_finished,
-    task_started,
+    api,
+    exceptions,
+    signals,
 )
 from tests.testapp import tasks
 
@@ -61,11 +57,11 @@ def finished() -> Iterator[list[Any]]:
     def note(sender: type, task_result: Any, **facts: Any) -> None:
         told.append(task_result)
 
-    task_finished.connect(note)
+    signals.task_finished.connect(note)
     try:
         yield told
     finally:
-        task_finished.disconnect(note)
+        signals.task_finished.disconnect(note)
 
 
 def run(result: Any) -> Any:
@@ -97,7 +93,7 @@ def test_a_rollback_takes_the_task_along(outside: bool) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         result = tasks.note.enqueue("ghost")
         raise ZeroDivisionError
-    with pytest.raises(TaskResultDoesNotExist):
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
         tasks.note.get_result(result.id)
     assert outbox.drain() == 0
 
@@ -140,7 +136,7 @@ def test_on_another_database() -> None:
     outbox.drain(using="other")
     result.refresh()
     assert result.return_value == 2
-    with pytest.raises(TaskResultDoesNotExist):
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
         tasks.add.get_result(result.id)
 
 
@@ -228,14 +224,14 @@ def test_a_task_that_its_workers_did_not_survive(outside: bool) -> None:
 def test_results_by_id() -> None:
     result = tasks.add.enqueue(1)
     assert tasks.add.get_result(result.id).id == result.id
-    assert task_backends["default"].get_result(result.id).task == tasks.add
-    with pytest.raises(TaskResultMismatch, match="Task does not match"):
+    assert api.task_backends["default"].get_result(result.id).task == tasks.add
+    with pytest.raises(exceptions.TaskResultMismatch, match="Task does not match"):
         tasks.note.get_result(result.id)
-    with pytest.raises(TaskResultDoesNotExist):
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
         tasks.add.get_result("123")
     with transaction.atomic():
         plain = str(outbox.write("order.placed"))
-    with pytest.raises(TaskResultDoesNotExist):
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
         tasks.add.get_result(plain)
 
 
@@ -245,9 +241,9 @@ def test_results_by_id() -> None:
 @pytest.fixture
 def told() -> Iterator[list[tuple[str, Any, Any]]]:
     heard: list[tuple[str, Any, Any]] = []
-    signals = {"enqueued": task_enqueued, "started": task_started, "finished": task_finished}
+    names = {name: getattr(signals, f"task_{name}") for name in ("enqueued", "started", "finished")}
     receivers = {}
-    for name, signal in signals.items():
+    for name, signal in names.items():
 
         def receive(sender: type, task_result: Any, name: str = name, **facts: Any) -> None:
             assert sender is OutboxBackend
@@ -256,7 +252,7 @@ def told() -> Iterator[list[tuple[str, Any, Any]]]:
         receivers[name] = receive
         signal.connect(receive)
     yield heard
-    for name, signal in signals.items():
+    for name, signal in names.items():
         signal.disconnect(receivers[name])
 
 
@@ -311,8 +307,8 @@ def test_what_is_no_task_is_never_called(outside: bool, path: str, settings: Any
     event_id = forge(path)
     outbox.drain()
     assert statuses() == {"NEW": 1}  # a newer release may know the task
-    with pytest.raises(TaskResultMismatch):
-        task_backends["default"].get_result(event_id)
+    with pytest.raises(exceptions.TaskResultMismatch):
+        api.task_backends["default"].get_result(event_id)
     pass_time(601)
     outbox.drain()
     assert statuses() == {"DEAD": 1}
@@ -341,7 +337,7 @@ def test_modules_of_no_app_may_be_allowed() -> None:
 
 @inside
 def test_a_function_that_no_worker_would_find_is_refused_at_once() -> None:
-    hidden = task()(tasks.no_task)  # its path leads to the plain function
+    hidden = api.task()(tasks.no_task)  # its path leads to the plain function
     with pytest.raises(InvalidTask, match="is not a task"):
         hidden.enqueue()
     assert not OutboxEvent.objects.exists()
@@ -466,7 +462,7 @@ def test_a_run_that_was_written_off_keeps_nothing_while_its_retry_runs(settings:
         threads.append(threading.current_thread())
         gates[len(threads) - 1].wait(30)
 
-    task_started.connect(hold)
+    signals.task_started.connect(hold)
     try:
         with running_worker() as worker:
             result = tasks.add.using(backend="retried").enqueue(1)
@@ -480,7 +476,7 @@ def test_a_run_that_was_written_off_keeps_nothing_while_its_retry_runs(settings:
     finally:
         for gate in gates:
             gate.set()
-        task_started.disconnect(hold)
+        signals.task_started.disconnect(hold)
     assert (result.return_value, result.worker_ids) == (1, [worker.id])
 
 

@@ -7,8 +7,10 @@ import os
 from datetime import datetime
 from typing import Any
 
-from django_outbox.contrib.tasks.framework import task
+from django_outbox.contrib.tasks.backend import api
 from tests.testapp.models import Effect
+
+task = api.task
 
 
 @task

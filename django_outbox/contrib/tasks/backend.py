@@ -10,15 +10,16 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from django import VERSION
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils.module_loading import import_string
 
-from ... import transactions
+from ... import hooks, transactions
 from ...conf import current
 from ...delivery.decide import decide
 from ...delivery.interceptors import ends_drain
@@ -26,31 +27,33 @@ from ...events import Event, as_utc
 from ...exceptions import OutboxError
 from ...listeners import registry
 from ...listeners.outcomes import UNSETTLED, Dead, Defer, Status
-from ...listeners.retry import Fixed, RetryPolicy, checked, from_setting
+from ...listeners.retry import Fixed, RetryPolicy
 from ...models import OutboxEvent, OutboxStream
 from ...models.fields import DatabaseNow
 from ...sql import dialect_of
 from ...writing.write import write
-from .framework import (
-    BaseTaskBackend,
-    InvalidTask,
-    InvalidTaskBackend,
-    Task,
-    TaskContext,
-    TaskError,
-    TaskResult,
-    TaskResultDoesNotExist,
-    TaskResultMismatch,
-    TaskResultStatus,
-    normalize_json,
-    task_backends,
-    task_enqueued,
-    task_finished,
-    task_started,
-)
 from .runs import Call, Error, Runs, runs_of
 
-__all__ = ["OutboxBackend"]
+FRAMEWORK: Final = "django.tasks" if VERSION >= (6,) else "django_tasks"
+try:
+    api: Any = import_module(FRAMEWORK)
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "Before Django 6 tasks need the package django-tasks. "
+        "Run pip install 'django-transactional-outbox[tasks]'."
+    ) from error
+base, exceptions, signals = (
+    import_module(f"{FRAMEWORK}.{each}") for each in ("base", "exceptions", "signals")
+)
+BaseTaskBackend: Any = import_module(f"{FRAMEWORK}.backends.base").BaseTaskBackend
+TaskResultStatus = base.TaskResultStatus
+utils = import_module("django.utils.json" if VERSION >= (6,) else "django_tasks.utils")
+normalize_json = utils.normalize_json
+# django-tasks up to 0.12 has other names.
+InvalidTask: Any = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
+InvalidTaskBackend: Any = (
+    getattr(exceptions, "InvalidTaskBackend", None) or exceptions.InvalidTaskBackendError
+)
 
 logger = logging.getLogger("django_outbox")
 
@@ -88,8 +91,16 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             raise InvalidTaskBackend(
                 f"TASKS[{alias!r}]['OPTIONS'] has {unknown}; expected some of {[*OPTIONS]}."
             )
-        self.retry = _policy(alias, self.options.get("retry"))
+        self.retry = self._policy(self.options.get("retry"))
         self.modules: tuple[str, ...] = tuple(self.options.get("modules", ()))
+
+    def _policy(self, option: Any) -> RetryPolicy:
+        if option is None:
+            return Fixed(max_attempts=1)
+        try:
+            return hooks.retry_from(option, f"TASKS[{self.alias!r}]['OPTIONS']['retry']")
+        except ImproperlyConfigured as error:
+            raise InvalidTaskBackend(str(error)) from error
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Write the task as an event, in the caller's transaction or else in a new one."""
@@ -117,7 +128,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         result = self._result(
             task, call, id=event_id or event.event_id, enqueued_at=event.occurred_at
         )
-        task_enqueued.send(type(self), task_result=result)
+        signals.task_enqueued.send(type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> Any:
@@ -130,18 +141,16 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         row: Any = rows.filter(pk=result_id, event_type__startswith=PREFIX).first()
         call = row and msgspec.json.decode(row.payload, type=Call)
         if row is None or call.backend != self.alias:
-            raise TaskResultDoesNotExist(result_id)
+            raise exceptions.TaskResultDoesNotExist(result_id)
         try:
             task = self._load_task(row.event_type.removeprefix(PREFIX))
         except LookupError as error:
-            raise TaskResultMismatch(str(error)) from error
+            raise exceptions.TaskResultMismatch(str(error)) from error
         runs, status = runs_of(row.result), RESULT_STATUSES[Status(row.status)]
         if row.locked_by and row.available_at and row.available_at > row.now:
             status = TaskResultStatus.RUNNING
             runs.start(row.locked_by, row.locked_at)
-        if (
-            status == TaskResultStatus.FAILED and not runs.errors
-        ):  # it never ran, or its worker died
+        if status == TaskResultStatus.FAILED and not runs.errors:  # never ran, or its worker died
             path = f"{OutboxError.__module__}.{OutboxError.__qualname__}"
             runs.errors.append(Error(path, row.last_error or ""))
         return self._result(
@@ -171,9 +180,11 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             id=row.pk,
             enqueued_at=row.occurred_at,
         )
-        task_started.send(type(self), task_result=result)
+        signals.task_started.send(type(self), task_result=result)
         try:
-            context: list[Any] = [TaskContext(task_result=result)] if task.takes_context else []
+            context: list[Any] = (
+                [base.TaskContext(task_result=result)] if task.takes_context else []
+            )
             value = task.call(*context, *result.args, **result.kwargs)
             runs.return_value = normalize_json(value)
             text = runs.text
@@ -213,7 +224,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             raise LookupError(
                 f"The module of the task {path!r} cannot be imported: {error}"
             ) from error
-        if not isinstance(found, Task) or found.module_path != path:
+        if not isinstance(found, base.Task) or found.module_path != path:
             raise LookupError(
                 f"{path!r} is not a task. Expected a function decorated with @task there."
             )
@@ -240,7 +251,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         finished_at: datetime | None = None,
     ) -> Any:
         runs = runs or Runs()
-        result: Any = TaskResult(
+        result: Any = base.TaskResult(
             task=replace(task, queue_name=call.queue, run_after=call.run_after, backend=self.alias),
             id=id,
             status=status,
@@ -258,7 +269,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         return result
 
     def _fill(self, result: Any, runs: Runs) -> None:
-        result.errors[:] = [TaskError(**msgspec.to_builtins(each)) for each in runs.errors]
+        result.errors[:] = [base.TaskError(**msgspec.to_builtins(each)) for each in runs.errors]
         object.__setattr__(result, "_return_value", runs.return_value)
 
     def _finish(self, result: Any, runs: Runs, status: Any) -> None:
@@ -267,7 +278,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         object.__setattr__(
             result, "finished_at", dialect_of(self._connection).clock(self._connection)
         )
-        task_finished.send(type(self), task_result=result)
+        signals.task_finished.send(type(self), task_result=result)
 
     def _store_runs(self, row: Any, text: str) -> None:
         """Store the runs if this worker still holds the event; the worker settles it later."""
@@ -303,18 +314,6 @@ RESULT_STATUSES = {
 }
 
 
-def _policy(alias: str, option: Any) -> RetryPolicy:
-    if option is None:
-        return Fixed(max_attempts=1)
-    try:
-        if isinstance(option, Mapping):
-            return from_setting(option)
-        policy = import_string(option) if isinstance(option, str) else option
-        return checked(policy() if isinstance(policy, type) else policy)
-    except (ImportError, TypeError, ValueError) as error:
-        raise InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS']['retry']: {error}") from error
-
-
 # -- the listener ----------------------------------------------------------------------------------
 
 _running_backend: ContextVar[OutboxBackend | None] = ContextVar("task_backend", default=None)
@@ -345,6 +344,6 @@ class _BackendRetry:
 @registry.listener(f"{PREFIX}*", retry=_BackendRetry())
 def run_task(event: Event) -> Dead | Defer | None:
     """Run a task with the backend that enqueued it."""
-    backend: Any = task_backends[event.payload_as(Call).backend]
+    backend: Any = api.task_backends[event.payload_as(Call).backend]
     _running_backend.set(backend)
     return backend.run(event)  # type: ignore[no-any-return, unused-ignore]
