@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import django_outbox as outbox
 from django_outbox.contrib import prometheus
-from django_outbox.contrib.prometheus.gauges import BacklogCollector
+from django_outbox.contrib.prometheus.collectors import BacklogCollector
 from django_outbox.contrib.prometheus.receivers import Receivers
 from django_outbox.models import OutboxEvent, OutboxWorker
 from tests.table import PLACED, in_thread, insert, keyed, listening, now, statuses, steal, write
@@ -352,9 +352,9 @@ def test_a_scrape_leaves_no_connection_open_that_it_opened(shown: Shown) -> None
 def test_an_alias_without_the_table_is_left_out(
     settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_outbox.contrib.prometheus import gauges
+    from django_outbox.contrib.prometheus import collectors
 
-    monkeypatch.setattr(gauges, "missing_table", lambda alias: "no table")
+    monkeypatch.setattr(collectors, "missing_table", lambda alias: "no table")
     families = [*BacklogCollector("outbox").collect()]
     assert families
     assert [each.samples for each in families] == [[]] * len(families)

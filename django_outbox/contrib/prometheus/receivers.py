@@ -13,7 +13,7 @@ from ...events import Event
 from ...listeners import registry as listeners
 from ...listeners.queues import queue_of
 from ...listeners.registry import Listener
-from .gauges import BacklogCollector
+from .collectors import BacklogCollector
 from .metrics import Metrics
 
 OTHER = "other"  # label of all event types without a listener in this process
@@ -73,38 +73,38 @@ class Receivers:
     # -- writing and handing over ----------------------------------------------------------------
 
     def on_event_written(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("written", sender, type_of(event))
+        self.metrics.count("events_written", sender, type_of(event))
         if event.is_delayed and current().MODE != "writer_only":  # it offers nothing hot
-            self.metrics.count("delayed", sender, type_of(event))
+            self.metrics.count("events_delayed", sender, type_of(event))
 
     def on_event_queued(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("queued", sender, type_of(event))
+        self.metrics.count("events_queued", sender, type_of(event))
         self._update_queue_gauges(sender)
 
     def on_event_dropped(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("dropped", sender, type_of(event))
+        self.metrics.count("events_dropped", sender, type_of(event))
 
     # -- claiming and delivering -----------------------------------------------------------------
 
     def on_events_claimed(self, sender: str, count: int, source: str, **kwargs: Any) -> None:
         self.metrics.count("claims", sender, source)
-        self.metrics.count("claimed", sender, source, by=count)
+        self.metrics.count("events_claimed", sender, source, by=count)
         self._update_queue_gauges(sender)
 
     def on_event_started(self, sender: str, listener: Listener, **kwargs: Any) -> None:
-        self.metrics.count("started", sender, *labels_of(listener))
+        self.metrics.count("events_started", sender, *labels_of(listener))
 
     def on_event_decided(
         self, sender: str, listener: Listener, outcome: str, duration: float, **kwargs: Any
     ) -> None:
-        self.metrics.count("decided", sender, *labels_of(listener), outcome)
-        self.metrics.observe("run", sender, *labels_of(listener), value=duration)
+        self.metrics.count("events_decided", sender, *labels_of(listener), outcome)
+        self.metrics.observe("listener_seconds", sender, *labels_of(listener), value=duration)
 
     def on_batch_called(self, sender: str, listener: Listener, size: int, **kwargs: Any) -> None:
         self.metrics.observe("batch_size", sender, *labels_of(listener), value=size)
 
     def on_listener_overdue(self, sender: str, listener: Listener, **kwargs: Any) -> None:
-        self.metrics.count("overdue", sender, *labels_of(listener))
+        self.metrics.count("listeners_overdue", sender, *labels_of(listener))
 
     # -- settling --------------------------------------------------------------------------------
 
@@ -112,26 +112,26 @@ class Receivers:
         self, sender: str, event: Event, outcome: str, lag: float, **kwargs: Any
     ) -> None:
         event_type = type_of(event)
-        self.metrics.count("settled", sender, event_type, outcome)
-        self.metrics.observe("schedule_to_start", sender, event_type, value=lag)
+        self.metrics.count("events_settled", sender, event_type, outcome)
+        self.metrics.observe("schedule_to_start_seconds", sender, event_type, value=lag)
         self._update_queue_gauges(sender)
 
     def on_event_rescued(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("rescued", sender, type_of(event))
+        self.metrics.count("events_rescued", sender, type_of(event))
 
     def on_lease_lost(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("lost", sender, by=count)
+        self.metrics.count("leases_lost", sender, by=count)
 
     # -- replay, discard and purge ---------------------------------------------------------------
 
     def on_events_replayed(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("replayed", sender, by=count)
+        self.metrics.count("events_replayed", sender, by=count)
 
     def on_events_discarded(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("discarded", sender, by=count)
+        self.metrics.count("events_discarded", sender, by=count)
 
     def on_events_purged(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("purged", sender, by=count)
+        self.metrics.count("events_purged", sender, by=count)
 
     # -- circuit breakers ------------------------------------------------------------------------
 
@@ -156,35 +156,35 @@ class Receivers:
         self.metrics.count("relay_published", sender, relay, by=published)
         self.metrics.count("relay_refused", sender, relay, by=refused)
         self.metrics.count("relay_deferred", sender, relay, by=deferred)
-        self.metrics.observe("relay", sender, relay, value=duration)
+        self.metrics.observe("relay_seconds", sender, relay, value=duration)
 
     # -- workers ---------------------------------------------------------------------------------
 
     def on_worker_started(self, sender: str, worker: Any, **kwargs: Any) -> None:
         self._workers[sender] = worker
-        self.metrics.set_gauge("running", sender, value=1)
+        self.metrics.set_gauge("workers_running", sender, value=1)
         self._update_queue_gauges(sender)
         self._start_counters_at_zero(sender)
 
     def on_worker_stopped(self, sender: str, **kwargs: Any) -> None:
         """Reset the gauges of a worker that has stopped."""
         self._workers.pop(sender, None)
-        self.metrics.set_gauge("running", sender, value=0)
+        self.metrics.set_gauge("workers_running", sender, value=0)
         for queue in ("hot", "cold"):
-            self.metrics.set_gauge("depth", sender, queue, value=0)
-        self.metrics.set_gauge("held", sender, value=0)
+            self.metrics.set_gauge("queue_depth", sender, queue, value=0)
+        self.metrics.set_gauge("leases_held", sender, value=0)
 
     def _update_queue_gauges(self, alias: str) -> None:
         worker = self._workers.get(alias)
         if worker is not None:
             depths = worker.depths()
-            self.metrics.set_gauge("depth", alias, "hot", value=depths["hot"])
-            self.metrics.set_gauge("depth", alias, "cold", value=depths["cold"])
-            self.metrics.set_gauge("held", alias, value=depths["held"])
+            self.metrics.set_gauge("queue_depth", alias, "hot", value=depths["hot"])
+            self.metrics.set_gauge("queue_depth", alias, "cold", value=depths["cold"])
+            self.metrics.set_gauge("leases_held", alias, value=depths["held"])
 
     def _start_counters_at_zero(self, alias: str) -> None:
         """Start the counters of alerts at 0: ``increase()`` does not see a series' first value."""
-        self.metrics.count("lost", alias, by=0)
+        self.metrics.count("leases_lost", alias, by=0)
         for queue in current().queues.values():
             if queue.BREAKER is not None:
                 self.metrics.count("breakers_opened", alias, queue.name, by=0)
@@ -193,7 +193,7 @@ class Receivers:
             for name in ("relay_published", "relay_refused", "relay_deferred"):
                 self.metrics.count(name, alias, relay, by=0)
         for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:
-            self.metrics.count("dropped", alias, event_type, by=0)
-            self.metrics.count("rescued", alias, event_type, by=0)
+            self.metrics.count("events_dropped", alias, event_type, by=0)
+            self.metrics.count("events_rescued", alias, event_type, by=0)
             for outcome in OUTCOMES:
-                self.metrics.count("settled", alias, event_type, outcome, by=0)
+                self.metrics.count("events_settled", alias, event_type, outcome, by=0)

@@ -1,14 +1,22 @@
-"""Gauges of the backlog, queried during scrapes, at most once per POLL_INTERVAL and alias."""
+"""What a scrape collects: gauges of the backlog, and the metrics of all processes of a directory.
+
+The backlog is queried at most once per POLL_INTERVAL and alias.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 
 from django.db import connections, router
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 from ...conf import current
@@ -17,6 +25,8 @@ from ...inspection.queues import lag, queue_states
 from ...inspection.workers import clock_and_workers
 from ...models import OutboxEvent, OutboxStream, missing_table
 from .metrics import BACKLOG_GAUGES
+
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 logger = logging.getLogger("django_outbox")
 
@@ -79,14 +89,54 @@ def query_samples(alias: str) -> Iterator[Sample]:
     queues = queue_states(alias, known)
     for status, count in counts(alias).numbers.items():
         yield "events", (status,), count
-    yield "due", (), sum(each.events for each in queues)
-    yield "lag", (), lag(queues)
+    yield "events_due", (), sum(each.events for each in queues)
+    yield "lag_seconds", (), lag(queues)
     yield "streams", ("due",), sum(each.streams for each in queues)
     yield "streams", ("leased",), capped_count(streams.leased())
     yield "streams", ("blocked",), capped_count(streams.blocked())
     yield "workers", (), sum(not each.is_silent for each in known)
     for queue in queues:
         yield "queue_due", (queue.name,), queue.due
-        yield "queue_oldest", (queue.name,), queue.oldest_due_age or 0.0
+        yield "queue_oldest_due_age_seconds", (queue.name,), queue.oldest_due_age or 0.0
         yield "queue_workers", (queue.name,), queue.workers
         yield "breaker_open", (queue.name,), int(queue.breaker is not None)
+
+
+# -- worker processes ------------------------------------------------------------------------------
+
+
+def registry(backlog: BacklogCollector) -> CollectorRegistry:
+    """Return the registry to serve; with a multi-process directory it sums all processes."""
+    directory = os.environ.get(DIRECTORY)
+    if not directory:
+        return REGISTRY
+    shared = CollectorRegistry()
+    shared.register(LiveProcesses(directory))
+    shared.register(backlog)
+    return shared
+
+
+class LiveProcesses(Collector):
+    """Collects the metrics of all processes, after removing the gauges of killed ones."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._collector: Collector = MultiProcessCollector(None, directory)  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterable[Metric]:
+        for path in Path(self._directory).glob("gauge_live*_*.db"):
+            pid = path.stem.rpartition("_")[2]
+            if pid.isdecimal() and not _is_alive(int(pid)):
+                with suppress(FileNotFoundError):  # another scrape has deleted it
+                    mark_process_dead(int(pid), self._directory)  # type: ignore[no-untyped-call]
+        return self._collector.collect()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
