@@ -155,11 +155,9 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         return self.advance(request, action, listed.matching, back_url=back)
 
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
-        return f"{self._page_url(f'{action.name}_all')}?{request.GET.urlencode()}"
-
-    def _page_url(self, page: str) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, current_app=self.admin_site.name)
+        name = f"admin:django_outbox_outboxevent_{action.name}_all"
+        url = reverse(name, current_app=self.admin_site.name)
+        return f"{url}?{request.GET.urlencode()}"
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -66,11 +66,10 @@ def create_doorbell(alias: str) -> Doorbell | None:
 def _by_path(kind: Any) -> Callable[..., Any]:
     known = ["auto", *KINDS]
     if not isinstance(kind, str) or "." not in kind:
-        near = difflib.get_close_matches(str(kind), known, n=1)
         raise UnusableDoorbell(
             f'OUTBOX["DOORBELL"] is {kind!r}; expected one of {", ".join(known)}, a dotted path '
             "or None.",
-            f'Did you mean "{near[0]}"?' if near else "See the settings reference.",
+            _meant(str(kind), known, "See the settings reference."),
         )
     try:
         make = import_string(kind)
@@ -95,28 +94,28 @@ def _check_options(kind: str, make: Callable[..., Any], options: dict[str, Any])
         signature.bind("alias", **options)
     except TypeError as error:
         known = [*signature.parameters][1:]
-        near = [
-            each
-            for name in options.keys() - {*known}
-            for each in difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        ]
+        wrong = next((name for name in options if name not in known), "")
         raise UnusableDoorbell(
             f'OUTBOX["DOORBELL"] {kind!r} does not fit: {error}. Its options are: '
             f"{', '.join(known) or 'none'}.",
-            f'Did you mean "{near[0]}"?' if near else "Correct the options, or leave them out.",
+            _meant(wrong, known, "Correct the options, or leave them out."),
         ) from error
 
 
 def _require_postgres(*aliases: str) -> None:
     for alias in aliases:
         if alias not in connections:
-            near = difflib.get_close_matches(alias, connections, n=1)
             raise UnusableDoorbell(
                 f'OUTBOX["DOORBELL"] names the database {alias!r}, which DATABASES has not.',
-                f'Did you mean "{near[0]}"?' if near else "Name an alias of DATABASES.",
+                _meant(alias, connections, "Name an alias of DATABASES."),
             )
         if not can_notify(connections[alias]):
             raise UnusableDoorbell(
                 f'OUTBOX["DOORBELL"] is "postgres", but {alias!r} is not a PostgreSQL database.',
                 'Set "auto", which is "local" there, or "redis" across hosts.',
             )
+
+
+def _meant(name: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f'Did you mean "{near[0]}"?' if near else otherwise

@@ -13,38 +13,22 @@ What an error means:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from time import monotonic
 from typing import Any, ClassVar, Final
 
 import boto3
+from botocore import exceptions
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionClosedError,
-    ParamValidationError,
-    ReadTimeoutError,
-)
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
-from .aws_messages import (
-    Entry,
-    RefusedByAWS,
-    entry_of,
-    grouped,
-    is_about_contents,
-    is_away,
-    is_denied,
-    is_throttling,
-)
+from .aws_messages import THROTTLED, Entry, RefusedByAWS, entry_of, grouped, meaning, shown
 from .backend import Backend, Message, Outcome, Unconfirmed
 
 THREADS: Final = 8  # calls at a time
 CONNECT_SHARE: Final = 1 / 4  # of the timeout, for a connection; half of it is for the answer
-THROTTLED: Final = Defer(1, "AWS asks to send more slowly")  # seconds
 NOT_SENT: Final = Defer(0)  # its turn did not come before the deadline
 
 
@@ -71,15 +55,14 @@ class _Client(Backend):
         verify: bool | str | None = None,
     ) -> None:
         super().__init__(timeout=timeout)
-        texts: dict[str, Any] = {
+        self._session_options: dict[str, Any] = {
             "profile_name": profile_name,
             "region_name": region_name,
-            "endpoint_url": endpoint_url,
             "aws_access_key_id": aws_access_key_id,
             "aws_session_token": aws_session_token,
             "aws_secret_access_key": aws_secret_access_key,
         }
-        for name, value in texts.items():
+        for name, value in (*self._session_options.items(), ("endpoint_url", endpoint_url)):
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(
                     f"{name} is of type {type(value).__name__}; expected a str that is not empty, "
@@ -87,9 +70,6 @@ class _Client(Backend):
                 )
         if bool(aws_access_key_id) != bool(aws_secret_access_key):
             raise ValueError("aws_access_key_id and aws_secret_access_key go together; give both.")
-        self._session_options = {
-            name: value for name, value in texts.items() if name != "endpoint_url"
-        }
         self._client_options = {"endpoint_url": endpoint_url, "verify": verify}
         self._resolved: dict[str, str] = {}  # URLs by name
 
@@ -104,7 +84,7 @@ class _Client(Backend):
         try:
             session = boto3.Session(**self._session_options)
             self._client = session.client(self.service, config=config, **self._client_options)
-        except (BotoCoreError, ValueError) as error:
+        except (exceptions.BotoCoreError, ValueError) as error:
             raise BrokerUnavailable(f"The options of {self.service} do not fit: {error}") from None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"outbox-{self.service}")
 
@@ -144,12 +124,10 @@ class _Client(Backend):
                 self._ask()
             else:
                 self._ask_for(self._destination(self.to))
-        except ClientError as error:
-            code, _ = _code_of(error)
-            if not is_denied(code) and not is_throttling(code):
-                raise _failure(error) from None
-        except BotoCoreError as error:
-            raise _failure(error) from None
+        except (exceptions.ClientError, exceptions.BotoCoreError) as error:
+            found = _outcome(error)
+            if found is not THROTTLED and not getattr(found, "is_denied", False):
+                raise found from None
 
     def _call(self, entries: list[Entry], last_start: float) -> dict[int, Outcome]:
         """Send one call's entries; if AWS refuses the call for its contents, each by itself."""
@@ -167,7 +145,10 @@ class _Client(Backend):
                 return found
             return dict.fromkeys((each.index for each in entries), outcome)
         confirmed = {int(each["Id"]) for each in answer.get("Successful", ())}
-        refused = {int(each["Id"]): _refusal(each) for each in answer.get("Failed", ())}
+        refused = {
+            int(each["Id"]): meaning(each, "AWS refused the message with")
+            for each in answer.get("Failed", ())
+        }
         lost = Unconfirmed("AWS answered without naming the message.")
         return {
             index: None if index in confirmed else refused.get(index, lost)
@@ -239,42 +220,15 @@ def _settled(outcomes: list[Outcome]) -> list[Outcome]:
     return outcomes
 
 
-def _outcome(error: Exception) -> Outcome:
-    if isinstance(error, ClientError) and is_throttling(_code_of(error)[0]):
-        return THROTTLED
-    return _failure(error)
-
-
-def _failure(error: Exception) -> Exception:
-    if isinstance(error, ClientError):
-        code, status = _code_of(error)
-        said = f"AWS answered {code}: {_shown(error.response['Error'].get('Message', ''))}"
-        if is_away(code, status):
-            return BrokerUnavailable(said)
-        return Unrecoverable(said) if is_about_contents(code) else RefusedByAWS(said)
-    said = _shown(str(error))
-    if isinstance(error, ParamValidationError):
+def _outcome(error: Exception) -> Any:
+    if isinstance(error, exceptions.ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return meaning(error.response["Error"], "AWS answered", status=int(status))
+    said = shown(str(error))
+    if isinstance(error, exceptions.ParamValidationError):
         return Unrecoverable(said)
-    if isinstance(error, (ReadTimeoutError, ConnectionClosedError)):
+    if isinstance(error, (exceptions.ReadTimeoutError, exceptions.ConnectionClosedError)):
         return Unconfirmed(said)
-    if isinstance(error, BotoCoreError):  # no connection, no credentials
+    if isinstance(error, exceptions.BotoCoreError):  # no connection, no credentials
         return BrokerUnavailable(said)
     return RefusedByAWS(f"{type(error).__name__}: {said}")
-
-
-def _refusal(failed: Mapping[str, Any]) -> Outcome:
-    code = str(failed.get("Code", ""))
-    if is_throttling(code):
-        return THROTTLED
-    said = f"AWS refused the message with {code}: {_shown(failed.get('Message') or '')}"
-    return Unrecoverable(said) if is_about_contents(code) else RefusedByAWS(said)
-
-
-def _code_of(error: ClientError) -> tuple[str, int]:
-    response = error.response
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return str(response["Error"].get("Code", "")), int(status)
-
-
-def _shown(text: str) -> str:
-    return " ".join(text.split())[:300]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..exceptions import Unrecoverable
+from ..exceptions import BrokerUnavailable, Unrecoverable
+from ..listeners.outcomes import Defer
 from .backend import Message
 
 MAX_ENTRIES: Final = 10  # of a call
@@ -39,6 +40,7 @@ GROUP: Final = re.compile(r"[!-~]{1,128}")  # also of deduplication ids
 # XML's characters; other text is refused.
 UNSENDABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+THROTTLED: Final = Defer(1, "AWS asks to send more slowly")  # seconds
 # Codes without "Exception" at their end, which some of them have.
 CONTENTS: Final = frozenset(
     (
@@ -63,6 +65,8 @@ CREDENTIALS: Final = frozenset(
 
 class RefusedByAWS(Exception):
     """AWS refused a message; the retry policy decides."""
+
+    is_denied = False  # the credentials are valid, but do not allow the call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,25 +154,22 @@ def grouped(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     yield from open_calls.values()
 
 
-def is_about_contents(code: str) -> bool:
-    """Return whether an error is about what a message contains, so that it can never be sent."""
-    return _short(code) in CONTENTS
+def meaning(error: Mapping[str, Any], said: str, *, status: int = 0) -> Any:
+    """Return the outcome that an error of AWS, with its code and message, stands for."""
+    code = str(error.get("Code", ""))
+    text = f"{said} {code}: {shown(error.get('Message') or '')}"
+    short = code.rpartition(".")[2].removesuffix("Exception")
+    if short in THROTTLING:
+        return THROTTLED
+    if status >= 500 or short in CREDENTIALS:
+        return BrokerUnavailable(text)
+    if short in CONTENTS:  # it can never be sent
+        return Unrecoverable(text)
+    refused = RefusedByAWS(text)
+    refused.is_denied = short in DENIED
+    return refused
 
 
-def is_throttling(code: str) -> bool:
-    """Return whether AWS asks to send more slowly."""
-    return _short(code) in THROTTLING
-
-
-def is_denied(code: str) -> bool:
-    """Return whether the credentials are valid, but do not allow the call."""
-    return _short(code) in DENIED
-
-
-def is_away(code: str, status: int) -> bool:
-    """Return whether AWS takes nothing at all at present."""
-    return status >= 500 or _short(code) in CREDENTIALS
-
-
-def _short(code: str) -> str:
-    return code.rpartition(".")[2].removesuffix("Exception")
+def shown(text: str) -> str:
+    """Return a text of AWS on one line."""
+    return " ".join(text.split())[:300]

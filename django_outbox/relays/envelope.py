@@ -20,17 +20,7 @@ STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"
 TEXT_TYPE = "text/plain; charset=utf-8"  # what another SERIALIZER has written
 # CloudEvents 1.0: names of attributes are lower-case letters and digits, at most 20.
 EXTENSION = re.compile(r"[a-z0-9]{1,20}")
-CORE = (
-    "specversion",
-    "id",
-    "source",
-    "type",
-    "subject",
-    "time",
-    "datacontenttype",
-    "dataschema",
-    "data",
-)
+CORE = "specversion id source type subject time datacontenttype dataschema data".split()
 
 
 class Envelope:

@@ -38,22 +38,10 @@ RESERVED: Final = ("$JS.", "$SYS.", "_INBOX.")  # a message there is a command, 
 HEADER: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 VISIBLE: Final = "".join(chr(each) for each in range(0x21, 0x7F) if chr(each) not in '"%')
 DENIED: Final = re.compile(r'permissions violation for publish to "(.*?)"', re.IGNORECASE)
-# Error codes of JetStream that concern its server, cluster or account, whatever the message.
-UNAVAILABLE: Final = frozenset(
-    (
-        10002,
-        10023,
-        10028,
-        10047,  # limits of the account, resources, memory, storage
-        10007,
-        10008,
-        10009,
-        10035,
-        10039,
-        10041,
-        10076,  # no leader, no cluster, not enabled
-    )
-)
+# Error codes of JetStream that concern its account, server or cluster, whatever the message.
+FULL: Final = (10002, 10023, 10028, 10047)  # the account, resources, memory, storage
+LEADERLESS: Final = (10007, 10008, 10009, 10035, 10039, 10041, 10076)  # or it is not enabled
+UNAVAILABLE: Final = frozenset((*FULL, *LEADERLESS))
 TOO_LARGE: Final = 10054  # for the stream's max_msg_size
 
 

@@ -43,17 +43,13 @@ def _listener(relay: Relay) -> Listener:
         per_key = relay.backend_class.per_key
     except ImproperlyConfigured:  # a check reports it; events wait, or are written all the same
         per_key = 1
-    try:
-        retry = _retry(settings)
-    except ImproperlyConfigured:  # a check reports it, which a project that does not start cannot
-        retry = None
     return Listener(
         call=relay,
         event_type=", ".join(settings.EVENTS),
         patterns=settings.EVENTS,
         aggregate_type=ANY,
         name=settings.title,
-        retry=retry,
+        retry=_retry(settings),
         timeout=None,
         atomic=False,
         queue=settings.title,
