@@ -15,9 +15,9 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.db.utils import ConnectionHandler
 from django.test import override_settings
 
-from django_outbox import Event, conf, hooks
+from django_outbox import Event, checks, conf, hooks
 from django_outbox import models as outbox_models
-from django_outbox.checks import databases, deploying, pooling
+from django_outbox.checks import databases, pooling
 from django_outbox.events import encode
 from django_outbox.listeners import registry
 from tests.cases import cases
@@ -186,7 +186,7 @@ def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: A
         }
         handler = ConnectionHandler({"default": settings})
         made.append(handler)
-        for room in (databases, deploying, pooling):
+        for room in (checks, databases, pooling):
             monkeypatch.setattr(room, "connections", handler)
         monkeypatch.setattr(outbox_models, "connections", handler)
         monkeypatch.setattr(transaction, "connections", handler)  # for the schema editor
@@ -364,7 +364,7 @@ def postgres(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes the checks see these aliases."""
 
     def use(**settings: dict[str, Any]) -> None:
-        for room in (databases, deploying, pooling):
+        for room in (checks, databases, pooling):
             monkeypatch.setattr(room, "connections", Aliases(**settings))
 
     return use

@@ -10,14 +10,14 @@ from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import router
+from django.db import connections, router
 
 from .. import conf, hooks
 from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
 from ..listeners import registry
 from ..models import OutboxEvent
-from . import deploying, pooling, queues, relays, servers  # noqa: F401 - registers their checks
+from . import pooling, queues, relays, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
 
 # What a process uses that only writes, or only purges; the other settings are of delivery.
@@ -185,3 +185,51 @@ def check_tasks(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
             id="django_outbox.E055",
         )
     ]
+
+
+# --- what matters only in production: for ``manage.py check --deploy`` ---
+
+
+@register("django_outbox", deploy=True)
+def check_deployment(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+    """Report W007 naive times; W014 long timeouts; W050 stale connections."""
+    if conf.problems():
+        return []
+    return [*_naive_times(), *_long_timeouts(), *_stale_connections()]
+
+
+def _naive_times() -> Iterator[CheckMessage]:
+    if not settings.USE_TZ:
+        yield Warning(
+            "USE_TZ is False: a naive occurred_at or available_at is read as local time, and one "
+            "hour each autumn occurs twice.",
+            hint="Set USE_TZ = True, or pass aware datetimes or deliver_after= and silence this.",
+            id="django_outbox.W007",
+        )
+
+
+def _long_timeouts() -> Iterator[CheckMessage]:
+    drain = conf.current().DRAIN_TIMEOUT
+    long = [each.where for each in registry.listeners() if each.timeout and each.timeout > drain]
+    if long:
+        yield Warning(
+            f'A stop waits {drain:g} s (OUTBOX["DRAIN_TIMEOUT"]) for running listeners, but '
+            f"these may take longer by their own timeout: {', '.join(long)}. A deploy hands "
+            "their events back, and they run again from the start.",
+            hint='Raise OUTBOX["DRAIN_TIMEOUT"], or make sure that they can be repeated and '
+            "silence this.",
+            id="django_outbox.W014",
+        )
+
+
+def _stale_connections() -> Iterator[CheckMessage]:
+    for alias in aliases():
+        options = connections.settings[alias]
+        is_kept = options.get("CONN_MAX_AGE", 0) is None and connections[alias].vendor != "sqlite"
+        if is_kept and not options.get("CONN_HEALTH_CHECKS"):
+            yield Warning(
+                f"The connections of {alias!r} are kept for ever (CONN_MAX_AGE is None) and never "
+                "checked: after a restart of the database each of them fails once.",
+                hint="Set CONN_HEALTH_CHECKS = True as well.",
+                id="django_outbox.W050",
+            )

@@ -6,7 +6,7 @@ for a pause; then one message tries whether it is back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
@@ -50,13 +50,7 @@ class Hosts:
     def begin_probe(self, host: str, until: float) -> None:
         """Let nothing else be sent to a host that may be tried again, while one message tries."""
         if found := self._absences.get(host):
-            self._absences[host] = Absence(
-                reason=found.reason,
-                since=found.since,
-                until=until,
-                is_unreachable=found.is_unreachable,
-                is_probed=True,
-            )
+            self._absences[host] = replace(found, until=until, is_probed=True)
 
     def set_away(
         self, host: str, reason: str, *, is_unreachable: bool, retry_after: float = 0.0

@@ -28,7 +28,6 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..redaction import Redaction
 from .backend import Backend, Message, Outcome, Unconfirmed
-from .envelope import JSON_TYPE
 from .kafka_options import UNKNOWN_AFTER, Quiet, configuration
 
 logger = logging.getLogger("django_outbox")
@@ -285,8 +284,6 @@ class Kafka(Backend):
 
 def _headers(message: Message) -> Mapping[str, str]:
     headers = message.headers
-    if message.content_type == JSON_TYPE and "ce_specversion" not in headers:
-        return headers
     if "ce_specversion" in headers or message.content_type.startswith(STRUCTURED):
         return {**headers, "content-type": message.content_type}  # as CloudEvents' binding has it
     return headers
