@@ -15,7 +15,8 @@ from django.test import Client
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin import dashboard_cache, dashboard_problems
+from django_outbox.admin import dashboard as dashboard_admin
+from django_outbox.admin import dashboard_problems
 from django_outbox.inspection import overview
 from django_outbox.inspection.overview import load_overview
 from django_outbox.inspection.workers import clock_and_workers, missing
@@ -35,7 +36,7 @@ URL = "admin:django_outbox_outboxstatistics_changelist"
 
 @pytest.fixture(autouse=True)
 def nothing_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard_cache, "_latest", {})
+    monkeypatch.setattr(dashboard_admin, "_latest", {})
 
 
 def body(client: Client, page: str = "changelist", *arguments: object, **query: str) -> str:
@@ -455,9 +456,9 @@ def test_a_refresh_reads_again_after_some_seconds(
     assert verdict(body(admin_client, "refresh")) == ["All is well"]
     OutboxWorker.objects.all().delete()
     assert verdict(body(admin_client, "refresh")) == ["All is well"]
-    (known,) = dashboard_cache._latest.values()
-    clock = known.read_at + dashboard_cache.MAX_AGE
-    monkeypatch.setattr(dashboard_cache, "monotonic", lambda: clock)
+    (known,) = dashboard_admin._latest.values()
+    clock = known.read_at + dashboard_admin.MAX_AGE
+    monkeypatch.setattr(dashboard_admin, "monotonic", lambda: clock)
     assert "No worker is alive." in verdict(body(admin_client, "refresh"))
 
 

@@ -37,16 +37,6 @@ def event(event: OutboxEvent) -> str:
     return format_html('{} <span class="outbox-id">{}</span>', event.event_type, event.event_id)
 
 
-@admin.display(description=_("aggregate"))
-def aggregate(event: OutboxEvent) -> str:
-    return display.aggregate(event)
-
-
-@admin.display(description=_("status"))
-def status(event: OutboxEvent) -> str:
-    return display.badge(event)
-
-
 @admin.display(description=_("when"))
 def timing(event: Any) -> str:
     return display.timing(event, event.seen_at)
@@ -54,7 +44,7 @@ def timing(event: Any) -> str:
 
 @admin.display(description=_("status"))
 def status_and_timing(event: Any) -> str:
-    return format_html("{} {}", display.badge(event), display.timing(event, event.seen_at))
+    return format_html("{} {}", display.badge(event), timing(event))
 
 
 @admin.display(description=_("key"))
@@ -75,25 +65,15 @@ def events_ahead(event: OutboxEvent) -> str:
     return f"{MAX_BACKLOG}+" if count > MAX_BACKLOG else str(count)
 
 
-@admin.display(description=_("lease"))
-def lease(event: Any) -> str:
-    return event_timeline.lease(event)
-
-
-@admin.display(description=_("what happened"))
-def timeline(event: Any) -> str:
-    return event_timeline.timeline(event)
-
-
 queue: Final = column("queue", str)
 attempts: Final = column("attempts", int, _("failed attempts"))
 
 # Only functions: a field's name would be sortable, and only the primary key has an index.
 LIST_COLUMNS: Final[list[str | Column]] = [
     event,
-    aggregate,
+    display.aggregate,
     queue,
-    status,
+    display.badge,
     timing,
     attempts,
     column("last_error", display.first_line),
@@ -112,12 +92,12 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
         _("Delivery"),
         [
             (status_and_timing, attempts, "rescues", "queue"),
-            (lease,),
+            (event_timeline.lease,),
             (column("last_error", display.error),),
             (column("progress", display.progress),),
         ],
     ),
-    (_("Timeline"), [(timeline,)]),
+    (_("Timeline"), [(event_timeline.timeline,)]),
     (_("Content"), [(column(name, display.pretty),) for name in ("payload", "headers", "result")]),
 ]
 
@@ -135,7 +115,7 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
     if column in (stream, events_ahead, "seq"):
         return event.key is None
-    if column is lease:
+    if column is event_timeline.lease:
         return not event_timeline.lease(event)
     name = column if isinstance(column, str) else column.__name__
     value = getattr(event, name, True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -13,14 +16,19 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from ..models import OutboxPause
+from ..clocks import monotonic
+from ..inspection.causes import Causes
+from ..inspection.overview import Overview, load_overview
+from ..models import OutboxEvent, OutboxPause
 from .charts import charts
-from .dashboard_cache import Snapshot, fresh_snapshot, recent_snapshot
 from .dashboard_problems import problems, tiles
 from .dashboard_tables import Permissions, sections
 from .read_only import ReadOnlyAdmin, may
 
 FOLDER: Final = "admin/django_outbox/dashboard/"  # of the templates
+MAX_AGE: Final = 5.0  # seconds
+MAX_STALE: Final = 60.0  # seconds; age of what is shown while another thread reads
+MAX_CAUSES_AGE: Final = 30.0  # seconds; to group many dead events takes long
 
 
 class DashboardAdmin(ReadOnlyAdmin):
@@ -84,3 +92,59 @@ def _context(snapshot: Snapshot, permissions: Permissions) -> dict[str, Any]:
         "others": [each for each in tables if each.name != "dead"],
         "charts": drawn,
     }
+
+
+# --- what is read once for all who refresh the page ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The data of one page; it depends neither on the user nor on the language."""
+
+    overview: Overview
+    read_at: float  # monotonic
+    causes_read_at: float  # monotonic
+
+    def is_younger(self, seconds: float) -> bool:
+        return monotonic() - self.read_at < seconds
+
+
+# It is kept in the memory of the process: a shared cache would need settings of the project, and a
+# dashboard that works while other services are down must not depend on one. So each process of the
+# web server reads once per ``MAX_AGE``, however many tabs are open.
+_latest: dict[str, Snapshot] = {}  # by database alias
+_lock = threading.Lock()  # held by the thread that reads for the others
+
+
+def fresh_snapshot() -> Snapshot:
+    """Read the data now, and keep it for the next refresh."""
+    return _read(causes=None, causes_read_at=monotonic())
+
+
+def recent_snapshot() -> Snapshot:
+    """Return data that is at most ``MAX_AGE`` old, or older while another thread reads."""
+    alias = router.db_for_write(OutboxEvent)
+    known = _latest.get(alias)
+    if known is not None and known.is_younger(MAX_AGE):
+        return known
+    can_wait = known is None or not known.is_younger(MAX_STALE)
+    if not _lock.acquire(blocking=can_wait):
+        assert known is not None
+        return known
+    try:
+        known = _latest.get(alias)
+        if known is not None and known.is_younger(MAX_AGE):
+            return known
+        if known is None or monotonic() - known.causes_read_at >= MAX_CAUSES_AGE:
+            return fresh_snapshot()
+        return _read(causes=known.overview.causes, causes_read_at=known.causes_read_at)
+    finally:
+        _lock.release()
+
+
+def _read(*, causes: Causes | None, causes_read_at: float) -> Snapshot:
+    alias = router.db_for_write(OutboxEvent)
+    overview = load_overview(alias, causes=causes)
+    found = Snapshot(overview=overview, read_at=monotonic(), causes_read_at=causes_read_at)
+    _latest[alias] = found
+    return found

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 Cells = Sequence[str]
-
-
-class Head(NamedTuple):
-    """The head of a column."""
-
-    title: str
-    is_number: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +24,13 @@ class Section:
     count: str = ""  # of all rows, if these are not all
 
     @property
-    def heads(self) -> list[Head]:
-        return [Head(each.removeprefix("#"), each.startswith("#")) for each in self.columns]
+    def heads(self) -> list[tuple[str, bool]]:
+        """Return the titles of the columns, and whether they have numbers."""
+        return [(each.removeprefix("#"), each.startswith("#")) for each in self.columns]
 
     @property
-    def lines(self) -> list[list[tuple[str, Head]]]:
-        heads = self.heads
-        return [[*zip(row, heads, strict=True)] for row in self.rows]
+    def lines(self) -> list[list[tuple[str, tuple[str, bool]]]]:
+        return [[*zip(row, self.heads, strict=True)] for row in self.rows]
 
     def short(self, most: int) -> Section:
         """Return the section with at most so many rows, and the number of all of them."""

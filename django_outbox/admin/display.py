@@ -6,11 +6,13 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+from django.contrib import admin
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..conf import current
 from ..events import aggregate_label
@@ -32,6 +34,7 @@ PROGRESS_ROW: Final = """<tr><th>{}</th><td><span class="outbox-status outbox-{}
 <td>{}</td><td>{}</td><td>{}</td></tr>"""
 
 
+@admin.display(description=gettext_lazy("status"))
 def badge(event: OutboxEvent) -> SafeString:
     """Return the status as a coloured word."""
     name = CSS_CLASSES.get(event.status, "")
@@ -103,6 +106,7 @@ def exact(instant: datetime | None) -> str:
     return timezone.localtime(instant).isoformat(" ", "milliseconds") if instant else ""
 
 
+@admin.display(description=gettext_lazy("aggregate"))
 def aggregate(event: OutboxEvent) -> str:
     """Return the aggregate's type and id; empty for an event without an aggregate."""
     return aggregate_label(event.aggregate_type, event.aggregate_id)
@@ -129,7 +133,7 @@ def redacted(text: str) -> str:
     if not current().REDACT:
         return indented(text)
     try:
-        return redaction.dump(redaction.hide(redaction.parse(text)), "  ")
+        return redaction.hide_in_json(text)
     except (ValueError, RecursionError):
         reason = _("it cannot be decoded, and REDACT is set")
         return f"{redaction.MASK} ({reason})"

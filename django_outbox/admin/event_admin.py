@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final, cast
+from urllib.parse import urlencode
 
+from django.apps import apps
 from django.contrib import admin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from ..conf import current
+from ..events import aggregate_label
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import DatabaseNow
-from . import bulk_actions, columns, error_groups, related
+from . import bulk_actions, columns, error_groups
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
 from .changelist import LONG_TEXTS, EventList, EventSelection
 from .confirmation import EVENTS_SHOWN
@@ -194,7 +200,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         context["outbox_pauses"] = self.pause_links(
             request, event_type=event.event_type, queue=event.queue, **stream
         )
-        context["outbox_related"] = related.links(request, event, self.admin_site)
+        context["outbox_related"] = [*related_links(request, event, self.admin_site)]
         return super().render_change_form(request, context, *args, **options)
 
 
@@ -213,3 +219,40 @@ def bulk_confirmation(listed: EventList, action: EventAction, alias: str) -> dic
         "is_possible": count > 0 or not found.is_all,
         "hidden": {"progress": [progress.token]},
     }
+
+
+# --- related objects ------------------------------------------------------------------------------
+
+
+def related_links(
+    request: HttpRequest, event: OutboxEvent, site: AdminSite
+) -> Iterator[tuple[str, str]]:
+    """Yield links to the event's object, and to the lists of the events related to it."""
+    events = reverse("admin:django_outbox_outboxevent_changelist", current_app=site.name)
+    about = aggregate_label(event.aggregate_type, event.aggregate_id)
+    if url := _object_url(request, event, site):
+        yield gettext("Object %s") % about, url
+    if event.aggregate_id is not None:
+        same = {"aggregate_type": event.aggregate_type, "aggregate_id": event.aggregate_id}
+        yield gettext("Events of %s") % about, f"{events}?{urlencode(same)}"
+    if event.key is not None:
+        yield gettext("Events of key %s") % event.key, f"{events}?{urlencode({'key': event.key})}"
+
+
+def _object_url(request: HttpRequest, event: OutboxEvent, site: AdminSite) -> str | None:
+    """Return the admin page of the object, if its type is a model that the user may see there.
+
+    ``write`` stores the label of the model, such as ``shop.Order``, if it is given ``aggregate=``.
+    """
+    if event.aggregate_id is None or event.aggregate_type.count(".") != 1:
+        return None
+    try:
+        model = apps.get_model(event.aggregate_type)
+    except (LookupError, ValueError):
+        return None
+    if model._meta.label != event.aggregate_type or not site.is_registered(model):
+        return None
+    if not site.get_model_admin(model).has_view_permission(request):
+        return None
+    name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
+    return reverse(name, args=[quote(event.aggregate_id)], current_app=site.name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..conf import current
 from ..listeners.history import Entry, entries
@@ -25,6 +27,7 @@ MAX_ERROR_LENGTH = 300  # characters of an error that are shown
 Step = tuple[datetime, str]
 
 
+@admin.display(description=gettext_lazy("what happened"))
 def timeline(event: Any) -> SafeString:
     """Return a table of the event's known times and the users' actions on it, in order."""
     history = entries(event.history)
@@ -90,6 +93,7 @@ def _relative_time(at: datetime, now: datetime) -> str:
     return phrase % display.duration(abs((now - at).total_seconds()))
 
 
+@admin.display(description=gettext_lazy("lease"))
 def lease(event: Any) -> SafeString | str:
     """Return the lease of the event or its stream: owner, times, whether the owner is alive."""
     leased = event

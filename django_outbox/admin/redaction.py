@@ -1,14 +1,15 @@
 """Hide the values that OUTBOX["REDACT"] names, anywhere in payload, headers and errors.
 
-Parsing and dumping change nothing else: numbers keep their digits, and repeated keys stay.
+Nothing else changes: numbers keep their digits.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
 
 from ..conf import current
 
@@ -21,42 +22,30 @@ VALUE: Final = (
 )
 
 
-class Number(str):
-    """A JSON number, kept as its original text."""
-
-    __slots__ = ()
+DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
-class Pairs(list[tuple[str, Any]]):
-    """A JSON object as pairs, in the original order and with repeated keys."""
+def hide_in_json(text: str) -> str:
+    """Return JSON on several lines, with a mask in place of each hidden value.
+
+    Raises ``ValueError`` or ``RecursionError`` if the text cannot be decoded.
+    """
+    return msgspec.json.format(ENCODER.encode(_hidden(DECODER.decode(text))), indent=2).decode()
 
 
-Path = tuple[str, ...]  # the keys that lead to a value
-Change = Callable[[Any, Path], Any]
+def _hidden(value: Any, *path: str) -> Any:
+    """Return a value with its hidden values masked; ``path`` has the keys that lead to it."""
+    if is_hidden(path):
+        return MASK
+    if isinstance(value, dict):
+        return {key: _hidden(each, *path, key) for key, each in value.items()}
+    if isinstance(value, list):  # its items share its path
+        return [_hidden(each, *path) for each in value]
+    return value
 
 
-def parse(text: str) -> Any:
-    """Parse JSON text; raise ``ValueError`` (also for NaN) or ``RecursionError``."""
-    return json.loads(
-        text, parse_int=Number, parse_float=Number, parse_constant=_refuse, object_pairs_hook=Pairs
-    )
-
-
-def dump(value: Any, indent: str = "", *, line: str = "") -> str:
-    """Return a parsed value as JSON text, on several lines if there is an ``indent``."""
-    inner = f"{line}{indent}" if indent else ""
-    if isinstance(value, Number):
-        return str.__str__(value)
-    if isinstance(value, Pairs):
-        colon = ": " if indent else ":"
-        parts = [f"{_scalar(k)}{colon}{dump(v, indent, line=inner or line)}" for k, v in value]
-        return _bracketed("{}", parts, inner, line)
-    if isinstance(value, list):
-        return _bracketed("[]", [dump(v, indent, line=inner or line) for v in value], inner, line)
-    return _scalar(value)
-
-
-def is_hidden(path: Path) -> bool:
+def is_hidden(path: tuple[str, ...]) -> bool:
     """Return whether the path ends with a name or dotted path of REDACT, ignoring case."""
     dotted = f".{'.'.join(path)}".casefold()
     return bool(path) and any(dotted.endswith(f".{each.casefold()}") for each in current().REDACT)
@@ -72,33 +61,3 @@ def hide_in_text(text: str) -> str:
         return text
     either = "|".join(map(re.escape, sorted(names)))
     return re.sub(rf"(?<!\w)({either}){VALUE}", rf"\1\2{MASK}", text, flags=re.IGNORECASE)
-
-
-def hide(value: Any) -> Any:
-    """Return the parsed value with a mask in place of each hidden value."""
-    return _transform(value, lambda found, path: MASK if is_hidden(path) else found)
-
-
-def _transform(value: Any, change: Change, path: Path = ()) -> Any:
-    changed = change(value, path)
-    if changed is not value:
-        return changed
-    if isinstance(value, Pairs):
-        return Pairs((k, _transform(v, change, (*path, k))) for k, v in value)
-    if isinstance(value, list):  # its items share its path
-        return [_transform(v, change, path) for v in value]
-    return value
-
-
-def _scalar(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _bracketed(marks: str, parts: list[str], inner: str, line: str) -> str:
-    if not parts or not inner:
-        return f"{marks[0]}{','.join(parts)}{marks[1]}"
-    return f"{marks[0]}\n{inner}" + f",\n{inner}".join(parts) + f"\n{line}{marks[1]}"
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

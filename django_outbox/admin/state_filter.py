@@ -40,16 +40,6 @@ class ScanResult:
 Scan = Callable[[Rows, Span], ScanResult]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """A state of events that the list's filter offers."""
-
-    label: Any  # lazily translated
-    where: Q | IsDead  # condition of the state
-    scan: Scan | None  # None: no index exists
-    ordering: tuple[str, ...] = ("-event_id",)
-
-
 def _scan_due(rows: Rows, span: Span) -> ScanResult:
     return _up_to_limit(rows.due(), Q(available_at__lte=DatabaseNow()))
 
@@ -106,41 +96,29 @@ def closed_queues() -> QuerySet[OutboxPause, str]:
     return OutboxPause.objects.filter(kind__in=CLOSING_KINDS).values_list("name", flat=True)
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of events that the list's filter offers."""
+
+    label: Any  # lazily translated
+    where: Q | IsDead  # condition of the state
+    scan: Scan | None = scan_due_later  # None: no index exists
+    ordering: tuple[str, ...] = BY_DUE_TIME
+
+
 # Neither leased nor postponed by a pause.
 WAITING: Final = Q(available_at__gt=DatabaseNow(), locked_by=None, locked_at=None)
+DUE: Final = Q(available_at__lte=DatabaseNow())
 
 STATES: Final = {
-    "due": State(
-        label=_("Due"),
-        where=Q(available_at__lte=DatabaseNow()),
-        scan=_scan_due,
-        ordering=BY_DUE_TIME,
-    ),
-    "leased": State(label=_("Leased"), where=LEASED, scan=scan_due_later, ordering=BY_DUE_TIME),
-    "scheduled": State(
-        label=_("Scheduled"),
-        where=WAITING & Q(status=Status.NEW),
-        scan=scan_due_later,
-        ordering=BY_DUE_TIME,
-    ),
-    "retrying": State(
-        label=_("Retrying"),
-        where=WAITING & Q(status=Status.RETRY),
-        scan=scan_due_later,
-        ordering=BY_DUE_TIME,
-    ),
-    "paused": State(
-        label=_("Paused"),
-        where=POSTPONED | Q(available_at__lte=DatabaseNow(), queue__in=closed_queues()),
-        scan=_scan_paused,
-        ordering=BY_DUE_TIME,
-    ),
+    "due": State(_("Due"), DUE, _scan_due),
+    "leased": State(_("Leased"), LEASED),
+    "scheduled": State(_("Scheduled"), WAITING & Q(status=Status.NEW)),
+    "retrying": State(_("Retrying"), WAITING & Q(status=Status.RETRY)),
+    "paused": State(_("Paused"), POSTPONED | DUE & Q(queue__in=closed_queues()), _scan_paused),
     "blocked": State(
-        label=_("Blocked by their key"),
-        where=Q(status__in=UNSETTLED),
-        scan=_scan_blocked,
-        ordering=("key", "seq"),
+        _("Blocked by their key"), Q(status__in=UNSETTLED), _scan_blocked, ("key", "seq")
     ),
-    "dead": State(label=_("Dead"), where=IsDead("status"), scan=scan_dead),
-    "done": State(label=_("Done"), where=Q(status=Status.DONE), scan=None),
+    "dead": State(_("Dead"), IsDead("status"), scan_dead, ("-event_id",)),
+    "done": State(_("Done"), Q(status=Status.DONE), None, ("-event_id",)),
 }

@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from django_outbox.admin import dashboard_cache
+from django_outbox.admin import dashboard as dashboard_admin
 from django_outbox.models import OutboxWorker
 from tests.browser import driving, scene
 from tests.waiting import wait_until
@@ -23,8 +23,8 @@ SCREEN = 900  # pixels of height
 
 @pytest.fixture(autouse=True)
 def nothing_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard_cache, "_latest", {})
-    monkeypatch.setattr(dashboard_cache, "MAX_AGE", 0)
+    monkeypatch.setattr(dashboard_admin, "_latest", {})
+    monkeypatch.setattr(dashboard_admin, "MAX_AGE", 0)
 
 
 @pytest.fixture
