@@ -12,8 +12,8 @@ from django.utils.translation import ngettext
 
 from ..conf import current
 from ..inspection.counts import MAX_DEAD_SHARE, Rates
-from ..inspection.losses import Loss
 from ..inspection.overview import MAX_BLOCKED_COUNTED, Overview
+from ..inspection.workers import Loss
 from . import dashboard_links as links
 from . import display
 from .charts import Chart, format_seconds

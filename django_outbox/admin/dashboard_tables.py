@@ -15,7 +15,6 @@ from django.utils.translation import ngettext
 
 from ..conf import current
 from ..inspection.causes import Cause
-from ..inspection.losses import Loss
 from ..inspection.overview import (
     MAX_BLOCKED_COUNTED,
     MAX_BLOCKED_SHOWN,
@@ -25,7 +24,7 @@ from ..inspection.overview import (
     listeners_of,
 )
 from ..inspection.queues import QueueState
-from ..inspection.workers import WorkerInfo
+from ..inspection.workers import Loss, WorkerInfo
 from ..models import OutboxPause
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from . import dashboard_links as links

@@ -17,9 +17,8 @@ from ..models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
 from ..sql import dialect_of
 from .causes import Causes, load_causes
 from .counts import Rates, minutes, rates
-from .losses import Loss, losses, suspects
 from .queues import QueueState, lag, queue_states, unserved_queues
-from .workers import WorkerInfo, clock_and_workers, missing
+from .workers import Loss, WorkerInfo, clock_and_workers, losses, missing, suspects
 
 MAX_EVENTS: Final = 10_000  # events counted, those due first
 MAX_TYPES: Final = 10  # event types whose deliveries are shown
