@@ -15,7 +15,7 @@ from django.db import connections
 from ..conf import DAY, current
 from ..events import least_id
 from ..sql import dialect_of
-from . import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
+from . import OutboxEvent, OutboxStream
 from .retention import Batch, ages, scan
 
 USUAL_SETTLE_TIME: Final = timedelta(hours=1)  # from an event's id until its end, as a rule
@@ -60,16 +60,6 @@ def scan_streams(alias: str, *, after: str, most: int) -> Batch | None:
     settings, every = current(), OutboxStream.objects.using(alias)
     size = min(settings.PURGE_BATCH_SIZE, most)
     return next(scan(every, every.expired_condition(settings), after=after, size=size), None)
-
-
-def purge_inbox(alias: str) -> Iterator[int]:
-    """Purge the received messages of this database; yield the size of each delete."""
-    return OutboxInbox.objects.using(alias).purge_batches()
-
-
-def purge_statistics(alias: str) -> Iterator[int]:
-    """Purge the statistics of this database; yield the size of each delete."""
-    return OutboxStatistics.objects.using(alias).purge_batches()
 
 
 def _seconds(age: float) -> timedelta:

@@ -5,23 +5,23 @@ Its thread also measures the age of the oldest due event, because that query may
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 from django.db import connections
 
 from ..clocks import monotonic
 from ..conf import DAY
 from ..log import first_line
-from ..models.purging import purge_events, purge_inbox, purge_statistics, scan_events, scan_streams
+from ..models import OutboxInbox, OutboxStatistics
+from ..models.purging import purge_events, scan_events, scan_streams
 from ..models.retention import Batch
 from ..signals import announce, events_purged
 from ..sql import dialect_of
@@ -34,37 +34,29 @@ logger = logging.getLogger("django_outbox")
 MAX_RUN = 15.0  # seconds for one table in a run; after a pause of at most as long it continues
 SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
 SCAN_RATE = 1000  # rows that a full scan reads per second
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct, omit_defaults=True):
     """The progress of the purge, stored in its lease; times are by the database's clock."""
 
-    ran_at: datetime | None = None  # when the last finished run began
-    rest_until: datetime | None = None  # no run starts before
-    scanned_at: datetime | None = None  # when the last full scan began
-    scan: tuple[str, str] | None = None  # table and key where it continues; None: it is finished
+    ran_at: Instant | None = None  # when the last finished run began
+    rest_until: Instant | None = None  # no run starts before
+    scanned_at: Instant | None = None  # when the last full scan began
+    # Table and key where the scan continues; None: it is finished.
+    scan: tuple[Literal["events", "streams"], str] | None = None
 
     @classmethod
     def of(cls, text: str | None) -> Progress:
         """Parse stored progress; if it cannot be parsed, start anew."""
         try:
-            given = json.loads(text or "{}")
-            instants = {
-                name: datetime.fromisoformat(given[name])
-                for name in ("ran_at", "rest_until", "scanned_at")
-                if given.get(name)
-            }
-            table, after = given.get("scan") or (None, "")
-            scan = (table, str(after)) if table in SCANS else None
-        except (ValueError, TypeError, AttributeError):
+            return msgspec.json.decode(text or "{}", type=cls)
+        except (msgspec.MsgspecError, UnicodeError):
             return cls()
-        return cls(**instants, scan=scan)
 
     def text(self) -> str:
-        given = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(given, default=datetime.isoformat)
+        return msgspec.json.encode(self).decode()
 
     def run_in(self, now: datetime, interval: float) -> float:
         """Return the seconds until the next run."""
@@ -146,11 +138,13 @@ class Purger:
     def _run(self, now: datetime) -> float:
         """Purge what has become old enough since the last run; return the pause in seconds."""
         started, self._began_at = monotonic(), self._began_at or now
-        if events := self._purge("events", partial(purge_events, since=self._progress.ran_at)):
-            _report_events(self._alias, events)
-        if messages := self._purge("messages", purge_inbox):
-            logger.info("purged received_messages=%d", messages)
-        self._purge("statistics", purge_statistics)
+        alias = self._alias
+        events = partial(purge_events, alias, since=self._progress.ran_at)
+        if count := self._purge("events", events):
+            _report_events(alias, count)
+        if count := self._purge("messages", OutboxInbox.objects.using(alias).purge_batches):
+            logger.info("purged received_messages=%d", count)
+        self._purge("statistics", OutboxStatistics.objects.using(alias).purge_batches)
         if self._unfinished:
             return self._continue_after
         if self._error is not None:  # the next run begins where this one began
@@ -161,8 +155,8 @@ class Purger:
         self._progress.ran_at, self._began_at = self._began_at, None
         return 0.0
 
-    def _purge(self, kind: str, purge: Callable[[str], Iterator[int]]) -> int:
-        batches, total = self._unfinished.pop(kind, None) or purge(self._alias), 0
+    def _purge(self, kind: str, purge: Callable[[], Iterator[int]]) -> int:
+        batches, total = self._unfinished.pop(kind, None) or purge(), 0
         until = monotonic() + MAX_RUN
         try:
             for count in batches:
@@ -188,8 +182,8 @@ class Purger:
         """Read the next batch of the full scan; return the pause in seconds."""
         progress = self._progress
         if progress.scan is None:
-            progress.scanned_at, progress.scan = now, (next(iter(SCANS)), "")
-        table, after = progress.scan
+            progress.scanned_at = now
+        table, after = progress.scan or ("events", "")
         try:
             batch = SCANS[table](self._alias, after=after, most=SCAN_RATE)
         except Exception as error:  # noqa: BLE001 - raised below, or by the step
@@ -199,9 +193,7 @@ class Purger:
             self._found[table] += batch.deleted
             progress.scan = table, batch.last
             return batch.rows / SCAN_RATE
-        names = [*SCANS]
-        following = names[names.index(table) + 1 :]
-        progress.scan = (following[0], "") if following else None
+        progress.scan = ("streams", "") if table == "events" else None
         return 0.0
 
     def _renew_lease(self) -> None:
