@@ -1,9 +1,14 @@
 """All tables of the outbox; names follow OUTBOX["TABLE_PREFIX"] and OUTBOX["SCHEMA"]."""
 
-import django_outbox.models.fields
 from django.db import migrations, models
 
 from django_outbox.conf import index_name, table_name
+from django_outbox.models.fields import (
+    ExactCharField,
+    ExactTextField,
+    PendingIndex,
+    UTCDateTimeField,
+)
 
 
 class Migration(migrations.Migration):
@@ -15,18 +20,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OutboxLease",
             fields=[
-                (
-                    "name",
-                    django_outbox.models.fields.ExactCharField(
-                        max_length=64, primary_key=True, serialize=False
-                    ),
-                ),
-                (
-                    "locked_by",
-                    django_outbox.models.fields.ExactCharField(max_length=128, null=True),
-                ),
-                ("locked_until", django_outbox.models.fields.UTCDateTimeField(null=True)),
-                ("state", django_outbox.models.fields.ExactTextField(null=True)),
+                ("name", ExactCharField(max_length=64, primary_key=True, serialize=False)),
+                ("locked_by", ExactCharField(max_length=128, null=True)),
+                ("locked_until", UTCDateTimeField(null=True)),
+                ("state", ExactTextField(null=True)),
             ],
             options={
                 "verbose_name": "outbox lease",
@@ -37,17 +34,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OutboxWorker",
             fields=[
-                (
-                    "id",
-                    django_outbox.models.fields.ExactCharField(
-                        max_length=128, primary_key=True, serialize=False
-                    ),
-                ),
-                ("hostname", django_outbox.models.fields.ExactCharField(max_length=255)),
+                ("id", ExactCharField(max_length=128, primary_key=True, serialize=False)),
+                ("hostname", ExactCharField(max_length=255)),
                 ("pid", models.IntegerField()),
-                ("started_at", django_outbox.models.fields.UTCDateTimeField()),
-                ("heartbeat_at", django_outbox.models.fields.UTCDateTimeField()),
-                ("info", django_outbox.models.fields.ExactTextField(null=True)),
+                ("started_at", UTCDateTimeField()),
+                ("heartbeat_at", UTCDateTimeField()),
+                ("info", ExactTextField(null=True)),
             ],
             options={
                 "verbose_name": "outbox worker",
@@ -60,150 +52,55 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "event_id",
-                    django_outbox.models.fields.ExactCharField(
-                        max_length=36, primary_key=True, serialize=False, verbose_name="event id"
-                    ),
+                    ExactCharField("event id", max_length=36, primary_key=True, serialize=False),
                 ),
-                (
-                    "event_type",
-                    django_outbox.models.fields.ExactCharField(
-                        max_length=128, verbose_name="event type"
-                    ),
-                ),
+                ("event_type", ExactCharField("event type", max_length=128)),
                 (
                     "aggregate_type",
-                    django_outbox.models.fields.ExactCharField(
+                    ExactCharField(
+                        "aggregate type",
                         db_default="__GLOBAL__",
                         default="__GLOBAL__",
                         max_length=64,
-                        verbose_name="aggregate type",
                     ),
                 ),
                 (
                     "aggregate_id",
-                    django_outbox.models.fields.ExactCharField(
-                        blank=True, max_length=128, null=True, verbose_name="aggregate id"
-                    ),
+                    ExactCharField("aggregate id", blank=True, max_length=128, null=True),
                 ),
-                (
-                    "tenant_id",
-                    django_outbox.models.fields.ExactCharField(
-                        blank=True, max_length=64, null=True, verbose_name="tenant id"
-                    ),
-                ),
-                ("payload", django_outbox.models.fields.ExactTextField(verbose_name="payload")),
-                (
-                    "headers",
-                    django_outbox.models.fields.ExactTextField(
-                        blank=True, null=True, verbose_name="headers"
-                    ),
-                ),
+                ("tenant_id", ExactCharField("tenant id", blank=True, max_length=64, null=True)),
+                ("payload", ExactTextField("payload")),
+                ("headers", ExactTextField("headers", blank=True, null=True)),
                 (
                     "status",
                     models.SmallIntegerField(
+                        "status",
                         choices=[(0, "new"), (1, "done"), (2, "retry"), (3, "dead")],
                         db_default=0,
                         default=0,
-                        verbose_name="status",
                     ),
                 ),
-                ("attempts", models.IntegerField(db_default=0, default=0, verbose_name="attempts")),
-                (
-                    "rescues",
-                    models.SmallIntegerField(db_default=0, default=0, verbose_name="rescues"),
-                ),
-                (
-                    "occurred_at",
-                    django_outbox.models.fields.UTCDateTimeField(verbose_name="occurred at"),
-                ),
-                (
-                    "created_at",
-                    django_outbox.models.fields.UTCDateTimeField(verbose_name="created at"),
-                ),
-                (
-                    "deliver_at",
-                    django_outbox.models.fields.UTCDateTimeField(
-                        blank=True, null=True, verbose_name="deliver at"
-                    ),
-                ),
-                (
-                    "first_due_at",
-                    django_outbox.models.fields.UTCDateTimeField(
-                        blank=True, null=True, verbose_name="first due at"
-                    ),
-                ),
-                (
-                    "available_at",
-                    django_outbox.models.fields.UTCDateTimeField(
-                        blank=True, null=True, verbose_name="due at"
-                    ),
-                ),
-                (
-                    "done_at",
-                    django_outbox.models.fields.UTCDateTimeField(
-                        blank=True, null=True, verbose_name="done at"
-                    ),
-                ),
-                (
-                    "last_error",
-                    django_outbox.models.fields.ExactTextField(
-                        blank=True, null=True, verbose_name="last error"
-                    ),
-                ),
-                (
-                    "cause",
-                    django_outbox.models.fields.ExactCharField(
-                        blank=True, max_length=200, null=True, verbose_name="cause"
-                    ),
-                ),
-                (
-                    "history",
-                    django_outbox.models.fields.ExactTextField(
-                        blank=True, null=True, verbose_name="history"
-                    ),
-                ),
-                (
-                    "result",
-                    django_outbox.models.fields.ExactTextField(
-                        blank=True, null=True, verbose_name="result"
-                    ),
-                ),
-                (
-                    "locked_by",
-                    django_outbox.models.fields.ExactCharField(
-                        blank=True, max_length=128, null=True, verbose_name="locked by"
-                    ),
-                ),
-                (
-                    "locked_at",
-                    django_outbox.models.fields.UTCDateTimeField(
-                        blank=True, null=True, verbose_name="locked at"
-                    ),
-                ),
-                (
-                    "key",
-                    django_outbox.models.fields.ExactCharField(
-                        blank=True, max_length=255, null=True, verbose_name="key"
-                    ),
-                ),
-                ("seq", models.BigIntegerField(blank=True, null=True, verbose_name="seq")),
-                (
-                    "unique_key",
-                    django_outbox.models.fields.ExactCharField(
-                        blank=True, max_length=255, null=True, verbose_name="unique key"
-                    ),
-                ),
-                (
-                    "progress",
-                    django_outbox.models.fields.ExactTextField(
-                        blank=True, null=True, verbose_name="progress"
-                    ),
-                ),
+                ("attempts", models.IntegerField("attempts", db_default=0, default=0)),
+                ("rescues", models.SmallIntegerField("rescues", db_default=0, default=0)),
+                ("occurred_at", UTCDateTimeField("occurred at")),
+                ("created_at", UTCDateTimeField("created at")),
+                ("deliver_at", UTCDateTimeField("deliver at", blank=True, null=True)),
+                ("first_due_at", UTCDateTimeField("first due at", blank=True, null=True)),
+                ("available_at", UTCDateTimeField("due at", blank=True, null=True)),
+                ("done_at", UTCDateTimeField("done at", blank=True, null=True)),
+                ("last_error", ExactTextField("last error", blank=True, null=True)),
+                ("cause", ExactCharField("cause", blank=True, max_length=200, null=True)),
+                ("history", ExactTextField("history", blank=True, null=True)),
+                ("result", ExactTextField("result", blank=True, null=True)),
+                ("locked_by", ExactCharField("locked by", blank=True, max_length=128, null=True)),
+                ("locked_at", UTCDateTimeField("locked at", blank=True, null=True)),
+                ("key", ExactCharField("key", blank=True, max_length=255, null=True)),
+                ("seq", models.BigIntegerField("seq", blank=True, null=True)),
+                ("unique_key", ExactCharField("unique key", blank=True, max_length=255, null=True)),
+                ("progress", ExactTextField("progress", blank=True, null=True)),
                 (
                     "queue",
-                    django_outbox.models.fields.ExactCharField(
-                        db_default="default", default="default", max_length=64, verbose_name="queue"
-                    ),
+                    ExactCharField("queue", db_default="default", default="default", max_length=64),
                 ),
             ],
             options={
@@ -215,46 +112,38 @@ class Migration(migrations.Migration):
                     ("discard_outboxevent", "Can discard outbox events"),
                 ],
                 "indexes": [
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["queue", "available_at", "event_id"],
                         name=index_name("outbox_event_queue"),
-                        plain_fields=(),
-                        unique=False,
                         where=models.Q(("available_at__isnull", False)),
                     ),
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["available_at", "event_id"],
                         name=index_name("outbox_event_due"),
-                        plain_fields=(),
-                        unique=False,
                         where=models.Q(("available_at__isnull", False)),
                     ),
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["key", "seq"],
                         name=index_name("outbox_event_key"),
                         plain_fields=("key", "status", "seq"),
-                        unique=False,
                         where=models.Q(("key__isnull", False), ("status__in", [0, 2, 3])),
                     ),
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["unique_key"],
                         name=index_name("outbox_event_unique"),
-                        plain_fields=(),
                         unique=True,
                         where=models.Q(("unique_key__isnull", False)),
                     ),
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["event_id"],
                         name=index_name("outbox_event_dead"),
                         plain_fields=None,
-                        unique=False,
                         where=models.Q(("status", 3)),
                     ),
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["event_id"],
                         name=index_name("outbox_event_lost"),
                         plain_fields=None,
-                        unique=False,
                         where=models.Q(("rescues__gte", 1)),
                     ),
                 ],
@@ -264,9 +153,9 @@ class Migration(migrations.Migration):
             name="OutboxInbox",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("source", django_outbox.models.fields.ExactCharField(max_length=128)),
-                ("message_id", django_outbox.models.fields.ExactCharField(max_length=255)),
-                ("received_at", django_outbox.models.fields.UTCDateTimeField()),
+                ("source", ExactCharField(max_length=128)),
+                ("message_id", ExactCharField(max_length=255)),
+                ("received_at", UTCDateTimeField()),
             ],
             options={
                 "verbose_name": "received message",
@@ -285,7 +174,8 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "kind",
-                    django_outbox.models.fields.ExactCharField(
+                    ExactCharField(
+                        "kind",
                         choices=[
                             ("event_type", "event type"),
                             ("listener", "listener"),
@@ -294,35 +184,13 @@ class Migration(migrations.Migration):
                             ("breaker", "circuit breaker"),
                         ],
                         max_length=16,
-                        verbose_name="kind",
                     ),
                 ),
-                (
-                    "name",
-                    django_outbox.models.fields.ExactCharField(max_length=255, verbose_name="name"),
-                ),
-                (
-                    "reason",
-                    django_outbox.models.fields.ExactTextField(
-                        blank=True, default="", verbose_name="reason"
-                    ),
-                ),
-                (
-                    "paused_at",
-                    django_outbox.models.fields.UTCDateTimeField(verbose_name="paused at"),
-                ),
-                (
-                    "paused_by",
-                    django_outbox.models.fields.ExactCharField(
-                        blank=True, default="", max_length=255, verbose_name="paused by"
-                    ),
-                ),
-                (
-                    "until",
-                    django_outbox.models.fields.UTCDateTimeField(
-                        blank=True, null=True, verbose_name="until"
-                    ),
-                ),
+                ("name", ExactCharField("name", max_length=255)),
+                ("reason", ExactTextField("reason", blank=True, default="")),
+                ("paused_at", UTCDateTimeField("paused at")),
+                ("paused_by", ExactCharField("paused by", blank=True, default="", max_length=255)),
+                ("until", UTCDateTimeField("until", blank=True, null=True)),
                 ("pause_seconds", models.FloatField(blank=True, null=True)),
             ],
             options={
@@ -345,47 +213,18 @@ class Migration(migrations.Migration):
             name="OutboxStatistics",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("started_at", django_outbox.models.fields.UTCDateTimeField()),
-                ("owner", django_outbox.models.fields.ExactCharField(max_length=128)),
-                ("event_type", django_outbox.models.fields.ExactCharField(max_length=128)),
+                ("started_at", UTCDateTimeField()),
+                ("owner", ExactCharField(max_length=128)),
+                ("event_type", ExactCharField(max_length=128)),
                 ("done", models.IntegerField(default=0)),
                 ("retry", models.IntegerField(default=0)),
                 ("dead", models.IntegerField(default=0)),
                 ("rescued", models.IntegerField(default=0)),
-                ("wait_0", models.IntegerField(default=0)),
-                ("wait_1", models.IntegerField(default=0)),
-                ("wait_2", models.IntegerField(default=0)),
-                ("wait_3", models.IntegerField(default=0)),
-                ("wait_4", models.IntegerField(default=0)),
-                ("wait_5", models.IntegerField(default=0)),
-                ("wait_6", models.IntegerField(default=0)),
-                ("wait_7", models.IntegerField(default=0)),
-                ("wait_8", models.IntegerField(default=0)),
-                ("wait_9", models.IntegerField(default=0)),
-                ("wait_10", models.IntegerField(default=0)),
-                ("wait_11", models.IntegerField(default=0)),
-                ("wait_12", models.IntegerField(default=0)),
-                ("wait_13", models.IntegerField(default=0)),
-                ("wait_14", models.IntegerField(default=0)),
-                ("wait_15", models.IntegerField(default=0)),
-                ("wait_16", models.IntegerField(default=0)),
-                ("run_0", models.IntegerField(default=0)),
-                ("run_1", models.IntegerField(default=0)),
-                ("run_2", models.IntegerField(default=0)),
-                ("run_3", models.IntegerField(default=0)),
-                ("run_4", models.IntegerField(default=0)),
-                ("run_5", models.IntegerField(default=0)),
-                ("run_6", models.IntegerField(default=0)),
-                ("run_7", models.IntegerField(default=0)),
-                ("run_8", models.IntegerField(default=0)),
-                ("run_9", models.IntegerField(default=0)),
-                ("run_10", models.IntegerField(default=0)),
-                ("run_11", models.IntegerField(default=0)),
-                ("run_12", models.IntegerField(default=0)),
-                ("run_13", models.IntegerField(default=0)),
-                ("run_14", models.IntegerField(default=0)),
-                ("run_15", models.IntegerField(default=0)),
-                ("run_16", models.IntegerField(default=0)),
+                *(
+                    (f"{kind}_{number}", models.IntegerField(default=0))
+                    for kind in ("wait", "run")
+                    for number in range(17)
+                ),
             ],
             options={
                 "verbose_name": "dashboard",
@@ -406,43 +245,26 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OutboxStream",
             fields=[
-                (
-                    "key",
-                    django_outbox.models.fields.ExactCharField(
-                        max_length=255, primary_key=True, serialize=False
-                    ),
-                ),
+                ("key", ExactCharField(max_length=255, primary_key=True, serialize=False)),
                 ("seq", models.BigIntegerField()),
-                ("due_at", django_outbox.models.fields.UTCDateTimeField(null=True)),
-                (
-                    "locked_by",
-                    django_outbox.models.fields.ExactCharField(max_length=128, null=True),
-                ),
-                ("locked_at", django_outbox.models.fields.UTCDateTimeField(null=True)),
-                (
-                    "queue",
-                    django_outbox.models.fields.ExactCharField(
-                        db_default="default", default="default", max_length=64
-                    ),
-                ),
+                ("due_at", UTCDateTimeField(null=True)),
+                ("locked_by", ExactCharField(max_length=128, null=True)),
+                ("locked_at", UTCDateTimeField(null=True)),
+                ("queue", ExactCharField(db_default="default", default="default", max_length=64)),
             ],
             options={
                 "verbose_name": "outbox stream",
                 "verbose_name_plural": "outbox streams",
                 "db_table": table_name("outbox_stream"),
                 "indexes": [
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["queue", "due_at"],
                         name=index_name("outbox_stream_queue"),
-                        plain_fields=(),
-                        unique=False,
                         where=models.Q(("due_at__isnull", False)),
                     ),
-                    django_outbox.models.fields.PendingIndex(
+                    PendingIndex(
                         fields=["due_at"],
                         name=index_name("outbox_stream_due"),
-                        plain_fields=(),
-                        unique=False,
                         where=models.Q(("due_at__isnull", False)),
                     ),
                 ],
