@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.rules import Rule, Text
 
-CODE_LINES = {"django_outbox": 24_950, "django_outbox/admin": 2_300}
+CODE_LINES = {"django_outbox": 24_800, "django_outbox/admin": 2_300}
 MODULES = 241  # of the package, migrations among them
 TEST_LINES = 66_500  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 60, 90_000  # below docs
