@@ -238,7 +238,7 @@ def test_a_claim_goes_by_the_index_of_queues(count: int, analyzed: str) -> None:
             insert(5000, due=-60, queue="queue-01")
             multiply(
                 OutboxStream(key="one", seq=1, due_at=now(), queue="queue-01"),
-                [f"one-{n}" for n in range(5000)],
+                [f"one-{n}" for n in range(20_000)],
             )
         elif step == 2:
             for queue in MANY:
