@@ -414,6 +414,27 @@ def test_j11_settling_done_twice_is_harmless() -> None:
     assert abs((now() - first.done_at).total_seconds()) < 5
 
 
+@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
+def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
+    (event_id,) = insert()
+    claim("stale")
+    end_leases([event_id])
+    claim("owner", state=RescueState.LOST)
+    before = row(event_id).__dict__ | {"_state": 0}
+    assert settle(event_id, decision, me="stale") == 0
+    assert row(event_id).__dict__ | {"_state": 0} == before
+    assert settle(event_id, decision, me="owner") == 1
+
+
+@pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
+@pytest.mark.parametrize("status", [Status.DEAD, Status.DONE])
+def test_j11_what_is_final_is_not_touched(decision: Decision, status: Status) -> None:
+    (event_id,) = insert(due=None, status=status, locked_by="me", last_error="final")
+    assert settle(event_id, decision) == 0
+    after = row(event_id)
+    assert (after.status, after.last_error, after.attempts) == (status, "final", 0)
+
+
 @pytest.mark.usefixtures("assignments")
 @pytest.mark.parametrize("decision", [DONE, RETRY, DEFER, DEAD], ids=lambda each: each.outcome)
 def test_j11_each_settle_clears_the_lease_and_the_rescues_but_for_done(decision: Decision) -> None:
