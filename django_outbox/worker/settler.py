@@ -20,7 +20,6 @@ from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..models import OutboxEvent
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
-from ..sql.base.dialect import Dialect
 from ..sql.base.transactions import all_or_nothing
 from ..sql.halving import Part, answers, in_halves, in_turn, without
 from ..sql.values import LeaseKind
@@ -233,7 +232,7 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
     if batch[0][1].written:  # by atomic listeners, with their changes
         refused = sum(decision is LOST for _, decision in batch)
     else:
-        decisions = [_fenced(dialect_of(connection), *each) for each in batch]
+        decisions = [_fenced(*each) for each in batch]
         with nullcontext() if batch[0][1] is DONE else all_or_nothing(connection):
             refused = len(batch) - dialect_of(connection).settle_all(
                 connection,
@@ -248,14 +247,14 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
     return refused
 
 
-def _fenced(dialect: Dialect, lease: Lease, decision: Decision) -> tuple[str, Decision]:
+def _fenced(lease: Lease, decision: Decision) -> tuple[str, Decision]:
     """Return an event's id and its decision, which counts an attempt once only.
 
     If a settle's answer is lost, it is repeated. This worker still holds the event's stream, or may
     have leased the event anew.
     """
     decision = lease.recorded(decision)
-    if decision.spent and (dialect.reads_what_it_claims or lease.kind is LeaseKind.STREAM):
+    if decision.spent:
         decision = replace(decision, attempts=lease.attempts)
     return lease.event_id, decision
 

@@ -691,9 +691,6 @@ def test_a_settle_of_an_earlier_attempt_changes_nothing(status: Status) -> None:
     assert (found.attempts, found.status, found.locked_by) == (1, Status.NEW, "me")
 
 
-@pytest.mark.skipif(
-    connection.vendor == "sqlite", reason="SQLite loses no answers, and its rows have no such fence"
-)
 def test_a_repeated_settle_leaves_a_newer_lease_of_its_own_worker() -> None:
     [event_id] = insert()
     [lease] = [lease_from_row(each, FULL, deadline=1e12, me="me") for each in claimed().rows]

@@ -34,7 +34,7 @@ OWN = (
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("worker/settler.py", "if decision.spent and (", "if False and (")],
+        edits=[("worker/settler.py", "if decision.spent:", "if False:")],
     ),
     Broken(
         name="a paused listener behind which progress is forgotten",

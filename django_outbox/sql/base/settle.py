@@ -19,8 +19,6 @@ class Settling(EventLeases):
     deleted_by_id = "FROM {0}"  # what a DELETE by primary key deletes
     joined = "{} || {}"  # SQL for two texts as one
     rows_per_settle = 500
-    # A claim returns rows as they are then. SQLite's may return one as it was a millisecond before.
-    reads_what_it_claims = True
 
     def settle_all(
         self,

@@ -12,8 +12,6 @@ from ..values import SETTLED, AsRead, LeaseKind, marks, settle_values
 
 
 class SQLiteSettling(Settling):
-    reads_what_it_claims = False
-
     def settle(
         self,
         connection: BaseDatabaseWrapper,
