@@ -19,7 +19,6 @@ READING = 60.0  # seconds without a further message after which a broker is read
 USER = "guest"
 USUAL, ODD = "fault.relayed", "fault.odd"  # event types; a broker may have no place for the second
 NO_PLACE = "no place"
-UNDER_WAY = 500  # messages that may be stored while a stream is given its limit
 
 
 class Broker:
@@ -190,11 +189,17 @@ class Nats(Broker):
 
     def refuse(self, why: str) -> None:
         async def limit(stream: Any) -> None:
-            # A limit below what the stream holds by then would drop the oldest messages.
-            most = (await stream.stream_info(PLACE)).state.messages + UNDER_WAY
             types = self.types[:-1] if why == NO_PLACE else self.types
-            config = _config(*types, **({} if why == NO_PLACE else {"max_msgs": most}))
-            await stream.update_stream(config)
+            limits = {} if why == NO_PLACE else {"max_msgs": await held(stream)}
+            await stream.update_stream(_config(*types, **limits))
+
+        async def held(stream: Any) -> int:
+            """Return how many messages there are; a limit below that would drop the oldest."""
+            await stream.update_stream(_config("nothing"))
+            before, found = -1, 0
+            while before != found:  # until what was under way is stored
+                before, found = found, (await stream.stream_info(PLACE)).state.messages
+            return found
 
         self._ask(limit)
 
